@@ -1,0 +1,62 @@
+"""sdattn: where each word of a prompt went in a Stable Diffusion image.
+
+pipe = sdattn.load_pipeline("demo")
+run = sdattn.generate(pipe, "a red circle left of a blue square", seed=0)
+run.heatmaps[0]["circle"].overlay(run.images[0])
+
+with sdattn.capture(pipe) as store:                     # around any call of your own
+    image = pipe("a red circle left of a blue square").images[0]
+sdattn.heatmaps(store, pipe.tokenizer, "a red circle left of a blue square")
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from . import attention
+from .capture import capture
+from .heatmaps import Heatmap, Heatmaps, heatmaps
+from .maps import CaptureError, CaptureWarning, MapStore
+from .processors import TorchAttnProcessor, torch_attn_processors
+from .store import AttentionStore
+from .tokens import TruncationWarning, read_prompt
+
+if TYPE_CHECKING:
+    from .files import load_run
+    from .pipelines import Run, generate, load_pipeline
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AttentionStore",
+    "CaptureError",
+    "CaptureWarning",
+    "Heatmap",
+    "Heatmaps",
+    "MapStore",
+    "Run",
+    "TorchAttnProcessor",
+    "TruncationWarning",
+    "attention",
+    "capture",
+    "generate",
+    "heatmaps",
+    "load_pipeline",
+    "load_run",
+    "read_prompt",
+    "torch_attn_processors",
+]
+
+_LATER = {
+    "Run": "pipelines",
+    "generate": "pipelines",
+    "load_pipeline": "pipelines",
+    "load_run": "files",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what draws or saves pictures only when it is used, so that the import stays light."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'sdattn' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_LATER[name]}", __name__), name)

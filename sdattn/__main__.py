@@ -1,0 +1,5 @@
+"""``python -m sdattn``."""
+
+from .cli import main
+
+main()

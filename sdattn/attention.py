@@ -1,0 +1,233 @@
+"""The core math of attention: heads, masks, probabilities and the query grid. Torch only, no state.
+
+    query [B, N, h*d]  --split_heads-->  [B, h, N, d]  --fold_heads-->  [B*h, N, d]
+    attention_probs(query, key)        -> weights [..., N, T]
+    scaled_dot_product_attention(...)  -> output [..., N, d_v], weights [..., N, T]
+
+Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1 and section 3.2.2.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """Separate the heads that share the last axis: ``[B, N, heads*d]`` to ``[B, heads, N, d]``.
+
+    Raises:
+        ValueError: ``x`` is not 3-D, or its width is no multiple of ``heads``.
+    """
+    if x.ndim != 3:
+        raise ValueError(f"split_heads takes [batch, sequence, width], found {list(x.shape)}.")
+    width = x.shape[-1]
+    if heads < 1 or width % heads:
+        raise ValueError(
+            f"A width of {width} does not divide into {heads} heads. "
+            "Pass the number of heads of the layer that made this tensor."
+        )
+    return x.unflatten(-1, (heads, width // heads)).transpose(1, 2)  # [B, heads, N, d]
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """The inverse of :func:`split_heads`: ``[B, heads, N, d]`` to ``[B, N, heads*d]``.
+
+    Raises:
+        ValueError: ``x`` is not 4-D (unfold folded heads first).
+    """
+    if x.ndim != 4:
+        raise ValueError(
+            f"merge_heads takes [batch, heads, sequence, d], found {list(x.shape)}. "
+            "For [batch*heads, sequence, d] call unfold_heads first."
+        )
+    return x.transpose(1, 2).flatten(2)  # [B, N, heads*d]
+
+
+def fold_heads(x: Tensor) -> Tensor:
+    """``[B, heads, N, d]`` to ``[B*heads, N, d]``; head ``h`` of ``b`` is row ``b*heads + h``."""
+    if x.ndim != 4:
+        raise ValueError(f"fold_heads takes [batch, heads, sequence, d], found {list(x.shape)}.")
+    return x.flatten(0, 1)
+
+
+def unfold_heads(x: Tensor, heads: int) -> Tensor:
+    """The inverse of :func:`fold_heads`: ``[B*heads, N, d]`` to ``[B, heads, N, d]``.
+
+    Raises:
+        ValueError: the first axis is no multiple of ``heads``.
+    """
+    if x.ndim != 3 or heads < 1 or x.shape[0] % heads:
+        raise ValueError(
+            f"unfold_heads takes [batch*heads, sequence, d] and {heads} heads, found "
+            f"{list(x.shape)}."
+        )
+    return x.unflatten(0, (-1, heads))
+
+
+def causal_mask(n_queries: int, n_keys: int, device: torch.device | None = None) -> Tensor:
+    """Boolean ``[n_queries, n_keys]``: query ``i`` attends to keys ``0..i`` (True takes part)."""
+    return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril()
+
+
+def padding_mask(keep: Tensor) -> Tensor:
+    """A tokenizer's ``attention_mask`` ``[B, T]`` (1 token, 0 padding) as boolean ``[B, 1, T]``.
+
+    Add one more axis (``[:, None]``) where the queries carry a head axis.
+    """
+    if keep.ndim != 2:
+        raise ValueError(f"padding_mask takes [batch, tokens], found {list(keep.shape)}.")
+    return keep.bool().unsqueeze(1)
+
+
+def attention_probs(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """The attention probabilities ``softmax(scale * query @ key.T + mask)``.
+
+    Args:
+        query: ``[..., N, d]``.
+        key: ``[..., T, d]``.
+        mask: broadcastable to ``[..., N, T]``. Boolean: True takes part. Floating: added to the
+            scores, ``-inf`` shuts a key out.
+        is_causal: query ``i`` sees keys ``0..i`` only; may be combined with ``mask``.
+        scale: ``1 / sqrt(d)`` by default.
+
+    Returns:
+        ``[..., N, T]`` in the dtype of ``query``, in [0, 1]. Every row sums to 1; a row that may
+        attend to nothing is all zeros (never NaN). Half types are computed
+        in float32.
+
+    Raises:
+        ValueError: widths differ, or the mask does not broadcast.
+        TypeError: the mask is of an integer dtype (0/1 could mean either kind of mask).
+    """
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            f"query is {query.shape[-1]} wide and key is {key.shape[-1]} wide; the two must agree. "
+            f"Found query {list(query.shape)}, key {list(key.shape)}."
+        )
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    dtype = query.dtype
+    if dtype in HALF_TYPES:
+        query, key = query.float(), key.float()
+    scores = (query * scale) @ key.transpose(-1, -2)  # [..., N, T]
+    if is_causal:
+        allowed = causal_mask(scores.shape[-2], scores.shape[-1], scores.device)
+        scores = scores.masked_fill(~allowed, -math.inf)
+    if mask is None:
+        return scores.softmax(-1).to(dtype)
+    return _masked_softmax(_apply_mask(scores, mask)).to(dtype)
+
+
+def _apply_mask(scores: Tensor, mask: Tensor) -> Tensor:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(
+            f"The mask is of dtype {mask.dtype}. Pass a boolean mask (True takes part; see "
+            "padding_mask) or a floating one that is added to the scores."
+        )
+    try:
+        fits = torch.broadcast_shapes(mask.shape, scores.shape) == scores.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"A mask of shape {list(mask.shape)} does not broadcast to the scores "
+            f"{list(scores.shape)} ([..., queries, keys])."
+        )
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(~mask, -math.inf)
+    return scores + mask.to(scores.dtype)
+
+
+def _masked_softmax(scores: Tensor) -> Tensor:
+    # A row of -inf gives 0/0. It is filled before the softmax as well as after it, so that its
+    # gradient is zero too, not NaN.
+    shut = scores.amax(-1, keepdim=True) == -math.inf
+    return scores.masked_fill(shut, 0.0).softmax(-1).masked_fill(shut, 0.0)
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention that shows its weights: ``softmax(query key^T / sqrt(d)) value``.
+
+    Args:
+        query: ``[..., N, d]``.
+        key: ``[..., T, d]``.
+        value: ``[..., T, d_v]``.
+        mask, is_causal, scale: as in :func:`attention_probs`.
+        dropout_p: share of the weights set to zero, the rest scaled by ``1 / (1 - dropout_p)``.
+            It is applied whenever it is not 0: pass 0 in evaluation.
+
+    Returns:
+        ``(output [..., N, d_v], weights [..., N, T])``, always with ``output = weights @ value``,
+        so the weights are those after dropout.
+
+    Raises:
+        ValueError: shapes disagree, or ``dropout_p`` lies outside [0, 1].
+    """
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(
+            f"{key.shape[-2]} keys and {value.shape[-2]} values; every key needs its value. "
+            f"Found key {list(key.shape)}, value {list(value.shape)}."
+        )
+    weights = attention_probs(query, key, mask, is_causal, scale)
+    weights = torch.nn.functional.dropout(weights, dropout_p)
+    return weights @ value, weights
+
+
+def level_grids(latent_size: tuple[int, int], n_levels: int = 4) -> list[tuple[int, int]]:
+    """(rows, cols) at each level of a UNet, which halves its latent, rounding up.
+
+    >>> level_grids((9, 17), 3)
+    [(9, 17), (5, 9), (3, 5)]
+    """
+    grids = [latent_size]
+    for _ in range(n_levels - 1):
+        rows, cols = grids[-1]
+        grids.append(((rows + 1) // 2, (cols + 1) // 2))
+    return grids
+
+
+def query_grid(n_queries: int, latent_size: tuple[int, int], n_levels: int = 4) -> tuple[int, int]:
+    """Recover the (rows, cols) behind a flattened query axis.
+
+    The number of queries tells the level of :func:`level_grids`. Nothing assumes a square picture.
+
+    Args:
+        n_queries: length of the query axis in one attention call.
+        latent_size: (rows, cols) in latent cells, not pixels.
+        n_levels: resolutions in the UNet, ``len(config.block_out_channels)``.
+
+    Returns:
+        (rows, cols), row-major: query ``i`` sits at ``divmod(i, cols)``.
+
+    Raises:
+        ValueError: no level has that many queries.
+
+    >>> query_grid(384, (64, 96))
+    (16, 24)
+    """
+    grids = level_grids(latent_size, n_levels)
+    for rows, cols in grids:
+        if rows * cols == n_queries:
+            return rows, cols
+    known = ", ".join(f"{rows}x{cols}={rows * cols}" for rows, cols in grids)
+    raise ValueError(
+        f"{n_queries} queries fit no level of a {latent_size[0]}x{latent_size[1]} latent "
+        f"({known}). "
+        "Pass the latent size of this run: image height and width divided by the VAE scale factor."
+    )

@@ -1,0 +1,177 @@
+"""The command line: ``sdattn generate``, ``sdattn show``, ``sdattn info``."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+app = typer.Typer(
+    help="Shows where each word of a prompt went in a Stable Diffusion image.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[
+    str, typer.Option(help="demo, a diffusers folder, a .safetensors file, or a hub id.")
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps; the best there is by default.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32, float16, bfloat16; by default what suits the device.")
+]
+
+
+def main() -> None:
+    """Run the command line; exit code 0, 1 (failed, with the reason on stderr) or 2 (usage)."""
+    warnings.showwarning = _show_warning
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        reason = error.args[0] if isinstance(error, KeyError) and error.args else error
+        print(f"sdattn: {' '.join(str(reason).split())}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    if category.__module__.startswith("sdattn") or category is UserWarning:
+        print(f"sdattn: warning: {message}", file=sys.stderr)
+
+
+@app.callback(invoke_without_command=True)
+def version_option(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from . import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def generate(
+    prompt: str,
+    model: Model = "demo",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.")] = None,
+    guidance: Annotated[float | None, typer.Option(help="Guidance scale.")] = None,
+    negative: Annotated[str | None, typer.Option(help="Negative prompt.")] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="In pixels.")] = None,
+    height: Annotated[int | None, typer.Option(min=1, help="In pixels.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder; outputs/PROMPT-SEED by default.")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Replace a run that is there already.")] = False,
+) -> None:
+    """Draw a picture from PROMPT and show where each of its words went."""
+    from .files import check_target, file_name
+    from .pipelines import generate, load_pipeline
+
+    out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
+    check_target(out, force=force)
+    pipe = _load(load_pipeline, model, device, dtype)
+    given = {
+        "num_inference_steps": steps,
+        "guidance_scale": guidance,
+        "negative_prompt": negative,
+        "width": width,
+        "height": height,
+    }
+    options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    run = generate(pipe, prompt, seed=seed, **options)
+    folder = run.save(out, force=force)[0]
+    _print_words(run.heatmaps[0], folder)
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Words or phrases; all words by default.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to draw; into the run's folder by default.")
+    ] = None,
+) -> None:
+    """Draw the heatmaps of a saved run again, without the model."""
+    from .files import draw, load_run
+
+    saved = load_run(run)
+    maps = saved.heatmaps.occurrences()
+    if words:
+        maps = [one for word in words for one in saved.heatmaps.find(word)]
+    folder = out or run
+    folder.mkdir(parents=True, exist_ok=True)
+    draw(folder, saved.image, maps, saved.heatmaps.prompt.text)
+    _print_words(saved.heatmaps, folder, maps)
+
+
+@app.command()
+def info(
+    model: Annotated[str, typer.Argument(help="As --model of generate.")] = "demo",
+    device: Device = "cpu",
+    dtype: Dtype = None,
+) -> None:
+    """List a model's attention layers and tell how much memory capture would hold."""
+    from .layers import find_denoiser, find_layers
+    from .maps import expected_bytes
+    from .pipelines import find_tokenizer, load_pipeline
+
+    pipe = _load(load_pipeline, model, device, dtype)
+    unet = find_denoiser(pipe).model
+    size = unet.config.sample_size
+    latent = (size, size) if isinstance(size, int) else tuple(size)
+    found = find_layers(unet)
+    table = Table("layer", "place", "kind", "grid", "heads", title=f"{type(pipe).__name__} {model}")
+    for layer in found:
+        rows, cols = layer.grid(latent)
+        table.add_row(layer.name, layer.place, layer.kind, f"{rows}x{cols}", str(layer.heads))
+    console = Console()
+    console.print(table)
+    cross = [layer for layer in found if layer.kind == "cross"]
+    tokenizer = find_tokenizer(pipe)
+    columns = tokenizer.model_max_length
+    console.print(f"{type(tokenizer).__name__}: {columns} token columns")
+    default = expected_bytes(cross, latent, columns)
+    full = expected_bytes(cross, latent, columns, passes=50, steps="all", heads="all")
+    console.print(
+        f"Capture of one image holds {default / 1e6:.1f} MB, however many steps; with every head "
+        f"and step of 50 steps {full / 1e6:,.0f} MB."
+    )
+
+
+def _load(load_pipeline: Any, model: str, device: str | None, dtype: str | None) -> Any:
+    import torch
+    from diffusers.utils import logging
+    from transformers.utils import logging as transformers_logging
+
+    known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if dtype is not None and dtype not in known:
+        raise typer.BadParameter(f"{dtype} is not one of {', '.join(known)}.", param_hint="--dtype")
+    logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # it warns of parts that are not used here
+    pipe = load_pipeline(model, device=device, dtype=known.get(dtype or ""))
+    name = str(pipe.dtype).removeprefix("torch.")
+    print(f"{type(pipe).__name__} {model} on {pipe.device} in {name}", file=sys.stderr)
+    return pipe
+
+
+def _print_words(heatmaps: Any, folder: Path, maps: list[Any] | None = None) -> None:
+    table = Table("word", "tokens", "lowest", "highest", title_justify="left")
+    for one in heatmaps.occurrences() if maps is None else maps:
+        low, high = one.range
+        columns = ", ".join(map(str, one.columns))
+        table.add_row(Text(one.label), columns, f"{low:.2g}", f"{high:.2g}")
+    console = Console()
+    console.print(table)
+    console.print(Text(f"{folder}/: image.png, grid.png, heatmaps/, maps.safetensors, run.json"))

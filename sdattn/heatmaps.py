@@ -1,0 +1,254 @@
+"""Maps of layers and tokens -> one heatmap for each word of each image.
+
+heatmaps(store, tokenizer, prompt)  ->  [Heatmaps, ...], one an image
+Heatmaps["red circle"]              ->  Heatmap: values [rows, cols], overlay(), mask()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .maps import CaptureError, MapStore
+from .tokens import Prompt, read_prompt
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Heatmap:
+    """Where one word, phrase or token went in one image.
+
+    Attributes:
+        label: what it shows, as written in the prompt.
+        values: float32 ``[rows, cols]`` in latent cells, row 0 at the top, in [0, 1]: the share of
+            a cell's attention that goes to the columns, so the columns of a prompt sum to 1.
+        columns: the token columns that were added up.
+    """
+
+    label: str
+    values: Tensor
+    columns: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        rows, cols = self.values.shape
+        low, high = self.range
+        return f"Heatmap({self.label!r}, {rows}x{cols}, {low:.2g} to {high:.2g})"
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """(smallest, largest) value, a probability."""
+        return float(self.values.min()), float(self.values.max())
+
+    def resize(self, size: tuple[int, int]) -> Tensor:
+        """The values at ``size`` = (height, width) in pixels: float32, bilinear between cells."""
+        if min(size) < 1:
+            raise ValueError(f"Asked for a size of {size}; pass (height, width) in pixels.")
+        return resize_maps(self.values[None], size)[0]
+
+    def mask(self, size: tuple[int, int] | None = None, threshold: float = 0.5) -> Tensor:
+        """Where the map reaches ``threshold`` times its largest value.
+
+        Args:
+            size: (height, width) in pixels; latent cells by default.
+            threshold: share of the largest value, in [0, 1].
+
+        Returns:
+            bool ``[height, width]``; all False for a map of zeros.
+        """
+        if not 0 <= threshold <= 1:
+            raise ValueError(
+                f"threshold={threshold}: pass a share of the largest value, from 0 to 1."
+            )
+        values = self.values if size is None else self.resize(size)
+        peak = values.max()
+        return (values >= threshold * peak) & (peak > 0)
+
+    def overlay(self, image: Image.Image, **options: Any) -> Image.Image:
+        """The map in colour over the image, see :func:`sdattn.render.overlay`."""
+        from .render import overlay  # pillow is loaded only when something is drawn
+
+        return overlay(image, self.values.numpy(), self.label, **options)
+
+
+class Heatmaps(Mapping[str, Heatmap]):
+    """The heatmaps of one image, a mapping from the prompt's words to :class:`Heatmap`.
+
+        hm["circle"]           a word; where it occurs more than once, all of it together
+        hm["red circle"]       a phrase: words that follow each other
+        hm.find("a")           each occurrence on its own, a tuple
+        hm["<sos>"], hm["<eos>"], hm["<pad>"]
+        hm[3]                  token column 3
+
+    Attributes:
+        prompt: the :class:`sdattn.tokens.Prompt`: words, tokens and what was cut off.
+        maps: float32 ``[rows, cols, columns kept]``.
+    """
+
+    def __init__(self, prompt: Prompt, maps: Tensor, columns: Sequence[int] | None = None):
+        kept = tuple(range(len(prompt.tokens))) if columns is None else tuple(columns)
+        if len(kept) != maps.shape[-1]:
+            raise ValueError(
+                f"The maps have {maps.shape[-1]} token columns and the prompt {prompt.text!r} "
+                f"has {len(kept)}. Pass the prompt and the tokenizer of this very run."
+            )
+        self.prompt = prompt
+        self.maps = maps
+        self._place = {column: i for i, column in enumerate(kept)}
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The token columns that were captured, in the order of the last axis of ``maps``."""
+        return tuple(self._place)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that have a map, in prompt order, repeats included."""
+        return tuple(word.text for word in self.prompt.seen if self._holds(word.columns))
+
+    def find(self, phrase: str) -> tuple[Heatmap, ...]:
+        """One heatmap for each occurrence of a word or phrase, in prompt order.
+
+        Raises:
+            KeyError: it is not in the prompt, was cut off, or its columns were not captured.
+        """
+        found = self.prompt.find(phrase)
+        held = [columns for columns in found if self._holds(columns)]
+        if not held:
+            raise KeyError(
+                f"{phrase!r} is in the prompt, but its token columns {found} were not captured. "
+                f"Captured: {sorted(self._place)}."
+            )
+        return tuple(self._sum(phrase, columns) for columns in held)
+
+    def token(self, column: int) -> Heatmap:
+        """The heatmap of one token column.
+
+        Raises:
+            KeyError: no such column, or it was not captured.
+        """
+        if not self._holds((column,)):
+            raise KeyError(
+                f"No token column {column}. Captured: {min(self._place)} to {max(self._place)}, "
+                f"{len(self._place)} in all."
+            )
+        return self._sum(self.prompt.tokens[column].text, (column,))
+
+    def __getitem__(self, key: str | int) -> Heatmap:
+        if isinstance(key, int):
+            return self.token(key)
+        found = self.find(key)
+        columns = {column for one in found for column in one.columns}
+        return self._sum(key, tuple(sorted(columns)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(self.words))
+
+    def __len__(self) -> int:
+        return len(set(self.words))
+
+    def occurrences(self) -> list[Heatmap]:
+        """One heatmap for each word that has a map, in prompt order, repeats on their own."""
+        words = [word for word in self.prompt.seen if self._holds(word.columns)]
+        return [self._sum(word.text, word.columns) for word in words]
+
+    def _holds(self, columns: Sequence[int]) -> bool:
+        return all(column in self._place for column in columns)
+
+    def _sum(self, label: str, columns: tuple[int, ...]) -> Heatmap:
+        places = [self._place[column] for column in columns]
+        return Heatmap(label, self.maps[..., places].sum(-1), columns)
+
+
+def heatmaps(store: MapStore, tokenizer: Any, prompt: str | Sequence[str]) -> list[Heatmaps]:
+    """The heatmaps of each image of a captured run.
+
+    All cross-attention layers of the store are averaged over steps and heads, brought to the
+    finest grid among them (bilinear, which keeps the columns' sum at 1) and averaged.
+
+    Args:
+        store: what ``capture()`` gave.
+        tokenizer: the pipeline's tokenizer.
+        prompt: the prompt, or one a prompt of the run, in its order. With several images a prompt
+            the images of one prompt follow each other, as the pipelines put them.
+
+    Returns:
+        One :class:`Heatmaps` an image.
+
+    Raises:
+        CaptureError: the store holds no cross-attention.
+        ValueError: the number of prompts does not fit the number of images, or the number of
+            token columns does not fit the tokenizer.
+    """
+    cross = [layer.name for layer in store.layers if layer.kind == "cross"]
+    values = average_layers({name: store.maps[name] for name in cross if name in store.maps})
+    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+    each, rest = divmod(len(values), max(len(prompts), 1))
+    if rest or not each:
+        raise ValueError(
+            f"{len(prompts)} prompt(s) do not fit {len(values)} image(s). Pass one prompt for all "
+            "images, or one for each prompt of the run, in order."
+        )
+    read = [read_prompt(tokenizer, text) for text in prompts]
+    for one in read:
+        if len(one.tokens) != store.n_keys:
+            raise ValueError(
+                f"The attention has {store.n_keys} token columns, and {type(tokenizer).__name__} "
+                f"makes {len(one.tokens)} of the prompt {one.text!r}. Pass the tokenizer of the "
+                "pipeline that ran."
+            )
+    return [Heatmaps(read[i // each], maps, store.tokens) for i, maps in enumerate(values)]
+
+
+def average_layers(layers: Mapping[str, Tensor]) -> Tensor:
+    """The mean over steps, heads and layers, at the finest grid among the layers.
+
+    Args:
+        layers: layer name to ``[images, (steps,) (heads,) rows, cols, tokens]``.
+
+    Returns:
+        float32 ``[images, rows, cols, tokens]`` on the CPU.
+
+    Raises:
+        CaptureError: there is no layer.
+    """
+    maps = [_flat_mean(one) for one in layers.values()]
+    if not maps:
+        raise CaptureError(
+            "There are no cross-attention maps, and only those have token columns. Capture "
+            'with kinds=("cross",) and run the pipeline inside the with block.'
+        )
+    finest = max((m.shape[1:3] for m in maps), key=lambda grid: grid[0] * grid[1])
+    by_grid: dict[tuple[int, int], list[Tensor]] = {}
+    for m in maps:
+        by_grid.setdefault((m.shape[1], m.shape[2]), []).append(m)
+    total = sum(
+        _resize_last(torch.stack(group).sum(0), (finest[0], finest[1]))
+        for group in by_grid.values()  # one resize a resolution: it is linear
+    )
+    return torch.as_tensor(total) / len(maps)
+
+
+def _flat_mean(maps: Tensor) -> Tensor:
+    """``[images, (steps,) (heads,) rows, cols, tokens]`` without its steps and heads."""
+    maps = maps.detach().float().cpu()
+    return maps.mean(tuple(range(1, maps.ndim - 3))) if maps.ndim > 4 else maps
+
+
+def _resize_last(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize ``[images, rows, cols, tokens]``."""
+    return resize_maps(maps.permute(0, 3, 1, 2), size).permute(0, 2, 3, 1)
+
+
+def resize_maps(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """``[..., rows, cols]`` at ``size`` = (rows, cols): bilinear, cell centres aligned."""
+    batched = maps.reshape(-1, 1, *maps.shape[-2:])
+    resized = torch.nn.functional.interpolate(
+        batched, size=size, mode="bilinear", align_corners=False
+    )
+    return resized.reshape(*maps.shape[:-2], *size)

@@ -1,0 +1,322 @@
+"""`MapStore`, which `capture()` fills: one running mean a layer, or every head and step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .attention import query_grid
+from .guidance import Branch
+from .layers import AttentionLayer
+
+Selection = str | Sequence[int]
+
+
+class CaptureError(RuntimeError):
+    """Capture could not see what it was asked to see."""
+
+
+class CaptureWarning(UserWarning):
+    """Capture saw less than it was asked to see, or something changed under it."""
+
+
+@dataclass
+class Pass:
+    """One call of the denoiser.
+
+    Attributes:
+        timestep: the timestep the model was called with (its first, if rows differ).
+        latent_size: (rows, cols) of the latent.
+        batch: rows in the batch.
+        rows: the rows that are kept, one an image.
+        branches: the guidance branch of each of them.
+    """
+
+    timestep: float
+    latent_size: tuple[int, int]
+    batch: int
+    rows: Tensor
+    branches: tuple[Branch, ...]
+
+
+@dataclass
+class _Slot:
+    """What is held of one layer: a running sum with its count, or a list with one entry a step."""
+
+    grid: tuple[int, int]
+    calls: int = 0
+    total: Tensor | None = None
+    steps: list[Tensor] = field(default_factory=list)
+
+    def tensors(self) -> list[Tensor]:
+        return self.steps if self.total is None else [self.total]
+
+
+class MapStore:
+    """The maps that :func:`sdattn.capture` collects.
+
+    Attributes:
+        layers: the attention layers that are watched.
+        passes: one :class:`Pass` for each call of the model, in order.
+        tokens: the key columns that are kept, or None for all.
+        maps: a mapping, layer name to ``[images, (steps,) (heads,) rows, cols, tokens]``. The
+            steps axis is there with ``steps="all"`` or a selection, the heads axis likewise.
+            Values are probabilities in [0, 1]; in the default dtype float32 and with all tokens
+            kept they sum to 1 over the last axis. A layer that has not run yet is not in it.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[AttentionLayer],
+        *,
+        levels: int = 4,
+        steps: Selection = "mean",
+        heads: Selection = "mean",
+        tokens: Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+        grad: bool = False,
+    ):
+        _check_selection("steps", steps)
+        _check_selection("heads", heads)
+        if tokens is not None and (not len(tokens) or min(tokens) < 0):
+            raise ValueError(f"tokens={tokens!r}: pass token columns from 0, or None for all.")
+        self.layers = list(layers)
+        self.levels = levels
+        self.steps, self.heads = steps, heads
+        self.tokens = None if tokens is None else tuple(tokens)
+        self.device, self.dtype, self.grad = device, dtype, grad
+        self.passes: list[Pass] = []
+        self.n_keys: int | None = None
+        self._slots: dict[str, _Slot] = {}
+
+    @property
+    def maps(self) -> Mapping[str, Tensor]:
+        return _Maps(self)
+
+    @property
+    def timesteps(self) -> list[float]:
+        """The timestep of each pass, in the order they ran."""
+        return [one.timestep for one in self.passes]
+
+    @property
+    def images(self) -> int:
+        """Number of images (rows kept of the batch)."""
+        return len(self.passes[0].branches) if self.passes else 0
+
+    @property
+    def latent_size(self) -> tuple[int, int]:
+        """(rows, cols) of the latent.
+
+        Raises:
+            CaptureError: the model has not run.
+        """
+        if not self.passes:
+            raise CaptureError("The store is empty: the model has not run inside capture().")
+        return self.passes[0].latent_size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        held = (t for slot in self._slots.values() for t in slot.tensors())
+        return sum(t.numel() * t.element_size() for t in held)
+
+    def begin_pass(self, one: Pass) -> None:
+        """Note that the model was called.
+
+        Raises:
+            CaptureError: another number of images, or another latent size, than before.
+        """
+        first = self.passes[0] if self.passes else one
+        found = len(one.branches), one.latent_size
+        if found != (len(first.branches), first.latent_size):
+            raise CaptureError(
+                f"This capture holds {len(first.branches)} image(s) with a latent of "
+                f"{first.latent_size}; the model was now called for {found[0]} image(s) with "
+                f"{found[1]}. Enter capture() once for each run."
+            )
+        self.passes.append(one)
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        """Whether the pass that is running is kept of this layer."""
+        if not self.passes or layer not in self.layers:
+            return False
+        return isinstance(self.steps, str) or len(self.passes) - 1 in self.steps
+
+    def add(self, layer: AttentionLayer, probs: Tensor) -> None:
+        """Take in one layer's probabilities, float32 ``[images, heads, N, T]``."""
+        self.n_keys = probs.shape[-1]
+        if self.tokens is not None:
+            if max(self.tokens) >= self.n_keys:
+                raise CaptureError(
+                    f"Asked for token column {max(self.tokens)} of {layer.name}, which has "
+                    f"{self.n_keys} (0 to {self.n_keys - 1})."
+                )
+            probs = probs[..., list(self.tokens)]
+        probs = self._over_heads(layer, probs if self.grad else probs.detach())
+        slot = self._slots.get(layer.name)
+        if slot is None:
+            grid = query_grid(probs.shape[-2], self.latent_size, self.levels)
+            slot = self._slots[layer.name] = _Slot(grid)
+        slot.calls += 1
+        probs = probs.to(device=self.device, dtype=self.dtype)
+        if self.steps != "mean":
+            slot.steps.append(probs)
+        elif slot.total is None:
+            slot.total = probs
+        elif self.grad:
+            slot.total = slot.total + probs
+        else:
+            slot.total += probs
+
+    def _over_heads(self, layer: AttentionLayer, probs: Tensor) -> Tensor:
+        if self.heads == "mean":
+            return probs.mean(1)
+        if self.heads == "all":
+            return probs
+        heads = [int(head) for head in self.heads]
+        if max(heads) >= probs.shape[1]:
+            raise CaptureError(
+                f"Asked for head {max(heads)} of {layer.name}, which has {probs.shape[1]} "
+                f"(0 to {probs.shape[1] - 1})."
+            )
+        return probs[:, heads]
+
+    def map(self, name: str) -> Tensor:
+        """``maps[name]``: ``[images, (steps,) (heads,) rows, cols, tokens]``."""
+        slot = self._slots[name]
+        held = torch.stack(slot.steps, dim=1) if slot.total is None else slot.total / slot.calls
+        return held.unflatten(-2, slot.grid)
+
+    def missing(self) -> list[str]:
+        """Names of the watched layers that never ran."""
+        return [layer.name for layer in self.layers if layer.name not in self._slots]
+
+    def check(self) -> None:
+        """Raise if nothing was captured, warn if some layers are missing.
+
+        Raises:
+            CaptureError: the model did not run, or none of the layers did.
+        """
+        missing = self.missing()
+        if not self.passes:
+            raise CaptureError(
+                f"{len(self.layers)} layers were watched, but the model was never called inside "
+                "capture(). Call the pipeline inside the with block."
+            )
+        if len(missing) == len(self.layers):
+            asked = "" if isinstance(self.steps, str) else f" in steps {list(self.steps)}"
+            raise CaptureError(
+                f"The model ran {len(self.passes)} time(s), but none of the {len(missing)} "
+                f"watched layers ran{asked}: {', '.join(missing[:3])}…"
+            )
+        if missing:
+            warnings.warn(
+                f"{len(missing)} of {len(self.layers)} watched layers never ran and have no map: "
+                + ", ".join(missing),
+                CaptureWarning,
+                stacklevel=4,
+            )
+        skipped = (
+            []
+            if isinstance(self.steps, str)
+            else [step for step in self.steps if step >= len(self.passes)]
+        )
+        if skipped:
+            warnings.warn(
+                f"Asked for steps {list(self.steps)}, but the model ran {len(self.passes)} times "
+                f"(0 to {len(self.passes) - 1}): nothing is held of {skipped}.",
+                CaptureWarning,
+                stacklevel=4,
+            )
+
+    def report(self) -> str:
+        """What was asked for and what was seen, as a text of a few lines."""
+        seen = [layer for layer in self.layers if layer.name in self._slots]
+        grids = sorted({self._slots[layer.name].grid for layer in seen}, reverse=True)
+        branches = dict.fromkeys(self.passes[0].branches) if self.passes else {}
+        times = [f"{t:g}" for t in self.timesteps]
+        if len(times) > 6:
+            times = [*times[:3], "…", *times[-2:]]
+        kept = "all" if self.tokens is None else f"columns {list(self.tokens)}"
+        return "\n".join(
+            [
+                f"layers     {len(seen)} of {len(self.layers)} seen"
+                + (f", missing: {', '.join(self.missing())}" if self.missing() else ""),
+                f"grids      {', '.join(f'{rows}x{cols}' for rows, cols in grids) or 'none'}",
+                f"passes     {len(self.passes)}, timesteps {', '.join(times) or 'none'}",
+                f"images     {self.images} of a batch of "
+                f"{self.passes[0].batch if self.passes else 0}, "
+                f"branch {', '.join(branches) or 'none'}",
+                f"kept       steps {self.steps}, heads {self.heads}, tokens {kept}",
+                f"held       {self.nbytes / 1e6:.2f} MB",
+            ]
+        )
+
+
+class _Maps(Mapping[str, Tensor]):
+    """The store's maps, made when they are asked for."""
+
+    def __init__(self, store: MapStore):
+        self._store = store
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._store._slots:
+            raise KeyError(
+                f"No map of a layer {name!r}. The store has: {', '.join(self) or 'none yet'}."
+            )
+        return self._store.map(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (la.name for la in self._store.layers if la.name in self._store._slots)
+
+    def __len__(self) -> int:
+        return len(self._store._slots)
+
+
+def _check_selection(name: str, value: Any) -> None:
+    if (
+        value in ("mean", "all")
+        if isinstance(value, str)
+        else (len(value) and all(isinstance(i, int) and i >= 0 for i in value))
+    ):
+        return
+    raise ValueError(
+        f'{name}={value!r}: pass "mean", "all", or a list of indices from 0 (not empty).'
+    )
+
+
+def expected_bytes(
+    layers: Sequence[AttentionLayer],
+    latent_size: tuple[int, int],
+    n_keys: int,
+    *,
+    images: int = 1,
+    passes: int = 1,
+    steps: Selection = "mean",
+    heads: Selection = "mean",
+    dtype: torch.dtype = torch.float32,
+) -> int:
+    """How many bytes a :class:`MapStore` with these settings will hold at the end of a run.
+
+    Args:
+        layers: the watched layers. A self-attention layer has as many keys as queries.
+        latent_size: (rows, cols) of the latent.
+        n_keys: token columns kept of a cross-attention layer.
+        images: rows kept of the batch.
+        passes: calls of the model.
+        steps, heads, dtype: as in :func:`sdattn.capture`.
+    """
+    kept_steps = passes if steps == "all" else 1 if steps == "mean" else len(steps)
+    total = 0
+    for layer in layers:
+        rows, cols = layer.grid(latent_size)
+        keys = n_keys if layer.kind == "cross" else rows * cols
+        kept_heads = layer.heads if heads == "all" else 1 if heads == "mean" else len(heads)
+        total += images * kept_steps * kept_heads * rows * cols * keys
+    return total * dtype.itemsize

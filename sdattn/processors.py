@@ -1,0 +1,233 @@
+"""The attention processors.
+
+    ObservingProcessor     lets another processor make the output and hands on its query and key
+    TorchAttnProcessor     computes attention itself, in pure torch, and lets a controller edit it
+
+A processor is called by its attention layer as
+``processor(attn, hidden_states, encoder_hidden_states, attention_mask, temb)`` with
+``hidden_states`` ``[B, N, C]`` (or ``[B, C, rows, cols]``), the text states ``[B, T, C_text]`` or
+None for self-attention, and gives back the shape of ``hidden_states``.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from .attention import attention_probs, fold_heads, merge_heads, split_heads, unfold_heads
+from .layers import find_layers
+
+Controller = Callable[[Tensor, bool, str], Tensor | None]
+# (attn, query [B, N, h*d], key [B, T, h*d], attention_mask or None) of one call of one layer
+Observer = Callable[[Any, Tensor, Tensor, Tensor | None], None]
+
+
+class ObservingProcessor(nn.Module):
+    """Let ``inner`` make the output; hand the query and key it used to ``observe``.
+
+    The output is the very tensor that ``inner`` returned. Query and key are read by forward hooks
+    on the layer's own projections (``to_q`` and ``to_k``, or the fused ``to_kv`` and ``to_qkv``)
+    while ``inner`` runs, so they include LoRA and whatever else acts on the projections.
+
+    It is a module so that an ``inner`` with weights (IP-Adapter) moves with its model.
+
+    Raises (when called):
+        RuntimeError: ``inner`` called neither of these projections, so what it used is unknown.
+    """
+
+    def __init__(self, inner: Any, observe: Observer):
+        super().__init__()
+        self.inner = inner
+        self.observe = observe
+
+        # diffusers reads the signature of `processor.__call__` to choose the keyword arguments
+        # that it passes on, so this object has to show the signature of the inner one.
+        @functools.wraps(inner.__call__)
+        def call(*args: Any, **kwargs: Any) -> Tensor:
+            return type(self).__call__(self, *args, **kwargs)
+
+        self.__call__ = call  # type: ignore[method-assign]
+
+    def __call__(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+        seen: dict[str, Tensor] = {}
+        hooks = [
+            module.register_forward_hook(functools.partial(_keep_output, seen, name))
+            for name in ("to_q", "to_k", "to_kv", "to_qkv")
+            if (module := getattr(attn, name, None)) is not None
+        ]
+        try:
+            output = self.inner(attn, *args, **kwargs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        query, key = _query_and_key(seen, self.inner)
+        mask = kwargs.get("attention_mask", args[2] if len(args) > 2 else None)
+        self.observe(attn, query, key, mask)
+        return output
+
+
+def _keep_output(
+    seen: dict[str, Tensor], name: str, _module: nn.Module, _args: Any, output: Tensor
+) -> None:
+    seen.setdefault(name, output)
+
+
+def _query_and_key(seen: dict[str, Tensor], inner: Any) -> tuple[Tensor, Tensor]:
+    if "to_qkv" in seen:
+        query, key, _ = seen["to_qkv"].chunk(3, dim=-1)
+        return query, key
+    if "to_q" in seen and "to_kv" in seen:
+        return seen["to_q"], seen["to_kv"].chunk(2, dim=-1)[0]
+    if "to_q" in seen and "to_k" in seen:
+        return seen["to_q"], seen["to_k"]
+    raise RuntimeError(
+        f"The processor {type(inner).__name__} did not call the layer's own to_q and to_k "
+        f"(called: {', '.join(seen) or 'none'}), so what it attended to cannot be known. Set "
+        "another processor before capture, sdattn.TorchAttnProcessor() for example."
+    )
+
+
+def observed_probs(
+    attn: Any, query: Tensor, key: Tensor, mask: Tensor | None, rows: Tensor
+) -> Tensor:
+    """The probabilities that follow from the query and key an observed layer used.
+
+    Args:
+        attn: the attention layer; its ``heads``, ``norm_q`` and ``norm_k`` are used.
+        query: ``[B, N, heads*d]``, any floating dtype.
+        key: ``[B, T, heads*d]``.
+        mask: None or the layer's ``attention_mask``, added to the scores.
+        rows: ``[images]``, the rows of the batch that are wanted.
+
+    Returns:
+        float32 ``[images, heads, N, T]``; every row sums to 1.
+    """
+    if mask is not None:
+        mask = _mask_by_head(mask, len(query), attn.heads, key.shape[1]).float()
+        mask = mask if len(mask) == 1 else mask[rows]
+    query, key = split_heads(query[rows], attn.heads), split_heads(key[rows], attn.heads)
+    query, key = _normed(attn, query, key)
+    return attention_probs(query.float(), key.float(), mask)
+
+
+def _normed(attn: Any, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    norm_q, norm_k = getattr(attn, "norm_q", None), getattr(attn, "norm_k", None)
+    return norm_q(query) if norm_q else query, norm_k(key) if norm_k else key
+
+
+def _mask_by_head(mask: Tensor, batch: int, heads: int, n_keys: int) -> Tensor:
+    """A layer's mask, ``[B, 1 or N, T]`` or folded ``[B*heads, 1 or N, T]``, as 4-D."""
+    if mask.ndim == 3 and mask.shape[0] == batch * heads and heads > 1:
+        mask = unfold_heads(mask, heads)  # [B, heads, 1 or N, T]
+    elif mask.ndim == 3 and mask.shape[0] in (1, batch):
+        mask = mask.unsqueeze(1)  # [B, 1, 1 or N, T]
+    if mask.ndim != 4 or mask.shape[-1] != n_keys:
+        raise ValueError(
+            f"An attention mask of shape {list(mask.shape)} does not fit {batch} images, {heads} "
+            f"heads and {n_keys} keys. Pass [batch, 1 or queries, keys]."
+        )
+    return mask
+
+
+class TorchAttnProcessor:
+    """Attention in pure torch, open to a controller that reads or edits the probabilities.
+
+    It imports no diffusers and works in any module with ``to_q``, ``to_k``, ``to_v``, ``to_out``
+    and ``heads``; the parts that a diffusers ``Attention`` may have besides (``spatial_norm``,
+    ``group_norm``, ``norm_cross``, ``norm_q``, ``norm_k``, ``residual_connection``,
+    ``rescale_output_factor``) are used where they are set. Its output agrees with diffusers'
+    ``AttnProcessor2_0`` up to rounding; like that one it scales by ``1 / sqrt(d)``.
+
+    Args:
+        controller: called once per call of the layer as ``controller(probs, is_cross, place)``
+            with contiguous ``probs`` ``[B*heads, N, T]``, row ``batch * heads + head``. A tensor
+            that it returns is used; if it returns None, ``probs`` is used as it is then, so an
+            edit in place counts. None for plain attention.
+        place: ``"down"``, ``"mid"`` or ``"up"``, handed to the controller.
+    """
+
+    def __init__(self, controller: Controller | None = None, place: str = ""):
+        self.controller = controller
+        self.place = place
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        temb: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Attend; returns the shape of ``hidden_states``."""
+        residual = hidden_states
+        if getattr(attn, "spatial_norm", None) is not None:
+            hidden_states = attn.spatial_norm(hidden_states, temb)
+        if hidden_states.ndim == 4:
+            hidden_states = hidden_states.flatten(2).transpose(1, 2)  # [B, rows*cols, C]
+        if getattr(attn, "group_norm", None) is not None:
+            hidden_states = attn.group_norm(hidden_states.transpose(1, 2)).transpose(1, 2)
+
+        query, key, value = self._project(attn, hidden_states, encoder_hidden_states)
+        mask = attention_mask
+        if mask is not None:
+            mask = _mask_by_head(mask, len(query), attn.heads, key.shape[-2])
+        probs = attention_probs(query, key, mask)  # [B, heads, N, T]
+        probs = self._controlled(probs, is_cross=encoder_hidden_states is not None)
+        hidden_states = merge_heads(probs @ value)  # [B, N, heads*d]
+
+        hidden_states = _to_out(attn, hidden_states)
+        if residual.ndim == 4:
+            hidden_states = hidden_states.transpose(1, 2).reshape(residual.shape)
+        if getattr(attn, "residual_connection", False):
+            hidden_states = hidden_states + residual
+        return hidden_states / getattr(attn, "rescale_output_factor", 1.0)
+
+    def _project(
+        self, attn: Any, hidden_states: Tensor, text_states: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if text_states is None:
+            text_states = hidden_states
+        elif getattr(attn, "norm_cross", None):
+            text_states = attn.norm_encoder_hidden_states(text_states)
+        query = split_heads(attn.to_q(hidden_states), attn.heads)
+        key = split_heads(attn.to_k(text_states), attn.heads)
+        value = split_heads(attn.to_v(text_states), attn.heads)
+        return *_normed(attn, query, key), value
+
+    def _controlled(self, probs: Tensor, is_cross: bool) -> Tensor:
+        if self.controller is None:
+            return probs
+        folded = fold_heads(probs).contiguous()
+        edited = self.controller(folded, is_cross, self.place)
+        if edited is None:
+            edited = folded
+        if edited.shape != folded.shape:
+            raise ValueError(
+                f"The controller {type(self.controller).__name__} was given attention "
+                f"{list(folded.shape)} ([batch*heads, queries, keys]) and returned "
+                f"{list(edited.shape)}. Return the same shape, or None after an edit in place."
+            )
+        return edited.view_as(probs)
+
+
+def _to_out(attn: Any, hidden_states: Tensor) -> Tensor:
+    layers = attn.to_out if isinstance(attn.to_out, nn.ModuleList) else [attn.to_out]
+    for layer in layers:  # a linear projection and, in diffusers, a dropout
+        hidden_states = layer(hidden_states)
+    return hidden_states
+
+
+def torch_attn_processors(
+    unet: nn.Module, controller: Controller | None = None
+) -> dict[str, TorchAttnProcessor]:
+    """A :class:`TorchAttnProcessor` for each layer of ``unet``, for ``unet.set_attn_processor``.
+
+    That method empties the dict it is given; call this again for another one. A ``controller``
+    that counts layers, as those of prompt-to-prompt code do, has its ``num_att_layers`` set.
+    """
+    layers = find_layers(unet)
+    if controller is not None and hasattr(controller, "num_att_layers"):
+        controller.num_att_layers = len(layers)
+    return {f"{la.name}.processor": TorchAttnProcessor(controller, la.place) for la in layers}

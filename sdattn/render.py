@@ -1,0 +1,163 @@
+"""Heatmap + image -> PIL pictures. Values are normalised here, when they are drawn, only here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+COLORMAP = "inferno"  # perceptually uniform, readable to colour-blind people
+SHORTEST_SIDE = 256  # pixels; a smaller picture is drawn enlarged so that its label can be read
+_INK, _PAPER = (235, 235, 235), (20, 20, 20)
+
+
+def colorize(
+    values: np.ndarray, scale: tuple[float, float] | None = None, colormap: str = COLORMAP
+) -> np.ndarray:
+    """Values in colour.
+
+    Args:
+        values: ``[rows, cols]``.
+        scale: the values drawn in the first and the last colour; by default the smallest and the
+            largest. A flat map is drawn in the first colour.
+        colormap: a name that matplotlib knows.
+
+    Returns:
+        uint8 ``[rows, cols, 3]``.
+
+    Raises:
+        ValueError: values that are not finite.
+    """
+    import matplotlib  # heavy, and needed only here
+
+    return (matplotlib.colormaps[colormap](_normalise(values, scale))[..., :3] * 255).astype(
+        np.uint8
+    )
+
+
+def _normalise(values: np.ndarray, scale: tuple[float, float] | None) -> np.ndarray:
+    values = np.asarray(values, dtype=np.float32)
+    if not np.isfinite(values).all():
+        raise ValueError("The heatmap holds values that are not finite; it cannot be drawn.")
+    low, high = scale or (float(values.min()), float(values.max()))
+    return ((values - low) / (high - low) if high > low else np.zeros_like(values)).clip(0, 1)
+
+
+def overlay(
+    image: Image.Image,
+    values: np.ndarray,
+    label: str = "",
+    *,
+    opacity: float = 0.75,
+    scale: tuple[float, float] | None = None,
+    colormap: str = COLORMAP,
+) -> Image.Image:
+    """A heatmap in colour over the image it belongs to, with a caption below.
+
+    Args:
+        image: the generated image.
+        values: ``[rows, cols]``, brought to the image's size bilinearly.
+        label: written below, beside the range of the values; "" leaves the caption out.
+        opacity: of the colours, in [0, 1].
+        scale, colormap: as in :func:`colorize`.
+
+    Returns:
+        RGB, the image's size (enlarged by a whole number if its shorter side is under
+        ``SHORTEST_SIDE`` pixels) plus the caption.
+
+    Raises:
+        ValueError: the map's proportions are not the image's.
+    """
+    values = np.asarray(values, dtype=np.float32)
+    _check_proportions(image, values.shape)
+    base = enlarge(image)
+    heat = np.asarray(
+        Image.fromarray(_normalise(values, scale)).resize(base.size, Image.Resampling.BILINEAR)
+    )
+    # The picture keeps its drawing in grey, so that every colour on it is heat.
+    grey = np.asarray(base.convert("L"), dtype=np.float32)[..., None].repeat(3, axis=2)
+    colours = colorize(heat, (0.0, 1.0), colormap).astype(np.float32)
+    mixed = (1 - opacity) * grey + opacity * colours
+    picture = Image.fromarray(mixed.round().clip(0, 255).astype(np.uint8))
+    if not label:
+        return picture
+    low, high = scale or (float(values.min()), float(values.max()))
+    return caption(picture, label, f"{low:.2g} to {high:.2g}")
+
+
+def _check_proportions(image: Image.Image, grid: tuple[int, ...]) -> None:
+    rows, cols = grid
+    width, height = image.size
+    if abs(rows - cols * height / width) >= 1 and abs(cols - rows * width / height) >= 1:
+        raise ValueError(
+            f"A heatmap of {rows}x{cols} cells does not belong to an image of {width}x{height} "
+            "pixels (width x height). Pass the image of the same run."
+        )
+
+
+def enlarge(image: Image.Image) -> Image.Image:
+    """RGB, enlarged by a whole number until the shorter side has ``SHORTEST_SIDE`` pixels."""
+    factor = math.ceil(SHORTEST_SIDE / min(image.size))
+    return image.convert("RGB").resize(
+        (image.width * factor, image.height * factor), Image.Resampling.BICUBIC
+    )
+
+
+def caption(picture: Image.Image, label: str, note: str = "") -> Image.Image:
+    """The picture with a strip of text below: ``label`` on the left, ``note`` on the right."""
+    size = max(12, picture.width // 20)
+    font = _font(size)
+    strip = round(size * 1.7)
+    out = Image.new("RGB", (picture.width, picture.height + strip), _PAPER)
+    out.paste(picture)
+    draw = ImageDraw.Draw(out)
+    pad = size // 2
+    middle = picture.height + strip // 2
+    note_width = draw.textlength(note, font)
+    label = _fit(draw, label, font, picture.width - 3 * pad - note_width)
+    draw.text((pad, middle), label, _INK, font, anchor="lm")
+    draw.text((picture.width - pad, middle), note, (170, 170, 170), font, anchor="rm")
+    return out
+
+
+def _fit(draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
+    text = " ".join(text.split())[:200]
+    if draw.textlength(text, font) <= width:
+        return text
+    while text and draw.textlength(text + "…", font) > width:
+        text = text[:-1]
+    return text + "…"
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    import matplotlib
+
+    path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+    return ImageFont.truetype(str(path), size)
+
+
+def grid(
+    image: Image.Image, maps: Sequence[tuple[str, np.ndarray]], title: str = ""
+) -> Image.Image:
+    """The image and the overlay of each word, side by side, row by row, in the order given.
+
+    Args:
+        image: the generated image; it comes first, with ``title`` below.
+        maps: (label, values ``[rows, cols]``) of each word. Each is drawn on its own scale, which
+            its caption tells.
+        title: usually the prompt.
+    """
+    tiles = [caption(enlarge(image), title or "image")]
+    tiles += [overlay(image, values, label or " ") for label, values in maps]
+    columns = min(len(tiles), max(1, round(math.sqrt(len(tiles) * 1.6))))
+    rows = math.ceil(len(tiles) / columns)
+    gap = 6
+    width, height = tiles[0].size
+    sheet = Image.new("RGB", (columns * (width + gap) + gap, rows * (height + gap) + gap), _PAPER)
+    for i, tile in enumerate(tiles):
+        row, column = divmod(i, columns)
+        sheet.paste(tile, (gap + column * (width + gap), gap + row * (height + gap)))
+    return sheet

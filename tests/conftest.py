@@ -1,0 +1,140 @@
+"""Tiny models of the real classes, with random weights."""
+
+import pytest
+import torch
+from diffusers import (
+    AutoencoderKL,
+    DDIMScheduler,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
+)
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+)
+
+
+def byte_symbols() -> list[str]:
+    """The printable stand-ins of the 256 bytes, as byte-level BPE (GPT-2) spells them."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    spare = iter(range(256, 512))
+    return [chr(byte) if byte in kept else chr(next(spare)) for byte in range(256)]
+
+
+def tiny_tokenizer(max_length: int = 77) -> CLIPTokenizer:
+    """Real CLIP tokenization: "cat" and "dog" are one token, all else falls into letters."""
+    symbols = byte_symbols()
+    merges = [("c", "a"), ("ca", "t</w>"), ("d", "o"), ("do", "g</w>"), ("r", "e"), ("re", "d</w>")]
+    entries = [*symbols, *(s + "</w>" for s in symbols), *("".join(pair) for pair in merges)]
+    entries += ["<|startoftext|>", "<|endoftext|>"]
+    vocabulary = {entry: number for number, entry in enumerate(entries)}
+    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=max_length)
+
+
+def tiny_text_encoder(kind=CLIPTextModel, width: int = 32, max_length: int = 77):
+    config = CLIPTextConfig(
+        vocab_size=600,
+        hidden_size=width,
+        intermediate_size=37,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=max_length,
+        projection_dim=width,
+        bos_token_id=518,
+        eos_token_id=519,
+    )
+    return kind(config).eval()
+
+
+def make_unet(**changes) -> UNet2DConditionModel:
+    """SD 1.x's blocks at a width of 8 and 16."""
+    config = {
+        "sample_size": 16,
+        "in_channels": 4,
+        "out_channels": 4,
+        "layers_per_block": 2,
+        "block_out_channels": (8, 16, 16, 16),
+        "down_block_types": ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
+        "up_block_types": ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
+        "cross_attention_dim": 32,
+        "attention_head_dim": (2, 4, 4, 4),
+        "norm_num_groups": 4,
+    }
+    torch.manual_seed(0)
+    return UNet2DConditionModel(**{**config, **changes}).eval()
+
+
+def make_vae() -> AutoencoderKL:
+    torch.manual_seed(1)
+    return AutoencoderKL(
+        block_out_channels=(4, 8, 8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        norm_num_groups=4,
+        latent_channels=4,
+    ).eval()
+
+
+def make_scheduler() -> DDIMScheduler:
+    return DDIMScheduler(beta_schedule="scaled_linear", steps_offset=1, clip_sample=False)
+
+
+def make_pipeline(kind=StableDiffusionPipeline, max_length: int = 77, **parts):
+    torch.manual_seed(2)
+    components = {
+        "unet": make_unet(),
+        "vae": make_vae(),
+        "text_encoder": tiny_text_encoder(max_length=max_length),
+        "tokenizer": tiny_tokenizer(max_length),
+        "scheduler": make_scheduler(),
+        "safety_checker": None,
+        "feature_extractor": None,
+    }
+    pipe = kind(**{**components, **parts}, requires_safety_checker=False)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def make_sdxl_pipeline() -> StableDiffusionXLPipeline:
+    unet = make_unet(
+        block_out_channels=(8, 16),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=(2, 4),
+        transformer_layers_per_block=(1, 2),
+        cross_attention_dim=64,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=8 * 6 + 32,
+        use_linear_projection=True,
+    )
+    torch.manual_seed(2)
+    pipe = StableDiffusionXLPipeline(
+        vae=make_vae(),
+        text_encoder=tiny_text_encoder(),
+        text_encoder_2=tiny_text_encoder(CLIPTextModelWithProjection),
+        tokenizer=tiny_tokenizer(),
+        tokenizer_2=tiny_tokenizer(),
+        unet=unet,
+        scheduler=make_scheduler(),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture
+def tiny_unet() -> UNet2DConditionModel:
+    return make_unet()
+
+
+@pytest.fixture
+def tiny_pipe() -> StableDiffusionPipeline:
+    return make_pipeline()
+
+
+@pytest.fixture
+def tokenizer() -> CLIPTokenizer:
+    return tiny_tokenizer()

@@ -1,0 +1,527 @@
+"""The laws of capture, on real UNets and pipelines.
+
+The oracle for the maps recomputes each layer's softmax in float64 from the inputs of the layer,
+which hooks of its own record.
+"""
+
+import math
+import threading
+
+import pytest
+import torch
+from conftest import make_pipeline, make_sdxl_pipeline, make_unet
+from diffusers import (
+    StableDiffusionImg2ImgPipeline,
+    StableDiffusionInstructPix2PixPipeline,
+    StableDiffusionPAGPipeline,
+)
+from diffusers.models.attention_processor import (
+    AttnProcessor,
+    AttnProcessor2_0,
+    FusedAttnProcessor2_0,
+    IPAdapterAttnProcessor2_0,
+    SlicedAttnProcessor,
+)
+
+import sdattn
+from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture
+from sdattn.layers import find_layers
+from sdattn.maps import expected_bytes
+
+PROMPT = "a red cat"
+MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
+
+
+def run(pipe, prompt=PROMPT, **options):
+    settings = {"num_inference_steps": 2, "output_type": "np", "height": 128, "width": 128}
+    generator = torch.Generator().manual_seed(0)
+    return pipe(prompt, generator=generator, **{**settings, **options}).images
+
+
+def record_inputs(unet):
+    """(hooks, record): what each cross-attention layer was called with, pass by pass."""
+    record = {layer.name: [] for layer in find_layers(unet) if layer.kind == "cross"}
+
+    def keep(name):
+        def hook(_module, args, kwargs):
+            text = kwargs.get("encoder_hidden_states", args[1] if len(args) > 1 else None)
+            record[name].append((args[0].detach(), text, kwargs.get("attention_mask")))
+
+        return hook
+
+    hooks = [
+        unet.get_submodule(name).register_forward_pre_hook(keep(name), with_kwargs=True)
+        for name in record
+    ]
+    return hooks, record
+
+
+def oracle(layer, hidden, text, mask=None):
+    """softmax(q k^T / sqrt(d)) in float64, ``[batch, heads, N, T]``."""
+    text = text[0] if isinstance(text, tuple) else text
+    q = hidden.double() @ layer.to_q.weight.double().T
+    k = text.double() @ layer.to_k.weight.double().T
+    d = q.shape[-1] // layer.heads
+    scores = torch.stack(
+        [
+            q[..., h * d : (h + 1) * d] @ k[..., h * d : (h + 1) * d].mT / math.sqrt(d)
+            for h in range(layer.heads)
+        ],
+        dim=1,
+    )
+    return (scores if mask is None else scores + mask.double()[:, None]).softmax(-1)
+
+
+# -- law 1: looking changes nothing ---------------------------------------------------------------
+
+
+class OwnProcessor:
+    """A processor such as a user may write, with an argument of its own."""
+
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None,
+                 temb=None, strength=1.0):  # fmt: skip
+        out = AttnProcessor2_0()(attn, hidden_states, encoder_hidden_states, attention_mask, temb)
+        return out * strength
+
+
+def ip_adapter(unet):
+    processors = {}
+    for layer in find_layers(unet):
+        processor = AttnProcessor2_0()
+        if layer.kind == "cross":
+            torch.manual_seed(len(processors))
+            width = layer.module.to_q.out_features
+            processor = IPAdapterAttnProcessor2_0(width, 32, num_tokens=(4,)).eval()
+        processors[f"{layer.name}.processor"] = processor
+    unet.set_attn_processor(processors)
+
+
+def fuse(unet):
+    for layer in find_layers(unet):
+        layer.module.fuse_projections()
+    unet.set_attn_processor(FusedAttnProcessor2_0())
+
+
+SETUPS = {
+    "AttnProcessor": lambda unet: unet.set_attn_processor(AttnProcessor()),
+    "AttnProcessor2_0": lambda unet: unet.set_attn_processor(AttnProcessor2_0()),
+    "sliced": lambda unet: unet.set_attn_processor(SlicedAttnProcessor(1)),
+    "fused": fuse,
+    "IP-Adapter": ip_adapter,
+    "own": lambda unet: unet.set_attn_processor(OwnProcessor()),
+    "TorchAttnProcessor": lambda unet: unet.set_attn_processor(TorchAttnProcessor()),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("setup", SETUPS)
+@torch.no_grad()
+def test_looking_changes_nothing(setup, dtype):
+    unet = make_unet()
+    SETUPS[setup](unet)
+    unet.to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    sample = torch.randn(2, 4, 16, 24, generator=generator).to(dtype)
+    text = torch.randn(2, 77, 32, generator=generator).to(dtype)
+    if setup == "IP-Adapter":
+        text = (text, [torch.randn(2, 1, 4, 32, generator=generator).to(dtype)])
+    options = {"cross_attention_kwargs": {"strength": 0.5}} if setup == "own" else {}
+    before = unet(sample, 500, text, **options).sample
+    hooks, record = record_inputs(unet)
+    with capture(unet, heads="all", kinds=("cross", "self")) as store:
+        during = unet(sample, 500, text, **options).sample
+    for hook in hooks:
+        hook.remove()
+    assert torch.equal(before, during)
+    assert torch.equal(before, unet(sample, 500, text, **options).sample)
+
+    # law 2, for the same processors: what is shown is what was used
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    for name, [(hidden, states, _)] in record.items():
+        expected = oracle(unet.get_submodule(name), hidden, states)
+        found = store.maps[name].flatten(2, 3).double()
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+    for found in store.maps.values():
+        torch.testing.assert_close(found.sum(-1), torch.ones(found.shape[:-1]))
+    assert len(record) == 16
+
+
+@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
+def test_looking_changes_no_picture(make):
+    pipe = make()
+    before = run(pipe)
+    with capture(pipe):
+        during = run(pipe)
+    assert (before == during).all()
+
+
+def test_pag_pictures_do_not_change_and_its_perturbed_rows_are_left_out():
+    pipe = make_pipeline(StableDiffusionPAGPipeline, pag_applied_layers=["mid"])
+    before = run(pipe, pag_scale=3.0)
+    with capture(pipe, branch="both") as store:
+        during = run(pipe, pag_scale=3.0)
+    assert (before == during).all()
+    assert store.passes[0].batch == 3
+    assert store.passes[0].branches == ("unconditional", "conditional")
+
+
+# -- law 2: what is shown is what was used --------------------------------------------------------
+
+
+@pytest.mark.parametrize("guidance", [1.0, 5.0])
+@pytest.mark.parametrize("branch", ["conditional", "unconditional", "both"])
+def test_maps_are_the_mean_softmax_of_the_branch(branch, guidance):
+    pipe = make_pipeline()
+    _, record = record_inputs(pipe.unet)
+    options = {"guidance_scale": guidance, "num_images_per_prompt": 2, "negative_prompt": "dog"}
+    if guidance == 1.0 and branch != "conditional":
+        with (
+            pytest.raises(CaptureError, match="no unconditional rows"),
+            capture(pipe, branch=branch),
+        ):
+            run(pipe, **options)
+        return
+    with capture(pipe, branch=branch) as store:
+        run(pipe, **options)
+    rows = {"unconditional": [0, 1], "conditional": [2, 3], "both": [0, 1, 2, 3]}[branch]
+    rows = [0, 1] if guidance == 1.0 else rows
+    assert len(record[MID]) == 2
+    for name, calls in record.items():
+        layer = pipe.unet.get_submodule(name)
+        probs = torch.stack([oracle(layer, hidden, text)[rows] for hidden, text, _ in calls])
+        expected = probs.mean((0, 2))  # over calls and heads
+        torch.testing.assert_close(
+            store.maps[name].flatten(1, 2).double(), expected, atol=1e-5, rtol=0
+        )
+
+
+def test_instruct_pix2pix_has_its_prompt_in_the_first_of_three_chunks():
+    unet = make_unet(in_channels=8)
+    pipe = make_pipeline(StableDiffusionInstructPix2PixPipeline, unet=unet)
+    _, record = record_inputs(unet)
+    image = torch.rand(1, 3, 128, 128)
+    with capture(pipe) as store:
+        pipe(PROMPT, image=image, num_inference_steps=1, output_type="np")
+    hidden, text, _ = record[MID][0]
+    assert store.passes[0].batch == 3
+    expected = oracle(unet.get_submodule(MID), hidden, text)[:1].mean(1)
+    found = store.maps[MID].flatten(1, 2).double()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_masked_text_gets_no_attention(tiny_unet):
+    keep = torch.ones(2, 77)
+    keep[0, 5:] = 0
+    _, record = record_inputs(tiny_unet)
+    with capture(tiny_unet, heads="all") as store:
+        tiny_unet(torch.randn(2, 4, 16, 16), 1, torch.randn(2, 77, 32), encoder_attention_mask=keep)
+    for name, [(hidden, text, mask)] in record.items():
+        found = store.maps[name]
+        assert found[0, ..., 5:].max() == 0
+        expected = oracle(tiny_unet.get_submodule(name), hidden, text, mask)
+        torch.testing.assert_close(found.flatten(2, 3).double(), expected, atol=1e-5, rtol=0)
+
+
+def test_steps_heads_and_tokens_are_slices_of_everything():
+    pipe = make_pipeline()
+    options = {"num_inference_steps": 3}
+    with capture(pipe, steps="all", heads="all") as everything:
+        run(pipe, **options)
+    with capture(pipe, steps=[0, 2], heads=[1], tokens=[2, 3, 0], dtype=torch.float64) as some:
+        run(pipe, **options)
+    with capture(pipe) as mean:
+        run(pipe, **options)
+    for name, full in everything.maps.items():
+        assert full.shape[:2] == (1, 3)
+        picked = full[:, [0, 2]][:, :, [1]][..., [2, 3, 0]]
+        assert torch.equal(some.maps[name], picked.double())
+        torch.testing.assert_close(mean.maps[name], full.mean((1, 2)))
+    assert everything.timesteps == [667, 334, 1]
+    assert len(everything.maps) == 16
+
+
+@pytest.mark.parametrize("size", [(128, 128), (64, 192), (72, 136)])
+def test_sizes_need_not_be_square(size):
+    pipe = make_pipeline()
+    height, width = size
+    with capture(pipe) as store:
+        run(pipe, height=height, width=width)
+    rows, cols = height // 8, width // 8
+    assert store.latent_size == (rows, cols)
+    assert store.maps[MID].shape == (1, math.ceil(rows / 8), math.ceil(cols / 8), 77)
+
+
+def test_gradients_reach_the_latents(tiny_unet):
+    latents = torch.randn(1, 4, 16, 16, requires_grad=True)
+    with capture(tiny_unet, grad=True) as store:
+        tiny_unet(latents, 1, torch.randn(1, 77, 32))
+    store.maps[MID][..., 2].sum().backward()
+    assert latents.grad.abs().sum() > 0
+    with capture(tiny_unet) as store:
+        tiny_unet(latents, 1, torch.randn(1, 77, 32))
+    assert not store.maps[MID].requires_grad
+
+
+# -- law 3: leaving restores ----------------------------------------------------------------------
+
+
+def assert_untouched(unet, before):
+    after = unet.attn_processors
+    assert all(after[name] is before[name] for name in before)
+    assert not unet._forward_pre_hooks
+    for layer in find_layers(unet):
+        assert not layer.module.to_q._forward_hooks
+        assert not layer.module.to_k._forward_hooks
+
+
+@pytest.mark.parametrize("setup", ["AttnProcessor2_0", "IP-Adapter"])
+@pytest.mark.parametrize("how", ["well", "error", "model error", "nested", "crossed"])
+def test_leaving_restores_the_very_objects(setup, how):
+    unet = make_unet()
+    SETUPS[setup](unet)
+    before = unet.attn_processors
+    text = torch.randn(1, 77, 32)
+    if setup == "IP-Adapter":
+        text = (text, [torch.randn(1, 1, 4, 32)])
+
+    def call():
+        unet(torch.randn(1, 4, 16, 16), 1, text)
+
+    if how == "well":
+        with capture(unet):
+            assert unet.attn_processors[f"{MID}.processor"] is not before[f"{MID}.processor"]
+            call()
+    elif how == "error":
+        with pytest.raises(RuntimeError, match="boom"), capture(unet):
+            raise RuntimeError("boom")
+    elif how == "model error":
+        with pytest.raises(RuntimeError), capture(unet):
+            unet(torch.randn(1, 3, 16, 16), 1, text)
+    elif how == "nested":
+        with capture(unet) as outer, capture(unet, layers="mid") as inner:
+            call()
+        assert torch.equal(outer.maps[MID], inner.maps[MID])
+    else:
+        first, second = capture(unet), capture(unet)
+        first.__enter__()
+        second.__enter__()
+        call()
+        first.__exit__(None, None, None)
+        call()  # the second one goes on seeing
+        second.__exit__(None, None, None)
+    assert_untouched(unet, before)
+    call()
+
+
+def test_nothing_is_installed_when_the_arguments_are_wrong(tiny_unet):
+    before = tiny_unet.attn_processors
+    for wrong in ({"layers": "nowhere"}, {"steps": "some"}, {"tokens": []}, {"branch": "both"}):
+        with pytest.raises(ValueError, match="pass|fits"), capture(tiny_unet, **wrong):
+            pass
+    assert_untouched(tiny_unet, before)
+
+
+# -- law 4: never silently empty ------------------------------------------------------------------
+
+
+def test_a_model_that_never_ran_is_an_error(tiny_pipe):
+    with pytest.raises(CaptureError, match="16 layers were watched, but the model was never"):
+        with capture(tiny_pipe):
+            pass
+
+
+def test_an_error_inside_is_not_hidden_by_the_empty_store(tiny_pipe):
+    with pytest.raises(ZeroDivisionError), capture(tiny_pipe):
+        1 / 0  # noqa: B018
+
+
+def test_layers_that_never_ran_are_named(tiny_unet):
+    class Skipping(torch.nn.Module):
+        def forward(self, hidden_states, **_):
+            return hidden_states
+
+    block = tiny_unet.mid_block.attentions[0].transformer_blocks[0]
+    layer, block.attn2 = block.attn2, Skipping()
+    layers = find_layers(make_unet())
+    assert len(layers) == 32
+    block.attn2 = layer
+    tiny_unet.mid_block.attentions[0].forward = lambda hidden, **_: (hidden,)
+    with pytest.warns(CaptureWarning, match=f"1 of 16 watched layers never ran.*{MID}"):
+        with capture(tiny_unet) as store:
+            tiny_unet(torch.randn(1, 4, 16, 16), 1, torch.randn(1, 77, 32))
+    assert len(store.maps) == 15
+    assert f"missing: {MID}" in store.report()
+    with pytest.raises(KeyError, match="No map of a layer 'mid_block"):
+        store.maps[MID]
+
+
+def test_a_processor_swapped_inside_is_noticed_and_watched(tiny_unet):
+    before = tiny_unet.attn_processors
+    inputs = torch.randn(1, 4, 16, 16), 1, torch.randn(1, 77, 32)
+    with capture(tiny_unet, steps="all") as store:
+        tiny_unet(*inputs)
+        tiny_unet.set_attn_processor(AttnProcessor())
+        with pytest.warns(CaptureWarning, match=r"16 attention processors were replaced"):
+            tiny_unet(*inputs)
+    assert_untouched(tiny_unet, before)
+    first, second = store.maps[MID].unbind(1)
+    torch.testing.assert_close(first, second)
+
+
+def test_a_processor_that_hides_its_attention_is_named(tiny_unet):
+    class Hiding:
+        def __call__(self, attn, hidden_states, **_):
+            return hidden_states
+
+    tiny_unet.set_attn_processor(Hiding())
+    with pytest.raises(RuntimeError, match="processor Hiding did not call"), capture(tiny_unet):
+        tiny_unet(torch.randn(1, 4, 16, 16), 1, torch.randn(1, 77, 32))
+
+
+def test_two_runs_are_not_mixed(tiny_pipe):
+    with pytest.raises(CaptureError, match="A second run of the pipeline"), capture(tiny_pipe):
+        run(tiny_pipe)
+        run(tiny_pipe)
+
+
+def test_another_size_is_not_mixed_in(tiny_unet):
+    with pytest.raises(CaptureError, match="now called for 2 image"), capture(tiny_unet):
+        for batch in (1, 2):
+            tiny_unet(torch.randn(batch, 4, 16, 16), 1, torch.randn(batch, 77, 32))
+
+
+def test_a_pipeline_of_unknown_layout_is_named(tiny_pipe):
+    class Odd(type(tiny_pipe).__mro__[1]):
+        unet = tiny_pipe.unet
+
+    with pytest.raises(ValueError, match="lays out guidance in its batch is not known"):
+        with capture(Odd()):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": [9]}, "head 9 of .* which has 2"),
+        ({"tokens": [77]}, r"token column 77 .*\(0 to 76\)"),
+    ],
+)
+def test_columns_and_heads_that_are_not_there(tiny_pipe, options, message):
+    with pytest.raises(CaptureError, match=message), capture(tiny_pipe, **options):
+        run(tiny_pipe)
+
+
+def test_steps_that_are_not_reached_are_told(tiny_pipe):
+    with pytest.warns(CaptureWarning, match=r"nothing is held of \[7\]"):
+        with capture(tiny_pipe, steps=[1, 7]):
+            run(tiny_pipe)
+
+
+def test_resolutions_are_told_once_the_size_is_known(tiny_pipe):
+    with capture(tiny_pipe, layers=4) as store:
+        run(tiny_pipe, width=192)
+    assert {tuple(m.shape[1:3]) for m in store.maps.values()} == {(4, 6)}
+    assert len(store.maps) == 5
+    with pytest.raises(ValueError, match="fits 7"), capture(tiny_pipe, layers=7):
+        run(tiny_pipe)
+
+
+def test_the_report_tells_what_was_seen(tiny_pipe):
+    with capture(tiny_pipe) as store:
+        run(tiny_pipe, num_images_per_prompt=3)
+    text = store.report()
+    for part in ("16 of 16 seen", "16x16, 8x8, 4x4, 2x2", "2, timesteps 501, 1", "3 of a batch of 6",
+                 "branch conditional"):  # fmt: skip
+        assert part in text
+
+
+# -- law 5: memory is bounded ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", ["mean", "all", [0, 3]])
+@pytest.mark.parametrize("heads", ["mean", "all", [0]])
+def test_memory_is_what_was_said_beforehand(steps, heads):
+    pipe = make_pipeline()
+    options = {"steps": steps, "heads": heads}
+    with capture(pipe, **options) as store:
+        run(pipe, num_inference_steps=4, num_images_per_prompt=2)
+    layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
+    said = expected_bytes(layers, (16, 16), 77, images=2, passes=4, **options)
+    assert store.nbytes == said
+    assert sum(m.numel() * m.element_size() for m in store.maps.values()) == said
+
+
+def test_the_default_does_not_grow_with_steps():
+    held = []
+    for steps in (1, 5):
+        pipe = make_pipeline()
+        with capture(pipe) as store:
+            run(pipe, num_inference_steps=steps)
+        held.append(store.nbytes)
+    assert held[0] == held[1]
+
+
+# -- law 7: no hidden state -----------------------------------------------------------------------
+
+
+def test_two_pipelines_in_two_threads():
+    pipes = [make_pipeline(), make_pipeline(max_length=20)]
+    alone = []
+    for pipe in pipes:
+        with capture(pipe) as store:
+            run(pipe)
+        alone.append(dict(store.maps))
+    found = [None, None]
+
+    def work(i):
+        with capture(pipes[i]) as store:
+            run(pipes[i])
+        found[i] = dict(store.maps)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(2):
+        assert all(torch.equal(found[i][name], alone[i][name]) for name in alone[i])
+
+
+# -- ways of running ------------------------------------------------------------------------------
+
+
+def test_guidance_that_stops_early():
+    pipe = make_pipeline()
+
+    def stop(pipeline, step, _timestep, tensors):
+        if step == 0:
+            pipeline._guidance_scale = 0.0
+            tensors["prompt_embeds"] = tensors["prompt_embeds"].chunk(2)[1]
+        return tensors
+
+    _, record = record_inputs(pipe.unet)
+    with capture(pipe, steps="all") as store:
+        run(pipe, callback_on_step_end=stop, callback_on_step_end_tensor_inputs=["prompt_embeds"])
+    assert [one.batch for one in store.passes] == [2, 1]
+    layer = pipe.unet.get_submodule(MID)
+    for step, (hidden, text, _) in enumerate(record[MID]):
+        expected = oracle(layer, hidden, text)[-1:].mean(1)
+        found = store.maps[MID][:, step].flatten(1, 2).double()
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_image_to_image():
+    pipe = make_pipeline(StableDiffusionImg2ImgPipeline)
+    image = torch.rand(1, 3, 128, 128)
+    with capture(pipe) as store:
+        pipe(PROMPT, image=image, strength=0.5, num_inference_steps=4, output_type="np")
+    assert len(store.passes) == 2
+    assert store.images == 1
+
+
+def test_the_public_store_of_a_bare_unet_has_an_image_a_row(tiny_unet):
+    with capture(tiny_unet) as store:
+        tiny_unet(torch.randn(3, 4, 16, 16), 1, torch.randn(3, 77, 32))
+    assert store.images == 3
+    assert isinstance(store, sdattn.MapStore)
