@@ -60,7 +60,7 @@ def version_option(
 def generate(
     prompt: str,
     model: Model = "demo",
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: int = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Guidance scale.")] = None,
     negative: Annotated[str | None, typer.Option(help="Negative prompt.")] = None,

@@ -10,7 +10,8 @@ import math
 import platform
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import __version__
 from .capture import capture
 from .files import save_run
 from .heatmaps import Heatmaps, heatmaps
@@ -104,7 +106,8 @@ def load_pipeline(
             )
         pipe = DiffusionPipeline.from_pretrained(path, dtype=dtype)
     elif _HUB_ID.fullmatch(str(model)):
-        pipe = _load_from_hub(str(model), dtype)
+        with _needs_the_hub(f"{model!r} (there is no folder of that name)"):
+            pipe = DiffusionPipeline.from_pretrained(str(model), dtype=dtype, use_safetensors=True)
     else:
         raise FileNotFoundError(
             f"There is no model at {model}. Pass 'demo', a diffusers folder, a .safetensors file, "
@@ -133,27 +136,27 @@ def _load_single_file(path: Path, dtype: torch.dtype) -> Any:
             f"{path} is no .safetensors file ({error}). Pickled checkpoints are not read; convert "
             "them to safetensors first."
         ) from error
+    kind: Any = None
     if any(name.startswith("conditioner.embedders.") for name in names):
-        return StableDiffusionXLPipeline.from_single_file(path, dtype=dtype)
-    if any(name.startswith("cond_stage_model.") for name in names):
-        return StableDiffusionPipeline.from_single_file(path, dtype=dtype)
+        kind = StableDiffusionXLPipeline
+    elif any(name.startswith("cond_stage_model.") for name in names):
+        kind = StableDiffusionPipeline
+    if kind is not None:
+        with _needs_the_hub(f"the configuration of {path}"):
+            return kind.from_single_file(str(path), dtype=dtype)
     raise ValueError(
         f"{path} holds {len(names)} tensors, but not the text encoder of an SD 1.x, 2.x or SDXL "
         "checkpoint. Pass the whole checkpoint, or a diffusers folder."
     )
 
 
-def _load_from_hub(model: str, dtype: torch.dtype) -> Any:
-    from diffusers import DiffusionPipeline
-
+@contextmanager
+def _needs_the_hub(what: str) -> Iterator[None]:
     try:
-        return DiffusionPipeline.from_pretrained(model, dtype=dtype, use_safetensors=True)
+        yield
     except Exception as error:  # httpx, hub and OS errors alike: all mean that it cannot be had
         reason = " ".join(str(error).split())[:300]
-        raise OSError(
-            f"There is no folder {model!r}, and the model {model!r} could not be loaded from the "
-            f"hub: {reason}"
-        ) from error
+        raise OSError(f"Could not load {what} from the hub: {reason}") from error
 
 
 def generate(
@@ -274,6 +277,7 @@ def _describe(pipe: Any, store: MapStore, options: Mapping[str, Any]) -> dict[st
         "timesteps": store.timesteps,
         "versions": {
             "python": platform.python_version(),
-            **{name: version(name) for name in ("sdattn", "torch", "diffusers", "transformers")},
+            "sdattn": __version__,
+            **{name: version(name) for name in ("torch", "diffusers", "transformers")},
         },
     }

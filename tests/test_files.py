@@ -1,0 +1,174 @@
+"""A run's folder: whole or not at all, safe names, and parts that must belong together."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from sdattn import Heatmaps, load_run, read_prompt
+from sdattn.files import check_target, file_name, new_folder, save_run
+
+PROMPT = 'a "cat"/dog'
+
+
+@pytest.fixture
+def parts(tokenizer):
+    torch.manual_seed(0)
+    layers = {
+        "down.a": torch.rand(4, 6, 77).softmax(-1),
+        "up.b": torch.rand(2, 3, 77).softmax(-1),
+    }
+    from sdattn.heatmaps import average_layers
+
+    values = average_layers({name: one[None] for name, one in layers.items()})[0]
+    image = Image.effect_noise((96, 64), 80).convert("RGB")
+    return image, Heatmaps(read_prompt(tokenizer, PROMPT), values), layers
+
+
+def save(parts, folder, **options):
+    image, maps, layers = parts
+    return save_run(folder, image, maps, layers, {"prompt": PROMPT, "seed": 3}, **options)
+
+
+def test_a_run_comes_back(parts, tmp_path):
+    image, maps, layers = parts
+    folder = save(parts, tmp_path / "run")
+    assert sorted(os.listdir(folder)) == [
+        "grid.png", "heatmaps", "image.png", "maps.safetensors", "run.json",
+    ]  # fmt: skip
+    assert sorted(os.listdir(folder / "heatmaps")) == [
+        "01-a.png", "02-sign.png", "03-cat.png", "04-sign.png", "05-dog.png",
+    ]  # fmt: skip
+    back = load_run(folder)
+    assert back.image.tobytes() == image.tobytes()
+    assert back.heatmaps.prompt == maps.prompt
+    assert back.info["seed"] == 3
+    torch.testing.assert_close(back.heatmaps.maps, maps.maps, atol=1e-5, rtol=1e-3)  # float16
+    saved = load_file(folder / "maps.safetensors")
+    assert saved.keys() == layers.keys()
+    assert all(one.dtype == torch.float16 for one in saved.values())
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_an_existing_folder_is_kept_unless_forced(parts, tmp_path):
+    folder = save(parts, tmp_path / "run")
+    (folder / "note.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="exists already.*--force"):
+        save(parts, folder)
+    assert (folder / "note.txt").exists()
+    save(parts, folder, force=True)
+    assert not (folder / "note.txt").exists()
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_force_replaces_nothing_but_a_run(parts, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match="no run's folder, so it is not replaced"):
+        save(parts, tmp_path / "thesis", force=True)
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("existing", [False, True])
+def test_an_interrupted_write_leaves_what_was_there(parts, tmp_path, error, existing):
+    if existing:
+        save(parts, tmp_path / "run")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(error), new_folder(tmp_path / "run", force=existing) as temporary:
+        (temporary / "run.json").write_text("half")
+        raise error
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("target", ["file.txt/run", "/proc/nowhere/run"])
+def test_a_place_that_cannot_be_written_is_told_before_the_work(tmp_path, target):
+    (tmp_path / "file.txt").write_text("")
+    with pytest.raises(OSError, match="Cannot write to"):
+        check_target(tmp_path / target)
+
+
+@pytest.mark.parametrize("part", ["run.json", "image.png", "maps.safetensors"])
+def test_a_missing_part_is_named(parts, tmp_path, part):
+    folder = save(parts, tmp_path / "run")
+    (folder / part).unlink()
+    with pytest.raises(FileNotFoundError, match=f"has no {part}"):
+        load_run(folder)
+
+
+def other_image(folder: Path, _: Path):
+    Image.new("RGB", (96, 64)).save(folder / "image.png")
+
+
+def other_runs_image(folder: Path, other: Path):
+    shutil.copy(other / "image.png", folder)
+
+
+def other_runs_maps(folder: Path, other: Path):
+    shutil.copy(other / "maps.safetensors", folder)
+
+
+def cut_maps(folder: Path, _: Path):
+    whole = (folder / "maps.safetensors").read_bytes()
+    (folder / "maps.safetensors").write_bytes(whole[: len(whole) // 2])
+
+
+def foreign_maps(folder: Path, _: Path):
+    save_file({"weight": torch.zeros(3)}, folder / "maps.safetensors")
+
+
+def garbage_json(folder: Path, _: Path):
+    (folder / "run.json").write_bytes(b"\xff{")
+
+
+def foreign_json(folder: Path, _: Path):
+    (folder / "run.json").write_text(json.dumps({"name": "something else"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (other_image, "is not the image that this run made"),
+        (other_runs_image, "is not the image that this run made"),
+        (other_runs_maps, "belongs to another run"),
+        (cut_maps, "is corrupt"),
+        (foreign_maps, "holds no maps of sdattn"),
+        (garbage_json, "is corrupt"),
+        (foreign_json, "is not of this version's format"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_refused(parts, tmp_path, damage, message):
+    image, maps, layers = parts
+    folder = save(parts, tmp_path / "run")
+    other = save((image.rotate(180), maps, layers), tmp_path / "other")
+    damage(folder, other)
+    with pytest.raises(ValueError, match=message):
+        load_run(folder)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["cat", "../../etc/passwd", "..", ".", "", "a/b\\c", "CON", "红色的", "😀", "x" * 2000, "a\0b",
+     '<>:"|?*', "-", " "],
+)  # fmt: skip
+def test_file_names_are_safe(tmp_path, word):
+    name = file_name(word)
+    assert name
+    assert not set(name) & set('/\\<>:"|?*\0. ')
+    assert len(name.encode()) <= 160
+    (tmp_path / f"01-{name}.png").write_text("")
+    assert len(os.listdir(tmp_path)) == 1
+
+
+def test_words_that_differ_in_case_only_do_not_clash(tokenizer, tmp_path):
+    image, prompt = Image.new("RGB", (64, 64)), "Cat cat CAT"
+    maps = Heatmaps(read_prompt(tokenizer, prompt), torch.rand(4, 4, 77))
+    layers = {"layer": torch.rand(4, 4, 77)}
+    folder = save_run(tmp_path / "run", image, maps, layers, {"prompt": prompt})
+    names = [name.lower() for name in os.listdir(folder / "heatmaps")]
+    assert len(set(names)) == 3
