@@ -34,10 +34,17 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(130)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        reason = error.args[0] if isinstance(error, KeyError) and error.args else error
-        print(f"sdattn: {' '.join(str(reason).split())}", file=sys.stderr)
+    except Exception as error:
+        print(f"sdattn: {_reason(error)}", file=sys.stderr)
         sys.exit(1)
+
+
+def _reason(error: Exception) -> str:
+    """The message in one line; an error that is not ours to word comes with its type."""
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    text = " ".join(text.split())
+    ours = isinstance(error, (OSError, ValueError, TypeError, KeyError, RuntimeError))
+    return text if ours and text else f"{type(error).__name__}: {text}"
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
@@ -123,15 +130,13 @@ def info(
     dtype: Dtype = None,
 ) -> None:
     """List a model's attention layers and tell how much memory capture would hold."""
-    from .layers import find_denoiser, find_layers
+    from .layers import find_layers
     from .maps import expected_bytes
-    from .pipelines import find_tokenizer, load_pipeline
+    from .pipelines import find_tokenizer, latent_size, load_pipeline
 
     pipe = _load(load_pipeline, model, device, dtype)
-    unet = find_denoiser(pipe).model
-    size = unet.config.sample_size
-    latent = (size, size) if isinstance(size, int) else tuple(size)
-    found = find_layers(unet)
+    latent = latent_size(pipe)
+    found = find_layers(pipe.unet)
     table = Table("layer", "place", "kind", "grid", "heads", title=f"{type(pipe).__name__} {model}")
     for layer in found:
         rows, cols = layer.grid(latent)

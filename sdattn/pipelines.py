@@ -192,7 +192,7 @@ def generate(
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     tokenizer = find_tokenizer(pipe)
     read = [read_prompt(tokenizer, text) for text in prompts]
-    _check_options(pipe, options)
+    options = _checked_options(pipe, options)
     settings = dict(capture_options or {})
     if words is not None:
         settings["tokens"] = _columns_of(words, read)
@@ -225,19 +225,33 @@ def find_tokenizer(pipe: Any) -> Any:
     raise TypeError(f"A {type(pipe).__name__} without a tokenizer: its words cannot be told.")
 
 
-def _check_options(pipe: Any, options: Mapping[str, Any]) -> None:
+def _checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with both sides of the size or none, since diffusers drops a lone one."""
     steps = options.get("num_inference_steps", 1)
-    if steps < 1:
-        raise ValueError(f"num_inference_steps={steps}: at least 1 step is needed.")
+    most = pipe.scheduler.config.num_train_timesteps
+    if not 1 <= steps <= most:
+        raise ValueError(f"num_inference_steps={steps}: pass 1 to {most}, the scheduler's most.")
+    given = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
     unit = math.lcm(8, pipe.vae_scale_factor)  # diffusers asks for 8 whatever the VAE
-    for side in ("height", "width"):
-        value = options.get(side)
-        if value is not None and (value < unit or value % unit):
+    for side, value in given.items():
+        if value < unit or value % unit:
             lower = max(unit, value // unit * unit)
             raise ValueError(
                 f"{side}={value}: this model makes sizes that are a multiple of {unit} pixels. "
                 f"The nearest are {lower} and {lower + unit}."
             )
+    cells = latent_size(pipe)
+    default = {
+        "height": cells[0] * pipe.vae_scale_factor,
+        "width": cells[1] * pipe.vae_scale_factor,
+    }
+    return {**options, **(default if given else {}), **given}
+
+
+def latent_size(pipe: Any) -> tuple[int, int]:
+    """(rows, cols) of the latent that a pipeline makes by default."""
+    size = pipe.unet.config.sample_size
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def _columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:

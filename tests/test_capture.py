@@ -431,8 +431,13 @@ def test_the_report_tells_what_was_seen(tiny_pipe):
     with capture(tiny_pipe) as store:
         run(tiny_pipe, num_images_per_prompt=3)
     text = store.report()
-    for part in ("16 of 16 seen", "16x16, 8x8, 4x4, 2x2", "2, timesteps 501, 1", "3 of a batch of 6",
-                 "branch conditional"):  # fmt: skip
+    for part in (
+        "16 of 16 seen",
+        "16x16, 8x8, 4x4, 2x2",
+        "2, timesteps 501, 1",
+        "3 of a batch of 6",
+        "branch conditional",
+    ):
         assert part in text
 
 

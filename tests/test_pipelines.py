@@ -93,9 +93,7 @@ def test_a_saved_run_comes_back(make, capture_options, tmp_path):
     [path] = run.save(tmp_path / "run")
     back = load_run(path)
     assert back.image.tobytes() == run.images[0].tobytes()
-    torch.testing.assert_close(
-        back.heatmaps.maps, run.heatmaps[0].maps, atol=1e-4, rtol=1e-3
-    )
+    torch.testing.assert_close(back.heatmaps.maps, run.heatmaps[0].maps, atol=1e-4, rtol=1e-3)
     assert back.info["timesteps"] == run.store.timesteps
     assert back.info["options"] == QUICK
 
@@ -124,8 +122,9 @@ def test_chosen_words_only(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_inference_steps": 0}, "at least 1 step"),
-        ({"num_inference_steps": -3}, "at least 1 step"),
+        ({"num_inference_steps": 0}, "pass 1 to 1000"),
+        ({"num_inference_steps": -3}, "pass 1 to 1000"),
+        ({"num_inference_steps": 1001}, "pass 1 to 1000"),
         ({"height": 100}, "multiple of 8 pixels. The nearest are 96 and 104"),
         ({"width": 0}, "multiple of 8"),
         ({"width": -8}, "multiple of 8"),
@@ -140,6 +139,14 @@ def test_settings_that_cannot_be_are_refused_before_the_model_runs(options, mess
     with pytest.raises(ValueError, match=message):
         generate(pipe, **{"prompt": PROMPT, **options})
     assert not ran
+
+
+@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
+def test_a_lone_side_counts(make):
+    pipe = make()
+    default = pipe.unet.config.sample_size * pipe.vae_scale_factor
+    run = generate(pipe, PROMPT, width=96, num_inference_steps=1)
+    assert run.images[0].size == (96, default)
 
 
 def test_a_word_that_is_not_in_the_prompt_is_refused():

@@ -31,8 +31,10 @@ def test_values_that_are_not_finite_are_refused(bad):
         render.colorize(np.array([[0.0, bad]]))
 
 
-@pytest.mark.parametrize(("size", "grid"), [((512, 512), (64, 64)), ((768, 512), (32, 48)),
-                                            ((320, 640), (80, 40)), ((136, 72), (5, 9))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "grid"),
+    [((512, 512), (64, 64)), ((768, 512), (32, 48)), ((320, 640), (80, 40)), ((136, 72), (5, 9))],
+)
 def test_heat_lies_where_the_map_has_it(size, grid):
     values = np.zeros(grid, dtype=np.float32)
     values[0, -1] = 1.0  # top right

@@ -1,4 +1,4 @@
-"""AttentionStore against the shapes, the order and the sums that prompt-to-prompt code relies on."""
+"""AttentionStore against the shapes, order and sums that prompt-to-prompt code relies on."""
 
 import pytest
 import torch
@@ -48,7 +48,9 @@ def test_one_pass_of_sd15_gives_its_16_maps_in_order():
     # what capture saw is the same, to rounding, and in the same order
     cross = [layer for layer in find_layers(unet) if layer.kind == "cross"]
     assert list(maps.maps) == [layer.name for layer in cross]
-    flat = [m for key in ("down_cross", "mid_cross", "up_cross") for m in store.attention_store[key]]
+    flat = [
+        m for key in ("down_cross", "mid_cross", "up_cross") for m in store.attention_store[key]
+    ]
     for layer, theirs in zip(cross, flat, strict=True):
         ours = maps.maps[layer.name]
         assert ours.shape[:3] == (1, 1, 8)

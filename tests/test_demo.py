@@ -1,0 +1,64 @@
+"""The model inside the package: what it is, how big, and that its words point at their objects."""
+
+import warnings
+
+import pytest
+import torch
+
+import sdattn
+from sdattn.layers import find_layers
+from sdattn.pipelines import DEMO
+
+PROMPT = "a red circle left of a blue square"
+
+
+@pytest.fixture(scope="module")
+def demo():
+    pipe = sdattn.load_pipeline("demo", device="cpu")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def test_it_is_a_small_stable_diffusion_pipeline(demo):
+    parts = {name: type(part).__name__ for name, part in demo.components.items() if part}
+    assert parts == {
+        "vae": "AutoencoderKL",
+        "text_encoder": "CLIPTextModel",
+        "tokenizer": "CLIPTokenizer",
+        "unet": "UNet2DConditionModel",
+        "scheduler": "DDIMScheduler",
+    }
+    cross = [layer for layer in find_layers(demo.unet) if layer.kind == "cross"]
+    assert [layer.place for layer in cross] == ["down"] * 6 + ["mid"] + ["up"] * 9
+
+
+def test_it_is_at_most_16_megabytes_of_safetensors():
+    files = [path for path in DEMO.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 16e6
+    assert not [path for path in files if path.suffix in (".bin", ".ckpt", ".pt", ".pkl")]
+    assert not [path for path in files if path.suffix == ".json" and "/work" in path.read_text()]
+
+
+def test_turquoise_is_a_word_of_several_pieces(demo):
+    read = sdattn.read_prompt(demo.tokenizer, "a turquoise ring")
+    assert len(read.find("turquoise")[0]) >= 2
+
+
+@pytest.mark.parametrize("text", ["😀 你好", 'a "cat"/dog\\', "naïve café", "x" * 2000])
+def test_any_text_can_be_tokenized(demo, text):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sdattn.TruncationWarning)
+        read = sdattn.read_prompt(demo.tokenizer, text)
+    unknown = demo.tokenizer.unk_token_id
+    assert all(token.id != unknown for token in read.tokens if not token.special)
+
+
+def test_looking_does_not_change_its_picture(demo):
+    def draw():
+        generator = torch.Generator().manual_seed(0)
+        return demo(PROMPT, num_inference_steps=4, generator=generator, output_type="np").images
+
+    before = draw()
+    with sdattn.capture(demo):
+        during = draw()
+    assert (before == during).all()

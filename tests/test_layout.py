@@ -1,0 +1,62 @@
+"""Which module may import which: the architecture, held to by a test."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import sdattn
+
+PACKAGE = Path(sdattn.__file__).parent
+MAY_IMPORT = {
+    "attention": set(),
+    "layers": {"attention"},
+    "guidance": set(),
+    "tokens": set(),
+    "store": {"layers"},
+    "maps": {"attention", "guidance", "layers"},
+    "processors": {"attention", "layers"},
+    "capture": {"guidance", "layers", "maps", "processors"},
+    "heatmaps": {"maps", "render", "tokens"},
+    "render": set(),
+    "files": {"heatmaps", "render", "tokens"},
+    "pipelines": {"capture", "files", "heatmaps", "layers", "maps", "tokens"},
+    "cli": {"files", "layers", "maps", "pipelines"},
+    "scenes": set(),
+    "scene_checker": {"scenes"},
+}
+HEAVY = {"diffusers", "transformers", "matplotlib", "accelerate"}
+
+
+def imports(path, top_level_only=False):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            yield from [node.module] if node.module else [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.split(".")[0]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+
+
+def test_every_module_has_its_row():
+    assert {path.stem for path in PACKAGE.glob("[!_]*.py")} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("module", MAY_IMPORT)
+def test_modules_import_only_what_lies_below(module):
+    ours = set(MAY_IMPORT) & set(imports(PACKAGE / f"{module}.py"))
+    assert ours <= MAY_IMPORT[module]
+
+
+@pytest.mark.parametrize("module", MAY_IMPORT)
+def test_heavy_packages_are_loaded_only_where_they_are_used(module):
+    assert not HEAVY & set(imports(PACKAGE / f"{module}.py", top_level_only=True))
+
+
+@pytest.mark.parametrize("module", ["attention", "tokens", "processors"])
+def test_modules_that_stand_alone(module):
+    allowed = {"attention": {"torch"}, "tokens": set(), "processors": {"torch"}}[module]
+    foreign = set(imports(PACKAGE / f"{module}.py")) & ({"torch", "numpy", "PIL"} | HEAVY)
+    assert foreign <= allowed
