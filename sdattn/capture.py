@@ -1,5 +1,6 @@
 """`capture()`: install the observing processors, watch the model run, put everything back."""
 
+import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,8 +18,11 @@ from .layers import (
     find_layers,
     select_layers,
 )
-from .maps import CaptureError, CaptureWarning, MapStore, Pass, Selection
+from .maps import CaptureError, CaptureWarning, MapStore, Pass, Selection, expected_bytes
 from .processors import ObservingProcessor, observed_probs
+
+MUCH = 1e9  # bytes; a capture that will hold more says so before it starts
+logger = logging.getLogger(__name__)
 
 BRANCHES = ("conditional", "unconditional", "both")
 
@@ -58,7 +62,7 @@ def capture(
         heads: ``"mean"``, ``"all"``, or the indices of the heads to keep one by one.
         tokens: key columns to keep, None for all. The softmax is over all keys either way.
         device: where the maps are held, by default where they are computed.
-        dtype: the dtype they are held in; sums should stay in float32.
+        dtype: of the maps; running sums are float32 at least.
         grad: keep the graph, so that a loss on the maps reaches the latents.
 
     Yields:
@@ -151,33 +155,61 @@ class _Watch:
         timestep = args[1] if len(args) > 1 else kwargs["timestep"]
         self._refuse_second_run()
         self._notice_swaps()
-        rows, branches = self._kept_rows(sample)
-        latent_size = (sample.shape[-2], sample.shape[-1])
-        first = float(torch.as_tensor(timestep).flatten()[0])
-        self.store.begin_pass(Pass(first, latent_size, len(sample), rows, branches))
-        if len(self.store.passes) == 1:  # resolutions can be told only now
+        one = self._describe_pass(sample, timestep)
+        self.store.begin_pass(one)
+        if len(self.store.passes) == 1:  # resolutions and sizes can be told only now
             self.store.layers = select_layers(
-                self.store.layers, self.selection, self.kinds, latent_size
+                self.store.layers, self.selection, self.kinds, one.latent_size
             )
+            self._say_bytes(kwargs.get("encoder_hidden_states", args[2] if len(args) > 2 else None))
 
-    def _kept_rows(self, sample: Tensor) -> tuple[Tensor, tuple[Branch, ...]]:
-        branches: list[Branch]
-        if self.denoiser.pipeline is None:
-            branches = ["conditional"] * len(sample)
-            return torch.arange(len(sample)), tuple(branches)
-        rows = branch_rows(branch_order(self.denoiser.pipeline), len(sample))
-        wanted: tuple[Any, ...] = (self.branch,)
-        if self.branch == "both":
-            wanted = ("unconditional", "conditional")
+    def _describe_pass(self, sample: Tensor, timestep: Any) -> Pass:
+        batch = len(sample)
+        layout: tuple[Branch | None, ...] = ("conditional",)
+        if self.denoiser.pipeline is not None:
+            layout = branch_order(self.denoiser.pipeline)
+        rows = branch_rows(layout, batch)
+        wanted: tuple[Branch, ...] = ("unconditional", "conditional")
+        if self.branch != "both":
+            wanted = tuple(name for name in wanted if name == self.branch)
         if missing := [name for name in wanted if name not in rows]:
             raise CaptureError(
                 f"Asked for branch={self.branch!r}, but this run has no {missing[0]} rows: it runs "
                 "without guidance. Set guidance_scale above 1."
             )
-        every = torch.arange(len(sample))
-        kept = torch.cat([every[rows[name]] for name in wanted])
-        branches = [name for name in wanted for _ in every[rows[name]]]
-        return kept, tuple(branches)
+        kept = [(row, name) for name in wanted for row in range(batch)[rows[name]]]
+        return Pass(
+            timestep=float(torch.as_tensor(timestep).flatten()[0]),
+            latent_size=(sample.shape[-2], sample.shape[-1]),
+            batch=batch,
+            layout=layout,
+            rows=torch.tensor([row for row, _ in kept]),
+            branches=tuple(name for _, name in kept),
+        )
+
+    def _say_bytes(self, text_states: Any) -> None:
+        """Work out, before anything is held, how much will be; say it if it is much."""
+        store = self.store
+        text = text_states[0] if isinstance(text_states, tuple) else text_states
+        keys = len(store.tokens) if store.tokens is not None else text.shape[1]
+        passes = 1 if self.schedule is None else len(self.schedule)
+        store.expected_nbytes = expected_bytes(
+            store.layers,
+            store.latent_size,
+            keys,
+            images=store.images,
+            passes=passes,
+            steps=store.steps,
+            heads=store.heads,
+            dtype=store.dtype,
+        )
+        if store.expected_nbytes > MUCH:
+            logger.warning(
+                "Capture will hold up to %.1f GB by the end of this run of %d model calls. Choose "
+                "layers, tokens, steps or heads to hold less.",
+                store.expected_nbytes / 1e9,
+                passes,
+            )
 
     def _refuse_second_run(self) -> None:
         scheduler = getattr(self.denoiser.pipeline, "scheduler", None)

@@ -185,24 +185,28 @@ def heatmaps(store: MapStore, tokenizer: Any, prompt: str | Sequence[str]) -> li
         ValueError: the number of prompts does not fit the number of images, or the number of
             token columns does not fit the tokenizer.
     """
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    return heatmaps_of(store, [read_prompt(tokenizer, text) for text in prompts])
+
+
+def heatmaps_of(store: MapStore, prompts: Sequence[Prompt]) -> list[Heatmaps]:
+    """:func:`heatmaps` for prompts that have been read."""
     cross = [layer.name for layer in store.layers if layer.kind == "cross"]
     values = average_layers({name: store.maps[name] for name in cross if name in store.maps})
-    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     each, rest = divmod(len(values), max(len(prompts), 1))
     if rest or not each:
         raise ValueError(
             f"{len(prompts)} prompt(s) do not fit {len(values)} image(s). Pass one prompt for all "
             "images, or one for each prompt of the run, in order."
         )
-    read = [read_prompt(tokenizer, text) for text in prompts]
-    for one in read:
+    for one in prompts:
         if len(one.tokens) != store.n_keys:
             raise ValueError(
-                f"The attention has {store.n_keys} token columns, and {type(tokenizer).__name__} "
-                f"makes {len(one.tokens)} of the prompt {one.text!r}. Pass the tokenizer of the "
-                "pipeline that ran."
+                f"The attention has {store.n_keys} token columns, and the tokenizer made "
+                f"{len(one.tokens)} of the prompt {one.text!r}. Pass the tokenizer of the pipeline "
+                "that ran."
             )
-    return [Heatmaps(read[i // each], maps, store.tokens) for i, maps in enumerate(values)]
+    return [Heatmaps(prompts[i // each], maps, store.tokens) for i, maps in enumerate(values)]
 
 
 def average_layers(layers: Mapping[str, Tensor]) -> Tensor:

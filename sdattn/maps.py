@@ -33,6 +33,7 @@ class Pass:
         timestep: the timestep the model was called with (its first, if rows differ).
         latent_size: (rows, cols) of the latent.
         batch: rows in the batch.
+        layout: the chunks that guidance makes of the batch, in order.
         rows: the rows that are kept, one an image.
         branches: the guidance branch of each of them.
     """
@@ -40,6 +41,7 @@ class Pass:
     timestep: float
     latent_size: tuple[int, int]
     batch: int
+    layout: tuple[Branch | None, ...]
     rows: Tensor
     branches: tuple[Branch, ...]
 
@@ -64,6 +66,8 @@ class MapStore:
         layers: the attention layers that are watched.
         passes: one :class:`Pass` for each call of the model, in order.
         tokens: the key columns that are kept, or None for all.
+        n_keys: token columns of the cross-attention, kept or not; None before it ran.
+        expected_nbytes: bytes that will be held at the end of the run, at most; None before it.
         maps: a mapping, layer name to ``[images, (steps,) (heads,) rows, cols, tokens]``. The
             steps axis is there with ``steps="all"`` or a selection, the heads axis likewise.
             Values are probabilities in [0, 1]; in the default dtype float32 and with all tokens
@@ -93,6 +97,7 @@ class MapStore:
         self.device, self.dtype, self.grad = device, dtype, grad
         self.passes: list[Pass] = []
         self.n_keys: int | None = None
+        self.expected_nbytes: int | None = None
         self._slots: dict[str, _Slot] = {}
 
     @property
@@ -150,29 +155,36 @@ class MapStore:
 
     def add(self, layer: AttentionLayer, probs: Tensor) -> None:
         """Take in one layer's probabilities, float32 ``[images, heads, N, T]``."""
-        self.n_keys = probs.shape[-1]
-        if self.tokens is not None:
-            if max(self.tokens) >= self.n_keys:
-                raise CaptureError(
-                    f"Asked for token column {max(self.tokens)} of {layer.name}, which has "
-                    f"{self.n_keys} (0 to {self.n_keys - 1})."
-                )
-            probs = probs[..., list(self.tokens)]
-        probs = self._over_heads(layer, probs if self.grad else probs.detach())
+        probs = probs if self.grad else probs.detach()
+        if layer.kind == "cross":
+            probs = self._over_tokens(layer, probs)
+        probs = self._over_heads(layer, probs)
         slot = self._slots.get(layer.name)
         if slot is None:
             grid = query_grid(probs.shape[-2], self.latent_size, self.levels)
             slot = self._slots[layer.name] = _Slot(grid)
         slot.calls += 1
-        probs = probs.to(device=self.device, dtype=self.dtype)
         if self.steps != "mean":
-            slot.steps.append(probs)
-        elif slot.total is None:
+            slot.steps.append(probs.to(device=self.device, dtype=self.dtype))
+            return
+        probs = probs.to(device=self.device, dtype=sum_dtype(self.dtype))
+        if slot.total is None:
             slot.total = probs
         elif self.grad:
             slot.total = slot.total + probs
         else:
             slot.total += probs
+
+    def _over_tokens(self, layer: AttentionLayer, probs: Tensor) -> Tensor:
+        self.n_keys = probs.shape[-1]
+        if self.tokens is None:
+            return probs
+        if max(self.tokens) >= self.n_keys:
+            raise CaptureError(
+                f"Asked for token column {max(self.tokens)} of {layer.name}, which has "
+                f"{self.n_keys} (0 to {self.n_keys - 1})."
+            )
+        return probs[..., list(self.tokens)]
 
     def _over_heads(self, layer: AttentionLayer, probs: Tensor) -> Tensor:
         if self.heads == "mean":
@@ -191,7 +203,7 @@ class MapStore:
         """``maps[name]``: ``[images, (steps,) (heads,) rows, cols, tokens]``."""
         slot = self._slots[name]
         held = torch.stack(slot.steps, dim=1) if slot.total is None else slot.total / slot.calls
-        return held.unflatten(-2, slot.grid)
+        return held.to(self.dtype).unflatten(-2, slot.grid)
 
     def missing(self) -> list[str]:
         """Names of the watched layers that never ran."""
@@ -222,12 +234,8 @@ class MapStore:
                 CaptureWarning,
                 stacklevel=4,
             )
-        skipped = (
-            []
-            if isinstance(self.steps, str)
-            else [step for step in self.steps if step >= len(self.passes)]
-        )
-        if skipped:
+        chosen = [] if isinstance(self.steps, str) else self.steps
+        if skipped := [step for step in chosen if step >= len(self.passes)]:
             warnings.warn(
                 f"Asked for steps {list(self.steps)}, but the model ran {len(self.passes)} times "
                 f"(0 to {len(self.passes) - 1}): nothing is held of {skipped}.",
@@ -237,26 +245,26 @@ class MapStore:
 
     def report(self) -> str:
         """What was asked for and what was seen, as a text of a few lines."""
-        seen = [layer for layer in self.layers if layer.name in self._slots]
-        grids = sorted({self._slots[layer.name].grid for layer in seen}, reverse=True)
-        branches = dict.fromkeys(self.passes[0].branches) if self.passes else {}
+        if not self.passes:
+            return f"layers     {len(self.layers)} watched\npasses     none yet"
+        first, missing = self.passes[0], self.missing()
+        grids = sorted({slot.grid for slot in self._slots.values()}, reverse=True)
+        layout = " | ".join(chunk or "neither" for chunk in first.layout)
         times = [f"{t:g}" for t in self.timesteps]
         if len(times) > 6:
             times = [*times[:3], "…", *times[-2:]]
         kept = "all" if self.tokens is None else f"columns {list(self.tokens)}"
-        return "\n".join(
-            [
-                f"layers     {len(seen)} of {len(self.layers)} seen"
-                + (f", missing: {', '.join(self.missing())}" if self.missing() else ""),
-                f"grids      {', '.join(f'{rows}x{cols}' for rows, cols in grids) or 'none'}",
-                f"passes     {len(self.passes)}, timesteps {', '.join(times) or 'none'}",
-                f"images     {self.images} of a batch of "
-                f"{self.passes[0].batch if self.passes else 0}, "
-                f"branch {', '.join(branches) or 'none'}",
-                f"kept       steps {self.steps}, heads {self.heads}, tokens {kept}",
-                f"held       {self.nbytes / 1e6:.2f} MB",
-            ]
-        )
+        lines = {
+            "layers": f"{len(self.layers) - len(missing)} of {len(self.layers)} seen",
+            "missing": ", ".join(missing) or "none",
+            "grids": ", ".join(f"{rows}x{cols}" for rows, cols in grids),
+            "passes": f"{len(self.passes)}, timesteps {', '.join(times)}",
+            "guidance": f"{layout} in a batch of {first.batch}",
+            "images": f"{self.images}, {' and '.join(dict.fromkeys(first.branches))}",
+            "kept": f"steps {self.steps}, heads {self.heads}, tokens {kept}",
+            "held": f"{self.nbytes / 1e6:.2f} MB",
+        }
+        return "\n".join(f"{name:10} {text}" for name, text in lines.items())
 
 
 class _Maps(Mapping[str, Tensor]):
@@ -280,15 +288,14 @@ class _Maps(Mapping[str, Tensor]):
 
 
 def _check_selection(name: str, value: Any) -> None:
-    if (
-        value in ("mean", "all")
-        if isinstance(value, str)
-        else (len(value) and all(isinstance(i, int) and i >= 0 for i in value))
-    ):
-        return
-    raise ValueError(
-        f'{name}={value!r}: pass "mean", "all", or a list of indices from 0 (not empty).'
-    )
+    if isinstance(value, str):
+        good = value in ("mean", "all")
+    else:
+        good = bool(len(value)) and all(isinstance(i, int) and i >= 0 for i in value)
+    if not good:
+        raise ValueError(
+            f'{name}={value!r}: pass "mean", "all", or a list of indices from 0 (not empty).'
+        )
 
 
 def expected_bytes(
@@ -319,4 +326,9 @@ def expected_bytes(
         keys = n_keys if layer.kind == "cross" else rows * cols
         kept_heads = layer.heads if heads == "all" else 1 if heads == "mean" else len(heads)
         total += images * kept_steps * kept_heads * rows * cols * keys
-    return total * dtype.itemsize
+    return total * (sum_dtype(dtype) if steps == "mean" else dtype).itemsize
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of running sums for maps of ``dtype``: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)

@@ -22,7 +22,7 @@ import torch
 from . import __version__
 from .capture import capture
 from .files import save_run
-from .heatmaps import Heatmaps, heatmaps
+from .heatmaps import Heatmaps, heatmaps_of
 from .layers import find_denoiser
 from .maps import MapStore
 from .tokens import Prompt, read_prompt
@@ -202,8 +202,7 @@ def generate(
     with capture(pipe, **settings) as store:
         result = pipe(prompts, generator=generators, **options)
     _warn_of_blanked(result)
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # said above
-        maps = heatmaps(store, tokenizer, prompts)
+    maps = heatmaps_of(store, read)
     common = _describe(pipe, store, options)
     info = [
         {"prompt": maps[i].prompt.text, "seed": seeds[i], **common, "size": list(image.size)}

@@ -5,6 +5,7 @@ which hooks of its own record.
 """
 
 import math
+import sys
 import threading
 
 import pytest
@@ -351,7 +352,7 @@ def test_layers_that_never_ran_are_named(tiny_unet):
         with capture(tiny_unet) as store:
             tiny_unet(torch.randn(1, 4, 16, 16), 1, torch.randn(1, 77, 32))
     assert len(store.maps) == 15
-    assert f"missing: {MID}" in store.report()
+    assert f"missing    {MID}" in store.report()
     with pytest.raises(KeyError, match="No map of a layer 'mid_block"):
         store.maps[MID]
 
@@ -435,8 +436,8 @@ def test_the_report_tells_what_was_seen(tiny_pipe):
         "16 of 16 seen",
         "16x16, 8x8, 4x4, 2x2",
         "2, timesteps 501, 1",
-        "3 of a batch of 6",
-        "branch conditional",
+        "unconditional | conditional in a batch of 6",
+        "3, conditional",
     ):
         assert part in text
 
@@ -453,8 +454,43 @@ def test_memory_is_what_was_said_beforehand(steps, heads):
         run(pipe, num_inference_steps=4, num_images_per_prompt=2)
     layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
     said = expected_bytes(layers, (16, 16), 77, images=2, passes=4, **options)
-    assert store.nbytes == said
+    assert store.nbytes == store.expected_nbytes == said
     assert sum(m.numel() * m.element_size() for m in store.maps.values()) == said
+
+
+def test_much_memory_is_said_before_it_is_held(monkeypatch, caplog):
+    monkeypatch.setattr(sys.modules["sdattn.capture"], "MUCH", 1e6)
+    pipe = make_pipeline()
+    with capture(pipe) as store:
+        run(pipe)
+    assert not caplog.records
+    pipe.unet.register_forward_hook(lambda *_: caplog.records.append(store.nbytes))
+    with capture(pipe, steps="all", heads="all") as store:
+        run(pipe)
+    said, *held = caplog.records
+    assert "will hold up to 0.0 GB by the end of this run of 2 model calls" in said.getMessage()
+    assert held[1] == store.expected_nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_running_sums_are_float32_whatever_the_maps_are(dtype):
+    found = []
+    for kept in (torch.float32, dtype):
+        pipe = make_pipeline()
+        with capture(pipe, dtype=kept) as store:
+            run(pipe, num_inference_steps=30)
+        found.append(store.maps[MID])
+    assert found[1].dtype == dtype
+    assert torch.equal(found[0].to(dtype), found[1])
+
+
+def test_self_attention_beside_chosen_tokens_keeps_every_cell():
+    pipe = make_pipeline()
+    with capture(pipe, kinds=("cross", "self"), layers="mid", tokens=[1, 2]) as store:
+        run(pipe)
+    shapes = {name[-5:]: tuple(one.shape) for name, one in store.maps.items()}
+    assert shapes == {"attn1": (1, 2, 2, 4), "attn2": (1, 2, 2, 2)}
+    assert store.n_keys == 77
 
 
 def test_the_default_does_not_grow_with_steps():

@@ -142,7 +142,7 @@ def test_sdxl_comes_at_its_finest_attention():
 
 def test_the_wrong_tokenizer_is_refused(captured):
     _, store = captured
-    with pytest.raises(ValueError, match="77 token columns, and CLIPTokenizer makes 20"):
+    with pytest.raises(ValueError, match="77 token columns, and the tokenizer made 20"):
         heatmaps(store, make_pipeline(max_length=20).tokenizer, PROMPT)
 
 
