@@ -21,7 +21,8 @@ from .tokens import TruncationWarning, read_prompt
 
 if TYPE_CHECKING:
     from .files import load_run
-    from .pipelines import Run, generate, load_pipeline
+    from .pipelines import load_pipeline
+    from .runs import Run, generate
 
 __version__ = "0.1.0"
 
@@ -46,8 +47,8 @@ __all__ = [
 ]
 
 _LATER = {
-    "Run": "pipelines",
-    "generate": "pipelines",
+    "Run": "runs",
+    "generate": "runs",
     "load_pipeline": "pipelines",
     "load_run": "files",
 }

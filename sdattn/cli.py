@@ -82,7 +82,8 @@ def generate(
 ) -> None:
     """Draw a picture from PROMPT and show where each of its words went."""
     from .files import check_target, file_name
-    from .pipelines import generate, load_pipeline
+    from .pipelines import load_pipeline
+    from .runs import generate
 
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
     check_target(out, force=force)

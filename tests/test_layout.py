@@ -1,6 +1,8 @@
 """Which module may import which: the architecture, held to by a test."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,9 @@ MAY_IMPORT = {
     "heatmaps": {"maps", "render", "tokens"},
     "render": set(),
     "files": {"heatmaps", "render", "tokens"},
-    "pipelines": {"capture", "files", "heatmaps", "layers", "maps", "tokens"},
-    "cli": {"files", "layers", "maps", "pipelines"},
+    "pipelines": {"layers"},
+    "runs": {"capture", "files", "heatmaps", "maps", "pipelines", "tokens"},
+    "cli": {"files", "layers", "maps", "pipelines", "runs"},
     "scenes": set(),
     "scene_checker": {"scenes"},
 }
@@ -60,3 +63,12 @@ def test_modules_that_stand_alone(module):
     allowed = {"attention": {"torch"}, "tokens": set(), "processors": {"torch"}}[module]
     foreign = set(imports(PACKAGE / f"{module}.py")) & ({"torch", "numpy", "PIL"} | HEAVY)
     assert foreign <= allowed
+
+
+def test_the_import_is_light():
+    code = (
+        "import sys, sdattn; "
+        "print([m for m in ('diffusers', 'transformers', 'matplotlib', 'PIL') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,201 @@
+"""`generate()`: run a pipeline with capture; `Run`: what came out, ready to be saved."""
+
+from __future__ import annotations
+
+import math
+import platform
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import __version__
+from .capture import capture
+from .files import save_run
+from .heatmaps import Heatmaps, heatmaps_of
+from .maps import MapStore
+from .pipelines import DEMO_SETTINGS, find_tokenizer, is_demo, latent_size
+from .tokens import Prompt, read_prompt
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+@dataclass
+class Run:
+    """What :func:`generate` made.
+
+    Attributes:
+        images: PIL, one or more a prompt.
+        heatmaps: those of each image.
+        store: the captured maps.
+        info: the settings of each image's run, as ``run.json`` holds them.
+    """
+
+    images: list[Image.Image]
+    heatmaps: list[Heatmaps]
+    store: MapStore
+    info: list[dict[str, Any]]
+
+    def save(self, folder: str | Path, *, force: bool = False) -> list[Path]:
+        """Write a run's folder, see :func:`sdattn.files.save_run`; with several images one each,
+        ``folder-0``, ``folder-1`` and so on. Returns the folders."""
+        single = len(self.images) == 1
+        folders = [
+            Path(folder) if single else Path(f"{folder}-{i}") for i in range(len(self.images))
+        ]
+        for i, path in enumerate(folders):
+            layers = {}
+            for name, one in self.store.maps.items():
+                one = one[i].detach().float()
+                layers[name] = one.flatten(0, -4).mean(0) if one.ndim > 3 else one
+            save_run(path, self.images[i], self.heatmaps[i], layers, self.info[i], force=force)
+        return folders
+
+
+def generate(
+    pipe: Any,
+    prompt: str | Sequence[str],
+    *,
+    seed: int = 0,
+    words: Sequence[str] | None = None,
+    capture_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Run a pipeline and see where each word of the prompt went.
+
+    Args:
+        pipe: a text-to-image Stable Diffusion pipeline with a UNet.
+        prompt: one prompt or several.
+        seed: of the first image; the next image has the next seed. Noise is drawn on the CPU, so
+            that it does not depend on the device.
+        words: keep the maps of these words and phrases only.
+        capture_options: handed to :func:`sdattn.capture`, ``{"layers": ("mid", "up")}`` say.
+        options: handed to the pipeline: ``num_inference_steps``, ``guidance_scale``,
+            ``negative_prompt``, ``height``, ``width``, ``num_images_per_prompt`` and so on.
+
+    Returns:
+        Run: images and heatmaps, ``num_images_per_prompt`` for each prompt, in order.
+
+    Raises:
+        ValueError: an empty prompt, a size or a number of steps that cannot be.
+        KeyError: a word that is in none of the prompts.
+    """
+    if is_demo(pipe):
+        options = {**DEMO_SETTINGS, **options}
+    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+    tokenizer = find_tokenizer(pipe)
+    read = [read_prompt(tokenizer, text) for text in prompts]
+    _check_options(pipe, options)
+    options = {**options, **_checked_size(pipe, options)}
+    settings = _checked_capture(capture_options or {})
+    if words is not None:
+        settings["tokens"] = _columns_of(words, read)
+    seeds = [seed + i for i in range(len(prompts) * options.get("num_images_per_prompt", 1))]
+    with capture(pipe, **settings) as store:
+        result = _call(pipe, prompts, seeds, options)
+    _warn_of_blanked(result)
+    maps = heatmaps_of(store, read)
+    common = _describe(pipe, store, options)
+    info = [
+        {"prompt": maps[i].prompt.text, "seed": seeds[i], **common, "size": list(image.size)}
+        for i, image in enumerate(result.images)
+    ]
+    return Run(list(result.images), maps, store, info)
+
+
+def _call(pipe: Any, prompts: list[str], seeds: list[int], options: Mapping[str, Any]) -> Any:
+    options = dict(options)
+    if isinstance(options.get("negative_prompt"), str):  # diffusers wants a list beside a list
+        options["negative_prompt"] = [options["negative_prompt"]] * len(prompts)
+    generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+    return pipe(prompts, generator=generators, **options)
+
+
+def _checked_capture(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Refuse what would leave the run without heatmaps, before it runs."""
+    branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", ("cross",))
+    if branch != "conditional" or "cross" not in kinds:
+        raise ValueError(
+            f"capture_options={dict(settings)}: generate() shows the cross-attention of the "
+            "prompt. For anything else use capture() around the pipeline."
+        )
+    return dict(settings)
+
+
+def _check_options(pipe: Any, options: Mapping[str, Any]) -> None:
+    if taken := sorted({"generator", "output_type", "prompt_embeds", "return_dict"} & set(options)):
+        raise ValueError(
+            f"generate() sees to {', '.join(taken)} itself. Use capture() around the pipeline."
+        )
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name}={value}: pass a finite number.")
+    steps = options.get("num_inference_steps", 1)
+    most = pipe.scheduler.config.num_train_timesteps
+    if not 1 <= steps <= most:
+        raise ValueError(f"num_inference_steps={steps}: pass 1 to {most}, the scheduler's most.")
+
+
+def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
+    """Both sides of the size, or none; of a lone side diffusers would take no notice."""
+    given = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
+    unit = math.lcm(8, pipe.vae_scale_factor)  # diffusers asks for 8 whatever the VAE
+    for side, value in given.items():
+        if value < unit or value % unit:
+            lower = max(unit, value // unit * unit)
+            raise ValueError(
+                f"{side}={value}: this model makes sizes that are a multiple of {unit} pixels. "
+                f"The nearest are {lower} and {lower + unit}."
+            )
+    if not given:
+        return {}
+    height, width = (cells * pipe.vae_scale_factor for cells in latent_size(pipe))
+    return {"height": height, "width": width, **given}
+
+
+def _columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
+    columns: set[int] = set()
+    for word in words:
+        errors = []
+        for one in prompts:
+            try:
+                columns.update(*one.find(word))
+            except KeyError as error:
+                errors.append(error)
+        if len(errors) == len(prompts):
+            raise errors[0]
+    return sorted(columns)
+
+
+def _warn_of_blanked(result: Any) -> None:
+    flags = getattr(result, "nsfw_content_detected", None) or []
+    if any(flags):
+        blanked = [i for i, flag in enumerate(flags) if flag]
+        warnings.warn(
+            f"The pipeline's safety checker blanked image(s) {blanked}; their heatmaps are of what "
+            "was generated before that.",
+            stacklevel=3,
+        )
+
+
+def _describe(pipe: Any, store: MapStore, options: Mapping[str, Any]) -> dict[str, Any]:
+    plain = (str, int, float, bool, type(None))
+    return {
+        "model": "demo" if is_demo(pipe) else str(getattr(pipe, "name_or_path", "")),
+        "pipeline": type(pipe).__name__,
+        "scheduler": type(pipe.scheduler).__name__,
+        "options": {key: value for key, value in options.items() if isinstance(value, plain)},
+        "device": pipe.device.type,
+        "dtype": str(pipe.dtype).removeprefix("torch."),
+        "timesteps": store.timesteps,
+        "versions": {
+            "python": platform.python_version(),
+            "sdattn": __version__,
+            **{name: version(name) for name in ("torch", "diffusers", "transformers")},
+        },
+    }
