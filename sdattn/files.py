@@ -155,7 +155,7 @@ def _read_maps(path: Path, info: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            layers = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            layers = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is corrupt: {error}. Generate the run again.") from error
     if metadata.get("format") != FORMAT:

@@ -191,8 +191,7 @@ def heatmaps(store: MapStore, tokenizer: Any, prompt: str | Sequence[str]) -> li
 
 def heatmaps_of(store: MapStore, prompts: Sequence[Prompt]) -> list[Heatmaps]:
     """:func:`heatmaps` for prompts that have been read."""
-    cross = [layer.name for layer in store.layers if layer.kind == "cross"]
-    values = average_layers({name: store.maps[name] for name in cross if name in store.maps})
+    values = average_layers(cross_maps(store))
     each, rest = divmod(len(values), max(len(prompts), 1))
     if rest or not each:
         raise ValueError(
@@ -209,19 +208,32 @@ def heatmaps_of(store: MapStore, prompts: Sequence[Prompt]) -> list[Heatmaps]:
     return [Heatmaps(prompts[i // each], maps, store.tokens) for i, maps in enumerate(values)]
 
 
-def average_layers(layers: Mapping[str, Tensor]) -> Tensor:
-    """The mean over steps, heads and layers, at the finest grid among the layers.
-
-    Args:
-        layers: layer name to ``[images, (steps,) (heads,) rows, cols, tokens]``.
+def cross_maps(store: MapStore) -> dict[str, Tensor]:
+    """The store's cross-attention, each layer averaged over steps and heads.
 
     Returns:
-        float32 ``[images, rows, cols, tokens]`` on the CPU.
+        layer name to float32 ``[images, rows, cols, tokens]`` on the CPU.
+    """
+    names = [layer.name for layer in store.layers if layer.kind == "cross"]
+    found = {name: store.maps[name].detach().float().cpu() for name in names if name in store.maps}
+    return {
+        name: one.flatten(1, -4).mean(1) if one.ndim > 4 else one for name, one in found.items()
+    }
+
+
+def average_layers(layers: Mapping[str, Tensor]) -> Tensor:
+    """The mean over layers, at the finest grid among them.
+
+    Args:
+        layers: layer name to ``[images, rows, cols, tokens]``.
+
+    Returns:
+        ``[images, rows, cols, tokens]``.
 
     Raises:
         CaptureError: there is no layer.
     """
-    maps = [_flat_mean(one) for one in layers.values()]
+    maps = list(layers.values())
     if not maps:
         raise CaptureError(
             "There are no cross-attention maps, and only those have token columns. Capture "
@@ -236,12 +248,6 @@ def average_layers(layers: Mapping[str, Tensor]) -> Tensor:
         for group in by_grid.values()  # one resize a resolution: it is linear
     )
     return torch.as_tensor(total) / len(maps)
-
-
-def _flat_mean(maps: Tensor) -> Tensor:
-    """``[images, (steps,) (heads,) rows, cols, tokens]`` without its steps and heads."""
-    maps = maps.detach().float().cpu()
-    return maps.mean(tuple(range(1, maps.ndim - 3))) if maps.ndim > 4 else maps
 
 
 def _resize_last(maps: Tensor, size: tuple[int, int]) -> Tensor:

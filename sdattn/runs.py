@@ -16,7 +16,7 @@ import torch
 from . import __version__
 from .capture import capture
 from .files import save_run
-from .heatmaps import Heatmaps, heatmaps_of
+from .heatmaps import Heatmaps, cross_maps, heatmaps_of
 from .maps import MapStore
 from .pipelines import DEMO_SETTINGS, find_tokenizer, is_demo, latent_size
 from .tokens import Prompt, read_prompt
@@ -48,11 +48,9 @@ class Run:
         folders = [
             Path(folder) if single else Path(f"{folder}-{i}") for i in range(len(self.images))
         ]
+        maps = cross_maps(self.store)
         for i, path in enumerate(folders):
-            layers = {}
-            for name, one in self.store.maps.items():
-                one = one[i].detach().float()
-                layers[name] = one.flatten(0, -4).mean(0) if one.ndim > 3 else one
+            layers = {name: one[i] for name, one in maps.items()}
             save_run(path, self.images[i], self.heatmaps[i], layers, self.info[i], force=force)
         return folders
 

@@ -34,7 +34,9 @@ def test_one_seed_is_one_picture():
 
 
 @pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
-@pytest.mark.parametrize("capture_options", [{}, {"steps": "all", "heads": [0, 1]}])
+@pytest.mark.parametrize(
+    "capture_options", [{}, {"steps": "all", "heads": [0, 1], "kinds": ("cross", "self")}]
+)
 def test_a_saved_run_comes_back(make, capture_options, tmp_path):
     run = generate(make(), PROMPT, capture_options=capture_options, **QUICK)
     [path] = run.save(tmp_path / "run")
