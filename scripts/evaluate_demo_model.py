@@ -22,6 +22,7 @@ import sdattn
 from sdattn.scene_checker import Found, find_objects, match
 from sdattn.scenes import DIRECTIONS, Scene, holds, random_scene
 
+BATCH = 10  # pictures drawn at a time
 SIDE = 64  # side of the checker's masks
 THRESHOLDS = np.linspace(0.05, 0.95, 19).round(2)
 
@@ -150,19 +151,30 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def evaluate(pipe: Any, args: argparse.Namespace) -> tuple[list[Verdict], list[Image.Image]]:
-    """Draw every prompt with a seed of its own and judge it."""
+def unseen(args: argparse.Namespace) -> list[tuple[Scene, str]]:
+    """Scenes of the held-out part, each with one of its prompts."""
     rng = np.random.default_rng(args.scene_seed)
-    verdicts, pictures = [], []
-    for index in range(args.prompts):
+    asked = []
+    for _ in range(args.prompts):
         scene = random_scene(rng, held_out=True)
         said = scene.prompts(args.wording) or scene.prompts()
-        prompt = said[0] if args.first else said[int(rng.integers(len(said)))]
-        options = {"steps": args.steps, "guidance": args.guidance}
-        given = {name: value for name, value in options.items() if value is not None}
-        run = sdattn.generate(pipe, prompt, seed=args.seed + index, **given)
-        verdicts.append(judge(scene, prompt, run.images[0], run.heatmaps[0]))
-        pictures.append(run.images[0])
+        asked.append((scene, said[0] if args.first else said[int(rng.integers(len(said)))]))
+    return asked
+
+
+def evaluate(pipe: Any, args: argparse.Namespace) -> tuple[list[Verdict], list[Image.Image]]:
+    """Draw every prompt with a seed of its own and judge it."""
+    verdicts, pictures = [], []
+    asked = unseen(args)
+    options = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
+    given = {name: value for name, value in options.items() if value is not None}
+    for start in range(0, len(asked), BATCH):
+        part = asked[start : start + BATCH]
+        prompts = [prompt for _, prompt in part]
+        run = sdattn.generate(pipe, prompts, seed=args.seed + start, **given)
+        for (scene, prompt), picture, maps in zip(part, run.images, run.heatmaps, strict=True):
+            verdicts.append(judge(scene, prompt, picture, maps))
+            pictures.append(picture)
     return verdicts, pictures
 
 
@@ -195,7 +207,9 @@ def main() -> None:
     options = {name: str(value) for name, value in vars(args).items()}
     report = {"options": options, "checker": accuracy, "figures": figures, "wrong": wrong}
     args.out.write_text(json.dumps(report, indent=2) + "\n")
-    rows = [pictures[start : start + 20] for start in range(0, len(pictures) // 20 * 20, 20)]
+    wide = min(20, len(pictures))
+    starts = range(0, len(pictures) - wide + 1, wide)
+    rows = [pictures[start : start + wide] for start in starts]
     sheet = np.vstack([np.hstack([np.asarray(picture) for picture in row]) for row in rows])
     Image.fromarray(sheet).save(args.out.with_suffix(".png"))
     print(args.out)

@@ -6,7 +6,7 @@ Four stages, each kept in ``--work`` and taken up again where it stopped:
 2. vae: the autoencoder, 64 x 64 pictures to 16 x 16 x 4 latents;
 3. text: the text encoder learns to foretell the latent from the prompt alone, which stands
    in for the pretraining that CLIP brings to Stable Diffusion;
-4. unet: diffusion by v-prediction, text encoder included.
+4. unet: diffusion by v-prediction, the text encoder left as it is.
 
 About two and a half hours on 2 CPU cores. No mask and no attention map is ever shown to the
 model: that words find their objects is its own doing.
@@ -31,6 +31,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+from diffusers.models.attention import BasicTransformerBlock
 from PIL import Image
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor, nn
@@ -183,9 +184,9 @@ def new_scheduler() -> DDIMScheduler:
 
 
 class LatentReader(nn.Module):
-    """Foretells the mean latent from token states: one query a cell, two layers of attention."""
+    """Foretells the latent, at half its size, from token states: a query a cell, two layers."""
 
-    def __init__(self, side: int = SIZE // 4, layers: int = 2) -> None:
+    def __init__(self, side: int = SIZE // 8, layers: int = 2) -> None:
         super().__init__()
         self.cells = nn.Parameter(0.02 * torch.randn(side * side, WIDTH))
         self.attend = nn.ModuleList(
@@ -208,6 +209,41 @@ class LatentReader(nn.Module):
             hidden = hidden + think(hidden)
         side = math.isqrt(hidden.shape[1])
         return self.out(hidden).transpose(1, 2).unflatten(2, (side, side))
+
+
+class PlaceProbe(nn.Module):
+    """Has every cross-attention of a UNet know where each of its cells is.
+
+    A UNet has no position embedding: all it knows of places comes in from its zero-padded borders,
+    and it takes very long to find that out from pictures. A linear map from what each
+    cross-attention's queries are made of to (x, y) is trained with it, and then thrown away. It
+    sees no picture, no mask and no word.
+    """
+
+    def __init__(self, unet: UNet2DConditionModel) -> None:
+        super().__init__()
+        blocks = [m for m in unet.modules() if isinstance(m, BasicTransformerBlock)]
+        norms = [block.norm2 for block in blocks]
+        self.heads = nn.ModuleList(nn.Linear(norm.normalized_shape[0], 2) for norm in norms)
+        self.guesses: list[Tensor] = []  # [batch, cells, 2] each, of the UNet's last pass
+        for norm, head in zip(norms, self.heads, strict=True):
+            norm.register_forward_hook(partial(self._guess, head))
+
+    def _guess(self, head: nn.Module, _norm: nn.Module, _seen: object, hidden: Tensor) -> None:
+        """Hook: what a cross-attention's cells say of their places."""
+        if torch.is_grad_enabled():
+            self.guesses.append(head(hidden))
+
+    def forward(self) -> Tensor:
+        """Mean squared error of the places in the UNet's last pass; the picture spans -1 to 1."""
+        errors = []
+        for guess in self.guesses:
+            side = math.isqrt(guess.shape[1])
+            line = (torch.arange(side) + 0.5) / side * 2 - 1
+            places = torch.cartesian_prod(line, line)  # [cells, 2]
+            errors.append((guess - places).square().mean())
+        self.guesses.clear()
+        return torch.stack(errors).mean()
 
 
 # ---------------------------------------------------------------- the training loop
@@ -367,21 +403,40 @@ def vae_psnr(vae: AutoencoderKL, seed: int, count: int = 256) -> float:
     rng = np.random.default_rng(seed)
     drawn = np.stack([random_scene(rng, held_out=True).draw(SIZE) for _ in range(count)])
     pixels = as_pixels(torch.from_numpy(drawn).permute(0, 3, 1, 2))
-    again = vae.decode(vae.encode(pixels).latent_dist.mode()).sample.clamp(-1, 1)
+    parts = [vae.decode(vae.encode(part).latent_dist.mode()).sample for part in pixels.split(8)]
+    again = torch.cat(parts).clamp(-1, 1)
     return float(-10 * torch.log10(((again - pixels) / 2).square().mean(dim=(1, 2, 3))).mean())
 
 
 @torch.no_grad()
 def make_latents(vae: AutoencoderKL, pictures: Tensor, work: Path) -> Tensor:
     """Scaled latents [scenes, 4, 16, 16]; also sets the scaling factor of the autoencoder."""
-    kept = work / "latents.pt"
-    if not kept.exists():
-        parts = [vae.encode(as_pixels(part)).latent_dist.mode() for part in pictures.split(100)]
-        torch.save(torch.cat(parts), kept)
-    latents = torch.load(kept)
+    kept = [work / f"latents-{index}-of-{world()}.pt" for index in range(world())]
+    if not kept[rank()].exists():
+        mine = pictures.chunk(world())[rank()].split(8)
+        parts = [vae.encode(as_pixels(part)).latent_dist.mode() for part in mine]
+        torch.save(torch.cat(parts), kept[rank()])
+    if world() > 1:
+        dist.barrier()
+    latents = torch.cat([torch.load(path) for path in kept])
     scaling = round(1 / float(latents.std()), 5)
     vae.register_to_config(scaling_factor=scaling)
     return latents * scaling
+
+
+def polish_decoder(
+    vae: AutoencoderKL, latents: Tensor, pictures: Tensor, work: Path, steps: int, seed: int
+) -> None:
+    """Train the decoder alone on the latents as they now stand; it is the cheaper half."""
+
+    def loss(step: int) -> Tensor:
+        _, chosen = pick(step, seed, len(pictures), batch=8)
+        error = vae.decode(latents[chosen] / vae.config.scaling_factor).sample
+        error = error - as_pixels(pictures[chosen])
+        return error.abs().mean() + 2 * error.square().mean()
+
+    modules = {"decoder": vae.decoder, "post_quant_conv": vae.post_quant_conv}
+    Fit("decoder", modules, (1e-3, 1e-3), loss, steps, 0.05, {}, lambda step: None).run(work)
 
 
 def text_states(
@@ -415,7 +470,7 @@ def train_text(
         prompts = [scenes[index].caption(rng) for index in chosen.tolist()]
         forget = torch.from_numpy(rng.random(len(prompts)) < 0.3)
         states = text_states(text, tokenizer, prompts, forget)
-        return F.mse_loss(reader(states), latents[chosen])
+        return F.mse_loss(reader(states), F.avg_pool2d(latents[chosen], 2))
 
     modules = {"text": text, "reader": reader}
     Fit("text", modules, (1e-3, 1e-3), loss, steps, 0.3, {}, lambda step: None).run(work)
@@ -423,18 +478,39 @@ def train_text(
 
 
 def noisy_times(rng: np.random.Generator, count: int) -> Tensor:
-    """Timesteps [count]: half anywhere, half where the picture's plan is made."""
-    anywhere, early = rng.integers(0, 1000, count), rng.integers(600, 1000, count)
-    return torch.from_numpy(np.where(rng.random(count) < 0.5, anywhere, early))
+    """Timesteps [count]: an eighth at the very end, a quarter near it, the others anywhere.
+
+    The first steps of a picture decide what goes where, and there is only the prompt to tell them.
+    Times are spread evenly by chance, which is less noisy than drawing every one alone.
+    """
+    last, near = count // 8, count // 4
+    anywhere = count - last - near
+    spread = (np.arange(anywhere) + rng.random(anywhere)) / anywhere
+    early = (np.arange(near) + rng.random(near)) / near
+    times = np.concatenate([np.full(last, 999), 800 + 200 * early, 1000 * spread])
+    return torch.from_numpy(times).long()
 
 
 def diffusion_loss(
-    unet: UNet2DConditionModel, noise_of: DDIMScheduler, latents: Tensor, states: Tensor, t: Tensor
+    unet: UNet2DConditionModel,
+    noise_of: DDIMScheduler,
+    latents: Tensor,
+    states: Tensor,
+    t: Tensor,
+    hush: bool = False,
 ) -> Tensor:
-    """Squared error of the velocity (Salimans and Ho, 2022)."""
+    """Squared error of the velocity (Salimans and Ho, 2022).
+
+    With ``hush``, what is seen at the last timestep is turned down by chance. It is all noise and
+    the answer does not depend on it, but in silence the UNet can make out where the borders are,
+    which is all it has to tell left from right; from there it learns to do so through the noise.
+    """
     noise = torch.randn_like(latents)
-    seen = unet(noise_of.add_noise(latents, noise, t), t, states).sample
-    return F.mse_loss(seen, noise_of.get_velocity(latents, noise, t))
+    noisy = noise_of.add_noise(latents, noise, t)
+    if hush:
+        loud = (1.5 * torch.rand(len(t))).clamp(max=1.0)
+        noisy = noisy * torch.where(t == 999, loud, 1.0)[:, None, None, None]
+    return F.mse_loss(unet(noisy, t, states).sample, noise_of.get_velocity(latents, noise, t))
 
 
 def train_unet(
@@ -445,26 +521,36 @@ def train_unet(
     steps: int,
     seed: int,
 ) -> StableDiffusionPipeline:
-    """Train the pipeline's UNet and text encoder; returns a pipeline of their running means."""
-    mean = copy.deepcopy({"unet": pipe.unet, "text": pipe.text_encoder})
-    averaged = assemble(pipe.vae, mean["text"], pipe.tokenizer, mean["unet"])
+    """Train the pipeline's UNet; returns a pipeline with the running mean of its weights.
+
+    As with Stable Diffusion, the text encoder stays as it is: while the UNet cannot yet use what
+    it knows of left and right, learning on would make it forget that.
+    """
+    mean: dict[str, nn.Module] = {"unet": copy.deepcopy(pipe.unet)}
+    averaged = assemble(pipe.vae, pipe.text_encoder, pipe.tokenizer, mean["unet"])
+    probe = PlaceProbe(pipe.unet)
 
     def loss(step: int) -> Tensor:
         rng, chosen = pick(step, seed, len(scenes), batch=32)
         said = [scenes[index].caption(rng) for index in chosen.tolist()]
         prompts = ["" if rng.random() < 0.1 else prompt for prompt in said]
         forget = torch.from_numpy(rng.random(len(prompts)) < 0.3)
-        states = text_states(pipe.text_encoder, pipe.tokenizer, prompts, forget)
+        with torch.no_grad():
+            states = text_states(pipe.text_encoder, pipe.tokenizer, prompts, forget)
         t = noisy_times(rng, len(prompts))
-        return diffusion_loss(pipe.unet, pipe.scheduler, latents[chosen], states, t)
+        error = diffusion_loss(pipe.unet, pipe.scheduler, latents[chosen], states, t, hush=True)
+        misplaced = probe()
+        if step % 100 == 99:
+            say(f"     places {misplaced.item():.3f}")
+        return error + 0.5 * misplaced
 
     def watch(step: int) -> None:
         report_use_of_text(averaged, scenes, latents)
         if step % 1000 == 0 or step == steps:
             report_pictures(averaged, step, work)
 
-    modules = {"unet": pipe.unet, "text": pipe.text_encoder}
-    Fit("unet", modules, (1e-3, 3e-4), loss, steps, 0.5, mean, watch).run(work)
+    modules = {"unet": pipe.unet, "probe": probe}
+    Fit("unet", modules, (1e-3, 1e-3), loss, steps, 0.78, mean, watch).run(work)
     return averaged
 
 
@@ -550,8 +636,9 @@ def train(process: int, args: argparse.Namespace) -> None:
     scenes, pictures = make_dataset(args.seed, args.chunks, args.work)
     tokenizer = make_tokenizer(scenes[:2000])
     vae = train_vae(pictures, args.work, args.vae_steps, args.seed)
-    say(f"vae: {vae_psnr(vae, seed=7):.2f} dB on unseen scenes")
     latents = make_latents(vae, pictures, args.work)
+    polish_decoder(vae, latents, pictures, args.work, args.decoder_steps, args.seed + 3)
+    say(f"vae: {vae_psnr(vae, seed=7):.2f} dB on unseen scenes")
     text = train_text(tokenizer, scenes, latents, args.work, args.text_steps, args.seed + 1)
     pipe = assemble(vae, text, tokenizer, new_unet())
     made = train_unet(pipe, scenes, latents, args.work, args.unet_steps, args.seed + 2)
@@ -571,9 +658,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/demo"), help="checkpoints")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=40, help="thousands of training scenes")
-    parser.add_argument("--vae-steps", type=int, default=2600)
-    parser.add_argument("--text-steps", type=int, default=3000)
-    parser.add_argument("--unet-steps", type=int, default=8000)
+    parser.add_argument("--vae-steps", type=int, default=3400)
+    parser.add_argument("--decoder-steps", type=int, default=600)
+    parser.add_argument("--text-steps", type=int, default=1500)
+    parser.add_argument("--unet-steps", type=int, default=5400)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
