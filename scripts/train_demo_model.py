@@ -8,7 +8,7 @@ Four stages, each kept in ``--work`` and taken up again where it stopped:
    in for the pretraining that CLIP brings to Stable Diffusion;
 4. unet: diffusion by v-prediction, the text encoder left as it is.
 
-About two and a half hours on 2 CPU cores. No mask and no attention map is ever shown to the
+About an hour and a half on 2 CPU cores. No mask and no attention map is ever shown to the
 model: that words find their objects is its own doing.
 """
 
@@ -659,7 +659,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=40, help="thousands of training scenes")
     parser.add_argument("--vae-steps", type=int, default=3400)
-    parser.add_argument("--decoder-steps", type=int, default=600)
+    parser.add_argument("--decoder-steps", type=int, default=300)
     parser.add_argument("--text-steps", type=int, default=1500)
     parser.add_argument("--unet-steps", type=int, default=5400)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
