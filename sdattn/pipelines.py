@@ -16,7 +16,7 @@ import torch
 from .layers import find_denoiser
 
 DEMO = Path(__file__).parent / "demo"
-DEMO_SETTINGS = {"num_inference_steps": 20, "guidance_scale": 2.0}
+DEMO_SETTINGS = {"num_inference_steps": 20, "guidance_scale": 2.5}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
