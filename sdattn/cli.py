@@ -166,6 +166,7 @@ def _load(load_pipeline: Any, model: str, device: str | None, dtype: str | None)
         raise typer.BadParameter(f"{dtype} is not one of {', '.join(known)}.", param_hint="--dtype")
     logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()  # it warns of parts that are not used here
+    transformers_logging.disable_progress_bar()
     pipe = load_pipeline(model, device=device, dtype=known.get(dtype or ""))
     name = str(pipe.dtype).removeprefix("torch.")
     print(f"{type(pipe).__name__} {model} on {pipe.device} in {name}", file=sys.stderr)

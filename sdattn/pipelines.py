@@ -16,7 +16,7 @@ import torch
 from .layers import find_denoiser
 
 DEMO = Path(__file__).parent / "demo"
-DEMO_SETTINGS = {"num_inference_steps": 20, "guidance_scale": 2.5}
+DEMO_SETTINGS = {"num_inference_steps": 20, "guidance_scale": 1.5}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -67,7 +67,7 @@ def load_pipeline(
             "or a hub id such as owner/name."
         )
     find_denoiser(pipe)
-    return pipe.to(device=device, dtype=dtype)
+    return pipe.to(device)
 
 
 def best_device() -> str:
