@@ -692,7 +692,7 @@ def train(process: int, args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     scenes, pictures = make_dataset(args.seed, args.chunks, args.work)
     if args.start:
-        pipe = StableDiffusionPipeline.from_pretrained(args.start)
+        pipe = StableDiffusionPipeline.from_pretrained(args.start, dtype=torch.float32)
         pipe.set_progress_bar_config(disable=True)
         latents = make_latents(pipe.vae, pictures, args.work)
     else:
