@@ -228,8 +228,15 @@ class PlaceProbe(nn.Module):
         norms = [block.norm2 for block in blocks]
         self.heads = nn.ModuleList(nn.Linear(norm.normalized_shape[0], 2) for norm in norms)
         self.guesses: list[Tensor] = []  # [batch, cells, 2] each, of the UNet's last pass
-        for norm, head in zip(norms, self.heads, strict=True):
+        self.hooks = [
             norm.register_forward_hook(partial(self._guess, head))
+            for norm, head in zip(norms, self.heads, strict=True)
+        ]
+
+    def leave(self) -> None:
+        """Take the hooks off the UNet; without this they would go on keeping guesses."""
+        for hook in self.hooks:
+            hook.remove()
 
     def _guess(self, head: nn.Module, _norm: nn.Module, _seen: object, hidden: Tensor) -> None:
         """Hook: what a cross-attention's cells say of their places."""
@@ -516,6 +523,15 @@ def diffusion_loss(
     return F.mse_loss(unet(noisy, t, states).sample, noise_of.get_velocity(latents, noise, t))
 
 
+def captions(
+    rng: np.random.Generator, scenes: list[Scene], chosen: Tensor
+) -> tuple[list[str], Tensor]:
+    """A prompt for each chosen scene, one in ten empty, and which are to forget their end."""
+    said = [scenes[index].caption(rng) for index in chosen.tolist()]
+    prompts = ["" if rng.random() < 0.1 else prompt for prompt in said]
+    return prompts, torch.from_numpy(rng.random(len(prompts)) < 0.3)
+
+
 def train_unet(
     pipe: StableDiffusionPipeline,
     scenes: list[Scene],
@@ -523,8 +539,8 @@ def train_unet(
     work: Path,
     steps: int,
     seed: int,
-) -> StableDiffusionPipeline:
-    """Train the pipeline's UNet; returns a pipeline with the running mean of its weights.
+) -> None:
+    """Train the pipeline's UNet; pictures on the way are of the running mean of its weights.
 
     As with Stable Diffusion, the text encoder stays as it is: while the UNet cannot yet use what
     it knows of left and right, learning on would make it forget that.
@@ -535,9 +551,7 @@ def train_unet(
 
     def loss(step: int) -> Tensor:
         rng, chosen = pick(step, seed, len(scenes), batch=32)
-        said = [scenes[index].caption(rng) for index in chosen.tolist()]
-        prompts = ["" if rng.random() < 0.1 else prompt for prompt in said]
-        forget = torch.from_numpy(rng.random(len(prompts)) < 0.3)
+        prompts, forget = captions(rng, scenes, chosen)
         with torch.no_grad():
             states = text_states(pipe.text_encoder, pipe.tokenizer, prompts, forget)
         t = noisy_times(rng, len(prompts))
@@ -554,7 +568,7 @@ def train_unet(
 
     modules = {"unet": pipe.unet, "probe": probe}
     Fit("unet", modules, (1e-3, 1e-3), loss, steps, 0.78, mean, watch).run(work)
-    return averaged
+    probe.leave()
 
 
 def middle_times(rng: np.random.Generator, count: int) -> Tensor:
@@ -580,9 +594,7 @@ def refine(
 
     def loss(step: int) -> Tensor:
         rng, chosen = pick(step, seed, len(scenes), batch=32)
-        said = [scenes[index].caption(rng) for index in chosen.tolist()]
-        prompts = ["" if rng.random() < 0.1 else prompt for prompt in said]
-        forget = torch.from_numpy(rng.random(len(prompts)) < 0.3)
+        prompts, forget = captions(rng, scenes, chosen)
         states = text_states(pipe.text_encoder, pipe.tokenizer, prompts, forget)
         t = middle_times(rng, len(prompts))
         return diffusion_loss(pipe.unet, pipe.scheduler, latents[chosen], states, t)
