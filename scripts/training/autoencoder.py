@@ -1,0 +1,79 @@
+"""Stage 2: pictures to latents and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from diffusers import AutoencoderKL
+from torch import Tensor
+
+from sdattn.scenes import random_scene
+
+from .data import SIZE
+from .fit import Fit, pick, rank, world
+from .models import new_vae
+
+
+def as_pixels(pictures: Tensor) -> Tensor:
+    """uint8 in [0, 255] to float32 in [-1, 1]."""
+    return pictures.float() / 127.5 - 1
+
+
+def train_vae(pictures: Tensor, work: Path, steps: int, seed: int) -> AutoencoderKL:
+    """An autoencoder of the pictures, ``scaling_factor`` not yet set."""
+    vae = new_vae()
+
+    def loss(step: int) -> Tensor:
+        _, chosen = pick(step, seed, len(pictures), batch=8)
+        pixels = as_pixels(pictures[chosen])
+        posterior = vae.encode(pixels).latent_dist
+        error = vae.decode(posterior.sample()).sample - pixels
+        return error.abs().mean() + 2 * error.square().mean() + 1e-7 * posterior.kl().mean()
+
+    Fit("vae", {"vae": vae}, (2e-3,), loss, steps, 0.05, {}, lambda step: None).run(work)
+    return vae.eval()
+
+
+@torch.no_grad()
+def vae_psnr(vae: AutoencoderKL, seed: int, count: int = 256) -> float:
+    """Mean decibels over scenes that the autoencoder never saw."""
+    rng = np.random.default_rng(seed)
+    drawn = np.stack([random_scene(rng, held_out=True).draw(SIZE) for _ in range(count)])
+    pixels = as_pixels(torch.from_numpy(drawn).permute(0, 3, 1, 2))
+    parts = [vae.decode(vae.encode(part).latent_dist.mode()).sample for part in pixels.split(8)]
+    again = torch.cat(parts).clamp(-1, 1)
+    return float(-10 * torch.log10(((again - pixels) / 2).square().mean(dim=(1, 2, 3))).mean())
+
+
+@torch.no_grad()
+def make_latents(vae: AutoencoderKL, pictures: Tensor, work: Path) -> Tensor:
+    """Scaled latents [scenes, 4, 16, 16]; also sets the scaling factor of the autoencoder."""
+    kept = [work / f"latents-{index}-of-{world()}.pt" for index in range(world())]
+    if not kept[rank()].exists():
+        mine = pictures.chunk(world())[rank()].split(8)
+        parts = [vae.encode(as_pixels(part)).latent_dist.mode() for part in mine]
+        torch.save(torch.cat(parts), kept[rank()])
+    if world() > 1:
+        dist.barrier()
+    latents = torch.cat([torch.load(path) for path in kept])
+    scaling = round(1 / float(latents.std()), 5)
+    vae.register_to_config(scaling_factor=scaling)
+    return latents * scaling
+
+
+def polish_decoder(
+    vae: AutoencoderKL, latents: Tensor, pictures: Tensor, work: Path, steps: int, seed: int
+) -> None:
+    """Train the decoder alone on the latents as they now stand; it is the cheaper half."""
+
+    def loss(step: int) -> Tensor:
+        _, chosen = pick(step, seed, len(pictures), batch=8)
+        error = vae.decode(latents[chosen] / vae.config.scaling_factor).sample
+        error = error - as_pixels(pictures[chosen])
+        return error.abs().mean() + 2 * error.square().mean()
+
+    modules = {"decoder": vae.decoder, "post_quant_conv": vae.post_quant_conv}
+    Fit("decoder", modules, (1e-3, 1e-3), loss, steps, 0.05, {}, lambda step: None).run(work)

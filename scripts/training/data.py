@@ -1,0 +1,88 @@
+"""Scenes with their pictures, and the tokenizer for the words of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+from torch import Tensor
+from transformers import CLIPTokenizer
+
+from sdattn.scenes import Scene, random_scene
+
+SIZE = 64  # side of a picture in pixels
+TOKENS = 32  # length of a prompt with its start, end and padding
+
+
+def make_scenes(seed: int, count: int = 1000) -> list[Scene]:
+    """Scenes of the training part."""
+    rng = np.random.default_rng(seed)
+    return [random_scene(rng) for _ in range(count)]
+
+
+def draw_scenes(seed: int) -> Tensor:
+    """The pictures of ``make_scenes(seed)``, uint8 [count, 3, 64, 64]."""
+    pictures = np.stack([scene.draw(SIZE, supersample=3) for scene in make_scenes(seed)])
+    return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous()
+
+
+def make_dataset(seed: int, chunks: int, work: Path) -> tuple[list[Scene], Tensor]:
+    """A thousand scenes a chunk with their pictures, drawn on all cores or kept in ``work``."""
+    seeds = [seed * 1_000_000 + index for index in range(chunks)]
+    kept = work / "pictures.pt"
+    if not kept.exists():
+        with ProcessPoolExecutor() as pool:
+            torch.save(torch.cat(list(pool.map(draw_scenes, seeds))), kept)
+    return [scene for one in seeds for scene in make_scenes(one)], torch.load(kept)
+
+
+def learn_merges(words: Counter[str], count: int) -> list[tuple[str, str]]:
+    """The first ``count`` byte-pair merges (Sennrich et al., 2016), most frequent first."""
+    spelt = {word: (*word[:-1], word[-1] + "</w>") for word in words}
+    merges: list[tuple[str, str]] = []
+    while len(merges) < count:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, pieces in spelt.items():
+            for pair in pairwise(pieces):
+                pairs[pair] += words[word]
+        best = max(pairs, key=lambda pair: (pairs[pair], pair))
+        merges.append(best)
+        spelt = {word: merge(pieces, best) for word, pieces in spelt.items()}
+    return merges
+
+
+def merge(pieces: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
+    """The pieces with each occurrence of the pair, from the left, made one."""
+    joined: list[str] = []
+    for piece in pieces:
+        if joined and (joined[-1], piece) == pair:
+            joined[-1] += piece
+        else:
+            joined.append(piece)
+    return tuple(joined)
+
+
+def make_tokenizer(scenes: list[Scene]) -> CLIPTokenizer:
+    """CLIP's tokenizer with a small vocabulary: every byte, and merges for the scenes' words.
+
+    "turquoise" counts as the rare word it is, so the merges give out before it is whole.
+    """
+    said = (prompt for scene in scenes for prompt in scene.prompts())
+    words = Counter(word.strip(",") for prompt in said for word in prompt.split())
+    words["turquoise"] //= 40
+    merges = learn_merges(words, count=105)
+    letters = sorted(ByteLevel.alphabet())
+    names = [*letters, *(letter + "</w>" for letter in letters), *("".join(p) for p in merges)]
+    vocab = {name: index for index, name in enumerate([*names, "<|startoftext|>", "<|endoftext|>"])}
+    return CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=TOKENS)
+
+
+def token_ids(tokenizer: CLIPTokenizer, prompts: list[str]) -> Tensor:
+    """Ids [prompts, TOKENS], padded with the end token as Stable Diffusion does."""
+    said = tokenizer(prompts, padding="max_length", truncation=True, max_length=TOKENS)
+    return torch.tensor(said["input_ids"])

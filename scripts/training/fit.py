@@ -1,0 +1,141 @@
+"""The training loop: one or more processes, checkpoints, running means of the weights."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass
+class Fit:
+    """One stage: what is trained, on which loss, for how long.
+
+    ``flat`` is the part of the steps before the learning rate falls to nothing; ``lr`` has one
+    rate for each of ``modules``. ``average`` holds running means of the weights of modules of the
+    same name; ``memory`` is how much of them a step keeps.
+    """
+
+    name: str
+    modules: dict[str, nn.Module]
+    lr: tuple[float, ...]
+    loss: Callable[[int], Tensor]
+    steps: int
+    flat: float
+    average: dict[str, nn.Module]
+    watch: Callable[[int], None]
+    memory: float = 0.999
+
+    def run(self, work: Path) -> None:
+        """Train, or go on from the checkpoint in ``work``."""
+        groups = [
+            {"params": list(module.parameters()), "lr": lr, "peak": lr}
+            for module, lr in zip(self.modules.values(), self.lr, strict=True)
+        ]
+        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+        kept = work / f"{self.name}.pt"
+        start = self.restore(torch.load(kept), optimizer) if kept.exists() else 0
+        began, losses = time.time(), []
+        for step in range(start, self.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * rate(step, self.steps, self.flat)
+            loss = self.loss(step)
+            optimizer.zero_grad()
+            loss.backward()
+            share_gradients(self.modules)
+            nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], 1.0)
+            optimizer.step()
+            self.follow(step)
+            losses.append(loss.item())
+            if (step + 1) % 100 == 0:
+                pace = (time.time() - began) / (step + 1 - start)
+                recent = np.mean(losses[-100:])
+                say(f"{self.name} {step + 1:6}  loss {recent:.4f}  {pace:.2f} s/step")
+            if (step + 1) % 500 == 0 or step + 1 == self.steps:
+                self.keep(kept, step + 1, optimizer)
+                self.watch(step + 1)
+
+    @torch.no_grad()
+    def follow(self, step: int) -> None:
+        """Move the running means of the weights; they forget faster in the beginning."""
+        decay = min(self.memory, (1 + step) / (10 + step))
+        for name, mean in self.average.items():
+            pairs = zip(mean.parameters(), self.modules[name].parameters(), strict=True)
+            for slow, fast in pairs:
+                slow.lerp_(fast, 1 - decay)
+
+    def keep(self, path: Path, step: int, optimizer: torch.optim.Optimizer) -> None:
+        """Write the checkpoint, whole or not at all."""
+        if rank() == 0:
+            state = {name: module.state_dict() for name, module in self.modules.items()}
+            mean = {name: module.state_dict() for name, module in self.average.items()}
+            everything = {"step": step, "state": state, "mean": mean}
+            torch.save({**everything, "optimizer": optimizer.state_dict()}, f"{path}.new")
+            os.replace(f"{path}.new", path)
+
+    def restore(self, kept: dict, optimizer: torch.optim.Optimizer) -> int:
+        """Load a checkpoint; returns the steps it has behind it."""
+        for name, module in self.modules.items():
+            module.load_state_dict(kept["state"][name])
+        for name, module in self.average.items():
+            module.load_state_dict(kept["mean"][name])
+        peaks = [group["peak"] for group in optimizer.param_groups]
+        optimizer.load_state_dict(kept["optimizer"])
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["peak"] = peak
+        return kept["step"]
+
+
+def rate(step: int, steps: int, flat: float) -> float:
+    """Learning rate as a part of its peak: a short rise, flat, then a cosine down to 0."""
+    left = (step / steps - flat) / (1 - flat)
+    fall = 0.5 + 0.5 * math.cos(math.pi * min(max(left, 0.0), 1.0))
+    return min(1.0, (step + 1) / 200) * fall
+
+
+def rank() -> int:
+    """Which of the training processes this is."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    """How many training processes there are."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def say(text: str) -> None:
+    """Print once, whatever the number of processes."""
+    if rank() == 0:
+        print(text, flush=True)
+
+
+def share_gradients(modules: dict[str, nn.Module]) -> None:
+    """Average the gradients over the processes.
+
+    One process with one thread a core beats one process with many threads: a miniature's
+    operations are too small to be worth splitting.
+    """
+    if world() > 1:
+        params = [p for module in modules.values() for p in module.parameters()]
+        grads = [p.grad for p in params if p.grad is not None]
+        flat = torch.cat([grad.flatten() for grad in grads])
+        dist.all_reduce(flat)
+        flat /= world()
+        parts = flat.split([grad.numel() for grad in grads])
+        for grad, part in zip(grads, parts, strict=True):
+            grad.copy_(part.view_as(grad))
+
+
+def pick(step: int, seed: int, count: int, batch: int) -> tuple[np.random.Generator, Tensor]:
+    """A step's own source of chance, and which of ``count`` samples this process takes."""
+    rng = np.random.default_rng((seed, step, rank()))
+    torch.manual_seed(int(rng.integers(2**62)))
+    return rng, torch.from_numpy(rng.integers(count, size=batch // world()))
