@@ -15,13 +15,14 @@ from . import attention
 from .capture import capture
 from .heatmaps import Heatmap, Heatmaps, heatmaps
 from .maps import CaptureError, CaptureWarning, MapStore
-from .processors import TorchAttnProcessor, torch_attn_processors
+from .processors import TorchAttnProcessor
 from .store import AttentionStore
 from .tokens import TruncationWarning, read_prompt
 
 if TYPE_CHECKING:
+    from . import edit
     from .files import load_run
-    from .pipelines import load_pipeline
+    from .pipelines import load_pipeline, read_prompts
     from .runs import Run, generate
 
 __version__ = "0.1.0"
@@ -38,12 +39,13 @@ __all__ = [
     "TruncationWarning",
     "attention",
     "capture",
+    "edit",
     "generate",
     "heatmaps",
     "load_pipeline",
     "load_run",
     "read_prompt",
-    "torch_attn_processors",
+    "read_prompts",
 ]
 
 _LATER = {
@@ -51,13 +53,16 @@ _LATER = {
     "generate": "runs",
     "load_pipeline": "pipelines",
     "load_run": "files",
+    "read_prompts": "pipelines",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Load what draws or saves pictures only when it is used, so that the import stays light."""
-    if name not in _LATER:
-        raise AttributeError(f"module 'sdattn' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "edit":
+        return import_module(".edit", __name__)
+    if name not in _LATER:
+        raise AttributeError(f"module 'sdattn' has no attribute {name!r}")
     return getattr(import_module(f".{_LATER[name]}", __name__), name)

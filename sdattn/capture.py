@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from .layers import (
     select_layers,
 )
 from .maps import CaptureError, CaptureWarning, MapStore, Pass, Selection, expected_bytes
-from .processors import ObservingProcessor, observed_probs
+from .processors import ObservingProcessor, ProbsOf
 
 MUCH = 1e9  # bytes; a capture that will hold more says so before it starts
 logger = logging.getLogger(__name__)
@@ -124,10 +125,7 @@ class _Watch:
         self.schedule: Any = None
 
     def install(self, layer: AttentionLayer) -> None:
-        def observe(attn: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None) -> None:
-            self.observe(layer, query, key, mask)
-
-        observer = ObservingProcessor(layer.module.processor, observe)
+        observer = ObservingProcessor(layer.module.processor, partial(self.observe, layer))
         self.observers[layer.name] = observer
         self.firsts.setdefault(layer.name, observer)
         layer.module.set_processor(observer)
@@ -241,17 +239,14 @@ class _Watch:
                 stacklevel=2,
             )
 
-    def observe(
-        self, layer: AttentionLayer, query: Tensor, key: Tensor, mask: Tensor | None
-    ) -> None:
+    def observe(self, layer: AttentionLayer, batch: int, probs_of: ProbsOf) -> None:
         if not self.store.wants(layer):
             return
         one = self.store.passes[-1]
-        if len(query) != one.batch:
+        if batch != one.batch:
             raise CaptureError(
-                f"{layer.name} ran on {len(query)} rows in a pass of {one.batch}, so which image "
+                f"{layer.name} ran on {batch} rows in a pass of {one.batch}, so which image "
                 "each row belongs to is not known. Leave this layer out (layers=…)."
             )
         with torch.set_grad_enabled(self.store.grad and torch.is_grad_enabled()):
-            rows = one.rows.to(query.device)
-            self.store.add(layer, observed_probs(layer.module, query, key, mask, rows))
+            self.store.add(layer, probs_of(one.rows))

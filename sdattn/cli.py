@@ -1,4 +1,4 @@
-"""The command line: ``sdattn generate``, ``sdattn show``, ``sdattn info``."""
+"""The command line: ``sdattn generate``, ``edit``, ``show`` and ``info``."""
 
 from __future__ import annotations
 
@@ -88,6 +88,20 @@ def generate(
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
     check_target(out, force=force)
     pipe = _load(load_pipeline, model, device, dtype)
+    options = _given(steps, guidance, negative, width, height)
+    run = generate(pipe, prompt, seed=seed, **options)
+    folder = run.save(out, force=force)[0]
+    _print_words(run.heatmaps[0], folder)
+
+
+def _given(
+    steps: int | None,
+    guidance: float | None,
+    negative: str | None,
+    width: int | None,
+    height: int | None,
+) -> dict[str, Any]:
+    """The pipeline's options that were given."""
     given = {
         "num_inference_steps": steps,
         "guidance_scale": guidance,
@@ -95,10 +109,116 @@ def generate(
         "width": width,
         "height": height,
     }
-    options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    run = generate(pipe, prompt, seed=seed, **options)
-    folder = run.save(out, force=force)[0]
-    _print_words(run.heatmaps[0], folder)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+@app.command()
+def edit(
+    source: Annotated[str, typer.Argument(help="The prompt whose picture is kept.")],
+    targets: Annotated[list[str], typer.Argument(help="The edited prompt, or several.")],
+    mode: Annotated[str, typer.Option(help="auto, replace, refine or reweight.")] = "auto",
+    cross: Annotated[
+        float, typer.Option(help="Part of the run that takes the source's cross-attention.")
+    ] = 0.8,
+    self_: Annotated[
+        float, typer.Option("--self", help="Part that takes its self-attention.")
+    ] = 0.4,
+    blend: Annotated[
+        list[str] | None, typer.Option(help="Change the picture only where this WORD is.")
+    ] = None,
+    weight: Annotated[
+        list[str] | None, typer.Option(help="WORD=FACTOR: heed a word more or less.")
+    ] = None,
+    image: Annotated[
+        Path | None, typer.Option(help="Edit this picture, which SOURCE describes.")
+    ] = None,
+    null_text: Annotated[
+        bool, typer.Option(help="Optimise the way back to the picture of --image.")
+    ] = True,
+    model: Model = "demo",
+    seed: int = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.")] = None,
+    guidance: Annotated[float | None, typer.Option(help="Guidance scale.")] = None,
+    negative: Annotated[str | None, typer.Option(help="Negative prompt.")] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="In pixels.")] = None,
+    height: Annotated[int | None, typer.Option(min=1, help="In pixels.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder; outputs/SOURCE-edit-SEED by default.")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Replace an edit that is there already.")] = False,
+) -> None:
+    """Draw SOURCE and its edited versions from the same noise, and keep the layout."""
+    from .edit import edit
+    from .files import check_target, file_name
+    from .pipelines import load_pipeline
+
+    weights = dict(_parsed_weight(one) for one in weight or ())
+    out = out or Path("outputs") / f"{file_name(source)}-edit-{seed}"
+    check_target(out, force=force)
+    picture = _open(image) if image else None
+    pipe = _load(load_pipeline, model, device, dtype)
+    options = _given(steps, guidance, negative, width, height)
+    if picture is not None:
+        options["inversion"] = _invert(pipe, picture, source, options, null_text)
+    run = edit(
+        pipe,
+        source,
+        targets,
+        seed=seed,
+        mode=mode,  # type: ignore[arg-type]
+        cross_replace_steps=cross,
+        self_replace_steps=self_,
+        blend=blend or (),
+        weights=weights,
+        **options,
+    )
+    run.save(out, force=force)
+    table = Table("image", "words", title_justify="left")
+    for heatmaps, words in zip(run.heatmaps, run.words, strict=True):
+        table.add_row(Text(heatmaps.prompt.text), Text(", ".join(words)))
+    console = Console()
+    console.print(table)
+    if image:
+        console.print(f"reconstruction: {run.settings['reconstruction_psnr']:.1f} dB")
+    console.print(Text(f"{out}/ ({run.mode}): edit.png, run.json, source/, target/"))
+
+
+def _parsed_weight(text: str) -> tuple[str, float]:
+    word, equals, factor = text.rpartition("=")
+    try:
+        return word, float(factor if equals and word else "")
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not WORD=FACTOR, circle=2 for example.", param_hint="--weight"
+        ) from None
+
+
+def _open(path: Path) -> Any:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return image
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{path} is no picture that can be read.") from error
+
+
+def _invert(pipe: Any, picture: Any, source: str, options: dict[str, Any], null_text: bool) -> Any:
+    """Take out of ``options`` what an inversion fixes, and invert."""
+    from .edit import invert
+    from .pipelines import DEMO_INVERSION, DEMO_SETTINGS, is_demo
+
+    if fixed := {"width", "height", "negative_prompt"} & set(options):
+        names = ", ".join(f"--{name.removesuffix('_prompt')}" for name in sorted(fixed))
+        raise typer.BadParameter(f"{names}: with --image the picture decides.")
+    settings: dict[str, Any] = {**DEMO_SETTINGS, **DEMO_INVERSION} if is_demo(pipe) else {}
+    for name in ("num_inference_steps", "guidance_scale"):
+        if name in options:
+            settings[name] = options.pop(name)
+    return invert(pipe, picture, source, null_text=null_text, **settings)
 
 
 @app.command()

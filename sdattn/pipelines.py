@@ -5,8 +5,10 @@ load_pipeline("demo")    the model in this package, a folder, a file, or a hub i
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ from typing import Any
 import torch
 
 from .layers import find_denoiser
+from .tokens import Prompt, TruncationWarning, read_prompt
 
 DEMO = Path(__file__).parent / "demo"
 DEMO_SETTINGS = {"num_inference_steps": 20, "guidance_scale": 1.5}
+DEMO_INVERSION = {"learning_rate": 5e-2}  # 1e-2 is for 50 steps
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -119,13 +123,65 @@ def is_demo(pipe: Any) -> bool:
 
 def find_tokenizer(pipe: Any) -> Any:
     """The tokenizer whose columns the cross-attention has (SDXL's two have the same columns)."""
-    for name in ("tokenizer", "tokenizer_2"):
-        if getattr(pipe, name, None) is not None:
-            return getattr(pipe, name)
-    raise TypeError(f"A {type(pipe).__name__} without a tokenizer: its words cannot be told.")
+    return _tokenizers(pipe)[0]
 
 
-def latent_size(pipe: Any) -> tuple[int, int]:
-    """(rows, cols) of the latent that a pipeline makes by default."""
+def read_prompts(pipe: Any, prompts: str | Sequence[str]) -> list[Prompt]:
+    """Prompts as the pipeline's text encoder sees them, see :func:`sdattn.read_prompt`.
+
+    Raises:
+        ValueError: a prompt without a word; or the pipeline's tokenizers (SDXL has two) put a word
+            into different columns, which it would share with another word.
+    """
+    first, *others = _tokenizers(pipe)
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    read = [read_prompt(first, text) for text in texts]
+    for other in others:
+        for one in read:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", TruncationWarning)  # the first one has warned
+                again = read_prompt(other, one.text)
+            for word, twin in zip(one.words, again.words, strict=True):
+                if word.columns != twin.columns:
+                    raise ValueError(
+                        f"The pipeline's tokenizers disagree on {one.text!r}: {word.text!r} is at "
+                        f"columns {word.columns} for one and {twin.columns} for the other. Use "
+                        "tokenizers that split words alike."
+                    )
+    return read
+
+
+def _tokenizers(pipe: Any) -> list[Any]:
+    found = [getattr(pipe, name, None) for name in ("tokenizer", "tokenizer_2")]
+    found = [one for one in found if one is not None]
+    if not found:
+        raise TypeError(f"A {type(pipe).__name__} without a tokenizer: its words cannot be told.")
+    return found
+
+
+def latent_size(pipe: Any, options: Mapping[str, Any] | None = None) -> tuple[int, int]:
+    """(rows, cols) of the latent that a pipeline makes with these options, or by default."""
+    if options and "height" in options:
+        height, width = options["height"], options["width"]
+        return height // pipe.vae_scale_factor, width // pipe.vae_scale_factor
     size = pipe.unet.config.sample_size
     return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def model_passes(pipe: Any, options: Mapping[str, Any]) -> int:
+    """How often a run will call the model; second-order schedulers do so twice a step."""
+    scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
+    scheduler.set_timesteps(_option(pipe, options, "num_inference_steps"))
+    return len(scheduler.timesteps)
+
+
+def is_guided(pipe: Any, options: Mapping[str, Any]) -> bool:
+    """Whether a run will have unconditional rows in its batch."""
+    # A model that takes the guidance scale as an input (LCM) runs none.
+    distilled = pipe.unet.config.time_cond_proj_dim is not None
+    return bool(_option(pipe, options, "guidance_scale") > 1 and not distilled)
+
+
+def _option(pipe: Any, options: Mapping[str, Any], name: str) -> Any:
+    """An option's value, the pipeline's own default where it was not given."""
+    return options.get(name, inspect.signature(pipe.__call__).parameters[name].default)

@@ -1,6 +1,6 @@
 """The attention processors.
 
-    ObservingProcessor     lets another processor make the output and hands on its query and key
+    ObservingProcessor     lets another processor make the output and hands on what it attended to
     TorchAttnProcessor     computes attention itself, in pure torch, and lets a controller edit it
 
 A processor is called by its attention layer as
@@ -11,24 +11,27 @@ None for self-attention, and gives back the shape of ``hidden_states``.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from .attention import attention_probs, fold_heads, merge_heads, split_heads, unfold_heads
-from .layers import find_layers
 
 Controller = Callable[[Tensor, bool, str], Tensor | None]
-# (attn, query [B, N, h*d], key [B, T, h*d], attention_mask or None) of one call of one layer
-Observer = Callable[[Any, Tensor, Tensor, Tensor | None], None]
+# rows of the batch [images] -> their probabilities, float32 [images, heads, N, T]
+ProbsOf = Callable[[Tensor], Tensor]
+# (size of the batch, their probabilities) of one call of one layer
+Observer = Callable[[int, ProbsOf], None]
 
 
 class ObservingProcessor(nn.Module):
-    """Let ``inner`` make the output; hand the query and key it used to ``observe``.
+    """Let ``inner`` make the output; hand the probabilities it used to ``observe``.
 
-    The output is the very tensor that ``inner`` returned. Query and key are read by forward hooks
-    on the layer's own projections (``to_q`` and ``to_k``, or the fused ``to_kv`` and ``to_qkv``)
-    while ``inner`` runs, so they include LoRA and whatever else acts on the projections.
+    The output is the very tensor that ``inner`` returned. A :class:`TorchAttnProcessor` shows its
+    probabilities itself, as a controller left them. Those of any other follow from its query and
+    key, which are read by forward hooks on the layer's own projections (``to_q`` and ``to_k``, or
+    the fused ``to_kv`` and ``to_qkv``) while ``inner`` runs, so they include LoRA and whatever
+    else acts on the projections.
 
     It is a module so that an ``inner`` with weights (IP-Adapter) moves with its model.
 
@@ -50,6 +53,27 @@ class ObservingProcessor(nn.Module):
         self.__call__ = call  # type: ignore[method-assign]
 
     def __call__(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+        innermost = self.inner
+        while isinstance(innermost, ObservingProcessor):
+            innermost = innermost.inner
+        if isinstance(innermost, TorchAttnProcessor):
+            return self._shown(innermost, attn, *args, **kwargs)
+        return self._hooked(attn, *args, **kwargs)
+
+    def _shown(
+        self, innermost: "TorchAttnProcessor", attn: Any, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        shown: list[Tensor] = []
+        innermost.watchers.append(shown.append)
+        try:
+            output = self.inner(attn, *args, **kwargs)
+        finally:
+            innermost.watchers.remove(shown.append)
+        [probs] = shown
+        self.observe(len(probs), lambda rows: probs[rows.to(probs.device)].float())
+        return cast(Tensor, output)
+
+    def _hooked(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
         seen: dict[str, Tensor] = {}
         hooks = [
             module.register_forward_hook(functools.partial(_keep_output, seen, name))
@@ -63,8 +87,8 @@ class ObservingProcessor(nn.Module):
                 hook.remove()
         query, key = _query_and_key(seen, self.inner)
         mask = kwargs.get("attention_mask", args[2] if len(args) > 2 else None)
-        self.observe(attn, query, key, mask)
-        return output
+        self.observe(len(query), functools.partial(observed_probs, attn, query, key, mask))
+        return cast(Tensor, output)
 
 
 def _keep_output(
@@ -103,6 +127,7 @@ def observed_probs(
     Returns:
         float32 ``[images, heads, N, T]``; every row sums to 1.
     """
+    rows = rows.to(query.device)
     if mask is not None:
         mask = _mask_by_head(mask, len(query), attn.heads, key.shape[1]).float()
         mask = mask if len(mask) == 1 else mask[rows]
@@ -150,6 +175,7 @@ class TorchAttnProcessor:
     def __init__(self, controller: Controller | None = None, place: str = ""):
         self.controller = controller
         self.place = place
+        self.watchers: list[Callable[[Tensor], object]] = []  # shown the probs [B, heads, N, T]
 
     def __call__(
         self,
@@ -175,6 +201,8 @@ class TorchAttnProcessor:
             mask = _mask_by_head(mask, len(query), attn.heads, key.shape[-2])
         probs = attention_probs(query, key, mask)  # [B, heads, N, T]
         probs = self._controlled(probs, is_cross=encoder_hidden_states is not None)
+        for watcher in self.watchers:
+            watcher(probs)
         hidden_states = merge_heads(probs @ value)  # [B, N, heads*d]
 
         hidden_states = _to_out(attn, hidden_states)
@@ -217,17 +245,3 @@ def _to_out(attn: Any, hidden_states: Tensor) -> Tensor:
     for layer in layers:  # a linear projection and, in diffusers, a dropout
         hidden_states = layer(hidden_states)
     return hidden_states
-
-
-def torch_attn_processors(
-    unet: nn.Module, controller: Controller | None = None
-) -> dict[str, TorchAttnProcessor]:
-    """A :class:`TorchAttnProcessor` for each layer of ``unet``, for ``unet.set_attn_processor``.
-
-    That method empties the dict it is given; call this again for another one. A ``controller``
-    that counts layers, as those of prompt-to-prompt code do, has its ``num_att_layers`` set.
-    """
-    layers = find_layers(unet)
-    if controller is not None and hasattr(controller, "num_att_layers"):
-        controller.num_att_layers = len(layers)
-    return {f"{la.name}.processor": TorchAttnProcessor(controller, la.place) for la in layers}

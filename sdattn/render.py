@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -152,12 +152,40 @@ def grid(
     """
     tiles = [caption(enlarge(image), title or "image")]
     tiles += [overlay(image, values, label or " ") for label, values in maps]
-    columns = min(len(tiles), max(1, round(math.sqrt(len(tiles) * 1.6))))
-    rows = math.ceil(len(tiles) / columns)
+    across = min(len(tiles), max(1, round(math.sqrt(len(tiles) * 1.6))))
+    return _sheet({divmod(i, across): tile for i, tile in enumerate(tiles)})
+
+
+def columns(
+    parts: Sequence[tuple[Image.Image, str, Sequence[tuple[str, np.ndarray]]]],
+) -> Image.Image:
+    """Images side by side, below each the overlays of its own maps.
+
+    Args:
+        parts: (image, title, maps) of each column; maps as in :func:`grid`. Maps of one label
+            share one scale, so that they can be compared.
+    """
+    by_label: dict[str, list[np.ndarray]] = {}
+    for label, values in (one for _, _, maps in parts for one in maps):
+        by_label.setdefault(label, []).append(values)
+    scales = {
+        label: (float(min(v.min() for v in values)), float(max(v.max() for v in values)))
+        for label, values in by_label.items()
+    }
+    tiles = {}
+    for column, (image, title, maps) in enumerate(parts):
+        tiles[0, column] = caption(enlarge(image), title or "image")
+        for row, (label, values) in enumerate(maps, start=1):
+            tiles[row, column] = overlay(image, values, label, scale=scales[label])
+    return _sheet(tiles)
+
+
+def _sheet(tiles: Mapping[tuple[int, int], Image.Image]) -> Image.Image:
+    """Tiles of one size at their (row, column)."""
     gap = 6
-    width, height = tiles[0].size
-    sheet = Image.new("RGB", (columns * (width + gap) + gap, rows * (height + gap) + gap), _PAPER)
-    for i, tile in enumerate(tiles):
-        row, column = divmod(i, columns)
+    width, height = tiles[0, 0].size
+    rows, across = (max(place[axis] for place in tiles) + 1 for axis in (0, 1))
+    sheet = Image.new("RGB", (across * (width + gap) + gap, rows * (height + gap) + gap), _PAPER)
+    for (row, column), tile in tiles.items():
         sheet.paste(tile, (gap + column * (width + gap), gap + row * (height + gap)))
     return sheet

@@ -18,8 +18,8 @@ from .capture import capture
 from .files import save_run
 from .heatmaps import Heatmaps, cross_maps, heatmaps_of
 from .maps import MapStore
-from .pipelines import DEMO_SETTINGS, find_tokenizer, is_demo, latent_size
-from .tokens import Prompt, read_prompt
+from .pipelines import DEMO_SETTINGS, is_demo, latent_size, read_prompts
+from .tokens import Prompt
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -83,21 +83,30 @@ def generate(
         ValueError: an empty prompt, a size or a number of steps that cannot be.
         KeyError: a word that is in none of the prompts.
     """
-    if is_demo(pipe):
-        options = {**DEMO_SETTINGS, **options}
-    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-    tokenizer = find_tokenizer(pipe)
-    read = [read_prompt(tokenizer, text) for text in prompts]
-    _check_options(pipe, options)
-    options = {**options, **_checked_size(pipe, options)}
+    read = read_prompts(pipe, prompt)
+    options = checked_options(pipe, options)
     settings = _checked_capture(capture_options or {})
     if words is not None:
         settings["tokens"] = _columns_of(words, read)
-    seeds = [seed + i for i in range(len(prompts) * options.get("num_images_per_prompt", 1))]
-    with capture(pipe, **settings) as store:
-        result = _call(pipe, prompts, seeds, options)
+    seeds = [seed + i for i in range(len(read) * options.get("num_images_per_prompt", 1))]
+    return sample(pipe, read, seeds, options, settings)
+
+
+def sample(
+    pipe: Any,
+    prompts: Sequence[Prompt],
+    seeds: Sequence[int],
+    options: Mapping[str, Any],
+    capture_options: Mapping[str, Any] | None = None,
+) -> Run:
+    """:func:`generate` for prompts that have been read and options that have been checked.
+
+    ``seeds`` has one for each image, in the order of the pipeline.
+    """
+    with capture(pipe, **(capture_options or {})) as store:
+        result = _call(pipe, [one.text for one in prompts], seeds, options)
     _warn_of_blanked(result)
-    maps = heatmaps_of(store, read)
+    maps = heatmaps_of(store, prompts)
     common = _describe(pipe, store, options)
     info = [
         {"prompt": maps[i].prompt.text, "seed": seeds[i], **common, "size": list(image.size)}
@@ -106,7 +115,7 @@ def generate(
     return Run(list(result.images), maps, store, info)
 
 
-def _call(pipe: Any, prompts: list[str], seeds: list[int], options: Mapping[str, Any]) -> Any:
+def _call(pipe: Any, prompts: list[str], seeds: Sequence[int], options: Mapping[str, Any]) -> Any:
     options = dict(options)
     if isinstance(options.get("negative_prompt"), str):  # diffusers wants a list beside a list
         options["negative_prompt"] = [options["negative_prompt"]] * len(prompts)
@@ -125,10 +134,17 @@ def _checked_capture(settings: Mapping[str, Any]) -> dict[str, Any]:
     return dict(settings)
 
 
-def _check_options(pipe: Any, options: Mapping[str, Any]) -> None:
+def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A pipeline's options, refused where they cannot be, filled in where that needs knowledge.
+
+    Raises:
+        ValueError: an option that is not free here, a size or a number of steps that cannot be.
+    """
+    if is_demo(pipe):
+        options = {**DEMO_SETTINGS, **options}
     if taken := sorted({"generator", "output_type", "prompt_embeds", "return_dict"} & set(options)):
         raise ValueError(
-            f"generate() sees to {', '.join(taken)} itself. Use capture() around the pipeline."
+            f"{', '.join(taken)} cannot be chosen here. Use capture() around the pipeline."
         )
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -137,6 +153,7 @@ def _check_options(pipe: Any, options: Mapping[str, Any]) -> None:
     most = pipe.scheduler.config.num_train_timesteps
     if not 1 <= steps <= most:
         raise ValueError(f"num_inference_steps={steps}: pass 1 to {most}, the scheduler's most.")
+    return {**options, **_checked_size(pipe, options)}
 
 
 def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:

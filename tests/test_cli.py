@@ -1,10 +1,12 @@
 """The command line as a person uses it: what it prints, writes and returns."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import make_pipeline
@@ -173,3 +175,60 @@ def test_ctrl_c_leaves_no_half_folder(model, tmp_path):
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert os.listdir(tmp_path / "runs") == []
+
+
+def test_edit_writes_both_runs_side_by_side(sdattn, model):
+    options = ("--model", model, "--steps", "2", "--device", "cpu", "--guidance", "3")
+    edited = ("--blend", "cat", "--weight", "dog=2", "--cross", "0.5", "--self", "0.5")
+    code, out, err = sdattn("edit", "a red cat", "a red dog", *options, *edited)
+    assert code == 0, err
+    assert "outputs/a-red-cat-edit-0/ (replace)" in out
+    assert "dog" in out
+    folder = "outputs/a-red-cat-edit-0"
+    assert load_run(f"{folder}/target").info["prompt"] == "a red dog"
+    info = json.loads(Path(folder, "run.json").read_text())
+    assert info["weights"] == {"dog": 2.0}
+    assert info["blend"] == [["cat"], ["dog"]]
+    assert info["cross_replace_steps"] == info["self_replace_steps"] == 0.5
+    assert sdattn("show", f"{folder}/target", "dog")[0] == 0
+    code, _, err = sdattn("edit", "a red cat", "a red dog", *options)
+    assert code == 1
+    assert "exists already" in err
+
+
+def test_edit_of_a_picture_reports_how_well_it_came_back(sdattn, model):
+    Image.new("RGB", (150, 120), (200, 40, 40)).save("photo.png")
+    options = ("--model", model, "--steps", "2", "--device", "cpu", "--guidance", "3")
+    code, out, err = sdattn(
+        "edit", "a red cat", "a red dog", "--image", "photo.png", "--out", "edit", *options
+    )
+    assert code == 0, err
+    found = json.loads(Path("edit/run.json").read_text())["reconstruction_psnr"]
+    assert f"reconstruction: {found:.1f} dB" in out
+    with Image.open("edit/source/image.png") as image:
+        assert image.size == (144, 112)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("a cat",), 1, "'a red cat' has 3 words, 'a cat' has 2"),
+        (("a red dog", "--weight", "dog"), 2, "is not WORD=FACTOR"),
+        (("a red dog", "--weight", "dog=much"), 2, "is not WORD=FACTOR"),
+        (("a red dog", "--weight", "dog=nan"), 1, "weight of 'dog' is nan"),
+        (("a red dog", "--blend", "bird"), 1, "None of the words"),
+        (("a red dog", "--cross", "30"), 1, "part of the run"),
+        (("a red dog", "--image", "nothing.png"), 1, "nothing.png"),
+        (("a red dog", "--image", "notes.txt"), 1, "is no picture that can be read"),
+        (("a red dog", "--image", "photo.png", "--width", "64"), 2, "picture decides"),
+    ],
+)
+def test_edits_that_cannot_be(sdattn, model, arguments, code, message):
+    Image.new("RGB", (64, 64)).save("photo.png")
+    with open("notes.txt", "w") as file:
+        file.write("words")
+    options = ("--model", model, "--device", "cpu", "--mode", "replace")
+    found, _, err = sdattn("edit", "a red cat", *arguments, *options)
+    assert found == code
+    assert message in " ".join(err.replace("│", " ").split())
+    assert not os.path.exists("outputs") or not os.listdir("outputs")

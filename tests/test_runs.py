@@ -79,7 +79,7 @@ def test_chosen_words_only(tmp_path):
         ({"width": -8}, "multiple of 8"),
         ({"prompt": ""}, "is empty"),
         ({"guidance_scale": float("nan")}, "guidance_scale=nan: pass a finite number"),
-        ({"output_type": "np"}, "sees to output_type itself"),
+        ({"output_type": "np"}, "output_type cannot be chosen here"),
         ({"capture_options": {"branch": "both"}}, "cross-attention of the prompt"),
         ({"capture_options": {"kinds": ("self",)}}, "cross-attention of the prompt"),
         ({"prompt": ["a cat", " "]}, "is empty"),

@@ -1,0 +1,244 @@
+"""Prompt-to-prompt editing: change words of a prompt and keep the picture.
+
+    edit(pipe, source, target)                  both pictures and their heatmaps, in one call
+    register_attention_control(pipe, control)   any controller under a pipeline call of your own
+    AttentionReplace, AttentionRefine, AttentionReweight, LocalBlend, EmptyControl
+    step_end(control)                           for ``callback_on_step_end`` of the pipeline
+    invert(pipe, image, prompt)                 the noise of a real picture, for ``edit``
+
+    prompts = sdattn.read_prompts(pipe, ["a red circle", "a red star"])
+    control = AttentionReplace(prompts, num_steps=20)
+    with register_attention_control(pipe, control):
+        pipe([one.text for one in prompts], generator=[...], num_inference_steps=20,
+             callback_on_step_end=step_end(control))
+
+Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from . import alignment, render
+from .blend import LocalBlend
+from .control import ControlHandle, register_attention_control, step_end
+from .controllers import (
+    AttentionControlEdit,
+    AttentionRefine,
+    AttentionReplace,
+    AttentionReweight,
+    EmptyControl,
+    Span,
+)
+from .files import new_folder, save_run
+from .heatmaps import cross_maps
+from .inversion import Inversion, invert, psnr
+from .pipelines import is_guided, latent_size, model_passes, read_prompts
+from .runs import Run, checked_options, sample
+from .tokens import Prompt
+
+__all__ = [
+    "AttentionControlEdit",
+    "AttentionRefine",
+    "AttentionReplace",
+    "AttentionReweight",
+    "ControlHandle",
+    "EditRun",
+    "EmptyControl",
+    "Inversion",
+    "LocalBlend",
+    "edit",
+    "invert",
+    "psnr",
+    "register_attention_control",
+    "step_end",
+]
+
+Mode = Literal["auto", "replace", "refine", "reweight"]
+
+
+@dataclass
+class EditRun(Run):
+    """What :func:`edit` made; the first image is the source's, the others are the targets'.
+
+    Attributes:
+        mode: ``"replace"``, ``"refine"`` or ``"reweight"``, whichever it was.
+        words: for each image the words that the edit is about.
+        settings: of the edit, as ``run.json`` holds them. ``"reconstruction_psnr"`` is how near
+            the first image came to a real picture, in decibels.
+    """
+
+    mode: str
+    words: list[list[str]]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def side_by_side(self) -> Any:
+        """The images in a row and below each the heatmaps of the words that the edit is about.
+
+        Returns:
+            PIL, RGB. Heatmaps of the same word share one scale, which their captions tell.
+        """
+        columns = []
+        for image, heatmaps, words in zip(self.images, self.heatmaps, self.words, strict=True):
+            maps = [(word, heatmaps[word].values.numpy()) for word in words if word in heatmaps]
+            columns.append((image, heatmaps.prompt.text, maps))
+        return render.columns(columns)
+
+    def save(self, folder: str | Path, *, force: bool = False) -> list[Path]:
+        """Write ``edit.png``, ``run.json`` and each image's run below: ``source``, ``target`` (or
+        ``target-1`` and so on). Returns the folder, alone in a list."""
+        names = ["source", *(f"target-{i}" for i in range(1, len(self.images)))]
+        if len(names) == 2:
+            names[1] = "target"
+        maps = cross_maps(self.store)
+        with new_folder(folder, force=force) as temporary:
+            for i, name in enumerate(names):
+                layers = {layer: one[i] for layer, one in maps.items()}
+                save_run(temporary / name, self.images[i], self.heatmaps[i], layers, self.info[i])
+            self.side_by_side().save(temporary / "edit.png")
+            document = {"format": "sdattn-edit-1", **self.settings, "runs": names}
+            text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+            (temporary / "run.json").write_text(text + "\n", encoding="utf-8")
+        return [Path(folder)]
+
+
+def edit(
+    pipe: Any,
+    source: str,
+    target: str | Sequence[str],
+    *,
+    seed: int = 0,
+    mode: Mode = "auto",
+    cross_replace_steps: Span | Mapping[str, Span] = 0.8,
+    self_replace_steps: Span = 0.4,
+    blend: Sequence[str] = (),
+    weights: Mapping[str, float] | None = None,
+    max_self_queries: int | None = None,
+    inversion: Inversion | None = None,
+    **options: Any,
+) -> EditRun:
+    """Draw a prompt and its edited versions from the same noise, the layout kept.
+
+    Args:
+        pipe: a text-to-image Stable Diffusion pipeline with a UNet.
+        source: the prompt whose picture is kept.
+        target: the edited prompt, or several, which run in one batch.
+        seed: of the noise that all images share; drawn on the CPU.
+        mode: ``"replace"`` words one for one; ``"refine"``: words came or went; ``"reweight"``:
+            the same words, heeded more or less. ``"auto"`` takes replace where the words match
+            best at the same places, refine where they do not, reweight for one and the same text.
+        cross_replace_steps: during which part of the run the source's cross-attention is used,
+            0.8, ``(0.2, 0.8)``, or by word ``{"default_": 0.8, "star": 0.4}``.
+        self_replace_steps: during which part its self-attention is used.
+        blend: words; the picture changes only where they are. Each prompt must have one of them,
+            or a word in the place of one of them.
+        weights: factor of words of the targets, on top of any mode.
+        max_self_queries: self-attention with more queries is left alone; by default a sixteenth
+            of the latent's cells, 16x16 for 64x64.
+        inversion: what :func:`invert` made of a real picture and ``source``. The first image is
+            then that picture, reconstructed; steps, guidance and size are the inversion's.
+        options: handed to the pipeline, as by :func:`sdattn.generate`.
+
+    Returns:
+        EditRun: images, heatmaps of the attention as it was used, edits included.
+
+    Raises:
+        ValueError: prompts that do not fit the mode, a number that cannot be; before any step.
+        KeyError: a word that is in none of the prompts.
+    """
+    read = read_prompts(pipe, [source, *([target] if isinstance(target, str) else target)])
+    options = checked_options(pipe, _own_options(source, inversion, options))
+    chosen = _mode(read, mode, weights)
+    blended = alignment.blended_words(read, blend)
+    with inversion.replay(pipe) if inversion else nullcontext():
+        passes = model_passes(pipe, options)
+        control = _controller(
+            chosen,
+            weights,
+            prompts=read,
+            num_steps=passes,
+            cross_replace_steps=cross_replace_steps,
+            self_replace_steps=self_replace_steps,
+            local_blend=LocalBlend(read, blended, passes) if blend else None,
+            max_self_queries=max_self_queries or math.prod(latent_size(pipe, options)) // 16,
+            guidance="batch" if is_guided(pipe, options) else None,
+        )
+        options["callback_on_step_end"] = step_end(control)
+        if inversion:
+            options["latents"] = inversion.noise.repeat(len(read), 1, 1, 1)
+        with register_attention_control(pipe, control):
+            run = sample(pipe, read, [seed] * len(read), options)
+    settings = {
+        "prompt": source,
+        "targets": [one.text for one in read[1:]],
+        "mode": chosen,
+        "cross_replace_steps": cross_replace_steps,
+        "self_replace_steps": self_replace_steps,
+        "blend": blended,
+        "weights": dict(weights or {}),
+        "reconstruction_psnr": min(psnr(inversion.image, run.images[0]), 99.0)
+        if inversion
+        else None,  # a number that JSON knows
+    }
+    words = [alignment.edited_words(read, i, list(weights or ())) for i in range(len(read))]
+    return EditRun(run.images, run.heatmaps, run.store, run.info, chosen, words, settings)
+
+
+def _own_options(
+    source: str, inversion: Inversion | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    if options.get("num_images_per_prompt", 1) != 1:
+        raise ValueError(
+            f"num_images_per_prompt={options['num_images_per_prompt']}: an edit makes one image of "
+            "each prompt. Call edit() once for each seed."
+        )
+    taken = {"callback_on_step_end", "latents"}
+    if inversion is None:
+        fixed = {}
+    elif source != inversion.prompt:
+        raise ValueError(
+            f"The picture was inverted with {inversion.prompt!r} and the source is {source!r}. "
+            "Pass that prompt as the source, or invert again with this one."
+        )
+    else:
+        fixed = inversion.options()
+        taken |= set(fixed)
+        del fixed["latents"]  # one of them for each prompt
+    if refused := sorted(taken & set(options)):
+        raise ValueError(
+            f"edit() sees to {', '.join(refused)} itself. Use register_attention_control()."
+        )
+    return {**options, **fixed}
+
+
+def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | None) -> str:
+    if mode not in ("auto", "replace", "refine", "reweight"):
+        raise ValueError(f"mode={mode!r}: pass auto, replace, refine or reweight.")
+    if mode == "reweight" and not weights:
+        raise ValueError('mode="reweight" wants weights={"word": factor}.')
+    source, *targets = prompts
+    if mode != "auto" or not targets:  # without a target the controller says what is wrong
+        return "replace" if mode == "auto" else mode
+    if all(one.text == source.text for one in targets):
+        if not weights:
+            raise ValueError(
+                "The target is the source and no weights were given, so there is nothing to edit. "
+                'Change a word, or pass weights={"word": 2.0}.'
+            )
+        return "reweight"
+    return "replace" if all(alignment.is_swap(source, one) for one in targets) else "refine"
+
+
+def _controller(
+    mode: str, weights: Mapping[str, float] | None, **common: Any
+) -> AttentionControlEdit:
+    if mode == "reweight":
+        return AttentionReweight(weights=weights, **common)
+    control = {"replace": AttentionReplace, "refine": AttentionRefine}[mode](**common)
+    return AttentionReweight(weights=weights, controller=control, **common) if weights else control
