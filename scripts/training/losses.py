@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from diffusers import DDIMScheduler, UNet2DConditionModel
@@ -9,38 +11,68 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import CLIPTextModel, CLIPTokenizer
 
-from sdattn.scenes import BACKGROUNDS, COLOURS, SHAPES, Scene
+from sdattn.scenes import COLOURS, SHAPES, Scene
 
 from .data import token_ids
 
-FORGET = (0.5, 0.25, 0.25)  # how often a prompt forgets nothing, its end, or all but names
+# How often a prompt is read as it is, with its end forgotten, or with all but the first object's
+# own words mistaken about that object.
+READINGS = (0.35, 0.15, 0.5)
 
 
 def text_states(
-    text: CLIPTextModel, tokenizer: CLIPTokenizer, prompts: list[str], forget: Tensor
+    text: CLIPTextModel,
+    tokenizer: CLIPTokenizer,
+    prompts: list[str],
+    mistaken: list[str],
+    reading: Tensor,
 ) -> Tensor:
     """Token states [prompts, TOKENS, WIDTH].
 
-    Where ``forget`` [prompts] is 1, the end token and the padding get the states they have in
-    an empty prompt: they know the whole sentence, and a model that reads everything off them
-    never learns to look at the words. Where it is 2, so do all words that name no colour, shape
-    or background: in "a red circle left of ..." the encoder lets "left" know of the circle.
+    The encoder is causal, so the later a token, the more it knows: "left" and "square" in "a red
+    circle left of a blue square" know of the red circle, and the end token and the padding know it
+    all. A model that reads everything off them never learns to look at the words. Where
+    ``reading`` [prompts] is 1, end and padding get the states they have in an empty prompt. Where
+    it is 2, all tokens get the states they have in the prompt of ``mistaken``, which differs in
+    the first object's words, but for those words themselves.
     """
-    ids = token_ids(tokenizer, [*prompts, ""])
+    ids = token_ids(tokenizer, [*prompts, *mistaken, ""])
     states = text(ids).last_hidden_state
-    names = tokenizer(" ".join((*COLOURS, *SHAPES, *BACKGROUNDS)), add_special_tokens=False)
-    ended = (ids == tokenizer.eos_token_id)[:-1] & (forget >= 1)[:, None]
-    vague = ~torch.isin(ids[:-1], torch.tensor(names["input_ids"])) & (forget == 2)[:, None]
-    return torch.where((ended | vague)[..., None], states[-1], states[:-1])
+    (true_ids, other_ids), (true, other) = ids[:-1].chunk(2), states[:-1].chunk(2)
+    wrong = (true_ids == other_ids) & (reading == 2)[:, None]
+    ended = (true_ids == tokenizer.eos_token_id) & (reading == 1)[:, None]
+    return torch.where(ended[..., None], states[-1], torch.where(wrong[..., None], other, true))
 
 
 def captions(
     rng: np.random.Generator, scenes: list[Scene], chosen: Tensor
-) -> tuple[list[str], Tensor]:
-    """A prompt for each chosen scene, one in ten empty, and which are to forget their end."""
-    said = [scenes[index].caption(rng) for index in chosen.tolist()]
-    prompts = ["" if rng.random() < 0.1 else prompt for prompt in said]
-    return prompts, torch.from_numpy(rng.choice(3, len(prompts), p=FORGET))
+) -> tuple[list[str], list[str], Tensor]:
+    """A prompt for each chosen scene, one in ten empty; the same with another first object; and
+    how each is to be read."""
+    prompts, mistaken = [], []
+    for index in chosen.tolist():
+        scene = scenes[index]
+        said = scene.prompts()
+        wording = int(rng.integers(len(said)))
+        empty = rng.random() < 0.1
+        prompts.append("" if empty else said[wording])
+        mistaken.append("" if empty else another_first(rng, scene).prompts()[wording])
+    return prompts, mistaken, torch.from_numpy(rng.choice(3, len(prompts), p=READINGS))
+
+
+def another_first(rng: np.random.Generator, scene: Scene) -> Scene:
+    """The scene with another shape, and where it leaves all tokens in place another colour, for
+    its first object: "orange" wants another article, and "turquoise" has more pieces."""
+    first, *others = scene.objects
+    shapes = [shape for shape in SHAPES if shape != first.shape]
+    like = [colour for colour in COLOURS if colour not in ("orange", "turquoise")]
+    colours = like if first.colour in like else [first.colour]
+    changed = replace(
+        first,
+        shape=shapes[int(rng.integers(len(shapes)))],
+        colour=colours[int(rng.integers(len(colours)))],
+    )
+    return replace(scene, objects=(changed, *others))
 
 
 def noisy_times(rng: np.random.Generator, count: int) -> Tensor:

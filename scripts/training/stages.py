@@ -14,7 +14,7 @@ from transformers import CLIPTextModel, CLIPTokenizer
 from sdattn.scenes import Scene
 
 from .fit import Fit, pick, say
-from .losses import FORGET, captions, diffusion_loss, middle_times, noisy_times, text_states
+from .losses import captions, diffusion_loss, middle_times, noisy_times, text_states
 from .models import LatentReader, PlaceProbe, assemble, new_text_encoder
 from .watch import report_pictures, report_use_of_text
 
@@ -32,9 +32,8 @@ def train_text(
 
     def loss(step: int) -> Tensor:
         rng, chosen = pick(step, seed, len(scenes), batch=64)
-        prompts = [scenes[index].caption(rng) for index in chosen.tolist()]
-        forget = torch.from_numpy(rng.choice(3, len(prompts), p=FORGET))
-        states = text_states(text, tokenizer, prompts, forget)
+        said = captions(rng, scenes, chosen)
+        states = text_states(text, tokenizer, *said)
         return F.mse_loss(reader(states), F.avg_pool2d(latents[chosen], 2))
 
     modules = {"text": text, "reader": reader}
@@ -61,9 +60,9 @@ def train_unet(
 
     def loss(step: int) -> Tensor:
         rng, chosen = pick(step, seed, len(scenes), batch=32)
-        prompts, forget = captions(rng, scenes, chosen)
+        prompts, mistaken, reading = captions(rng, scenes, chosen)
         with torch.no_grad():
-            states = text_states(pipe.text_encoder, pipe.tokenizer, prompts, forget)
+            states = text_states(pipe.text_encoder, pipe.tokenizer, prompts, mistaken, reading)
         t = noisy_times(rng, len(prompts))
         error = diffusion_loss(pipe.unet, pipe.scheduler, latents[chosen], states, t, hush=True)
         misplaced = probe()
@@ -96,8 +95,8 @@ def refine(
 
     def loss(step: int) -> Tensor:
         rng, chosen = pick(step, seed, len(scenes), batch=32)
-        prompts, forget = captions(rng, scenes, chosen)
-        states = text_states(pipe.text_encoder, pipe.tokenizer, prompts, forget)
+        prompts, mistaken, reading = captions(rng, scenes, chosen)
+        states = text_states(pipe.text_encoder, pipe.tokenizer, prompts, mistaken, reading)
         t = middle_times(rng, len(prompts))
         return diffusion_loss(pipe.unet, pipe.scheduler, latents[chosen], states, t)
 

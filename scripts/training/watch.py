@@ -27,7 +27,7 @@ def report_use_of_text(
     """Print the loss at t = 850 with each scene's own prompt and with another's."""
     rng = np.random.default_rng(0)
     prompts = [scene.caption(rng) for scene in scenes[:count]]
-    states = text_states(pipe.text_encoder, pipe.tokenizer, prompts, torch.zeros(count))
+    states = text_states(pipe.text_encoder, pipe.tokenizer, prompts, prompts, torch.zeros(count))
     t = torch.full((count,), 850)
     losses = []
     for shift in (0, 1):
