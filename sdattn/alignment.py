@@ -119,22 +119,28 @@ def edited_words(prompts: Sequence[Prompt], index: int, weighted: Sequence[str] 
     return list(dict.fromkeys([*new, *(word for word in weighted if _has(prompts[index], word))]))
 
 
-def blended_words(prompts: Sequence[Prompt], words: Sequence[str]) -> list[list[str]]:
-    """Which of ``words`` each prompt has; where it has none, the word in the place of one of them.
+def blended_words(prompts: Sequence[Prompt], words: str | Sequence[str]) -> list[list[str]]:
+    """Those of ``words`` that each prompt has; for one that it lacks, the word in its place.
 
     Raises:
-        KeyError: a prompt has none of them, nor a word in the place of one.
+        KeyError: a word that is in no prompt; a prompt with none of them, nor a word in the place
+            of one.
     """
+    words = [words] if isinstance(words, str) else list(words)
+    for word in words:
+        if not any(_has(prompt, word) for prompt in prompts):
+            known = dict.fromkeys(one.text for prompt in prompts for one in prompt.words)
+            raise KeyError(f"{word!r} is in none of the prompts. Their words: {', '.join(known)}.")
     chosen = []
-    for prompt in prompts:
-        own = [word for word in words if _has(prompt, word)]
-        twins = [twin for word in words if (twin := _twin(prompts, prompt, word))]
-        if words and not own and not twins:
+    for prompt in prompts if words else ():
+        own = [word if _has(prompt, word) else _twin(prompts, prompt, word) for word in words]
+        kept = list(dict.fromkeys(word for word in own if word))
+        if not kept:
             raise KeyError(
-                f"None of the words {list(words)} is in {prompt.text!r}, nor is a word in the "
+                f"None of the words {words} is in {prompt.text!r}, nor is a word in the "
                 f"place of one. Its words are: {', '.join(word.text for word in prompt.words)}."
             )
-        chosen.append(own or twins)
+        chosen.append(kept)
     return chosen
 
 

@@ -16,22 +16,21 @@ from .tokens import Prompt
 class LocalBlend:
     """Keep the source's latents except where some words are, in the source or in the target.
 
-    The maps of ``words``, averaged over heads and layers of one resolution, spread by a 3x3
-    maximum and divided by their peak, make a mask where they exceed ``threshold``.
+    The maps of ``words``, averaged over heads and layers of one resolution and spread by a 3x3
+    maximum, make a mask where they exceed ``threshold`` times their peak.
 
     Source: Hertz et al. 2022, section 3.2, "Local editing"; google/prompt-to-prompt.
 
     Args:
         prompts: the source and one or more targets.
-        words: a word or phrase, or several, of each prompt: ``[["circle"], ["star"]]``; one list
-            of strings where they are the same in all.
+        words: for each prompt a word or phrase, or a list of them: ``["circle", ["star", "a"]]``.
         num_steps: passes of the model in the run.
         subtract: words, given likewise, whose own (unspread) mask is taken away from it.
         start: part of the run after which blending begins.
         threshold: share of the peak, in [0, 1].
         grid: (rows, cols) of the layers to use. By default, among those that the store holds, the
-            one whose number of cells is nearest in ratio to 16x16, which the paper's code uses
-            for 64x64 latents.
+            one whose number of cells is nearest in ratio to a sixteenth of the latent's, and to
+            16x16 at least: the paper's code takes 16x16 for 64x64 latents.
 
     Raises:
         KeyError: a word that is not in its prompt.
@@ -77,7 +76,7 @@ class LocalBlend:
         mask = self._mask(maps, self.alpha, size, spread=True)
         if self.subtracted is not None:
             mask &= ~self._mask(maps, self.subtracted, size, spread=False)
-        return x_t[:1] + mask.to(x_t.dtype) * (x_t - x_t[:1])
+        return torch.where(mask, x_t, x_t[:1])
 
     def _maps(self, store: Mapping[str, list[Tensor]], size: tuple[int, int]) -> Tensor:
         cross = [m for key, maps in store.items() if key.endswith("_cross") for m in maps]
@@ -87,7 +86,8 @@ class LocalBlend:
             by_grid.setdefault(query_grid(m.shape[1], size, n_levels=8), []).append(m)
         grid = self.grid
         if grid is None and by_grid:
-            grid = min(by_grid, key=lambda g: abs(math.log(g[0] * g[1] / 16**2)))
+            cells = max(16**2, size[0] * size[1] // 16)
+            grid = min(by_grid, key=lambda g: abs(math.log(g[0] * g[1] / cells)))
         if grid not in by_grid:
             raise ValueError(
                 f"LocalBlend asked for maps of {grid or 'any grid'}, and the store holds "
@@ -104,7 +104,8 @@ class LocalBlend:
         if spread:
             heat = F.max_pool2d(heat, 3, stride=1, padding=1)
         heat = F.interpolate(heat, size=size)
-        mask = heat / heat.amax((2, 3), keepdim=True) > self.threshold
+        peak = heat.amax((2, 3), keepdim=True).clamp(min=0)  # a word may have a negative weight
+        mask = heat > self.threshold * peak
         return mask | mask[:1]  # where either picture has the words
 
 

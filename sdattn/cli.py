@@ -150,7 +150,7 @@ def edit(
     force: Annotated[bool, typer.Option(help="Replace an edit that is there already.")] = False,
 ) -> None:
     """Draw SOURCE and its edited versions from the same noise, and keep the layout."""
-    from .edit import edit
+    from .edit import edit, prepare
     from .files import check_target, file_name
     from .pipelines import load_pipeline
 
@@ -161,6 +161,8 @@ def edit(
     pipe = _load(load_pipeline, model, device, dtype)
     options = _given(steps, guidance, negative, width, height)
     if picture is not None:
+        settings = (mode, cross, self_, blend or (), weights, None)
+        prepare(pipe, source, targets, *settings, options)  # refuse before the long part
         options["inversion"] = _invert(pipe, picture, source, options, null_text)
     run = edit(
         pipe,
@@ -182,7 +184,8 @@ def edit(
     console.print(table)
     if image:
         console.print(f"reconstruction: {run.settings['reconstruction_psnr']:.1f} dB")
-    console.print(Text(f"{out}/ ({run.mode}): edit.png, run.json, source/, target/"))
+    parts = sorted(f"{path.name}/" for path in out.iterdir() if path.is_dir())
+    console.print(Text(f"{out}/ ({run.mode}): edit.png, run.json, {', '.join(parts)}"))
 
 
 def _parsed_weight(text: str) -> tuple[str, float]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .layers import Denoiser, find_denoiser, find_layers
+from .layers import AttentionLayer, Denoiser, find_denoiser, find_layers
 from .maps import CaptureError, CaptureWarning
 from .processors import Controller, ObservingProcessor, TorchAttnProcessor
 
@@ -34,7 +34,7 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
     Args:
         target: a Stable Diffusion pipeline with a UNet, or the UNet.
         controller: its ``num_att_layers`` is set to the number of layers. None for plain
-            attention in pure torch.
+            attention in pure torch. It takes the place of one registered before by a plain call.
 
     Returns:
         A handle whose ``remove()`` puts the processors from before back. As a context manager it
@@ -44,15 +44,18 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
         TypeError: ``target`` is no model that sdattn knows.
         ValueError: the model has processors with weights of their own (IP-Adapter), which pure
             torch attention would leave out.
+        RuntimeError: a controller is registered in a ``with`` block that is still open.
     """
     denoiser = find_denoiser(target)
     layers = find_layers(denoiser.model)
+    former = getattr(_innermost(layers[0]), "handle", None)
+    if former is not None:
+        former.supersede()
     for layer in layers:
-        if isinstance(layer.module.processor, nn.Module) and list(
-            layer.module.processor.parameters()
-        ):
+        processor = layer.module.processor
+        if isinstance(processor, nn.Module) and list(processor.parameters()):
             raise ValueError(
-                f"{layer.name} has a {type(layer.module.processor).__name__}, whose weights a "
+                f"{layer.name} has a {type(processor).__name__}, whose weights a "
                 "controller would not see. Unload it first (pipe.unload_ip_adapter())."
             )
     with suppress(AttributeError):  # a bound method counts no layers
@@ -78,67 +81,155 @@ class ControlHandle:
 
     def __init__(self, denoiser: Denoiser, controller: Controller | None):
         self.controller = controller
+        self._denoiser = denoiser
         self._passes = 0
+        self._active, self._entered = True, False
         self._layers = find_layers(denoiser.model)
         self._before = [layer.module.processor for layer in self._layers]
-        self._ours = [TorchAttnProcessor(controller, layer.place) for layer in self._layers]
+        self._ours = [_Registered(self, layer.place) for layer in self._layers]
         self._hook = denoiser.model.register_forward_pre_hook(self._before_pass, with_kwargs=True)
         for layer, processor in zip(self._layers, self._ours, strict=True):
             layer.module.set_processor(processor)
 
     def __enter__(self) -> ControlHandle:
+        self._entered = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
+        self._entered = False
         self._restore()
         if error is None:
-            self._check()
+            self._warn_if_unused()
 
     def remove(self) -> None:
-        """Put the processors from before back. Registrations come off in reverse order.
+        """Put the processors from before back; of no effect a second time.
+
+        Raises:
+            RuntimeError: processors were set since. They stay, the others are put back.
 
         Warns:
-            CaptureWarning: the model never ran.
+            CaptureWarning: the model never ran, or blending never began.
         """
-        self._check()
+        if not self._active:
+            return
+        pairs = list(zip(self._layers, self._ours, strict=True))
+        foreign = [layer for layer, ours in pairs if _innermost(layer) is not ours]
+        kept = [(layer, layer.module.processor) for layer in foreign]
+        self._restore()
+        for layer, processor in kept:
+            layer.module.set_processor(processor)
+        if kept:
+            raise RuntimeError(
+                f"{len(kept)} processors were set since this controller was registered, the first "
+                f"a {type(kept[0][1]).__name__} in {kept[0][0].name}; they were left as they are."
+            )
+        self._warn_if_unused()
+
+    def supersede(self) -> None:
+        """Make room for another controller.
+
+        Raises:
+            RuntimeError: the ``with`` block of this one is still open.
+        """
+        if self._entered:
+            raise RuntimeError(
+                f"A {type(self.controller).__name__} is registered in this model already, in a "
+                "with block that is still open. Leave it before another one is registered."
+            )
         self._restore()
 
     def _restore(self) -> None:
+        if not self._active:
+            return
+        self._active = False
         self._hook.remove()
         for layer, before in zip(self._layers, self._before, strict=True):
             if layer.module.processor is not before:
                 layer.module.set_processor(before)
 
-    def _check(self) -> None:
+    def _warn_if_unused(self) -> None:
+        name = type(self.controller).__name__
+        problem = ""
         if not self._passes:
-            warnings.warn(
-                f"The {type(self.controller).__name__} saw nothing: the model it was registered in "
-                "never ran. Run that very pipeline or UNet before the registration ends.",
-                CaptureWarning,
-                stacklevel=3,
+            problem = (
+                f"The {name} saw nothing: the model it was registered in never ran. Run that very "
+                "pipeline or UNet before the registration ends."
             )
+        elif (
+            getattr(self.controller, "cur_step", 0)
+            and getattr(getattr(self.controller, "local_blend", None), "counter", 1) == 0
+        ):
+            problem = (
+                f"The local_blend of the {name} was never asked. Call the pipeline with "
+                "callback_on_step_end=step_end(controller)."
+            )
+        if problem:
+            warnings.warn(problem, CaptureWarning, stacklevel=3)
 
     def _before_pass(
         self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """The forward pre-hook of the model: refuse what the controller would not see whole."""
         self._passes += 1
-        batch = len(args[0] if args else kwargs["sample"])
-        if getattr(self.controller, "guidance", None) == "batch" and batch % 2:
-            raise ValueError(
-                f"The controller leaves out the first half of the batch as unconditional, and the "
-                f"model was called with a batch of {batch}, so this run has no guidance. Set "
-                "guidance_scale above 1, or make the controller with guidance=None."
+        self._check_batch(len(args[0] if args else kwargs["sample"]))
+        begun = getattr(self.controller, "cur_att_layer", 0)
+        if begun not in (0, getattr(self.controller, "num_uncond_att_layers", 0)):
+            raise RuntimeError(
+                f"The {type(self.controller).__name__} is in the middle of a step: {begun} layers "
+                "have called, and the model starts anew. After a run that was broken off, reset() "
+                "the controller."
             )
         for layer, ours in zip(self._layers, self._ours, strict=True):
-            processor = layer.module.processor
-            while isinstance(processor, ObservingProcessor):
-                processor = processor.inner
-            if processor is not ours:
+            if (processor := _innermost(layer)) is not ours:
                 raise CaptureError(
                     f"The processor of {layer.name} was replaced by a {type(processor).__name__}, "
                     f"so the {type(self.controller).__name__} would miss this layer and lose count "
                     "of the steps. Register the controller after whatever sets processors."
                 )
+
+    def _check_batch(self, batch: int) -> None:
+        """Whether the controller and the run agree on guidance, and on the number of prompts."""
+        guidance = getattr(self.controller, "guidance", None)
+        prompts = getattr(self.controller, "prompts", None)
+        try:  # unknown outside the pipeline's own call
+            guided = self._denoiser.pipeline.do_classifier_free_guidance
+        except AttributeError:
+            guided = None
+        if guidance == "batch" and (batch % 2 or guided is False):
+            raise ValueError(
+                "The controller leaves out the first half of the batch as unconditional, and this "
+                f"run, in a batch of {batch}, has no guidance. Set guidance_scale above 1, or make "
+                "the controller with guidance=None."
+            )
+        if prompts is None or not hasattr(self.controller, "guidance"):
+            return
+        if guidance is None and guided:
+            raise ValueError(
+                "The controller was made with guidance=None and this run is guided. Make it with "
+                "guidance='batch', or set guidance_scale to 1."
+            )
+        images, rest = divmod(batch // 2 if guidance == "batch" else batch, len(prompts))
+        if rest or not images or (images > 1 and getattr(self.controller, "local_blend", None)):
+            raise ValueError(
+                f"The controller was made for {len(prompts)} prompts and the batch has "
+                f"{batch // 2 if guidance == 'batch' else batch} images. Run the pipeline on those "
+                "very prompts; with a LocalBlend, num_images_per_prompt=1."
+            )
+
+
+class _Registered(TorchAttnProcessor):
+    """A processor that knows its registration."""
+
+    def __init__(self, handle: ControlHandle, place: str):
+        super().__init__(handle.controller, place)
+        self.handle = handle
+
+
+def _innermost(layer: AttentionLayer) -> Any:
+    """The processor of a layer, behind those that only observe."""
+    processor = layer.module.processor
+    while isinstance(processor, ObservingProcessor):
+        processor = processor.inner
+    return processor

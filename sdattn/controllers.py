@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -50,11 +51,12 @@ class AttentionControlEdit(AttentionStore):
         num_steps: passes of the model in the run (for most schedulers the number of steps).
         cross_replace_steps: during which part of the run cross-attention is edited: 0.8 for the
             first 80 %, ``(0.2, 0.8)``, or per word of the targets ``{"default_": 0.8, "star":
-            (0, 0.4)}``.
+            (0, 0.4)}``, where all others have 1.0 if there is no ``"default_"``.
         self_replace_steps: during which part self-attention is the source's.
         local_blend: keeps the picture outside some words; applied by :meth:`step_callback`.
         max_self_queries: self-attention with more queries than this is left alone.
-        store_options: ``guidance`` and ``max_queries`` of :class:`sdattn.AttentionStore`.
+        store_options: ``guidance``, ``max_queries`` and ``kinds`` of
+            :class:`sdattn.AttentionStore`.
 
     Raises:
         ValueError: fewer than two prompts, a part outside [0, 1], prompts that cannot be aligned.
@@ -132,7 +134,9 @@ class AttentionControlEdit(AttentionStore):
 
     def step_callback(self, x_t: Tensor) -> Tensor:
         """Blend the latents ``[prompts, C, rows, cols]`` that a step ended with."""
-        if self.local_blend is not None:
+        if isinstance(self.local_blend, LocalBlend):  # it picks by resolution, others by position
+            x_t = self.local_blend(x_t, self.full_attention_store)
+        elif self.local_blend is not None:
             x_t = self.local_blend(x_t, self.attention_store)
         return x_t
 
@@ -224,13 +228,15 @@ class AttentionReweight(AttentionControlEdit):
         return edited * self.equalizer[:, None, None].to(edited)
 
 
-def _steps(span: Span, num_steps: int) -> range:
+def _steps(span: Any, num_steps: int) -> range:
     """The passes of a part of the run."""
-    first, last = (0.0, span) if isinstance(span, (int, float)) else span
+    whole = (0.0, span) if isinstance(span, Real) else span
+    numbers = len(whole) == 2 and all(isinstance(one, Real) for one in whole)
+    first, last = (float(one) for one in whole) if numbers else (1.0, 0.0)
     if not 0 <= first <= last <= 1:
         raise ValueError(
-            f"{span}: pass a part of the run from 0 to 1, such as 0.8 or (0.2, 0.8). For a number "
-            f"of steps n pass n / {num_steps}."
+            f"{span!r}: pass a part of the run from 0 to 1, such as 0.8 or (0.2, 0.8). For n steps "
+            f"pass n / {num_steps}."
         )
     return range(round(first * num_steps), round(last * num_steps))
 

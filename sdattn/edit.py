@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from . import alignment, render
+from .attention import level_grids
 from .blend import LocalBlend
 from .control import ControlHandle, register_attention_control, step_end
 from .controllers import (
@@ -39,7 +40,13 @@ from .controllers import (
 from .files import new_folder, save_run
 from .heatmaps import cross_maps
 from .inversion import Inversion, invert, psnr
-from .pipelines import is_guided, latent_size, model_passes, read_prompts
+from .pipelines import (
+    check_text_to_image,
+    is_guided,
+    latent_size,
+    model_passes,
+    read_prompts,
+)
 from .runs import Run, checked_options, sample
 from .tokens import Prompt
 
@@ -103,7 +110,9 @@ class EditRun(Run):
                 save_run(temporary / name, self.images[i], self.heatmaps[i], layers, self.info[i])
             self.side_by_side().save(temporary / "edit.png")
             document = {"format": "sdattn-edit-1", **self.settings, "runs": names}
-            text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+            text = json.dumps(
+                document, indent=1, ensure_ascii=False, allow_nan=False, default=_plain
+            )
             (temporary / "run.json").write_text(text + "\n", encoding="utf-8")
         return [Path(folder)]
 
@@ -117,7 +126,7 @@ def edit(
     mode: Mode = "auto",
     cross_replace_steps: Span | Mapping[str, Span] = 0.8,
     self_replace_steps: Span = 0.4,
-    blend: Sequence[str] = (),
+    blend: str | Sequence[str] = (),
     weights: Mapping[str, float] | None = None,
     max_self_queries: int | None = None,
     inversion: Inversion | None = None,
@@ -126,7 +135,7 @@ def edit(
     """Draw a prompt and its edited versions from the same noise, the layout kept.
 
     Args:
-        pipe: a text-to-image Stable Diffusion pipeline with a UNet.
+        pipe: a ``StableDiffusionPipeline`` or ``StableDiffusionXLPipeline``.
         source: the prompt whose picture is kept.
         target: the edited prompt, or several, which run in one batch.
         seed: of the noise that all images share; drawn on the CPU.
@@ -136,11 +145,11 @@ def edit(
         cross_replace_steps: during which part of the run the source's cross-attention is used,
             0.8, ``(0.2, 0.8)``, or by word ``{"default_": 0.8, "star": 0.4}``.
         self_replace_steps: during which part its self-attention is used.
-        blend: words; the picture changes only where they are. Each prompt must have one of them,
-            or a word in the place of one of them.
+        blend: a word or several; the picture changes only where they are. Each prompt must have
+            one of them, or a word in the place of one of them.
         weights: factor of words of the targets, on top of any mode.
-        max_self_queries: self-attention with more queries is left alone; by default a sixteenth
-            of the latent's cells, 16x16 for 64x64.
+        max_self_queries: self-attention with more queries is left alone; by default those of a
+            quarter of the latent's side, 16x16 for 64x64.
         inversion: what :func:`invert` made of a real picture and ``source``. The first image is
             then that picture, reconstructed; steps, guidance and size are the inversion's.
         options: handed to the pipeline, as by :func:`sdattn.generate`.
@@ -149,31 +158,74 @@ def edit(
         EditRun: images, heatmaps of the attention as it was used, edits included.
 
     Raises:
-        ValueError: prompts that do not fit the mode, a number that cannot be; before any step.
-        KeyError: a word that is in none of the prompts.
+        TypeError: another kind of pipeline.
+        ValueError: prompts that do not fit the mode, a number that cannot be.
+        KeyError: a word that is in none of the prompts. All of them before any step.
     """
-    read = read_prompts(pipe, [source, *([target] if isinstance(target, str) else target)])
-    options = checked_options(pipe, _own_options(source, inversion, options))
-    chosen = _mode(read, mode, weights)
-    blended = alignment.blended_words(read, blend)
+    options = {**options, **_of_inversion(source, inversion, options)}
+    spans = cross_replace_steps, self_replace_steps
     with inversion.replay(pipe) if inversion else nullcontext():
-        passes = model_passes(pipe, options)
-        control = _controller(
-            chosen,
-            weights,
-            prompts=read,
-            num_steps=passes,
-            cross_replace_steps=cross_replace_steps,
-            self_replace_steps=self_replace_steps,
-            local_blend=LocalBlend(read, blended, passes) if blend else None,
-            max_self_queries=max_self_queries or math.prod(latent_size(pipe, options)) // 16,
-            guidance="batch" if is_guided(pipe, options) else None,
+        plan = prepare(
+            pipe, source, target, mode, *spans, blend, weights, max_self_queries, options
         )
-        options["callback_on_step_end"] = step_end(control)
+        read, options = plan.prompts, plan.options
         if inversion:
             options["latents"] = inversion.noise.repeat(len(read), 1, 1, 1)
-        with register_attention_control(pipe, control):
+        with register_attention_control(pipe, plan.control):
             run = sample(pipe, read, [seed] * len(read), options)
+    settings = dict(plan.settings)
+    if inversion:
+        settings["reconstruction_psnr"] = min(psnr(inversion.image, run.images[0]), 99.0)
+        for one in run.info:
+            one["seed"] = None  # the noise is the picture's own
+    words = [alignment.edited_words(read, i, list(weights or ())) for i in range(len(read))]
+    return EditRun(run.images, run.heatmaps, run.store, run.info, plan.mode, words, settings)
+
+
+@dataclass
+class Plan:
+    """An edit that has been checked and not run: what :func:`prepare` makes."""
+
+    prompts: list[Prompt]
+    mode: str
+    control: AttentionControlEdit
+    options: dict[str, Any]
+    settings: dict[str, Any]
+
+
+def prepare(
+    pipe: Any,
+    source: str,
+    target: str | Sequence[str],
+    mode: str,
+    cross_replace_steps: Span | Mapping[str, Span],
+    self_replace_steps: Span,
+    blend: str | Sequence[str],
+    weights: Mapping[str, float] | None,
+    max_self_queries: int | None,
+    options: Mapping[str, Any],
+) -> Plan:
+    """All that :func:`edit` refuses, refused before anything runs; see there for the arguments."""
+    check_text_to_image(pipe)
+    read = read_prompts(pipe, [source, *([target] if isinstance(target, str) else target)])
+    checked = checked_options(pipe, _own_options(options))
+    chosen = _mode(read, mode, weights)
+    blended = alignment.blended_words(read, blend)
+    passes = model_passes(pipe, checked)
+    if max_self_queries is None:
+        max_self_queries = math.prod(level_grids(latent_size(pipe, checked), 3)[-1])
+    control = _controller(
+        chosen,
+        weights,
+        prompts=read,
+        num_steps=passes,
+        cross_replace_steps=cross_replace_steps,
+        self_replace_steps=self_replace_steps,
+        local_blend=LocalBlend(read, blended, passes) if blended else None,
+        max_self_queries=max_self_queries,
+        guidance="batch" if is_guided(pipe, checked) else None,
+        kinds=("cross",) if blended else (),
+    )
     settings = {
         "prompt": source,
         "targets": [one.text for one in read[1:]],
@@ -182,39 +234,45 @@ def edit(
         "self_replace_steps": self_replace_steps,
         "blend": blended,
         "weights": dict(weights or {}),
-        "reconstruction_psnr": min(psnr(inversion.image, run.images[0]), 99.0)
-        if inversion
-        else None,  # a number that JSON knows
     }
-    words = [alignment.edited_words(read, i, list(weights or ())) for i in range(len(read))]
-    return EditRun(run.images, run.heatmaps, run.store, run.info, chosen, words, settings)
+    return Plan(
+        read, chosen, control, {**checked, "callback_on_step_end": step_end(control)}, settings
+    )
 
 
-def _own_options(
+def _of_inversion(
     source: str, inversion: Inversion | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
+    """The options that a real picture decides."""
+    if inversion is None:
+        return {}
+    if source != inversion.prompt:
+        raise ValueError(
+            f"The picture was inverted with {inversion.prompt!r} and the source is {source!r}. "
+            "Pass that prompt as the source, or invert again with this one."
+        )
+    fixed = inversion.options()
+    if refused := sorted({*fixed, "negative_prompt", "eta"} & set(options)):
+        raise ValueError(
+            f"The inversion decides on {', '.join(refused)}. Invert again with other settings."
+        )
+    del fixed["latents"]  # one of them for each prompt
+    return fixed
+
+
+def _own_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     if options.get("num_images_per_prompt", 1) != 1:
         raise ValueError(
             f"num_images_per_prompt={options['num_images_per_prompt']}: an edit makes one image of "
             "each prompt. Call edit() once for each seed."
         )
-    taken = {"callback_on_step_end", "latents"}
-    if inversion is None:
-        fixed = {}
-    elif source != inversion.prompt:
-        raise ValueError(
-            f"The picture was inverted with {inversion.prompt!r} and the source is {source!r}. "
-            "Pass that prompt as the source, or invert again with this one."
-        )
-    else:
-        fixed = inversion.options()
-        taken |= set(fixed)
-        del fixed["latents"]  # one of them for each prompt
-    if refused := sorted(taken & set(options)):
+    ours = {"callback_on_step_end", "callback_on_step_end_tensor_inputs", "latents"}
+    schedule = {"timesteps", "sigmas", "denoising_end"}
+    if refused := sorted((ours | schedule) & set(options)):
         raise ValueError(
             f"edit() sees to {', '.join(refused)} itself. Use register_attention_control()."
         )
-    return {**options, **fixed}
+    return options
 
 
 def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | None) -> str:
@@ -242,3 +300,8 @@ def _controller(
         return AttentionReweight(weights=weights, **common)
     control = {"replace": AttentionReplace, "refine": AttentionRefine}[mode](**common)
     return AttentionReweight(weights=weights, controller=control, **common) if weights else control
+
+
+def _plain(value: Any) -> Any:
+    """For JSON: what is like a dict or a number, such as numpy's."""
+    return dict(value) if isinstance(value, Mapping) else float(value)

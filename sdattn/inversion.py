@@ -24,10 +24,8 @@ from torch import Tensor
 
 from .ddim import Upwards, ddim, in_place
 from .nulltext import guided_rows, optimise, replaced_rows
-from .pipelines import latent_size, read_prompts
+from .pipelines import check_text_to_image, latent_size, read_prompts
 
-# Pipelines that make a picture of noise and [negative prompt, prompt], and of nothing else.
-TEXT_TO_IMAGE = {"StableDiffusionPipeline", "StableDiffusionXLPipeline"}
 Kwargs = dict[str, Any]
 
 
@@ -173,9 +171,7 @@ def psnr(image: Image.Image, other: Image.Image) -> float:
 
 
 def _check(pipe: Any, image: Any, steps: int, guidance: float, null_text: bool, inner: int) -> None:
-    if not TEXT_TO_IMAGE & {cls.__name__ for cls in type(pipe).__mro__}:
-        known = " or ".join(sorted(TEXT_TO_IMAGE))
-        raise TypeError(f"Asked to invert with a {type(pipe).__name__}. Pass a {known}.")
+    check_text_to_image(pipe)
     if not isinstance(image, Image.Image):
         raise TypeError(f"image is a {type(image).__name__}. Pass a PIL image: Image.open(path).")
     if not all(image.size):

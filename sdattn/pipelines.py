@@ -21,6 +21,7 @@ from .tokens import Prompt, TruncationWarning, read_prompt
 DEMO = Path(__file__).parent / "demo"
 DEMO_SETTINGS = {"num_inference_steps": 20, "guidance_scale": 1.5}
 DEMO_INVERSION = {"learning_rate": 5e-2}  # 1e-2 is for 50 steps
+TEXT_TO_IMAGE = {"StableDiffusionPipeline", "StableDiffusionXLPipeline"}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -166,6 +167,17 @@ def latent_size(pipe: Any, options: Mapping[str, Any] | None = None) -> tuple[in
         return height // pipe.vae_scale_factor, width // pipe.vae_scale_factor
     size = pipe.unet.config.sample_size
     return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def check_text_to_image(pipe: Any) -> None:
+    """Refuse a pipeline that makes its picture of more than noise and prompts.
+
+    Raises:
+        TypeError: it is no ``StableDiffusionPipeline`` or ``StableDiffusionXLPipeline``.
+    """
+    if not TEXT_TO_IMAGE & {cls.__name__ for cls in type(pipe).__mro__}:
+        known = " or ".join(sorted(TEXT_TO_IMAGE))
+        raise TypeError(f"Asked to edit with a {type(pipe).__name__}. Pass a {known}.")
 
 
 def model_passes(pipe: Any, options: Mapping[str, Any]) -> int:

@@ -237,7 +237,7 @@ class TorchAttnProcessor:
                 f"{list(folded.shape)} ([batch*heads, queries, keys]) and returned "
                 f"{list(edited.shape)}. Return the same shape, or None after an edit in place."
             )
-        return edited.view_as(probs)
+        return edited.to(probs.dtype).view_as(probs)
 
 
 def _to_out(attn: Any, hidden_states: Tensor) -> Tensor:

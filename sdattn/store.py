@@ -1,5 +1,6 @@
 """`AttentionStore`, the store of prompt-to-prompt code: maps by place, summed over steps."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -34,6 +35,7 @@ class AttentionStore:
             ("low resource"). None: there are none, every row is kept.
         max_queries: maps with more queries than this stay out of ``step_store`` and
             ``attention_store``. Editing code picks maps by their position after this filter.
+        kinds: ``"cross"`` and/or ``"self"``, what is kept at all; all calls are counted.
 
     Attributes:
         num_att_layers: layers that call in a pass, self and cross together.
@@ -57,12 +59,14 @@ class AttentionStore:
         *,
         guidance: Guidance | None = "batch",
         max_queries: int = 32**2,
+        kinds: Sequence[str] = KINDS,
     ):
         if guidance not in ("batch", "passes", None):
             raise ValueError(f"guidance={guidance!r}: pass 'batch', 'passes' or None.")
         self.save_global_store = save_global_store
         self.guidance = guidance
         self.max_queries = max_queries
+        self.kinds = tuple(kinds)
         self.num_att_layers = -1
         self.curr_step_index = 0
         self.reset()
@@ -109,11 +113,13 @@ class AttentionStore:
 
         An override may edit ``attn`` in place, or return a tensor of its shape.
         """
-        key = f"{place_in_unet}_{'cross' if is_cross else 'self'}"
-        if attn.shape[1] <= self.max_queries:
-            self.step_store[key].append(attn)
-        if is_cross:
-            self.full_step_store[key].append(attn)
+        kind = "cross" if is_cross else "self"
+        if kind in self.kinds:
+            key = f"{place_in_unet}_{kind}"
+            if attn.shape[1] <= self.max_queries:
+                self.step_store[key].append(attn)
+            if is_cross:
+                self.full_step_store[key].append(attn)
         return attn
 
     def between_steps(self) -> None:

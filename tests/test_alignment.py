@@ -117,9 +117,11 @@ def test_what_an_edit_is_about():
 def test_where_an_edit_may_change_the_picture():
     prompts = [read("a red cat"), read("a red dog")]
     assert blended_words(prompts, ["cat"]) == [["cat"], ["dog"]]
+    assert blended_words(prompts, "cat") == [["cat"], ["dog"]]
     assert blended_words(prompts, ["cat", "dog"]) == [["cat"], ["dog"]]
-    assert blended_words(prompts, ["red"]) == [["red"], ["red"]]
-    with pytest.raises(KeyError, match=r"\['bird'\] is in 'a red cat'.*a, red, cat"):
-        blended_words(prompts, ["bird"])
+    assert blended_words(prompts, ["cat", "red"]) == [["cat", "red"], ["dog", "red"]]
+    assert blended_words(prompts, []) == []
+    with pytest.raises(KeyError, match=r"'bird' is in none of the prompts.*a, red, cat, dog"):
+        blended_words(prompts, ["cat", "bird"])
     with pytest.raises(KeyError, match="is in 'a cat'"):
         blended_words([read("a cat"), read("a red cat")], ["red"])

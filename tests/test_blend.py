@@ -86,10 +86,26 @@ def test_the_layers_are_chosen_by_resolution():
     assert torch.equal(blends[0](latents, mixed), blends[1](latents, alone))
 
 
+def test_larger_latents_take_larger_maps():
+    """96x96 latents, SD 2.x's own: a quarter of the side is 24x24, not 12x12."""
+    store = make_store([("down", 24, 24), ("mid", 12, 12), ("up", 24, 24)])
+    blend = LocalBlend(PROMPTS, [["a"]] * 3, 1)
+    assert blend._maps(store, (96, 96)).shape == (3, 4, 24, 24, T)
+
+
+@pytest.mark.parametrize("factor", [-2.0, 0.0])
+def test_a_word_weighted_to_nothing_masks_nothing(factor):
+    store = make_store([("up", 16, 16)])
+    store["up_cross"][0] *= factor
+    latents = torch.randn(3, 4, 16, 16)
+    blended = LocalBlend(PROMPTS, [["a"]] * 3, 1, start=0.0)(latents, store)
+    assert torch.equal(blended, latents[:1].expand_as(latents))
+
+
 def test_blending_starts_when_told_and_a_controller_does_it():
     blend = LocalBlend(PROMPTS, [["cat"], ["dog"], ["cat"]], 4, start=0.5, threshold=1.0)
     control = AttentionReplace(PROMPTS, 4, local_blend=blend)
-    control.attention_store = make_store([("up", 16, 16)])
+    control.full_attention_store = make_store([("up", 16, 16)])
     latents = torch.randn(3, 4, 16, 16)
     for step in range(4):
         blended = control.step_callback(latents)

@@ -216,19 +216,21 @@ def test_edit_of_a_picture_reports_how_well_it_came_back(sdattn, model):
         (("a red dog", "--weight", "dog"), 2, "is not WORD=FACTOR"),
         (("a red dog", "--weight", "dog=much"), 2, "is not WORD=FACTOR"),
         (("a red dog", "--weight", "dog=nan"), 1, "weight of 'dog' is nan"),
-        (("a red dog", "--blend", "bird"), 1, "None of the words"),
+        (("a red dog", "--blend", "bird"), 1, "'bird' is in none of the prompts"),
         (("a red dog", "--cross", "30"), 1, "part of the run"),
         (("a red dog", "--image", "nothing.png"), 1, "nothing.png"),
         (("a red dog", "--image", "notes.txt"), 1, "is no picture that can be read"),
         (("a red dog", "--image", "photo.png", "--width", "64"), 2, "picture decides"),
     ],
 )
-def test_edits_that_cannot_be(sdattn, model, arguments, code, message):
+def test_edits_that_cannot_be(sdattn, model, monkeypatch, arguments, code, message):
     Image.new("RGB", (64, 64)).save("photo.png")
     with open("notes.txt", "w") as file:
         file.write("words")
     options = ("--model", model, "--device", "cpu", "--mode", "replace")
-    found, _, err = sdattn("edit", "a red cat", *arguments, *options)
-    assert found == code
-    assert message in " ".join(err.replace("│", " ").split())
+    monkeypatch.setattr("sdattn.edit.invert", lambda *_, **__: pytest.fail("inverted first"))
+    for more in ((), ("--image", "photo.png")):  # a long inversion does not come first
+        found, _, err = sdattn("edit", "a red cat", *more, *arguments, *options)
+        assert found == code
+        assert message in " ".join(err.replace("│", " ").split())
     assert not os.path.exists("outputs") or not os.listdir("outputs")

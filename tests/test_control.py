@@ -7,8 +7,15 @@ import pytest
 import torch
 from conftest import make_pipeline, make_sdxl_pipeline, make_unet
 
-from sdattn import AttentionStore, CaptureError, CaptureWarning, TorchAttnProcessor, capture
-from sdattn.edit import EmptyControl, register_attention_control
+from sdattn import (
+    AttentionStore,
+    CaptureError,
+    CaptureWarning,
+    TorchAttnProcessor,
+    capture,
+    read_prompts,
+)
+from sdattn.edit import AttentionReplace, EmptyControl, LocalBlend, register_attention_control
 
 NOISE = torch.Generator().manual_seed(5)
 INPUTS = (
@@ -94,7 +101,7 @@ def test_everything_is_put_back_even_when_the_run_fails():
     unet = make_unet()
     before = dict(unet.attn_processors)
     handle = register_attention_control(unet, None)
-    assert all(type(one) is TorchAttnProcessor for one in unet.attn_processors.values())
+    assert all(isinstance(one, TorchAttnProcessor) for one in unet.attn_processors.values())
     unet(*INPUTS)
     handle.remove()
     with pytest.raises(RuntimeError, match="boom"):
@@ -109,20 +116,76 @@ def test_everything_is_put_back_even_when_the_run_fails():
 
 
 @torch.no_grad()
-def test_registrations_nest():
+def test_registering_before_every_run_as_the_notebooks_do():
     unet = make_unet()
     before = dict(unet.attn_processors)
-    outer, inner = AttentionStore(), AttentionStore()
-    first = register_attention_control(unet, outer)
-    unet(*INPUTS)
-    second = register_attention_control(unet, inner)
-    with pytest.raises(CaptureError, match="was replaced by a TorchAttnProcessor"):
-        unet(*INPUTS)  # the outer one would lose count
-    with pytest.warns(CaptureWarning, match="saw nothing"):
-        second.remove()
-    first.remove()
-    assert outer.cur_step == 1
+    stores = [AttentionStore(), AttentionStore()]
+    handles = []
+    for store in stores:
+        handles.append(register_attention_control(unet, store))
+        unet(*INPUTS)
+    assert [store.cur_step for store in stores] == [1, 1]
+    assert len(unet._forward_pre_hooks) == 1
+    handles[0].remove()  # superseded: of no effect
+    assert unet.mid_block.attentions[0].transformer_blocks[0].attn2.processor is not None
+    handles[1].remove()
+    handles[1].remove()
     assert all(unet.attn_processors[name] is before[name] for name in before)
+    assert not unet._forward_pre_hooks
+
+
+def test_a_with_block_is_not_superseded():
+    unet = make_unet()
+    before = dict(unet.attn_processors)
+    with register_attention_control(unet, None):
+        unet(*INPUTS)
+        with pytest.raises(RuntimeError, match="block that is still open"):
+            register_attention_control(unet, AttentionStore())
+    assert all(unet.attn_processors[name] is before[name] for name in before)
+
+
+@torch.no_grad()
+def test_processors_set_meanwhile_are_noticed():
+    unet = make_unet()
+    layer = unet.mid_block.attentions[0].transformer_blocks[0].attn2
+    handle = register_attention_control(unet, AttentionStore())
+    unet(*INPUTS)
+    mine = TorchAttnProcessor()
+    layer.set_processor(mine)
+    with pytest.raises(CaptureError, match="was replaced by a TorchAttnProcessor"):
+        unet(*INPUTS)  # the controller would lose count
+    with pytest.raises(RuntimeError, match="1 processors were set since"):
+        handle.remove()
+    assert layer.processor is mine
+    assert not unet._forward_pre_hooks
+    others = [one for one in unet.attn_processors.values() if one is not mine]
+    assert not any(isinstance(one, TorchAttnProcessor) for one in others)
+
+
+def test_a_run_that_was_broken_off_is_not_joined_to_the_next():
+    unet, store = make_unet(), AttentionStore()
+    block = unet.up_blocks[1]
+    with register_attention_control(unet, store):
+
+        def stop(*_):
+            raise KeyboardInterrupt
+
+        hook = block.register_forward_pre_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            unet(*INPUTS)
+        hook.remove()
+        with pytest.raises(RuntimeError, match="middle of a step: 14 layers.*reset"):
+            unet(*INPUTS)
+        store.reset()
+        unet(*INPUTS)
+    assert store.cur_step == 1
+
+
+def test_a_controllers_dtype_is_brought_back():
+    unet = make_unet().to(torch.bfloat16)
+    inputs = INPUTS[0].bfloat16(), INPUTS[1], INPUTS[2].bfloat16()
+    with register_attention_control(unet, lambda attn, *_: attn.float()):
+        assert unet(*inputs).sample.dtype == torch.bfloat16
 
 
 @torch.no_grad()
@@ -164,13 +227,35 @@ def test_gradients_flow_from_a_foreign_store_to_the_latents():
     torch.testing.assert_close(slope, grad.norm().double(), rtol=0.05, atol=0)
 
 
-def test_a_batch_without_guidance_is_refused_before_any_layer():
+@pytest.mark.parametrize("prompts", [["a cat"], ["a cat", "a dog"]])
+def test_a_batch_without_guidance_is_refused_before_any_layer(prompts):
     pipe = make_pipeline()
     store = AttentionStore()
     with register_attention_control(pipe, store):
-        with pytest.raises(ValueError, match=r"batch of 1.*guidance=None"):
-            pipe("a cat", guidance_scale=1.0, num_inference_steps=1)
+        with pytest.raises(ValueError, match=r"has no guidance.*guidance=None"):
+            pipe(prompts, guidance_scale=1.0, num_inference_steps=1)
     assert store.cur_att_layer == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "run", "message"),
+    [
+        ({}, {"guidance_scale": 1.0}, "has no guidance"),
+        ({"guidance": None}, {"guidance_scale": 4.0}, "guidance=None and this run is guided"),
+        ({}, {"prompt": ["a cat"] * 3}, "made for 2 prompts and the batch has 3"),
+        ({"blend": True}, {"num_images_per_prompt": 2}, "num_images_per_prompt=1"),
+    ],
+)
+def test_an_edit_and_its_run_must_agree(options, run, message):
+    pipe = make_pipeline()
+    prompts = read_prompts(pipe, ["a cat", "a dog"])
+    if options.pop("blend", None):
+        options["local_blend"] = LocalBlend(prompts, ["cat", "dog"], 1)
+    control = AttentionReplace(prompts, 1, **options)
+    with register_attention_control(pipe, control):
+        with pytest.raises(ValueError, match=message):
+            pipe(**{"prompt": ["a cat", "a dog"], "num_inference_steps": 1, **run})
+        assert control.cur_att_layer == 0
 
 
 def test_a_controller_that_saw_nothing_is_a_warning():
@@ -178,6 +263,15 @@ def test_a_controller_that_saw_nothing_is_a_warning():
     with pytest.warns(CaptureWarning, match="AttentionStore saw nothing"):
         with register_attention_control(pipe, AttentionStore()):
             other("a cat", num_inference_steps=1, output_type="latent")
+
+
+def test_blending_that_never_began_is_a_warning():
+    pipe = make_pipeline()
+    prompts = read_prompts(pipe, ["a cat", "a dog"])
+    control = AttentionReplace(prompts, 1, local_blend=LocalBlend(prompts, ["cat", "dog"], 1))
+    with pytest.warns(CaptureWarning, match=r"never asked.*step_end\(controller\)"):
+        with register_attention_control(pipe, control):
+            pipe(["a cat", "a dog"], num_inference_steps=1, output_type="latent")
 
 
 def test_processors_with_weights_of_their_own_are_refused():

@@ -160,7 +160,11 @@ SAME = read("a red cat", "a red cat")
     [
         (lambda: AttentionReplace(PAIR[:1], 4), ValueError, r"1 prompt\(s\): pass the source and"),
         (lambda: AttentionReplace(PAIR, 0), ValueError, "num_steps=0"),
-        (lambda: AttentionReplace(PAIR, 4, 1.5), ValueError, r"part of the run.* n pass n / 4"),
+        (
+            lambda: AttentionReplace(PAIR, 4, 1.5),
+            ValueError,
+            r"part of the run.*For n steps pass n / 4",
+        ),
         (lambda: AttentionReplace(PAIR, 4, (0.8, 0.2)), ValueError, "part of the run"),
         (lambda: AttentionReplace(PAIR, 4, float("nan")), ValueError, "part of the run"),
         (lambda: AttentionReplace(PAIR, 4, 0.5, -0.1), ValueError, "part of the run"),

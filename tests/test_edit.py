@@ -2,10 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_pipeline, make_sdxl_pipeline, make_unet, tiny_text_encoder
-from diffusers import HeunDiscreteScheduler
+from diffusers import HeunDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from PIL import Image
 
 import sdattn
@@ -110,23 +111,31 @@ def test_auto_chooses_by_alignment():
     assert not same(both.images, edit(pipe, SOURCE, TARGET, **FAST).images)[1]
 
 
-def test_blending_keeps_the_latents_outside_the_words():
-    """With the words everywhere, nothing is kept back; with a controller of one's own likewise."""
+def test_blending_keeps_the_picture_outside_the_words():
+    """Where the mask is known: nothing of it passes a threshold of 1, all of it one below 0."""
     pipe = make_pipeline()
-    blended = edit(pipe, SOURCE, TARGET, blend=["cat"], **FAST)
-    assert blended.settings["blend"] == [["cat"], ["dog"]]
     prompts = sdattn.read_prompts(pipe, [SOURCE, TARGET])
-    control = AttentionReplace(prompts, 3, local_blend=sdattn.edit.LocalBlend(
-        prompts, [["cat"], ["dog"]], 3
-    ), max_self_queries=16)  # fmt: skip
-    with register_attention_control(pipe, control):
-        again = pipe(
-            [SOURCE, TARGET],
-            generator=[torch.Generator().manual_seed(0) for _ in range(2)],
-            callback_on_step_end=step_end(control),
-            **FAST,
-        ).images
-    assert same(blended.images, again) == [True, True]
+    pictures = {}
+    for threshold in (None, 0.0, 1.0):
+        blend = None
+        if threshold is not None:
+            blend = sdattn.edit.LocalBlend(
+                prompts, ["cat", "dog"], 3, start=0.0, threshold=threshold
+            )
+        control = AttentionReplace(prompts, 3, local_blend=blend)
+        with register_attention_control(pipe, control):
+            pictures[threshold] = pipe(
+                [SOURCE, TARGET],
+                generator=[torch.Generator().manual_seed(0) for _ in range(2)],
+                callback_on_step_end=step_end(control),
+                output_type="latent",
+                **FAST,
+            ).images
+    assert torch.equal(pictures[1.0][1], pictures[1.0][0])
+    assert torch.equal(pictures[0.0], pictures[None])
+    assert not torch.equal(pictures[None][1], pictures[None][0])
+    run = edit(pipe, SOURCE, TARGET, blend="cat", **FAST)
+    assert run.settings["blend"] == [["cat"], ["dog"]]
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of diffusers
@@ -173,11 +182,14 @@ def test_the_store_goes_under_editing_code_of_ones_own():
         ({"mode": "reweight", "weights": {"dog": 2.0}}, ValueError, "alone changes no words"),
         ({"weights": {"dog": float("nan")}}, ValueError, "weight of 'dog' is nan"),
         ({"weights": {"bird": 2.0}}, KeyError, "'bird' is not in the prompt"),
-        ({"blend": ["bird"]}, KeyError, "None of the words"),
+        ({"blend": ["bird"]}, KeyError, "'bird' is in none of the prompts"),
         ({"blend": ["cat"], "num_images_per_prompt": 2}, ValueError, "num_images_per_prompt=2"),
         ({"cross_replace_steps": {"bird": 0.5}}, KeyError, "'bird' is not in the prompt"),
         ({"cross_replace_steps": 40}, ValueError, "part of the run"),
         ({"num_inference_steps": 1001}, ValueError, "pass 1 to 1000"),
+        ({"timesteps": [1, 0]}, ValueError, "edit.. sees to timesteps itself"),
+        ({"self_replace_steps": (1, 2, 3)}, ValueError, "part of the run"),
+        ({"self_replace_steps": "0.5"}, ValueError, "part of the run"),
         ({"latents": 0}, ValueError, "edit.. sees to latents itself"),
     ],
 )
@@ -192,8 +204,28 @@ def test_bad_input_is_refused_before_any_step(changes, error, message):
     assert all(pipe.unet.attn_processors[name] is one for name, one in before.items())
 
 
+def test_other_pipelines_are_refused():
+    pipe = make_pipeline(StableDiffusionImg2ImgPipeline)
+    with pytest.raises(TypeError, match="with a StableDiffusionImg2ImgPipeline"):
+        edit(pipe, SOURCE, TARGET, image=Image.new("RGB", (64, 64)))
+
+
+def test_sizes_beyond_the_stores_filter():
+    """Every map has more than 32x32 queries; blending has its own, and nothing else is held."""
+    pipe = make_sdxl_pipeline()
+    run = edit(pipe, SOURCE, TARGET, blend="cat", height=544, width=544, num_inference_steps=2)
+    assert len(run.images) == 2
+
+
 def test_what_is_saved(tmp_path):
-    run = edit(make_pipeline(), SOURCE, [TARGET, "a red big cat"], mode="refine", **FAST)
+    run = edit(
+        make_pipeline(),
+        SOURCE,
+        [TARGET, "a red big cat"],
+        mode="refine",
+        cross_replace_steps=np.float32(0.5),
+        **FAST,
+    )
     assert isinstance(run, EditRun)
     [folder] = run.save(tmp_path / "edit")
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -242,5 +274,6 @@ def test_a_real_picture_is_the_source_of_its_edit():
     assert difference > 40  # to the rounding of a batch
     with pytest.raises(ValueError, match=r"inverted with 'a red cat' and the source is 'a dog'"):
         edit(pipe, "a dog", TARGET, inversion=inversion)
-    with pytest.raises(ValueError, match="edit.. sees to guidance_scale itself"):
-        edit(pipe, SOURCE, TARGET, inversion=inversion, guidance_scale=3.0)
+    with pytest.raises(ValueError, match="decides on guidance_scale, negative_prompt"):
+        options = {"guidance_scale": 3.0, "negative_prompt": "dog"}
+        edit(pipe, SOURCE, TARGET, inversion=inversion, **options)

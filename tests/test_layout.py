@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "inversion": {"ddim", "nulltext", "pipelines"},
     "edit": {
         "alignment",
+        "attention",
         "blend",
         "control",
         "controllers",

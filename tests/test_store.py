@@ -127,8 +127,12 @@ def test_averages_are_those_of_the_published_algorithm(prompts, scale, dtype):
         assert [m.shape for m in found[key]] == [m.shape for m in maps]
         for ours, theirs in zip(found[key], maps, strict=True):
             # in bfloat16 the model's own projections and the maps are rounded to 8 bits
-            tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-            torch.testing.assert_close(ours.double(), theirs, atol=tolerance, rtol=0)
+            exact = (
+                {"atol": 1e-5, "rtol": 0}
+                if dtype == torch.float32
+                else {"atol": 2e-4, "rtol": 3e-2}
+            )
+            torch.testing.assert_close(ours.double(), theirs, **exact)
 
 
 def test_sums_and_averages_over_steps():
