@@ -142,8 +142,11 @@ def test_looking_changes_nothing(setup, dtype):
         expected = oracle(unet.get_submodule(name), hidden, states)
         found = store.maps[name].flatten(2, 3).double()
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+    # TorchAttnProcessor shows the very probabilities it used, which bfloat16 has rounded
+    rounded = setup == "TorchAttnProcessor" and dtype == torch.bfloat16
     for found in store.maps.values():
-        torch.testing.assert_close(found.sum(-1), torch.ones(found.shape[:-1]))
+        sums, ones = found.sum(-1), torch.ones(found.shape[:-1])
+        torch.testing.assert_close(sums, ones, atol=4e-3 if rounded else 1e-5, rtol=0)
     assert len(record) == 16
 
 

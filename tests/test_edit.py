@@ -159,7 +159,7 @@ def test_the_pipeline_is_left_as_it_was():
 
 
 def test_the_store_goes_under_editing_code_of_ones_own():
-    """The ten lines of the README."""
+    """What it holds is what capture sees, at every size."""
     pipe = make_pipeline()
     store = AttentionStore()
     with register_attention_control(pipe, store), capture(pipe, heads="all") as maps:

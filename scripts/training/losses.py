@@ -18,6 +18,7 @@ from .data import token_ids
 # How often a prompt is read as it is, with its end forgotten, or with all but the first object's
 # own words mistaken about that object.
 READINGS = (0.35, 0.15, 0.5)
+LAST_READINGS = (0.75, 0.05, 0.2)  # towards the end, when words have found their objects
 
 
 def text_states(
@@ -45,7 +46,10 @@ def text_states(
 
 
 def captions(
-    rng: np.random.Generator, scenes: list[Scene], chosen: Tensor
+    rng: np.random.Generator,
+    scenes: list[Scene],
+    chosen: Tensor,
+    readings: tuple[float, float, float] = READINGS,
 ) -> tuple[list[str], list[str], Tensor]:
     """A prompt for each chosen scene, one in ten empty; the same with another first object; and
     how each is to be read."""
@@ -57,7 +61,7 @@ def captions(
         empty = rng.random() < 0.1
         prompts.append("" if empty else said[wording])
         mistaken.append("" if empty else another_first(rng, scene).prompts()[wording])
-    return prompts, mistaken, torch.from_numpy(rng.choice(3, len(prompts), p=READINGS))
+    return prompts, mistaken, torch.from_numpy(rng.choice(3, len(prompts), p=readings))
 
 
 def another_first(rng: np.random.Generator, scene: Scene) -> Scene:

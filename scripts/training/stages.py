@@ -14,7 +14,15 @@ from transformers import CLIPTextModel, CLIPTokenizer
 from sdattn.scenes import Scene
 
 from .fit import Fit, pick, say
-from .losses import captions, diffusion_loss, middle_times, noisy_times, text_states
+from .losses import (
+    LAST_READINGS,
+    READINGS,
+    captions,
+    diffusion_loss,
+    middle_times,
+    noisy_times,
+    text_states,
+)
 from .models import LatentReader, PlaceProbe, assemble, new_text_encoder
 from .watch import report_pictures, report_use_of_text
 
@@ -95,7 +103,8 @@ def refine(
 
     def loss(step: int) -> Tensor:
         rng, chosen = pick(step, seed, len(scenes), batch=32)
-        prompts, mistaken, reading = captions(rng, scenes, chosen)
+        readings = READINGS if step < 0.8 * steps else LAST_READINGS
+        prompts, mistaken, reading = captions(rng, scenes, chosen, readings)
         states = text_states(pipe.text_encoder, pipe.tokenizer, prompts, mistaken, reading)
         t = middle_times(rng, len(prompts))
         return diffusion_loss(pipe.unet, pipe.scheduler, latents[chosen], states, t)
