@@ -19,7 +19,7 @@ from .layers import find_denoiser
 from .tokens import Prompt, TruncationWarning, read_prompt
 
 DEMO = Path(__file__).parent / "demo"
-DEMO_SETTINGS = {"num_inference_steps": 20, "guidance_scale": 1.5}
+DEMO_SETTINGS = {"num_inference_steps": 20, "guidance_scale": 2.0}
 DEMO_INVERSION = {"learning_rate": 5e-2}  # 1e-2 is for 50 steps
 TEXT_TO_IMAGE = {"StableDiffusionPipeline", "StableDiffusionXLPipeline"}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

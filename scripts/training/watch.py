@@ -17,7 +17,7 @@ from sdattn.scenes import Scene, holds, random_scene
 from .fit import rank, say, world
 from .losses import diffusion_loss, text_states
 
-GUIDANCE = 1.5
+GUIDANCE = 2.0
 
 
 @torch.no_grad()
