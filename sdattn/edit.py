@@ -173,11 +173,11 @@ def edit(
             options["latents"] = inversion.noise.repeat(len(read), 1, 1, 1)
         with register_attention_control(pipe, plan.control):
             run = sample(pipe, read, [seed] * len(read), options)
-    settings = dict(plan.settings)
     if inversion:
-        settings["reconstruction_psnr"] = min(psnr(inversion.image, run.images[0]), 99.0)
+        plan.settings["reconstruction_psnr"] = min(psnr(inversion.image, run.images[0]), 99.0)
         for one in run.info:
             one["seed"] = None  # the noise is the picture's own
+    settings = {**run.info[0], **plan.settings}
     words = [alignment.edited_words(read, i, list(weights or ())) for i in range(len(read))]
     return EditRun(run.images, run.heatmaps, run.store, run.info, plan.mode, words, settings)
 

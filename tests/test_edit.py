@@ -235,6 +235,8 @@ def test_what_is_saved(tmp_path):
     assert info["prompt"] == SOURCE
     assert info["targets"] == [TARGET, "a red big cat"]
     assert info["mode"] == "refine"
+    assert info["seed"] == 0
+    assert info["options"]["num_inference_steps"] == 3
     saved = load_run(folder / "target-1")
     assert saved.image.tobytes() == run.images[1].tobytes()
     assert saved.heatmaps.words == ("a", "red", "dog")
