@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--prompt", default="a red circle left of a blue square")
     parser.add_argument("--words", nargs="+", default=["circle", "square"])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(6)))
-    parser.add_argument("--step-size", type=float, default=40.0)
+    parser.add_argument("--step-size", type=float, default=2.0)
     parser.add_argument("--out", type=Path, default=Path("outputs/attend-and-excite"))
     args = parser.parse_args()
     pipe = sdattn.load_pipeline(args.model)
