@@ -10,7 +10,7 @@ Five stages, each kept in ``--work`` and taken up again where it stopped:
 5. refine: the same with the text encoder learning along, most of the time at the noise levels
    where colours and shapes are made.
 
-Two and a half hours on 2 CPU cores. No mask and no attention map is ever shown to the model: that
+Some hours on 2 CPU cores. No mask and no attention map is ever shown to the model: that
 words find their objects is its own doing.
 """
 
