@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from training.autoencoder import vae_psnr
 
 import sdattn
 from sdattn.scene_checker import Found, find_objects, match
@@ -193,8 +194,10 @@ def main() -> None:
     args = parser.parse_args()
     accuracy = checker_accuracy(args.scene_seed)
     print(f"checker: {accuracy:.1%} of drawn scenes read without a mistake", flush=True)
+    pipe = sdattn.load_pipeline(args.model)
+    print(f"vae: {vae_psnr(pipe.vae, seed=7):.2f} dB on unseen scenes", flush=True)
     began = time.time()
-    verdicts, pictures = evaluate(sdattn.load_pipeline(args.model), args)
+    verdicts, pictures = evaluate(pipe, args)
     by_group = defaultdict(list)
     for verdict in verdicts:
         for group in verdict.groups:

@@ -63,7 +63,7 @@ def train(process: int, args: argparse.Namespace) -> None:
     else:
         pipe, latents = train_from_nothing(args, scenes, pictures)
     if args.compile:
-        pipe.unet.compile()  # minutes once, then half the time a step
+        pipe.unet.compile()  # takes minutes once, and makes every step shorter
     made = refine(pipe, scenes, latents, args.work, args.refine_steps, args.seed + 4)
     if process == 0:
         made.to(dtype=torch.float16).save_pretrained(args.out, safe_serialization=True)

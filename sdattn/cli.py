@@ -25,6 +25,10 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps; the best there
 Dtype = Annotated[
     str | None, typer.Option(help="float32, float16, bfloat16; by default what suits the device.")
 ]
+Steps = Annotated[int | None, typer.Option(min=1, help="Denoising steps.")]
+Guidance = Annotated[float | None, typer.Option(help="Guidance scale.")]
+Negative = Annotated[str | None, typer.Option(help="Negative prompt.")]
+Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels.")]
 
 
 def main() -> None:
@@ -68,11 +72,11 @@ def generate(
     prompt: str,
     model: Model = "demo",
     seed: int = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.")] = None,
-    guidance: Annotated[float | None, typer.Option(help="Guidance scale.")] = None,
-    negative: Annotated[str | None, typer.Option(help="Negative prompt.")] = None,
-    width: Annotated[int | None, typer.Option(min=1, help="In pixels.")] = None,
-    height: Annotated[int | None, typer.Option(min=1, help="In pixels.")] = None,
+    steps: Steps = None,
+    guidance: Guidance = None,
+    negative: Negative = None,
+    width: Pixels = None,
+    height: Pixels = None,
     device: Device = None,
     dtype: Dtype = None,
     out: Annotated[
@@ -137,11 +141,11 @@ def edit(
     ] = True,
     model: Model = "demo",
     seed: int = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.")] = None,
-    guidance: Annotated[float | None, typer.Option(help="Guidance scale.")] = None,
-    negative: Annotated[str | None, typer.Option(help="Negative prompt.")] = None,
-    width: Annotated[int | None, typer.Option(min=1, help="In pixels.")] = None,
-    height: Annotated[int | None, typer.Option(min=1, help="In pixels.")] = None,
+    steps: Steps = None,
+    guidance: Guidance = None,
+    negative: Negative = None,
+    width: Pixels = None,
+    height: Pixels = None,
     device: Device = None,
     dtype: Dtype = None,
     out: Annotated[

@@ -1,7 +1,8 @@
 """Put a prompt-to-prompt controller, ours or another's, into the attention of a model.
 
-with register_attention_control(pipe, controller): ...        for the block
-handle = register_attention_control(pipe, controller)         until handle.remove()
+with register_attention_control(pipe, controller): ...      for the block
+handle = register_attention_control(pipe, controller)       until handle.remove()
+pipe(..., callback_on_step_end=step_end(controller))        where it changes latents too
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from .layers import AttentionLayer, Denoiser, find_denoiser, find_layers
 from .maps import CaptureError, CaptureWarning
-from .processors import Controller, ObservingProcessor, TorchAttnProcessor
+from .processors import Controller, TorchAttnProcessor, innermost
 
 
 def register_attention_control(target: Any, controller: Controller | None) -> ControlHandle:
@@ -48,7 +49,7 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
     """
     denoiser = find_denoiser(target)
     layers = find_layers(denoiser.model)
-    former = getattr(_innermost(layers[0]), "handle", None)
+    former = getattr(innermost(layers[0].module.processor), "handle", None)
     if former is not None:
         former.supersede()
     for layer in layers:
@@ -60,7 +61,7 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
             )
     with suppress(AttributeError):  # a bound method counts no layers
         controller.num_att_layers = len(layers)  # type: ignore[union-attr]
-    return ControlHandle(denoiser, controller)
+    return ControlHandle(denoiser, layers, controller)
 
 
 def step_end(controller: Any) -> Callable[..., dict[str, Any]]:
@@ -79,12 +80,14 @@ def step_end(controller: Any) -> Callable[..., dict[str, Any]]:
 class ControlHandle:
     """A controller in its place; see :func:`register_attention_control`."""
 
-    def __init__(self, denoiser: Denoiser, controller: Controller | None):
+    def __init__(
+        self, denoiser: Denoiser, layers: list[AttentionLayer], controller: Controller | None
+    ):
         self.controller = controller
         self._denoiser = denoiser
         self._passes = 0
         self._active, self._entered = True, False
-        self._layers = find_layers(denoiser.model)
+        self._layers = layers
         self._before = [layer.module.processor for layer in self._layers]
         self._ours = [_Registered(self, layer.place) for layer in self._layers]
         self._hook = denoiser.model.register_forward_pre_hook(self._before_pass, with_kwargs=True)
@@ -115,7 +118,7 @@ class ControlHandle:
         if not self._active:
             return
         pairs = list(zip(self._layers, self._ours, strict=True))
-        foreign = [layer for layer, ours in pairs if _innermost(layer) is not ours]
+        foreign = [layer for layer, ours in pairs if innermost(layer.module.processor) is not ours]
         kept = [(layer, layer.module.processor) for layer in foreign]
         self._restore()
         for layer, processor in kept:
@@ -182,7 +185,7 @@ class ControlHandle:
                 "the controller."
             )
         for layer, ours in zip(self._layers, self._ours, strict=True):
-            if (processor := _innermost(layer)) is not ours:
+            if (processor := innermost(layer.module.processor)) is not ours:
                 raise CaptureError(
                     f"The processor of {layer.name} was replaced by a {type(processor).__name__}, "
                     f"so the {type(self.controller).__name__} would miss this layer and lose count "
@@ -225,11 +228,3 @@ class _Registered(TorchAttnProcessor):
     def __init__(self, handle: ControlHandle, place: str):
         super().__init__(handle.controller, place)
         self.handle = handle
-
-
-def _innermost(layer: AttentionLayer) -> Any:
-    """The processor of a layer, behind those that only observe."""
-    processor = layer.module.processor
-    while isinstance(processor, ObservingProcessor):
-        processor = processor.inner
-    return processor

@@ -53,22 +53,18 @@ class ObservingProcessor(nn.Module):
         self.__call__ = call  # type: ignore[method-assign]
 
     def __call__(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
-        innermost = self.inner
-        while isinstance(innermost, ObservingProcessor):
-            innermost = innermost.inner
-        if isinstance(innermost, TorchAttnProcessor):
-            return self._shown(innermost, attn, *args, **kwargs)
+        inner = innermost(self)
+        if isinstance(inner, TorchAttnProcessor):
+            return self._shown(inner, attn, *args, **kwargs)
         return self._hooked(attn, *args, **kwargs)
 
-    def _shown(
-        self, innermost: "TorchAttnProcessor", attn: Any, *args: Any, **kwargs: Any
-    ) -> Tensor:
+    def _shown(self, inner: "TorchAttnProcessor", attn: Any, *args: Any, **kwargs: Any) -> Tensor:
         shown: list[Tensor] = []
-        innermost.watchers.append(shown.append)
+        inner.watchers.append(shown.append)
         try:
             output = self.inner(attn, *args, **kwargs)
         finally:
-            innermost.watchers.remove(shown.append)
+            inner.watchers.remove(shown.append)
         [probs] = shown
         self.observe(len(probs), lambda rows: probs[rows.to(probs.device)].float())
         return cast(Tensor, output)
@@ -89,6 +85,13 @@ class ObservingProcessor(nn.Module):
         mask = kwargs.get("attention_mask", args[2] if len(args) > 2 else None)
         self.observe(len(query), functools.partial(observed_probs, attn, query, key, mask))
         return cast(Tensor, output)
+
+
+def innermost(processor: Any) -> Any:
+    """The processor behind those that only observe."""
+    while isinstance(processor, ObservingProcessor):
+        processor = processor.inner
+    return processor
 
 
 def _keep_output(
