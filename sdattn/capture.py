@@ -5,16 +5,20 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .guidance import Branch, branch_order, branch_rows, guided_order
+from .calls import Call, read_call
+from .guidance import Branch, GuidanceWatch, Order, branch_rows
+from .joint import JointObserver
 from .layers import (
+    TEXT_KINDS,
     AttentionLayer,
     Denoiser,
     LayerSelection,
+    family,
     find_denoiser,
     find_layers,
     select_layers,
@@ -33,7 +37,7 @@ def capture(
     target: Any,
     *,
     layers: LayerSelection = None,
-    kinds: Sequence[str] = ("cross",),
+    kinds: Sequence[str] = TEXT_KINDS,
     branch: str = "conditional",
     steps: Selection = "mean",
     heads: Selection = "mean",
@@ -52,12 +56,15 @@ def capture(
     the very processor it held before. One ``with`` holds one run; captures may be nested.
 
     Args:
-        target: a Stable Diffusion pipeline with a UNet, or the UNet. On a bare UNet no guidance
-            is known, so every batch row counts as an image of its own.
+        target: a pipeline, or its UNet or transformer. On a bare model no guidance is known, so
+            every batch row counts as an image of its own.
         layers: names, places, resolutions or a predicate, see :func:`sdattn.layers.select_layers`.
-        kinds: ``"cross"`` and/or ``"self"``. Self-attention keeps a column for every cell.
+        kinds: of ``"cross"``, ``"joint"`` and ``"self"``; by default those that see the text. Of
+            joint attention (SD3, FLUX, Qwen-Image) the text's columns are kept, which sum to less
+            than 1: the rest goes to the picture. Self-attention keeps a column for every cell.
         branch: ``"conditional"`` (the prompt), ``"unconditional"`` (the negative prompt), or
-            ``"both"``: first the unconditional images, then the conditional ones.
+            ``"both"``: first the unconditional images, then the conditional ones. Pipelines that
+            run the two in turn (FLUX, Qwen-Image) show one of them to one capture; nest two.
         steps: ``"mean"`` over the calls of the model (a second-order scheduler calls twice a
             step), ``"all"``, or the indices of the calls to keep one by one.
         heads: ``"mean"``, ``"all"``, or the indices of the heads to keep one by one.
@@ -83,8 +90,6 @@ def capture(
             f"branch={branch!r}: pass one of {', '.join(BRANCHES)}; on a model without its "
             "pipeline only 'conditional', which keeps every row."
         )
-    if denoiser.pipeline is not None:
-        guided_order(denoiser.pipeline)  # an unknown layout is refused before anything runs
     store = MapStore(
         chosen,
         levels=denoiser.levels,
@@ -95,8 +100,9 @@ def capture(
         dtype=dtype,
         grad=grad,
     )
-    watch = _Watch(denoiser, store, layers, kinds, branch)
     with ExitStack() as undo:
+        watch = _Watch(denoiser, store, layers, kinds, branch)
+        undo.callback(watch.close)
         for layer in found:  # all of them: a user may replace any inside the block
             undo.callback(watch.uninstall, layer, layer.module.processor)
         for layer in chosen:
@@ -120,15 +126,31 @@ class _Watch:
     ):
         self.denoiser, self.store = denoiser, store
         self.selection, self.kinds, self.branch = selection, kinds, branch
+        self.guidance = None if denoiser.pipeline is None else GuidanceWatch(denoiser.pipeline)
+        if self.guidance is not None and self.guidance.in_turn and branch == "both":
+            raise ValueError(
+                f"branch='both': a {type(denoiser.pipeline).__name__} runs the prompt and the "
+                "negative prompt in turn. Nest two captures, one with branch='unconditional'."
+            )
+        self.call: Call | None = None  # the pass that runs now, None if it is not kept
         self.observers: dict[str, ObservingProcessor] = {}
         self.firsts: dict[str, ObservingProcessor] = {}
         self.schedule: Any = None
 
     def install(self, layer: AttentionLayer) -> None:
-        observer = ObservingProcessor(layer.module.processor, partial(self.observe, layer))
+        observe = partial(self.observe, layer)
+        observer = (
+            JointObserver(layer.module.processor, observe, self.spans)
+            if layer.kind == "joint"
+            else ObservingProcessor(layer.module.processor, observe)
+        )
         self.observers[layer.name] = observer
         self.firsts.setdefault(layer.name, observer)
         layer.module.set_processor(observer)
+
+    def close(self) -> None:
+        if self.guidance is not None:
+            self.guidance.close()
 
     def uninstall(self, layer: AttentionLayer, before: Any) -> None:
         """Put back what was there; where another capture has wrapped ours since, only step out."""
@@ -149,47 +171,61 @@ class _Watch:
 
     def before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model: know the pass before its layers run."""
-        sample = args[0] if args else kwargs["sample"]
-        timestep = args[1] if len(args) > 1 else kwargs["timestep"]
+        call = read_call(model, args, kwargs)
         self._refuse_second_run()
         self._notice_swaps()
-        one = self._describe_pass(sample, timestep)
+        order: Order = ("conditional",) if self.guidance is None else self.guidance.order()
+        one = None if call.skips_layers else self._describe_pass(call, order)
+        self.call = None if one is None else call
+        if one is None:
+            return
         self.store.begin_pass(one)
         if len(self.store.passes) == 1:  # resolutions and sizes can be told only now
             self.store.layers = select_layers(
                 self.store.layers, self.selection, self.kinds, one.latent_size
             )
-            self._say_bytes(kwargs.get("encoder_hidden_states", args[2] if len(args) > 2 else None))
+            self._say_bytes(call)
 
-    def _describe_pass(self, sample: Tensor, timestep: Any) -> Pass:
-        batch = len(sample)
-        layout: tuple[Branch | None, ...] = ("conditional",)
-        if self.denoiser.pipeline is not None:
-            layout = branch_order(self.denoiser.pipeline)
-        rows = branch_rows(layout, batch)
+    def _describe_pass(self, call: Call, order: Order) -> Pass | None:
+        """What is kept of a call; None where it is of another branch only."""
+        rows = branch_rows(order, call.batch)
         wanted: tuple[Branch, ...] = ("unconditional", "conditional")
         if self.branch != "both":
             wanted = tuple(name for name in wanted if name == self.branch)
         if missing := [name for name in wanted if name not in rows]:
+            if self.guidance is not None and self.guidance.in_turn:
+                return None
             raise CaptureError(
                 f"Asked for branch={self.branch!r}, but this run has no {missing[0]} rows: it runs "
                 "without guidance. Set guidance_scale above 1."
             )
-        kept = [(row, name) for name in wanted for row in range(batch)[rows[name]]]
+        kept = [(row, name) for name in wanted for row in range(call.batch)[rows[name]]]
         return Pass(
-            timestep=float(torch.as_tensor(timestep).flatten()[0]),
-            latent_size=(sample.shape[-2], sample.shape[-1]),
-            batch=batch,
-            layout=layout,
+            timestep=call.timestep,
+            latent_size=call.latent_size,
+            batch=call.batch,
+            layout=order,
             rows=torch.tensor([row for row, _ in kept]),
             branches=tuple(name for _, name in kept),
+            n_text=call.n_text,
         )
 
-    def _say_bytes(self, text_states: Any) -> None:
+    def spans(self) -> tuple[slice, slice]:
+        """Of the pass that runs now: the picture's queries and the text's keys in joint attention.
+
+        SD3 joins text behind picture, all others picture behind text. Reference pictures follow
+        the one that is made.
+        """
+        call = cast(Call, self.call)
+        cells = call.latent_size[0] * call.latent_size[1]
+        if family(self.denoiser.model) == "SD3Transformer2DModel":
+            return slice(0, cells), slice(cells, cells + call.n_text)
+        return slice(call.n_text, call.n_text + cells), slice(0, call.n_text)
+
+    def _say_bytes(self, call: Call) -> None:
         """Work out, before anything is held, how much will be; say it if it is much."""
         store = self.store
-        text = text_states[0] if isinstance(text_states, tuple) else text_states
-        keys = len(store.tokens) if store.tokens is not None else text.shape[1]
+        keys = call.n_text + call.n_image if store.tokens is None else len(store.tokens)
         passes = 1 if self.schedule is None else len(self.schedule)
         store.expected_nbytes = expected_bytes(
             store.layers,
@@ -240,7 +276,7 @@ class _Watch:
             )
 
     def observe(self, layer: AttentionLayer, batch: int, probs_of: ProbsOf) -> None:
-        if not self.store.wants(layer):
+        if self.call is None or not self.store.wants(layer):
             return
         one = self.store.passes[-1]
         if batch != one.batch:

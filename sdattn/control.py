@@ -49,6 +49,12 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
     """
     denoiser = find_denoiser(target)
     layers = find_layers(denoiser.model)
+    if strange := sorted({layer.kind for layer in layers} - {"cross", "self"}):
+        raise TypeError(
+            f"A {type(denoiser.model).__name__} has {' and '.join(strange)} attention, which the "
+            "controllers of prompt-to-prompt do not know. Pass a UNet of SD 1.x, 2.x or SDXL, or "
+            "its pipeline."
+        )
     former = getattr(innermost(layers[0].module.processor), "handle", None)
     if former is not None:
         former.supersede()

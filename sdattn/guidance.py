@@ -1,15 +1,18 @@
-"""Which rows of a denoiser's batch belong to which branch of the guidance.
+"""Which rows of a denoiser's batch, or which of its calls, belong to which branch of the guidance.
 
 With classifier-free guidance (Ho and Salimans 2022) a pipeline runs the prompt and the negative
-prompt in one batch. Their order is the pipeline's own affair: it is looked up here, never guessed
-from the batch.
+prompt in one batch, or one after the other. Their order is the pipeline's own affair: it is looked
+up here, never guessed from the batch.
 """
 
+import functools
+import inspect
 from typing import Any, Literal
 
 Branch = Literal["conditional", "unconditional"]
+Order = tuple[Branch | None, ...]
 
-# Pipelines whose __call__ concatenates [negative prompt, prompt] before it calls the UNet.
+# Pipelines whose __call__ concatenates [negative prompt, prompt] before it calls the model.
 NEGATIVE_FIRST = (
     "StableDiffusionPipeline",
     "StableDiffusionImg2ImgPipeline",
@@ -25,16 +28,63 @@ NEGATIVE_FIRST = (
     "StableDiffusionXLControlNetPipeline",
     "StableDiffusionXLControlNetImg2ImgPipeline",
     "StableDiffusionXLControlNetInpaintPipeline",
+    "StableDiffusionXLControlNetUnionPipeline",
+    "StableDiffusionXLControlNetUnionImg2ImgPipeline",
+    "StableDiffusionXLControlNetUnionInpaintPipeline",
     "StableDiffusionXLAdapterPipeline",
     "PAGMixin",
     "LatentConsistencyModelPipeline",
     "LatentConsistencyModelImg2ImgPipeline",
+    "AnimateDiffPipeline",
+    "AnimateDiffControlNetPipeline",
+    "AnimateDiffSDXLPipeline",
+    "AnimateDiffSparseControlNetPipeline",
+    "AnimateDiffVideoToVideoPipeline",
+    "AnimateDiffVideoToVideoControlNetPipeline",
+    "StableDiffusion3Pipeline",
+    "StableDiffusion3Img2ImgPipeline",
+    "StableDiffusion3InpaintPipeline",
+    "StableDiffusion3ControlNetPipeline",
+    "StableDiffusion3ControlNetInpaintingPipeline",
+    "SanaPipeline",
+    "SanaControlNetPipeline",
 )
+# The same, but whether a run is guided is only a variable of its __call__, which tells it to
+# encode_prompt.
+NEGATIVE_FIRST_UNTOLD = ("PixArtAlphaPipeline", "PixArtSigmaPipeline")
 # [prompt and image, image only, neither]: Brooks et al. 2022, section 3.2.1.
 THREE_WAY = ("StableDiffusionInstructPix2PixPipeline",)
+# Pipelines that call the model for the prompt and then, if at all, for the negative prompt.
+IN_TURN = (
+    "FluxPipeline",
+    "FluxImg2ImgPipeline",
+    "FluxInpaintPipeline",
+    "FluxFillPipeline",
+    "FluxControlPipeline",
+    "FluxControlImg2ImgPipeline",
+    "FluxControlInpaintPipeline",
+    "FluxControlNetPipeline",
+    "FluxControlNetImg2ImgPipeline",
+    "FluxControlNetInpaintPipeline",
+    "FluxKontextPipeline",
+    "FluxKontextInpaintPipeline",
+    "Flux2Pipeline",
+    "Flux2KleinPipeline",
+    "Flux2KleinInpaintPipeline",
+    "QwenImagePipeline",
+    "QwenImageImg2ImgPipeline",
+    "QwenImageInpaintPipeline",
+    "QwenImageControlNetPipeline",
+    "QwenImageControlNetInpaintPipeline",
+    "QwenImageEditPipeline",
+    "QwenImageEditInpaintPipeline",
+    "QwenImageEditPlusPipeline",
+    "SanaSprintPipeline",
+    "SanaSprintImg2ImgPipeline",
+)
 
 
-def guided_order(pipeline: Any) -> tuple[Branch | None, ...]:
+def guided_order(pipeline: Any) -> Order:
     """The chunks of a guided batch of this class of pipeline, in order; None is neither branch.
 
     Raises:
@@ -43,19 +93,22 @@ def guided_order(pipeline: Any) -> tuple[Branch | None, ...]:
     names = {cls.__name__ for cls in type(pipeline).__mro__}
     if names.intersection(THREE_WAY):
         return "conditional", None, "unconditional"
-    if names.intersection(NEGATIVE_FIRST):
+    if names.intersection(NEGATIVE_FIRST + NEGATIVE_FIRST_UNTOLD):
         return "unconditional", "conditional"
+    if names.intersection(IN_TURN):
+        return ("conditional",)
     raise ValueError(
         f"How a {type(pipeline).__name__} lays out guidance in its batch is not known. Capture "
-        "its UNet instead (capture(pipe.unet)): every batch row is then an image of its own."
+        "its UNet or transformer instead (capture(pipe.unet)): every batch row is then an image "
+        "of its own."
     )
 
 
-def branch_order(pipeline: Any) -> tuple[Branch | None, ...]:
-    """The chunks of the batch that ``pipeline`` is running now.
+def branch_order(pipeline: Any) -> Order:
+    """The chunks of the batch that ``pipeline`` is running now, of one that tells it.
 
-    To be asked at every call of the UNet, since guidance may be turned off in the middle of a run.
-    The perturbed copy that PAG appends (Ahn et al. 2024) is neither branch.
+    To be asked at every call of the model, since guidance may be turned off in the middle of a
+    run. The perturbed copy that PAG appends (Ahn et al. 2024) is neither branch.
     """
     order = guided_order(pipeline)
     if not pipeline.do_classifier_free_guidance:
@@ -65,7 +118,74 @@ def branch_order(pipeline: Any) -> tuple[Branch | None, ...]:
     return order
 
 
-def branch_rows(order: tuple[Branch | None, ...], batch: int) -> dict[Branch, slice]:
+class GuidanceWatch:
+    """The order of the branches at each call of a pipeline's model, for every known pipeline.
+
+    Args:
+        pipeline: one of a class that :func:`guided_order` knows.
+
+    Raises:
+        ValueError: it does not.
+    """
+
+    def __init__(self, pipeline: Any):
+        self.pipeline = pipeline
+        self.guided = guided_order(pipeline)
+        names = {cls.__name__ for cls in type(pipeline).__mro__}
+        self.in_turn = bool(names.intersection(IN_TURN))
+        self._step: Any = self  # no step yet
+        self._told: bool | None = None
+        self._listening = bool(names.intersection(NEGATIVE_FIRST_UNTOLD))
+        if self._listening:
+            self._listen()
+
+    def order(self) -> Order:
+        """The chunks of the batch of the call that begins now; to be asked once a call."""
+        if self.in_turn:
+            return self._next_in_turn()
+        if not self._listening:
+            return branch_order(self.pipeline)
+        if self._told is None:
+            raise ValueError(
+                f"A {type(self.pipeline).__name__} called its model without encode_prompt, so "
+                "whether the batch is guided is not known. Capture its transformer instead."
+            )
+        return self.guided if self._told else ("conditional",)
+
+    def _next_in_turn(self) -> Order:
+        # The scheduler moves on between steps only, so a second call within a step is the
+        # negative prompt's. (Timesteps would not tell: second-order schedulers repeat them.)
+        step = self.pipeline.scheduler.step_index
+        again = step == self._step
+        self._step = step
+        return ("unconditional",) if again else ("conditional",)
+
+    def _listen(self) -> None:
+        """Stand in for encode_prompt, on this one pipeline object, until :meth:`close`."""
+        self._before = vars(self.pipeline).get("encode_prompt")
+        encode = self.pipeline.encode_prompt
+        signature = inspect.signature(encode)
+
+        @functools.wraps(encode)
+        def listening(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            self._told = bool(bound.arguments["do_classifier_free_guidance"])
+            return encode(*args, **kwargs)
+
+        self.pipeline.encode_prompt = listening
+
+    def close(self) -> None:
+        """Put back what :meth:`_listen` replaced."""
+        if not self._listening:
+            return
+        if self._before is not None:
+            self.pipeline.encode_prompt = self._before
+        else:
+            vars(self.pipeline).pop("encode_prompt", None)
+
+
+def branch_rows(order: Order, batch: int) -> dict[Branch, slice]:
     """The rows of each branch in a batch of ``batch`` rows made of equal chunks in ``order``.
 
     Raises:
@@ -75,8 +195,8 @@ def branch_rows(order: tuple[Branch | None, ...], batch: int) -> dict[Branch, sl
     if rest or not images:
         raise ValueError(
             f"The model was called with a batch of {batch}, which does not divide into "
-            f"{len(order)} chunks of guidance {order}. Was the UNet called outside its pipeline? "
-            "Then capture the UNet itself."
+            f"{len(order)} chunks of guidance {order}. Was the model called outside its pipeline? "
+            "Then capture the model itself."
         )
     chunks = {name: slice(i * images, (i + 1) * images) for i, name in enumerate(order)}
     return {name: rows for name, rows in chunks.items() if name is not None}

@@ -4,20 +4,53 @@
     find_layers(model)                       every attention layer, in execution order
     select_layers(found, layers, kinds)      those that were asked for
 
-SD 1.x has 16 places (2 in each of 3 down blocks, 1 mid, 3 in each of 3 up blocks), each with a
-self-attention ``attn1`` and a cross-attention ``attn2``: 32 layers.
+A UNet has self-attention ``attn1`` and cross-attention ``attn2`` in its down, mid and up blocks: SD
+1.x has 16 places (2 in each of 3 down blocks, 1 mid, 3 in each of 3 up blocks), so 32 layers. A
+transformer has blocks of one resolution, whose attention is either of these two kinds or joint: one
+softmax over the tokens of text and picture together (Esser et al. 2024, section 4).
 """
 
+import fnmatch
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from .attention import level_grids
 
-Place = Literal["down", "mid", "up"]
-Kind = Literal["cross", "self"]
-PLACES: tuple[Place, ...] = ("down", "mid", "up")
-KINDS: tuple[Kind, ...] = ("cross", "self")
+Place = Literal["down", "mid", "up", "double", "single", "block"]
+Kind = Literal["cross", "joint", "self", "temporal", "linear"]
+PLACES: tuple[Place, ...] = ("down", "mid", "up")  # of a UNet
+KINDS: tuple[Kind, ...] = ("cross", "joint", "self")  # those that can be captured
+TEXT_KINDS: tuple[Kind, ...] = ("cross", "joint")  # those with a column for each token of the text
+
+# The transformers that are known: where their attention layers are, and of what place and kind.
+TRANSFORMERS: dict[str, dict[str, tuple[Place, Kind]]] = {
+    "SD3Transformer2DModel": {
+        "transformer_blocks.*.attn": ("double", "joint"),
+        "transformer_blocks.*.attn2": ("double", "self"),
+    },
+    "FluxTransformer2DModel": {
+        "transformer_blocks.*.attn": ("double", "joint"),
+        "single_transformer_blocks.*.attn": ("single", "joint"),
+    },
+    "Flux2Transformer2DModel": {
+        "transformer_blocks.*.attn": ("double", "joint"),
+        "single_transformer_blocks.*.attn": ("single", "joint"),
+    },
+    "QwenImageTransformer2DModel": {"transformer_blocks.*.attn": ("double", "joint")},
+    "PixArtTransformer2DModel": {
+        "transformer_blocks.*.attn1": ("block", "self"),
+        "transformer_blocks.*.attn2": ("block", "cross"),
+    },
+    "SanaTransformer2DModel": {
+        "transformer_blocks.*.attn1": ("block", "linear"),
+        "transformer_blocks.*.attn2": ("block", "cross"),
+    },
+}
+SUPPORTED = (
+    "UNets with self- and cross-attention in down, mid and up blocks (SD 1.x, 2.x, SDXL, "
+    "AnimateDiff) and " + ", ".join(TRANSFORMERS)
+)
 
 
 @dataclass(frozen=True)
@@ -26,11 +59,14 @@ class AttentionLayer:
 
     Attributes:
         name: the module's path, ``down_blocks.0.attentions.0.transformer_blocks.0.attn2``.
-        place: ``"down"``, ``"mid"`` or ``"up"``.
-        kind: ``"cross"`` (keys from the text) or ``"self"`` (keys from the picture).
+        place: ``"down"``, ``"mid"`` or ``"up"`` in a UNet; ``"double"`` or ``"single"`` stream in a
+            transformer with joint attention, ``"block"`` in any other.
+        kind: ``"cross"`` (keys from the text), ``"joint"`` (keys from text and picture), ``"self"``
+            (keys from the picture); ``"temporal"`` (over the frames of a video) and ``"linear"``
+            (no softmax) are listed but cannot be captured.
         level: 0 at the full latent resolution, 1 at half of it, and so on.
         heads: number of attention heads.
-        module: the diffusers ``Attention``; it holds the processor.
+        module: the attention module of diffusers; it holds the processor.
     """
 
     name: str
@@ -58,61 +94,95 @@ class Denoiser:
 
     @property
     def levels(self) -> int:
-        """Number of resolutions in the UNet."""
-        return len(self.model.config.block_out_channels)
+        """Number of resolutions: those of a UNet, 1 for a transformer."""
+        return len(self.model.config.block_out_channels) if is_unet(self.model) else 1
+
+
+def is_unet(model: Any) -> bool:
+    """Whether a denoiser is a UNet, with resolutions and down, mid and up blocks."""
+    return hasattr(model, "down_blocks")
+
+
+def family(model: Any) -> str:
+    """The class name of a known transformer, found among the model's classes; ``""`` if none."""
+    names = [cls.__name__ for cls in type(unwrapped(model)).__mro__]
+    return next((name for name in names if name in TRANSFORMERS), "")
+
+
+def unwrapped(model: Any) -> Any:
+    """The module behind ``torch.compile(model)``, or the model itself."""
+    return getattr(model, "_orig_mod", model)
 
 
 def find_denoiser(target: Any) -> Denoiser:
-    """The UNet of a pipeline, or the UNet itself.
+    """The UNet or transformer of a pipeline, or that model itself.
 
     Raises:
-        TypeError: ``target`` holds no UNet whose attention processors can be set.
+        TypeError: ``target`` holds no model that is known.
     """
-    model = getattr(target, "unet", None)
+    held = [getattr(target, name, None) for name in ("unet", "transformer")]
+    model = next((one for one in held if one is not None), None)
     pipeline = target
     if model is None:
         model, pipeline = target, None
-    if not hasattr(model, "attn_processors") or not hasattr(model, "down_blocks"):
-        inner = getattr(target, "transformer", None)
-        held = f"a {type(inner).__name__}" if inner is not None else "no UNet"
+    if not hasattr(model, "attn_processors") or not (is_unet(model) or family(model)):
+        found = "no denoiser" if pipeline is None else f"a {type(model).__name__}"
         raise TypeError(
-            f"Asked to capture a {type(target).__name__}, which holds {held}. Supported: Stable "
-            "Diffusion pipelines built on a UNet (SD 1.x, 2.x, SDXL), or such a UNet itself."
+            f"Asked to capture a {type(target).__name__}, which holds {found}. Supported: "
+            f"pipelines with one of these models, or the model itself: {SUPPORTED}."
         )
     return Denoiser(model, pipeline)
 
 
 def find_layers(model: Any) -> list[AttentionLayer]:
-    """Every attention layer of a UNet: down, mid, up, ``attn1`` before ``attn2`` in a block."""
-    names = [name.removesuffix(".processor") for name in model.attn_processors]
-    found = [_describe(model, name) for name in names]
-    return sorted(found, key=lambda layer: PLACES.index(layer.place))
+    """Every attention layer in the order in which they run: in a UNet down, mid, up, and ``attn1``
+    before ``attn2`` in a block; in a transformer the double-stream blocks before the single ones.
+
+    Raises:
+        TypeError: a layer of a kind that is not known, by name.
+    """
+    describe = _describe_unet if is_unet(model) else _describe_transformer
+    names = [name.removesuffix(".processor") for name in unwrapped(model).attn_processors]
+    found = [describe(model, name) for name in names]
+    if is_unet(model):
+        found.sort(key=lambda layer: PLACES.index(layer.place))
+    return found
 
 
-def _describe(model: Any, name: str) -> AttentionLayer:
-    module: Any = model.get_submodule(name)
+def _describe_unet(model: Any, name: str) -> AttentionLayer:
+    module: Any = unwrapped(model).get_submodule(name)
     place = next((place for place in PLACES if name.startswith(place)), None)
-    if (
-        place is None
-        or not hasattr(module, "to_q")
-        or (hasattr(module, "add_k_proj") and (module.add_k_proj is not None))
-    ):
-        raise TypeError(
-            f"{name} is a {type(module).__name__} of a kind that sdattn does not know. Supported: "
-            "self- and cross-attention with to_q, to_k, to_v in the down, mid and up blocks of a "
-            "UNet."
-        )
+    added_keys = getattr(module, "add_k_proj", None) is not None
+    if place is None or not hasattr(module, "to_q") or added_keys:
+        raise TypeError(_unknown(name, module))
     deepest = len(model.config.block_out_channels) - 1
     block = int(name.split(".")[1]) if place != "mid" else 0
     level = {"down": block, "mid": deepest, "up": deepest - block}[place]
     kind: Kind = "cross" if module.is_cross_attention else "self"
+    if ".motion_modules." in f".{name}.":
+        kind = "temporal"
     return AttentionLayer(name, place, kind, level, module.heads, module)
+
+
+def _describe_transformer(model: Any, name: str) -> AttentionLayer:
+    module: Any = unwrapped(model).get_submodule(name)
+    for pattern, (place, kind) in TRANSFORMERS[family(model)].items():
+        if fnmatch.fnmatchcase(name, pattern):
+            return AttentionLayer(name, place, kind, 0, module.heads, module)
+    raise TypeError(_unknown(name, module))
+
+
+def _unknown(name: str, module: Any) -> str:
+    return (
+        f"{name} is a {type(module).__name__} of a kind that sdattn does not know. Supported: "
+        f"{SUPPORTED}."
+    )
 
 
 def select_layers(
     found: Sequence[AttentionLayer],
     layers: LayerSelection = None,
-    kinds: Sequence[str] = ("cross",),
+    kinds: Sequence[str] = TEXT_KINDS,
     latent_size: tuple[int, int] | None = None,
 ) -> list[AttentionLayer]:
     """Those of ``found`` that are of one of ``kinds`` and fit one of ``layers``.
@@ -123,7 +193,7 @@ def select_layers(
             name, a part of it that starts and ends at a dot (``"down_blocks.0"``), a place
             (``"down"``), a resolution: ``(rows, cols)``, or an integer for the grid whose shorter
             side it is.
-        kinds: ``"cross"``, ``"self"``.
+        kinds: of ``"cross"``, ``"joint"``, ``"self"``; by default both kinds that see the text.
         latent_size: (rows, cols) of the latent. While it is None, resolutions are not known yet
             and fit every layer.
 

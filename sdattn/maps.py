@@ -36,6 +36,7 @@ class Pass:
         layout: the chunks that guidance makes of the batch, in order.
         rows: the rows that are kept, one an image.
         branches: the guidance branch of each of them.
+        n_text: token columns of the text.
     """
 
     timestep: float
@@ -44,6 +45,7 @@ class Pass:
     layout: tuple[Branch | None, ...]
     rows: Tensor
     branches: tuple[Branch, ...]
+    n_text: int
 
 
 @dataclass
@@ -66,12 +68,15 @@ class MapStore:
         layers: the attention layers that are watched.
         passes: one :class:`Pass` for each call of the model, in order.
         tokens: the key columns that are kept, or None for all.
-        n_keys: token columns of the cross-attention, kept or not; None before it ran.
+        n_keys: token columns of the layers that see the text, kept or not, those of image prompts
+            (IP-Adapter) behind those of the text; None before they ran.
         expected_nbytes: bytes that will be held at the end of the run, at most; None before it.
         maps: a mapping, layer name to ``[images, (steps,) (heads,) rows, cols, tokens]``. The
             steps axis is there with ``steps="all"`` or a selection, the heads axis likewise.
             Values are probabilities in [0, 1]; in the default dtype float32 and with all tokens
-            kept they sum to 1 over the last axis. A layer that has not run yet is not in it.
+            kept those of cross- and self-attention sum to 1 over the last axis (text columns and
+            those of each image prompt by themselves), those of joint attention to less: the rest
+            goes to the picture. A layer that has not run yet is not in it.
     """
 
     def __init__(
@@ -126,6 +131,11 @@ class MapStore:
         return self.passes[0].latent_size
 
     @property
+    def n_text(self) -> int | None:
+        """Token columns of the text, without those of image prompts; None before the model ran."""
+        return self.passes[0].n_text if self.passes else None
+
+    @property
     def nbytes(self) -> int:
         """Bytes held now."""
         held = (t for slot in self._slots.values() for t in slot.tensors())
@@ -156,7 +166,7 @@ class MapStore:
     def add(self, layer: AttentionLayer, probs: Tensor) -> None:
         """Take in one layer's probabilities, float32 ``[images, heads, N, T]``."""
         probs = probs if self.grad else probs.detach()
-        if layer.kind == "cross":
+        if layer.kind != "self":
             probs = self._over_tokens(layer, probs)
         probs = self._over_heads(layer, probs)
         slot = self._slots.get(layer.name)
@@ -314,7 +324,7 @@ def expected_bytes(
     Args:
         layers: the watched layers. A self-attention layer has as many keys as queries.
         latent_size: (rows, cols) of the latent.
-        n_keys: token columns kept of a cross-attention layer.
+        n_keys: token columns kept of a layer that sees the text.
         images: rows kept of the batch.
         passes: calls of the model.
         steps, heads, dtype: as in :func:`sdattn.capture`.
@@ -323,7 +333,7 @@ def expected_bytes(
     total = 0
     for layer in layers:
         rows, cols = layer.grid(latent_size)
-        keys = n_keys if layer.kind == "cross" else rows * cols
+        keys = rows * cols if layer.kind == "self" else n_keys
         kept_heads = layer.heads if heads == "all" else 1 if heads == "mean" else len(heads)
         total += images * kept_steps * kept_heads * rows * cols * keys
     return total * (sum_dtype(dtype) if steps == "mean" else dtype).itemsize

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from .attention import attention_probs, fold_heads, merge_heads, split_heads, unfold_heads
@@ -56,7 +57,7 @@ class ObservingProcessor(nn.Module):
         inner = innermost(self)
         if isinstance(inner, TorchAttnProcessor):
             return self._shown(inner, attn, *args, **kwargs)
-        return self._hooked(attn, *args, **kwargs)
+        return self._observed(attn, *args, **kwargs)
 
     def _shown(self, inner: "TorchAttnProcessor", attn: Any, *args: Any, **kwargs: Any) -> Tensor:
         shown: list[Tensor] = []
@@ -69,13 +70,15 @@ class ObservingProcessor(nn.Module):
         self.observe(len(probs), lambda rows: probs[rows.to(probs.device)].float())
         return cast(Tensor, output)
 
-    def _hooked(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _observed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
         seen: dict[str, Tensor] = {}
+        images = _ImageKeys(innermost(self), kwargs.get("encoder_hidden_states", args[1:2]))
         hooks = [
             module.register_forward_hook(functools.partial(_keep_output, seen, name))
             for name in ("to_q", "to_k", "to_kv", "to_qkv")
             if (module := getattr(attn, name, None)) is not None
         ]
+        hooks += images.hooks()
         try:
             output = self.inner(attn, *args, **kwargs)
         finally:
@@ -83,7 +86,12 @@ class ObservingProcessor(nn.Module):
                 hook.remove()
         query, key = _query_and_key(seen, self.inner)
         mask = kwargs.get("attention_mask", args[2] if len(args) > 2 else None)
-        self.observe(len(query), functools.partial(observed_probs, attn, query, key, mask))
+
+        def probs_of(rows: Tensor) -> Tensor:
+            probs = observed_probs(attn, query, key, mask, rows)
+            return images.beside(probs, attn, query, rows)
+
+        self.observe(len(query), probs_of)
         return cast(Tensor, output)
 
 
@@ -98,6 +106,41 @@ def _keep_output(
     seen: dict[str, Tensor], name: str, _module: nn.Module, _args: Any, output: Tensor
 ) -> None:
     seen.setdefault(name, output)
+
+
+class _ImageKeys:
+    """The keys that an IP-Adapter's processor makes of its image prompts.
+
+    The picture attends to them apart from the text, in one softmax an adapter, or one an image
+    where masks say which image goes where (Ye et al. 2023, "IP-Adapter", equation 4).
+    """
+
+    def __init__(self, processor: Any, states: Any):
+        self.projections = list(getattr(processor, "to_k_ip", ()))
+        # (text states, [image states [B, images, tokens, width] of each adapter])
+        states = states[0] if isinstance(states, tuple) and len(states) == 1 else states
+        given = states[1] if isinstance(states, tuple) else ()
+        self.columns = [one.shape[1] * one.shape[2] for one in given]
+        self.keys: list[list[Tensor]] = [[] for _ in self.projections]
+
+    def hooks(self) -> list[Any]:
+        def keep(keys: list[Tensor], _module: nn.Module, _args: Any, output: Tensor) -> None:
+            keys.append(output.flatten(1, -2))  # [B, tokens, width]
+
+        return [
+            projection.register_forward_hook(functools.partial(keep, keys))
+            for projection, keys in zip(self.projections, self.keys, strict=True)
+        ]
+
+    def beside(self, probs: Tensor, attn: Any, query: Tensor, rows: Tensor) -> Tensor:
+        """``probs`` with the image columns behind those of the text; zeros for an adapter that is
+        switched off."""
+        parts = [probs]
+        for keys, columns in zip(self.keys, self.columns, strict=False):
+            parts += [observed_probs(attn, query, key, None, rows) for key in keys]
+            if not keys:
+                parts.append(probs.new_zeros((*probs.shape[:-1], columns)))
+        return torch.cat(parts, dim=-1) if len(parts) > 1 else probs
 
 
 def _query_and_key(seen: dict[str, Tensor], inner: Any) -> tuple[Tensor, Tensor]:
@@ -134,14 +177,21 @@ def observed_probs(
     if mask is not None:
         mask = _mask_by_head(mask, len(query), attn.heads, key.shape[1]).float()
         mask = mask if len(mask) == 1 else mask[rows]
-    query, key = split_heads(query[rows], attn.heads), split_heads(key[rows], attn.heads)
-    query, key = _normed(attn, query, key)
+    query = _heads_of(query[rows], attn.heads, getattr(attn, "norm_q", None))
+    key = _heads_of(key[rows], attn.heads, getattr(attn, "norm_k", None))
     return attention_probs(query.float(), key.float(), mask)
 
 
-def _normed(attn: Any, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    norm_q, norm_k = getattr(attn, "norm_q", None), getattr(attn, "norm_k", None)
-    return norm_q(query) if norm_q else query, norm_k(key) if norm_k else key
+def _heads_of(x: Tensor, heads: int, norm: Any) -> Tensor:
+    """``[B, N, heads*d]`` as ``[B, heads, N, d]``, normed: each head by itself or, where the norm
+    is as wide as all of them, across them."""
+    if norm is None:
+        return split_heads(x, heads)
+    # diffusers' RMSNorm calls its width dim
+    width = getattr(norm, "normalized_shape", getattr(norm, "dim", None))
+    if isinstance(width, tuple) and width[-1] == x.shape[-1]:
+        return split_heads(norm(x), heads)
+    return cast(Tensor, norm(split_heads(x, heads)))
 
 
 def _mask_by_head(mask: Tensor, batch: int, heads: int, n_keys: int) -> Tensor:
@@ -190,6 +240,11 @@ class TorchAttnProcessor:
         **_: Any,
     ) -> Tensor:
         """Attend; returns the shape of ``hidden_states``."""
+        if getattr(attn, "add_k_proj", None) is not None:
+            raise TypeError(
+                "TorchAttnProcessor computes self- and cross-attention; this layer's is joint (it "
+                "has add_k_proj). Leave its own processor in place; capture() can watch it."
+            )
         residual = hidden_states
         if getattr(attn, "spatial_norm", None) is not None:
             hidden_states = attn.spatial_norm(hidden_states, temb)
@@ -222,10 +277,10 @@ class TorchAttnProcessor:
             text_states = hidden_states
         elif getattr(attn, "norm_cross", None):
             text_states = attn.norm_encoder_hidden_states(text_states)
-        query = split_heads(attn.to_q(hidden_states), attn.heads)
-        key = split_heads(attn.to_k(text_states), attn.heads)
-        value = split_heads(attn.to_v(text_states), attn.heads)
-        return *_normed(attn, query, key), value
+        norm_q, norm_k = getattr(attn, "norm_q", None), getattr(attn, "norm_k", None)
+        query = _heads_of(attn.to_q(hidden_states), attn.heads, norm_q)
+        key = _heads_of(attn.to_k(text_states), attn.heads, norm_k)
+        return query, key, split_heads(attn.to_v(text_states), attn.heads)
 
     def _controlled(self, probs: Tensor, is_cross: bool) -> Tensor:
         if self.controller is None:

@@ -6,10 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .layers import KINDS, PLACES
+from .layers import PLACES
 
 Maps = dict[str, list[Tensor]]
 Guidance = Literal["batch", "passes"]
+KINDS = ("cross", "self")
 
 
 class AttentionStore:

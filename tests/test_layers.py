@@ -76,10 +76,15 @@ def test_a_choice_that_fits_nothing_lists_what_there_is(tiny_unet, choice):
         select_layers(find_layers(tiny_unet), choice, latent_size=(16, 24))
 
 
-@pytest.mark.parametrize("kinds", [("joint",), (), "cross"])
+@pytest.mark.parametrize("kinds", [("temporal",), (), "cross"])
 def test_unknown_kinds_are_refused(tiny_unet, kinds):
-    with pytest.raises(ValueError, match="'cross' and/or 'self'"):
+    with pytest.raises(ValueError, match="'cross' and/or 'joint' and/or 'self'"):
         select_layers(find_layers(tiny_unet), None, kinds)
+
+
+def test_a_kind_that_the_model_does_not_have_lists_what_there_is(tiny_unet):
+    with pytest.raises(ValueError, match=r"fits kinds=\('joint',\)(.|\n)*attn2 \(mid, cross\)"):
+        select_layers(find_layers(tiny_unet), None, ("joint",))
 
 
 def test_sdxl_has_no_attention_at_full_resolution():
@@ -88,7 +93,7 @@ def test_sdxl_has_no_attention_at_full_resolution():
 
 
 def test_a_model_without_a_unet_is_named():
-    with pytest.raises(TypeError, match="a list, which holds no UNet"):
+    with pytest.raises(TypeError, match="a list, which holds no denoiser"):
         find_denoiser([])
 
 

@@ -1,0 +1,105 @@
+"""The seven laws, for every row of the support matrix.
+
+The oracle recomputes each attention in float64 from what reached torch's
+``scaled_dot_product_attention``, written out as a softmax over all keys.
+"""
+
+import math
+from collections import defaultdict
+from contextlib import contextmanager
+
+import pytest
+import torch
+from matrix import UNETS, WAYS
+
+import sdattn
+from sdattn import capture
+from sdattn.layers import find_denoiser, find_layers
+
+ROWS = {row.name: row for row in UNETS}
+
+
+def softmax_in_float64(query, key, mask, scale):
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = torch.einsum("bhnd,bhtd->bhnt", query.double(), key.double()) * scale
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    elif mask is not None:
+        scores = scores + mask.double()
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+@contextmanager
+def recorded(model, monkeypatch):
+    """name -> [probabilities of each call of each pass], float64 ``[B, heads, N, keys]``."""
+    record, running = defaultdict(list), []
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **_):
+        if running:
+            probs = softmax_in_float64(query, key, attn_mask, scale)
+            record[running[-1]].append(probs)
+        return real(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+
+    hooks = []
+    for layer in find_layers(model):
+        module = layer.module
+        hooks.append(module.register_forward_pre_hook(lambda *_, n=layer.name: running.append(n)))
+        hooks.append(module.register_forward_hook(lambda *_: running.pop() and None))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+        yield record
+    for hook in hooks:
+        hook.remove()
+
+
+def state(pipe, model):
+    """Everything that capture() could leave behind."""
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    return dict(model.attn_processors), hooks, set(vars(pipe))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("name", ROWS)
+def test_the_seven_laws(name, way, monkeypatch):
+    row = ROWS[name]
+    way = row.fitted(way)
+    pipe = row.make()
+    pipe.to(way.dtype)
+    model = find_denoiser(pipe).model
+    with recorded(model, monkeypatch) as record:
+        plain = row.run(pipe, way)
+    before = state(pipe, model)
+    with capture(pipe) as store:
+        watched = row.run(pipe, way)
+
+    assert (plain == watched).all()  # 1: looking changes nothing
+    after = state(pipe, model)  # 3 and 7: leaving restores
+    assert all(after[0][name] is before[0][name] for name in before[0])
+    assert after[1:] == before[1:]
+
+    tolerance = 1e-5 if way.dtype == torch.float32 else 1e-2  # 2: what is shown is what was used
+    texts = {layer.name for layer in find_layers(model) if layer.kind in ("cross", "joint")}
+    assert set(store.maps) == texts  # 4: never silently empty
+    assert len(texts) == row.layers
+    passes = len(store.passes)
+    for layer in texts:
+        found = store.maps[layer].flatten(1, 2).double()
+        expected = expected_maps(record[layer], passes, row, way)
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+
+    assert store.nbytes == store.expected_nbytes  # 5: memory is what was said
+    assert store.images == way.total * row.each  # 6: nothing assumed of batch and size
+    assert store.latent_size == tuple(side // pipe.vae_scale_factor for side in way.size)
+
+
+def expected_maps(calls, passes, row, way):
+    """The mean over passes and heads of the prompt's rows; an attention that is computed in parts
+    (text and image prompts) has its columns side by side."""
+    parts = len(calls) // passes
+    means = []
+    for i in range(passes):
+        probs = torch.cat(calls[i * parts : (i + 1) * parts], dim=-1)
+        means.append(probs[list(row.rows(way, len(probs)))].mean(1))
+    return torch.stack(means).mean(0)
