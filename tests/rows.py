@@ -1,0 +1,129 @@
+"""What a row of the support matrix is, and the ways to run it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+PROMPTS = ("a red cat", "dog, dog and cat")
+NEGATIVE = "red dog"
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of running a pipeline."""
+
+    prompts: int = 1
+    images: int = 1  # a prompt
+    guided: bool = True
+    size: tuple[int, int] = (128, 128)  # (height, width)
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def total(self) -> int:
+        return self.prompts * self.images
+
+    def __str__(self) -> str:
+        guided = "guided" if self.guided else "unguided"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.prompts}x{self.images}-{guided}-{self.size[0]}x{self.size[1]}-{dtype}"
+
+
+def second_half(batch: int) -> range:
+    return range(batch // 2, batch)
+
+
+def first_third(batch: int) -> range:
+    return range(batch // 3)
+
+
+def middle_third(batch: int) -> range:
+    return range(batch // 3, 2 * batch // 3)
+
+
+def every_row(batch: int) -> range:
+    return range(batch)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A pipeline of the matrix.
+
+    Attributes:
+        name: as the README says it.
+        make: builds it, with random weights.
+        options: what its call is given beyond the prompt, for a way.
+        prompt_rows: which rows of a guided batch belong to the prompt; None where the model is
+            never run with guidance in its batch.
+        joint: the order in a joint attention, "text first" or "picture first"; None for
+            cross-attention.
+        n_text: columns of the text in a joint attention; None if all but the picture's.
+        in_turn: whether guidance calls the model again, for the negative prompt.
+        layers: layers that see the text.
+        unit: sizes are rounded up to a multiple of this many pixels.
+        cell: pixels a side of the finest cell of the maps.
+        each: rows of the batch for one image (the frames of a video).
+        images_option: the option for several images a prompt; None where there is none.
+    """
+
+    name: str
+    make: Callable[[], Any]
+    options: Callable[[Any, Way], Options]
+    prompt_rows: Callable[[int], range] | None = second_half
+    unguided_rows: Callable[[int], range] = every_row
+    joint: str | None = None
+    n_text: int | None = None
+    in_turn: bool = False
+    layers: int = 16
+    unit: int = 8
+    cell: int = 8
+    each: int = 1
+    images_option: str | None = "num_images_per_prompt"
+
+    def run(self, pipe: Any, way: Way, **more: Any) -> Any:
+        """Pictures, as numpy, ``[images, height, width, 3]``."""
+        prompts = list(PROMPTS[: way.prompts]) if way.prompts > 1 else PROMPTS[0]
+        negative = [NEGATIVE] * way.prompts if way.prompts > 1 else NEGATIVE
+        options = {
+            "prompt": prompts,
+            "negative_prompt": negative,
+            **({self.images_option: way.images} if self.images_option else {}),
+            "num_inference_steps": 2,
+            "output_type": "np",
+            "generator": torch.Generator().manual_seed(0),
+            **self.options(pipe, way),
+            **more,
+        }
+        result = pipe(**{name: value for name, value in options.items() if value is not None})
+        return result.images if hasattr(result, "images") else result.frames
+
+    def fitted(self, way: Way) -> Way:
+        """The way as this pipeline can go it."""
+        height, width = (-(-side // self.unit) * self.unit for side in way.size)
+        images = way.images if self.images_option else 1
+        return replace(way, size=(height, width), images=images)
+
+    def rows(self, way: Way, batch: int) -> range:
+        """The rows of a batch that belong to the prompt."""
+        if way.guided and self.prompt_rows is not None:
+            return self.prompt_rows(batch)
+        return self.unguided_rows(batch)
+
+
+def sized(pipe: Any, way: Way) -> Options:
+    return {
+        "height": way.size[0],
+        "width": way.size[1],
+        "guidance_scale": 5.0 if way.guided else 1.0,
+    }
+
+
+def pictures(way: Way, number: int) -> torch.Tensor:
+    return torch.rand(number, 3, *way.size, generator=torch.Generator().manual_seed(1))
+
+
+def from_picture(pipe: Any, way: Way) -> Options:
+    """Options of pipelines that take the size from a picture."""
+    return {"image": pictures(way, way.total), "guidance_scale": 5.0 if way.guided else 1.0}

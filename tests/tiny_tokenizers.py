@@ -1,0 +1,134 @@
+"""Tiny tokenizers of the real kinds, built without files: T5, Gemma, Qwen, Mistral.
+
+Each knows a few words as one token and spells all else in letters or bytes.
+"""
+
+from conftest import byte_symbols
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE, Unigram
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+WORDS = ("a", "cat", "dog", "red", "on", "sofa", "the")
+# Qwen2's own, transformers/models/qwen2/tokenization_qwen2.py
+QWEN_REGEX = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
+    "{% endif %}{% endif %}"
+)
+MISTRAL_CHAT = (
+    "{{ bos_token }}{% for message in messages %}{% if message.role == 'system' %}[SYSTEM_PROMPT]"
+    "{% for block in message.content %}{{ block.text }}{% endfor %}[/SYSTEM_PROMPT]{% else %}[INST]"
+    "{% for block in message.content %}{{ block.text }}{% endfor %}[/INST]{% endif %}{% endfor %}"
+)
+
+
+def tiny_t5(max_length: int = 512) -> PreTrainedTokenizerFast:
+    """SentencePiece's Unigram: no start, "</s>", then "<pad>"; a word's token holds its space."""
+    letters = [chr(code) for code in (*range(33, 127), *range(0xC0, 0x180))]
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -3.0)]
+    pieces += [(letter, -6.0) for letter in letters] + [("▁" + word, -1.0) for word in WORDS]
+    backend = Tokenizer(Unigram(pieces, unk_id=2))
+    backend.normalizer = normalizers.NFKC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always"),
+        ]
+    )
+    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
+    backend.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_max_length=max_length,
+    )
+
+
+def _byte_fallback(specials: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """SentencePiece's BPE as Gemma and older Mistrals have it: spaces are "▁", the rest bytes."""
+    letters = [chr(code) for code in range(33, 127)] + ["▁", "\n"]
+    merges = [("▁" + word[:i], word[i]) for word in WORDS for i in range(len(word))]
+    merges = list(dict.fromkeys(merges))
+    entries = [*specials, *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
+    entries += ["".join(pair) for pair in merges]
+    return {entry: number for number, entry in enumerate(dict.fromkeys(entries))}, merges
+
+
+def tiny_gemma() -> PreTrainedTokenizerFast:
+    """ "<bos>" in front and nothing behind; by itself it pads on the left."""
+    vocabulary, merges = _byte_fallback(["<pad>", "<eos>", "<bos>", "<unk>"])
+    backend = Tokenizer(
+        BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    backend.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        padding_side="left",
+    )
+
+
+def _byte_level(specials: list[str]) -> Tokenizer:
+    symbols = byte_symbols()
+    spelled = ["Ġ" + word for word in WORDS] + list(WORDS)
+    merges = [(word[:i], word[i]) for word in spelled for i in range(1, len(word))]
+    merges = list(dict.fromkeys(merges))
+    entries = dict.fromkeys([*symbols, *("".join(pair) for pair in merges)])
+    backend = Tokenizer(BPE({entry: number for number, entry in enumerate(entries)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN_REGEX), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True) for token in specials])
+    return backend
+
+
+def tiny_qwen(padding_side: str = "right") -> PreTrainedTokenizerFast:
+    """Byte-level BPE that adds nothing by itself; the chat's tokens are in the text."""
+    backend = _byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    backend.normalizer = normalizers.NFC()
+    backend.add_tokens(["<think>", "</think>"])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        padding_side=padding_side,
+        chat_template=CHAT,
+        model_max_length=131072,
+    )
+
+
+def tiny_mistral(padding_side: str = "left") -> PreTrainedTokenizerFast:
+    """Byte-level BPE (Tekken) with "<s>" in front."""
+    instructions = ["[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]"]
+    backend = _byte_level(["<unk>", "<s>", "</s>", "<pad>", *instructions])
+    start = backend.token_to_id("<s>")
+    backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", start)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        padding_side=padding_side,
+        chat_template=MISTRAL_CHAT,
+    )

@@ -1,0 +1,357 @@
+"""The rows of the support matrix whose denoiser is a transformer."""
+
+from typing import Any
+
+import torch
+from conftest import make_scheduler, tiny_text_encoder, tiny_tokenizer
+from diffusers import (
+    AutoencoderDC,
+    AutoencoderKL,
+    AutoencoderKLFlux2,
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+    Flux2KleinPipeline,
+    Flux2Pipeline,
+    Flux2Transformer2DModel,
+    FluxImg2ImgPipeline,
+    FluxKontextPipeline,
+    FluxPipeline,
+    FluxTransformer2DModel,
+    PixArtAlphaPipeline,
+    PixArtSigmaPipeline,
+    PixArtTransformer2DModel,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
+    SanaPipeline,
+    SanaTransformer2DModel,
+    SD3Transformer2DModel,
+    StableDiffusion3Img2ImgPipeline,
+    StableDiffusion3Pipeline,
+)
+from rows import Options, Row, Way, pictures, sized
+from tiny_encoders import (
+    TextProcessor,
+    tiny_gemma_encoder,
+    tiny_mistral3,
+    tiny_qwen3,
+    tiny_qwen_vl,
+    tiny_t5_encoder,
+)
+from tiny_tokenizers import tiny_gemma, tiny_mistral, tiny_qwen, tiny_t5
+from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+VAE = {
+    "block_out_channels": (4, 8, 8, 8),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "norm_num_groups": 4,
+    "latent_channels": 4,
+}
+
+
+def quiet(pipe: Any) -> Any:
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def vae(**changes: Any) -> AutoencoderKL:
+    torch.manual_seed(1)
+    return AutoencoderKL(**{**VAE, **changes}).eval()
+
+
+def clip(kind: Any = CLIPTextModelWithProjection) -> Any:
+    return tiny_text_encoder(kind)
+
+
+def sd3(
+    kind: Any = StableDiffusion3Pipeline, *, t5: bool = True, scheduler: Any = None, **changes: Any
+) -> Any:
+    torch.manual_seed(0)
+    transformer = SD3Transformer2DModel(
+        **{
+            "sample_size": 16,
+            "patch_size": 2,
+            "in_channels": 4,
+            "num_layers": 3,
+            "attention_head_dim": 8,
+            "num_attention_heads": 4,
+            "joint_attention_dim": 64,
+            "caption_projection_dim": 32,
+            "pooled_projection_dim": 64,
+            "out_channels": 4,
+            "pos_embed_max_size": 32,
+            **changes,
+        }
+    )
+    pipe = kind(
+        transformer=transformer.eval(),
+        scheduler=scheduler or FlowMatchEulerDiscreteScheduler(),
+        vae=vae(shift_factor=0.1),
+        text_encoder=clip(),
+        tokenizer=tiny_tokenizer(),
+        text_encoder_2=clip(),
+        tokenizer_2=tiny_tokenizer(),
+        text_encoder_3=tiny_t5_encoder(64) if t5 else None,
+        tokenizer_3=tiny_t5() if t5 else None,
+    )
+    return quiet(pipe)
+
+
+def flux(kind: Any = FluxPipeline) -> Any:
+    torch.manual_seed(0)
+    transformer = FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=16,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        pooled_projection_dim=32,
+        axes_dims_rope=(4, 4, 8),
+        guidance_embeds=True,
+    )
+    pipe = kind(
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=vae(shift_factor=0.1, use_quant_conv=False, use_post_quant_conv=False),
+        text_encoder=clip(CLIPTextModel),
+        tokenizer=tiny_tokenizer(),
+        text_encoder_2=tiny_t5_encoder(),
+        tokenizer_2=tiny_t5(),
+        transformer=transformer.eval(),
+    )
+    return quiet(pipe)
+
+
+def flux2_parts(width: int, guidance_embeds: bool) -> Options:
+    torch.manual_seed(0)
+    transformer = Flux2Transformer2DModel(
+        patch_size=1,
+        in_channels=16,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=width,
+        timestep_guidance_channels=16,
+        axes_dims_rope=(4, 4, 4, 4),
+        guidance_embeds=guidance_embeds,
+    )
+    return {
+        "transformer": transformer.eval(),
+        "scheduler": FlowMatchEulerDiscreteScheduler(),
+        "vae": AutoencoderKLFlux2(**VAE).eval(),
+    }
+
+
+def flux2() -> Any:
+    tokenizer = tiny_mistral()
+    processor = TextProcessor(tokenizer, chat_template=tokenizer.chat_template)
+    parts = flux2_parts(48, guidance_embeds=True)
+    return quiet(Flux2Pipeline(text_encoder=tiny_mistral3(30), tokenizer=processor, **parts))
+
+
+def klein() -> Any:
+    parts = flux2_parts(48, guidance_embeds=False)
+    return quiet(Flux2KleinPipeline(text_encoder=tiny_qwen3(28), tokenizer=tiny_qwen(), **parts))
+
+
+def qwen_image() -> Any:
+    torch.manual_seed(0)
+    transformer = QwenImageTransformer2DModel(
+        patch_size=2,
+        in_channels=16,
+        out_channels=4,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=16,
+        axes_dims_rope=(4, 4, 8),
+    )
+    made = AutoencoderKLQwenImage(
+        base_dim=8,
+        z_dim=4,
+        dim_mult=[1, 2, 2, 2],
+        num_res_blocks=1,
+        latents_mean=[0.0] * 4,
+        latents_std=[1.0] * 4,
+    )
+    pipe = QwenImagePipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=made.eval(),
+        text_encoder=tiny_qwen_vl(),
+        tokenizer=tiny_qwen(),
+        transformer=transformer.eval(),
+    )
+    return quiet(pipe)
+
+
+def pixart(kind: Any) -> Any:
+    torch.manual_seed(0)
+    transformer = PixArtTransformer2DModel(
+        sample_size=16,
+        num_layers=2,
+        patch_size=2,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        caption_channels=32,
+        in_channels=4,
+        cross_attention_dim=16,
+        out_channels=8,
+        norm_type="ada_norm_single",
+        norm_elementwise_affine=False,
+        norm_eps=1e-6,
+    )
+    pipe = kind(
+        tokenizer=tiny_t5(),
+        text_encoder=tiny_t5_encoder(),
+        vae=vae(),
+        transformer=transformer.eval(),
+        scheduler=make_scheduler(),
+    )
+    return quiet(pipe)
+
+
+def sana(qk_norm: str | None = None) -> Any:
+    torch.manual_seed(0)
+    transformer = SanaTransformer2DModel(
+        patch_size=1,
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        num_attention_heads=2,
+        attention_head_dim=8,
+        num_cross_attention_heads=2,
+        cross_attention_head_dim=8,
+        cross_attention_dim=16,
+        caption_channels=16,
+        sample_size=16,
+        qk_norm=qk_norm,
+    )
+    made = AutoencoderDC(
+        latent_channels=4,
+        attention_head_dim=2,
+        encoder_block_types=("ResBlock", "ResBlock"),
+        decoder_block_types=("ResBlock", "ResBlock"),
+        encoder_block_out_channels=(8, 8),
+        decoder_block_out_channels=(8, 8),
+        encoder_qkv_multiscales=((), ()),
+        decoder_qkv_multiscales=((), ()),
+        encoder_layers_per_block=(1, 1),
+        decoder_layers_per_block=(1, 1),
+        downsample_block_type="conv",
+        upsample_block_type="interpolate",
+        decoder_norm_types="rms_norm",
+        decoder_act_fns="silu",
+        scaling_factor=0.4,
+    )
+    pipe = SanaPipeline(
+        tokenizer=tiny_gemma(),
+        text_encoder=tiny_gemma_encoder(),
+        vae=made.eval(),
+        transformer=transformer.eval(),
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+    )
+    return quiet(pipe)
+
+
+def short(pipe: Any, way: Way) -> Options:
+    """T5's columns are many; a few suffice here."""
+    return {**sized(pipe, way), "max_sequence_length": 24}
+
+
+def in_turn(pipe: Any, way: Way) -> Options:
+    """True guidance, a second call of the model for the negative prompt."""
+    return {
+        "height": way.size[0],
+        "width": way.size[1],
+        "true_cfg_scale": 4.0 if way.guided else 1.0,
+        "negative_prompt": ([" "] * way.prompts if way.prompts > 1 else " ")
+        if way.guided
+        else None,
+    }
+
+
+def flux_options(pipe: Any, way: Way) -> Options:
+    return {**in_turn(pipe, way), "max_sequence_length": 24}
+
+
+def from_picture(pipe: Any, way: Way) -> Options:
+    # half of the steps are run
+    return {**short(pipe, way), "image": pictures(way, way.total), "num_inference_steps": 4}
+
+
+def flux_from_picture(pipe: Any, way: Way) -> Options:
+    image = pictures(way, way.total)
+    return {**flux_options(pipe, way), "image": image, "num_inference_steps": 4}
+
+
+def kontext(pipe: Any, way: Way) -> Options:
+    image = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+    options = {**flux_options(pipe, way), "image": image, "_auto_resize": False}
+    return {**options, "max_area": way.size[0] * way.size[1]}  # it fits sizes into an area
+
+
+def without_negative(pipe: Any, way: Way) -> Options:
+    length = 160 if isinstance(pipe, Flux2Pipeline) else 24  # its system message is long
+    return {**sized(pipe, way), "max_sequence_length": length, "negative_prompt": None}
+
+
+def unbinned(pipe: Any, way: Way) -> Options:
+    return {**short(pipe, way), "use_resolution_binning": False}
+
+
+def with_instruction(pipe: Any, way: Way) -> Options:
+    return {**unbinned(pipe, way), "complex_human_instruction": ["Paint:"]}
+
+
+SD3: Options = {"joint": "picture first", "layers": 3, "unit": 16, "cell": 16}
+FLUX: Options = {"joint": "text first", "n_text": 24, "layers": 4, "unit": 16, "cell": 16}
+FLUX |= {"prompt_rows": None}
+CROSS: Options = {"layers": 2, "unit": 16, "cell": 16}
+SANA: Options = {"layers": 2, "unit": 32, "cell": 2}
+
+TRANSFORMERS = (
+    Row("Stable Diffusion 3", sd3, short, **SD3),
+    Row("Stable Diffusion 3 without T5", lambda: sd3(t5=False), short, **SD3),
+    Row(
+        "Stable Diffusion 3.5 (dual attention, normed)",
+        lambda: sd3(dual_attention_layers=(0, 1), qk_norm="rms_norm"),
+        short,
+        **SD3,
+    ),
+    Row(
+        "Stable Diffusion 3, second-order scheduler",
+        lambda: sd3(scheduler=FlowMatchHeunDiscreteScheduler()),
+        short,
+        **SD3,
+    ),
+    Row(
+        "Stable Diffusion 3, image to image",
+        lambda: sd3(StableDiffusion3Img2ImgPipeline),
+        from_picture,
+        **SD3,
+    ),
+    Row("FLUX.1", flux, flux_options, in_turn=True, **FLUX),
+    Row(
+        "FLUX.1, image to image",
+        lambda: flux(FluxImg2ImgPipeline),
+        flux_from_picture,
+        in_turn=True,
+        **FLUX,
+    ),
+    Row("FLUX.1 Kontext", lambda: flux(FluxKontextPipeline), kontext, in_turn=True, **FLUX),
+    Row("FLUX.2", flux2, without_negative, **{**FLUX, "n_text": 160}),
+    Row("FLUX.2 klein", klein, without_negative, in_turn=True, **FLUX),
+    Row("Qwen-Image", qwen_image, in_turn, in_turn=True, **{**FLUX, "n_text": None, "layers": 2}),
+    Row("PixArt Alpha", lambda: pixart(PixArtAlphaPipeline), unbinned, **CROSS),
+    Row("PixArt Sigma", lambda: pixart(PixArtSigmaPipeline), unbinned, **CROSS),
+    Row("Sana", sana, with_instruction, **SANA),
+    Row(
+        "Sana (normed across heads)",
+        lambda: sana("rms_norm_across_heads"),
+        with_instruction,
+        **SANA,
+    ),
+)
