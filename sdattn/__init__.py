@@ -22,7 +22,8 @@ from .tokens import TruncationWarning, read_prompt
 if TYPE_CHECKING:
     from . import edit
     from .files import load_run
-    from .pipelines import load_pipeline, read_prompts
+    from .pipelines import load_pipeline
+    from .prompts import read_prompts
     from .runs import Run, generate
 
 __version__ = "0.1.0"
@@ -53,7 +54,7 @@ _LATER = {
     "generate": "runs",
     "load_pipeline": "pipelines",
     "load_run": "files",
-    "read_prompts": "pipelines",
+    "read_prompts": "prompts",
 }
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .calls import Call, read_call
+from .compiled import is_compiled, running_eagerly
 from .guidance import Branch, GuidanceWatch, Order, branch_rows
 from .joint import JointObserver
 from .layers import (
@@ -22,6 +23,7 @@ from .layers import (
     find_denoiser,
     find_layers,
     select_layers,
+    unwrapped,
 )
 from .maps import CaptureError, CaptureWarning, MapStore, Pass, Selection, expected_bytes
 from .processors import ObservingProcessor, ProbsOf
@@ -53,7 +55,8 @@ def capture(
         store.maps["mid_block.attentions.0.transformer_blocks.0.attn2"]  # [1, rows, cols, tokens]
 
     Each layer's own processor goes on making the output. On leaving, by any way, every layer holds
-    the very processor it held before. One ``with`` holds one run; captures may be nested.
+    the very processor it held before. One ``with`` holds one run; captures may be nested. A model
+    that is compiled runs eagerly inside, with a warning.
 
     Args:
         target: a pipeline, or its UNet or transformer. On a bare model no guidance is known, so
@@ -101,6 +104,9 @@ def capture(
         grad=grad,
     )
     with ExitStack() as undo:
+        if is_compiled(denoiser.model):
+            _say_eager(denoiser.model)
+            undo.enter_context(running_eagerly(denoiser.model))
         watch = _Watch(denoiser, store, layers, kinds, branch)
         undo.callback(watch.close)
         for layer in found:  # all of them: a user may replace any inside the block
@@ -111,6 +117,16 @@ def capture(
         undo.callback(hook.remove)
         yield store
     store.check()
+
+
+def _say_eager(model: Any) -> None:
+    warnings.warn(
+        f"The {type(unwrapped(model)).__name__} is compiled. Inside capture() it runs eagerly, so "
+        "the picture can differ from the compiled model's in its last bits. To keep it compiled, "
+        "enter capture() first and compile inside: each watched layer is then a graph break.",
+        CaptureWarning,
+        stacklevel=4,
+    )
 
 
 class _Watch:
@@ -169,6 +185,7 @@ class _Watch:
         if layer.module.processor is not before:
             layer.module.set_processor(before)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model: know the pass before its layers run."""
         call = read_call(model, args, kwargs)
@@ -178,6 +195,7 @@ class _Watch:
         one = None if call.skips_layers else self._describe_pass(call, order)
         self.call = None if one is None else call
         if one is None:
+            self.store.skipped += 1
             return
         self.store.begin_pass(one)
         if len(self.store.passes) == 1:  # resolutions and sizes can be told only now

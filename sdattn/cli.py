@@ -257,30 +257,42 @@ def info(
     device: Device = "cpu",
     dtype: Dtype = None,
 ) -> None:
-    """List a model's attention layers and tell how much memory capture would hold."""
-    from .layers import find_layers
+    """List a model's attention layers, tell how much memory capture would hold, and what of sdattn
+    does not apply to the model."""
+    from .layers import TEXT_KINDS, find_denoiser, find_layers
     from .maps import expected_bytes
-    from .pipelines import find_tokenizer, latent_size, load_pipeline
+    from .pipelines import latent_size, load_pipeline, shortcomings
+    from .prompts import read_prompts
 
     pipe = _load(load_pipeline, model, device, dtype)
     latent = latent_size(pipe)
-    found = find_layers(pipe.unet)
+    found = find_layers(find_denoiser(pipe).model)
     table = Table("layer", "place", "kind", "grid", "heads", title=f"{type(pipe).__name__} {model}")
     for layer in found:
         rows, cols = layer.grid(latent)
         table.add_row(layer.name, layer.place, layer.kind, f"{rows}x{cols}", str(layer.heads))
     console = Console()
     console.print(table)
-    cross = [layer for layer in found if layer.kind == "cross"]
-    tokenizer = find_tokenizer(pipe)
-    columns = tokenizer.model_max_length
-    console.print(f"{type(tokenizer).__name__}: {columns} token columns")
-    default = expected_bytes(cross, latent, columns)
-    full = expected_bytes(cross, latent, columns, passes=50, steps="all", heads="all")
+    lacks = shortcomings(pipe)
+    for name, part in pipe.components.items():
+        if name.startswith("tokenizer") and part is not None:
+            console.print(f"{name}: {type(part).__name__}")
+    try:
+        columns = len(read_prompts(pipe, "a")[0].tokens)
+    except (TypeError, ValueError):
+        columns = 1
+        console.print("How many token columns it makes of a prompt is not known; for one of them:")
+    else:
+        console.print(f"{columns} token columns")
+    texts = [layer for layer in found if layer.kind in TEXT_KINDS]
+    default = expected_bytes(texts, latent, columns)
+    full = expected_bytes(texts, latent, columns, passes=50, steps="all", heads="all")
     console.print(
         f"Capture of one image holds {default / 1e6:.1f} MB, however many steps; with every head "
         f"and step of 50 steps {full / 1e6:,.0f} MB."
     )
+    for one in lacks:
+        console.print(Text(f"- {one}"))
 
 
 def _load(load_pipeline: Any, model: str, device: str | None, dtype: str | None) -> Any:

@@ -45,8 +45,8 @@ from .pipelines import (
     is_guided,
     latent_size,
     model_passes,
-    read_prompts,
 )
+from .prompts import read_prompts
 from .runs import Run, checked_options, sample
 from .tokens import Prompt
 

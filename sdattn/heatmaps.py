@@ -7,17 +7,22 @@ Heatmaps["red circle"]              ->  Heatmap: values [rows, cols], overlay(),
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from .chunks import read_long_prompt
+from .layers import TEXT_KINDS
 from .maps import CaptureError, MapStore
-from .tokens import Prompt, read_prompt
+from .prompts import read_prompts
+from .tokens import Prompt, Token, read_prompt
 
 if TYPE_CHECKING:
     from PIL import Image
+
+IMAGE = "<image>"  # the columns of image prompts (IP-Adapter)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,7 +32,9 @@ class Heatmap:
     Attributes:
         label: what it shows, as written in the prompt.
         values: float32 ``[rows, cols]`` in latent cells, row 0 at the top, in [0, 1]: the share of
-            a cell's attention that goes to the columns, so the columns of a prompt sum to 1.
+            a cell's attention that goes to the columns. The columns of a prompt sum to 1 in
+            cross-attention, and to less in joint attention, where the rest goes to the picture;
+            those of an image prompt sum to 1 by themselves.
         columns: the token columns that were added up.
     """
 
@@ -82,7 +89,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         hm["circle"]           a word; where it occurs more than once, all of it together
         hm["red circle"]       a phrase: words that follow each other
         hm.find("a")           each occurrence on its own, a tuple
-        hm["<sos>"], hm["<eos>"], hm["<pad>"]
+        hm["<sos>"], hm["<eos>"], hm["<pad>"], hm["<template>"], hm["<image>"]
         hm[3]                  token column 3
 
     Attributes:
@@ -165,56 +172,102 @@ class Heatmaps(Mapping[str, Heatmap]):
         return Heatmap(label, self.maps[..., places].sum(-1), columns)
 
 
-def heatmaps(store: MapStore, tokenizer: Any, prompt: str | Sequence[str]) -> list[Heatmaps]:
+def heatmaps(
+    store: MapStore,
+    tokenizer: Any,
+    prompt: str | Mapping[str, Sequence[int]] | Prompt | Sequence[Any],
+    **options: Any,
+) -> list[Heatmaps]:
     """The heatmaps of each image of a captured run.
 
-    All cross-attention layers of the store are averaged over steps and heads, brought to the
-    finest grid among them (bilinear, which keeps the columns' sum at 1) and averaged.
+    All layers of the store that see the text are averaged over steps and heads, brought to the
+    finest grid among them (bilinear, which keeps the columns' sum) and averaged.
 
     Args:
         store: what ``capture()`` gave.
-        tokenizer: the pipeline's tokenizer.
+        tokenizer: the pipeline; or its tokenizer, where the text is that tokenizer's alone (Stable
+            Diffusion 1, 2 and XL).
         prompt: the prompt, or one a prompt of the run, in its order. With several images a prompt
-            the images of one prompt follow each other, as the pipelines put them.
+            the images of one prompt follow each other, as the pipelines put them; with
+            ``branch="both"`` the negative prompts come first. Where text states were passed to the
+            pipeline in place of a prompt: labels, ``{"cat": [2], "red dog": [4, 5]}``.
+        options: of the pipeline's call that change what the text encoder reads, see
+            :func:`sdattn.read_prompts`.
 
     Returns:
         One :class:`Heatmaps` an image.
 
     Raises:
-        CaptureError: the store holds no cross-attention.
+        CaptureError: the store holds no layer that sees the text.
         ValueError: the number of prompts does not fit the number of images, or the number of
             token columns does not fit the tokenizer.
     """
-    prompts = [prompt] if isinstance(prompt, str) else prompt
-    return heatmaps_of(store, [read_prompt(tokenizer, text) for text in prompts])
+    prompts = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt)
+    each = _images_each(store, len(prompts))
+    branches = store.branches[::each]
+    read: list[Prompt | None] = [None] * len(prompts)
+    for branch in dict.fromkeys(branches):  # a batch is read as a whole: it may share its length
+        places = [i for i, one in enumerate(branches) if one == branch]
+        texts = [prompts[i] for i in places]
+        negative = branch == "unconditional"
+        for i, one in zip(places, _read(store, tokenizer, texts, negative, options), strict=True):
+            read[i] = one
+    return heatmaps_of(store, [one for one in read if one is not None])
+
+
+def _read(
+    store: MapStore, tokenizer: Any, texts: list[Any], negative: bool, options: Mapping[str, Any]
+) -> list[Prompt]:
+    columns = store.n_text or 0
+    is_tokenizer = hasattr(tokenizer, "convert_ids_to_tokens")
+    if not is_tokenizer or not all(isinstance(one, str) for one in texts):
+        return read_prompts(tokenizer, texts, columns, negative=negative, **options)
+    most = tokenizer.model_max_length
+    if columns > most:
+        return [read_long_prompt(tokenizer, one, columns, **options) for one in texts]
+    # CLIP is filled up whatever the prompt, others to a length that the pipeline chooses
+    length = most if "CLIP" in type(tokenizer).__name__ else columns
+    return [read_prompt(tokenizer, one, max_length=length) for one in texts]
+
+
+def _images_each(store: MapStore, prompts: int) -> int:
+    each, rest = divmod(store.images, max(prompts, 1))
+    if rest or not each:
+        raise ValueError(
+            f"{prompts} prompt(s) do not fit {store.images} image(s). Pass one prompt for all "
+            "images, or one for each prompt of the run, in order."
+        )
+    return each
 
 
 def heatmaps_of(store: MapStore, prompts: Sequence[Prompt]) -> list[Heatmaps]:
     """:func:`heatmaps` for prompts that have been read."""
     values = average_layers(cross_maps(store))
-    each, rest = divmod(len(values), max(len(prompts), 1))
-    if rest or not each:
-        raise ValueError(
-            f"{len(prompts)} prompt(s) do not fit {len(values)} image(s). Pass one prompt for all "
-            "images, or one for each prompt of the run, in order."
-        )
+    each = _images_each(store, len(prompts))
     for one in prompts:
-        if len(one.tokens) != store.n_keys:
+        if len(one.tokens) != store.n_text:
             raise ValueError(
-                f"The attention has {store.n_keys} token columns, and the tokenizer made "
-                f"{len(one.tokens)} of the prompt {one.text!r}. Pass the tokenizer of the pipeline "
-                "that ran."
+                f"The attention has {store.n_text} token columns of text, and the tokenizer made "
+                f"{len(one.tokens)} of the prompt {one.text!r}. Pass the pipeline that ran, or its "
+                "own tokenizer."
             )
-    return [Heatmaps(prompts[i // each], maps, store.tokens) for i, maps in enumerate(values)]
+    shown = [_with_images(one, (store.n_keys or 0) - len(one.tokens)) for one in prompts]
+    return [Heatmaps(shown[i // each], maps, store.tokens) for i, maps in enumerate(values)]
+
+
+def _with_images(prompt: Prompt, columns: int) -> Prompt:
+    """The prompt with the columns of image prompts behind its own."""
+    image = Token(-1, IMAGE, 0, 0, IMAGE)
+    return replace(prompt, tokens=prompt.tokens + (image,) * columns) if columns else prompt
 
 
 def cross_maps(store: MapStore) -> dict[str, Tensor]:
-    """The store's cross-attention, each layer averaged over steps and heads.
+    """The store's layers that see the text, each averaged over steps and heads.
 
     Returns:
         layer name to float32 ``[images, rows, cols, tokens]`` on the CPU.
     """
-    names = [layer.name for layer in store.layers if layer.kind == "cross"]
+    names = [layer.name for layer in store.layers if layer.kind in TEXT_KINDS]
     found = {name: store.maps[name].detach().float().cpu() for name in names if name in store.maps}
     return {
         name: one.flatten(1, -4).mean(1) if one.ndim > 4 else one for name, one in found.items()
@@ -236,8 +289,8 @@ def average_layers(layers: Mapping[str, Tensor]) -> Tensor:
     maps = list(layers.values())
     if not maps:
         raise CaptureError(
-            "There are no cross-attention maps, and only those have token columns. Capture "
-            'with kinds=("cross",) and run the pipeline inside the with block.'
+            "There are no maps of cross- or joint attention, and only those have token columns. "
+            'Capture with kinds=("cross", "joint") and run the pipeline inside the with block.'
         )
     finest = max((m.shape[1:3] for m in maps), key=lambda grid: grid[0] * grid[1])
     by_grid: dict[tuple[int, int], list[Tensor]] = {}

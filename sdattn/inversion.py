@@ -24,7 +24,8 @@ from torch import Tensor
 
 from .ddim import Upwards, ddim, in_place
 from .nulltext import guided_rows, optimise, replaced_rows
-from .pipelines import check_text_to_image, latent_size, read_prompts
+from .pipelines import check_text_to_image, latent_size
+from .prompts import read_prompts
 
 Kwargs = dict[str, Any]
 

@@ -66,7 +66,9 @@ class MapStore:
 
     Attributes:
         layers: the attention layers that are watched.
-        passes: one :class:`Pass` for each call of the model, in order.
+        passes: one :class:`Pass` for each call of the model that is kept, in order.
+        skipped: calls of the model that are not: those of the other branch, where a pipeline runs
+            the two in turn, and those of skip-layer guidance.
         tokens: the key columns that are kept, or None for all.
         n_keys: token columns of the layers that see the text, kept or not, those of image prompts
             (IP-Adapter) behind those of the text; None before they ran.
@@ -101,6 +103,7 @@ class MapStore:
         self.tokens = None if tokens is None else tuple(tokens)
         self.device, self.dtype, self.grad = device, dtype, grad
         self.passes: list[Pass] = []
+        self.skipped = 0
         self.n_keys: int | None = None
         self.expected_nbytes: int | None = None
         self._slots: dict[str, _Slot] = {}
@@ -118,6 +121,11 @@ class MapStore:
     def images(self) -> int:
         """Number of images (rows kept of the batch)."""
         return len(self.passes[0].branches) if self.passes else 0
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """The guidance branch of each image; empty before the model ran."""
+        return self.passes[0].branches if self.passes else ()
 
     @property
     def latent_size(self) -> tuple[int, int]:
@@ -226,6 +234,11 @@ class MapStore:
             CaptureError: the model did not run, or none of the layers did.
         """
         missing = self.missing()
+        if not self.passes and self.skipped:
+            raise CaptureError(
+                f"The model was called {self.skipped} time(s), but never for the unconditional "
+                "branch: this run has no negative prompt or no guidance. Pass both."
+            )
         if not self.passes:
             raise CaptureError(
                 f"{len(self.layers)} layers were watched, but the model was never called inside "
@@ -269,6 +282,7 @@ class MapStore:
             "missing": ", ".join(missing) or "none",
             "grids": ", ".join(f"{rows}x{cols}" for rows, cols in grids),
             "passes": f"{len(self.passes)}, timesteps {', '.join(times)}",
+            "skipped": f"{self.skipped} passes of another branch",
             "guidance": f"{layout} in a batch of {first.batch}",
             "images": f"{self.images}, {' and '.join(dict.fromkeys(first.branches))}",
             "kept": f"steps {self.steps}, heads {self.heads}, tokens {kept}",

@@ -6,21 +6,24 @@ load_pipeline("demo")    the model in this package, a folder, a file, or a hub i
 from __future__ import annotations
 
 import inspect
+import math
 import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .layers import find_denoiser
-from .tokens import Prompt, TruncationWarning, read_prompt
+from .guidance import GuidanceWatch
+from .layers import family, find_denoiser, find_layers, is_unet
+from .prompts import read_prompts
 
 DEMO = Path(__file__).parent / "demo"
 DEMO_SETTINGS = {"num_inference_steps": 20, "guidance_scale": 2.0}
 DEMO_INVERSION = {"learning_rate": 5e-2}  # 1e-2 is for 50 steps
+UNSEEN = {"linear": "it has no softmax", "temporal": "it looks at other frames, not at the text"}
 TEXT_TO_IMAGE = {"StableDiffusionPipeline", "StableDiffusionXLPipeline"}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
@@ -31,7 +34,7 @@ def load_pipeline(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """Load a Stable Diffusion pipeline.
+    """Load a pipeline of diffusers.
 
     Args:
         model: ``"demo"``, the small model inside this package; a folder that diffusers saved; a
@@ -47,7 +50,7 @@ def load_pipeline(
         FileNotFoundError: no such folder or file.
         ValueError: the folder holds no pipeline, or the file is no checkpoint that is known.
         OSError: the hub cannot be reached or has no such model.
-        TypeError: the pipeline has no UNet.
+        TypeError: the pipeline's denoiser is none that is known.
     """
     from diffusers import DiffusionPipeline
 
@@ -122,51 +125,62 @@ def is_demo(pipe: Any) -> bool:
     return Path(str(getattr(pipe, "name_or_path", ""))) == DEMO
 
 
-def find_tokenizer(pipe: Any) -> Any:
-    """The tokenizer whose columns the cross-attention has (SDXL's two have the same columns)."""
-    return _tokenizers(pipe)[0]
+def cell_size(pipe: Any) -> int:
+    """Pixels a side of the finest cell of the maps: one of the latent, or a transformer's patch."""
+    model = find_denoiser(pipe).model
+    if is_unet(model):
+        patch = 1
+    elif family(model).startswith(("Flux", "QwenImage")):
+        patch = 2  # their pipelines cut the latent into patches, the model's own are of 1
+    else:
+        patch = model.config.patch_size
+    return int(pipe.vae_scale_factor * patch)
 
 
-def read_prompts(pipe: Any, prompts: str | Sequence[str]) -> list[Prompt]:
-    """Prompts as the pipeline's text encoder sees them, see :func:`sdattn.read_prompt`.
-
-    Raises:
-        ValueError: a prompt without a word; or the pipeline's tokenizers (SDXL has two) put a word
-            into different columns, which it would share with another word.
-    """
-    first, *others = _tokenizers(pipe)
-    texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    read = [read_prompt(first, text) for text in texts]
-    for other in others:
-        for one in read:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", TruncationWarning)  # the first one has warned
-                again = read_prompt(other, one.text)
-            for word, twin in zip(one.words, again.words, strict=True):
-                if word.columns != twin.columns:
-                    raise ValueError(
-                        f"The pipeline's tokenizers disagree on {one.text!r}: {word.text!r} is at "
-                        f"columns {word.columns} for one and {twin.columns} for the other. Use "
-                        "tokenizers that split words alike."
-                    )
-    return read
+def size_unit(pipe: Any) -> int:
+    """Sizes must be a multiple of this many pixels."""
+    # diffusers asks for 8 whatever the VAE, and Sana's pipelines for 32
+    least = 32 if family(find_denoiser(pipe).model).startswith("Sana") else 8
+    return math.lcm(least, cell_size(pipe))
 
 
-def _tokenizers(pipe: Any) -> list[Any]:
-    found = [getattr(pipe, name, None) for name in ("tokenizer", "tokenizer_2")]
-    found = [one for one in found if one is not None]
-    if not found:
-        raise TypeError(f"A {type(pipe).__name__} without a tokenizer: its words cannot be told.")
-    return found
+def default_size(pipe: Any) -> tuple[int, int]:
+    """(height, width) in pixels of the pictures that a pipeline makes if nothing else is said."""
+    config = find_denoiser(pipe).model.config
+    size = getattr(pipe, "default_sample_size", None) or config.sample_size
+    rows, cols = (size, size) if isinstance(size, int) else size
+    return rows * pipe.vae_scale_factor, cols * pipe.vae_scale_factor
 
 
 def latent_size(pipe: Any, options: Mapping[str, Any] | None = None) -> tuple[int, int]:
-    """(rows, cols) of the latent that a pipeline makes with these options, or by default."""
+    """(rows, cols) of the finest cells that a pipeline makes with these options, or by default."""
+    height, width = default_size(pipe)
     if options and "height" in options:
         height, width = options["height"], options["width"]
-        return height // pipe.vae_scale_factor, width // pipe.vae_scale_factor
-    size = pipe.unet.config.sample_size
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+    cell = cell_size(pipe)
+    return height // cell, width // cell
+
+
+def shortcomings(pipe: Any) -> list[str]:
+    """What of sdattn does not apply to a pipeline, a line each."""
+    kinds = Counter[str](layer.kind for layer in find_layers(find_denoiser(pipe).model))
+    found = [
+        f"{kinds[kind]} {kind} attention layers cannot be captured: {why}."
+        for kind, why in UNSEEN.items()
+        if kinds[kind]
+    ]
+    if kinds["joint"]:
+        found.append("joint attention: the text's columns are captured, not the picture's own.")
+    for attempt in (lambda: GuidanceWatch(pipe).close(), lambda: read_prompts(pipe, "a")):
+        try:
+            attempt()
+        except (TypeError, ValueError) as error:
+            found.append(str(error))
+    try:
+        check_text_to_image(pipe)
+    except TypeError as error:
+        found.append(f"sdattn edit: {error}")
+    return found
 
 
 def check_text_to_image(pipe: Any) -> None:

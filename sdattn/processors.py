@@ -51,8 +51,9 @@ class ObservingProcessor(nn.Module):
         def call(*args: Any, **kwargs: Any) -> Tensor:
             return type(self).__call__(self, *args, **kwargs)
 
-        self.__call__ = call  # type: ignore[method-assign]
+        self.__call__ = call
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
         inner = innermost(self)
         if isinstance(inner, TorchAttnProcessor):

@@ -6,7 +6,7 @@ import math
 import platform
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,10 @@ from . import __version__
 from .capture import capture
 from .files import save_run
 from .heatmaps import Heatmaps, cross_maps, heatmaps_of
+from .layers import TEXT_KINDS
 from .maps import MapStore
-from .pipelines import DEMO_SETTINGS, is_demo, latent_size, read_prompts
+from .pipelines import DEMO_SETTINGS, default_size, is_demo, size_unit
+from .prompts import read_prompts
 from .tokens import Prompt
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ class Run:
     Attributes:
         images: PIL, one or more a prompt.
         heatmaps: those of each image.
+        negative_heatmaps: those of each image's negative prompt, where both branches were asked
+            for; else empty.
         store: the captured maps.
         info: the settings of each image's run, as ``run.json`` holds them.
     """
@@ -40,6 +44,7 @@ class Run:
     heatmaps: list[Heatmaps]
     store: MapStore
     info: list[dict[str, Any]]
+    negative_heatmaps: list[Heatmaps] = field(default_factory=list, kw_only=True)
 
     def save(self, folder: str | Path, *, force: bool = False) -> list[Path]:
         """Write a run's folder, see :func:`sdattn.files.save_run`; with several images one each,
@@ -49,8 +54,9 @@ class Run:
             Path(folder) if single else Path(f"{folder}-{i}") for i in range(len(self.images))
         ]
         maps = cross_maps(self.store)
+        before = len(self.negative_heatmaps)
         for i, path in enumerate(folders):
-            layers = {name: one[i] for name, one in maps.items()}
+            layers = {name: one[before + i] for name, one in maps.items()}
             save_run(path, self.images[i], self.heatmaps[i], layers, self.info[i], force=force)
         return folders
 
@@ -67,12 +73,14 @@ def generate(
     """Run a pipeline and see where each word of the prompt went.
 
     Args:
-        pipe: a text-to-image Stable Diffusion pipeline with a UNet.
+        pipe: a pipeline that :func:`sdattn.capture` and :func:`sdattn.read_prompts` know. The
+            frames of a video are images.
         prompt: one prompt or several.
         seed: of the first image; the next image has the next seed. Noise is drawn on the CPU, so
             that it does not depend on the device.
         words: keep the maps of these words and phrases only.
-        capture_options: handed to :func:`sdattn.capture`, ``{"layers": ("mid", "up")}`` say.
+        capture_options: handed to :func:`sdattn.capture`, ``{"layers": ("mid", "up")}`` say. With
+            ``{"branch": "both"}`` the negative prompt gets heatmaps too.
         options: handed to the pipeline: ``num_inference_steps``, ``guidance_scale``,
             ``negative_prompt``, ``height``, ``width``, ``num_images_per_prompt`` and so on.
 
@@ -83,9 +91,9 @@ def generate(
         ValueError: an empty prompt, a size or a number of steps that cannot be.
         KeyError: a word that is in none of the prompts.
     """
-    read = read_prompts(pipe, prompt)
     options = checked_options(pipe, options)
-    settings = _checked_capture(capture_options or {})
+    read = read_prompts(pipe, prompt, **options)
+    settings = _checked_capture(capture_options or {}, options)
     if words is not None:
         settings["tokens"] = _columns_of(words, read)
     seeds = [seed + i for i in range(len(read) * options.get("num_images_per_prompt", 1))]
@@ -106,31 +114,52 @@ def sample(
     with capture(pipe, **(capture_options or {})) as store:
         result = _call(pipe, [one.text for one in prompts], seeds, options)
     _warn_of_blanked(result)
-    maps = heatmaps_of(store, prompts)
+    negative: list[Heatmaps] = []
+    if "unconditional" in store.branches:
+        texts = _one_each(options["negative_prompt"], len(prompts))
+        read = read_prompts(pipe, texts, store.n_text, negative=True, **options)
+        maps = heatmaps_of(store, [*read, *prompts])
+        negative, maps = maps[: len(maps) // 2], maps[len(maps) // 2 :]
+    else:
+        maps = heatmaps_of(store, prompts)
+    images = _pictures(result)
     common = _describe(pipe, store, options)
+    each = len(images) // len(seeds)  # the frames of a video share their seed
     info = [
-        {"prompt": maps[i].prompt.text, "seed": seeds[i], **common, "size": list(image.size)}
-        for i, image in enumerate(result.images)
+        {"prompt": maps[i].prompt.text, "seed": seeds[i // each], **common, "size": [*image.size]}
+        for i, image in enumerate(images)
     ]
-    return Run(list(result.images), maps, store, info)
+    return Run(images, maps, store, info, negative_heatmaps=negative)
 
 
 def _call(pipe: Any, prompts: list[str], seeds: Sequence[int], options: Mapping[str, Any]) -> Any:
     options = dict(options)
-    if isinstance(options.get("negative_prompt"), str):  # diffusers wants a list beside a list
-        options["negative_prompt"] = [options["negative_prompt"]] * len(prompts)
+    if options.get("negative_prompt") is not None:  # diffusers wants a list beside a list
+        options["negative_prompt"] = _one_each(options["negative_prompt"], len(prompts))
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-    return pipe(prompts, generator=generators, **options)
+    return pipe(prompt=prompts, generator=generators, **options)
 
 
-def _checked_capture(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _one_each(negative: str | Sequence[str], prompts: int) -> list[str]:
+    return [negative] * prompts if isinstance(negative, str) else list(negative)
+
+
+def _pictures(result: Any) -> list[Any]:
+    if hasattr(result, "images"):
+        return list(result.images)
+    return [frame for video in result.frames for frame in video]
+
+
+def _checked_capture(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Refuse what would leave the run without heatmaps, before it runs."""
-    branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", ("cross",))
-    if branch != "conditional" or "cross" not in kinds:
+    branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
+    if branch not in ("conditional", "both") or not set(kinds).intersection(TEXT_KINDS):
         raise ValueError(
-            f"capture_options={dict(settings)}: generate() shows the cross-attention of the "
-            "prompt. For anything else use capture() around the pipeline."
+            f"capture_options={dict(settings)}: generate() shows where the words of the prompt "
+            "went. For anything else use capture() around the pipeline."
         )
+    if branch == "both" and not options.get("negative_prompt"):
+        raise ValueError("branch='both' shows the words of a negative prompt. Pass one.")
     return dict(settings)
 
 
@@ -159,7 +188,7 @@ def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
     """Both sides of the size, or none; of a lone side diffusers would take no notice."""
     given = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
-    unit = math.lcm(8, pipe.vae_scale_factor)  # diffusers asks for 8 whatever the VAE
+    unit = size_unit(pipe)
     for side, value in given.items():
         if value < unit or value % unit:
             lower = max(unit, value // unit * unit)
@@ -169,7 +198,7 @@ def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
             )
     if not given:
         return {}
-    height, width = (cells * pipe.vae_scale_factor for cells in latent_size(pipe))
+    height, width = default_size(pipe)
     return {"height": height, "width": width, **given}
 
 

@@ -1,21 +1,51 @@
-"""A prompt's words and the token columns they own. No torch.
+"""A prompt's words and the token columns they own. No torch, and no pipeline.
 
-    read_prompt(tokenizer, prompt)  ->  Prompt: its words, its token columns, what was cut off
-    Prompt.find("red circle")       ->  one tuple of columns for each occurrence
+    read_prompt(tokenizer, prompt)           ->  Prompt: its words, its token columns, what was lost
+    Prompt.find("red circle")                ->  one tuple of columns for each occurrence
+    read_labels({"cat": [2]}, 77)            ->  a Prompt where there is no text
+    read_source(tokenizer, source, ...)      ->  a Prompt inside another text
+    join_prompts([clip, t5])                 ->  one Prompt, behind each other
 
-The columns are those the text encoder sees: special tokens first and last, then padding. Words are
-found in the text itself; the tokenizer's character offsets tell which tokens belong to which.
+The columns are those that the denoiser gets from the text encoder. Words are found in the prompt
+itself; the tokenizer's character offsets tell which tokens belong to which.
 """
 
-import unicodedata
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
-SOS, EOS, PAD = "<sos>", "<eos>", "<pad>"
-_NO_LIMIT = 10**6  # tokenizers without a limit say 10**30
-_JOINERS = "'\u2019-\u2010"  # apostrophes and hyphens, inside a word only: "girl's", "red-haired"
+from .tokenizing import (
+    EOS,
+    PAD,
+    SOS,
+    TEMPLATE,
+    Token,
+    added_words,
+    filled,
+    tokenize,
+    with_vectors,
+)
+from .words import Source, merge_spans, split_phrase, split_words
+
+__all__ = [
+    "EOS",
+    "PAD",
+    "SOS",
+    "TEMPLATE",
+    "Prompt",
+    "Token",
+    "TruncationWarning",
+    "Word",
+    "join_prompts",
+    "place_words",
+    "read_labels",
+    "read_prompt",
+    "read_source",
+    "split_words",
+    "warn_of_truncation",
+]
 
 
 class TruncationWarning(UserWarning):
@@ -36,24 +66,6 @@ class Word:
     start: int
     end: int
     columns: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token column.
-
-    Attributes:
-        id: the vocabulary's number.
-        text: the vocabulary's spelling, ``"circle</w>"``.
-        start, end: character span in the prompt; equal for special tokens.
-        special: ``"<sos>"``, ``"<eos>"``, ``"<pad>"``, or ``""`` for a piece of the prompt.
-    """
-
-    id: int
-    text: str
-    start: int
-    end: int
-    special: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,8 +95,9 @@ class Prompt:
     def find(self, phrase: str) -> list[tuple[int, ...]]:
         """The token columns of each occurrence of a word or phrase, in prompt order.
 
-        Letter case and the spaces between words do not matter. ``"<sos>"``, ``"<eos>"`` and
-        ``"<pad>"`` name the special columns, as does the tokenizer's own spelling of them.
+        Letter case and the spaces between words do not matter. ``"<sos>"``, ``"<eos>"``,
+        ``"<pad>"`` and ``"<template>"`` name the special columns, as does the tokenizer's own
+        spelling of the first two.
 
         Raises:
             KeyError: the phrase is empty, not in the prompt, or was cut off.
@@ -92,17 +105,15 @@ class Prompt:
         special = self._special(phrase)
         if special:
             return [special]
-        wanted = [part.casefold() for part, _, _ in split_words(phrase)]
+        wanted = split_phrase(phrase)
         if not wanted:
             raise KeyError(f"Asked for {phrase!r}, which has no word in it.")
-        spelled = [word.text.casefold() for word in self.words]
-        starts = [i for i in range(len(spelled)) if spelled[i : i + len(wanted)] == wanted]
-        if not starts:
+        found = self._occurrences(wanted)
+        if not found:
             raise KeyError(
                 f"{phrase!r} is not in the prompt. Its words are: "
                 f"{', '.join(dict.fromkeys(word.text for word in self.words))}."
             )
-        found = [self.words[i : i + len(wanted)] for i in starts]
         found = [words for words in found if all(word.columns for word in words)]
         if not found:
             raise KeyError(
@@ -111,6 +122,18 @@ class Prompt:
             )
         return [_merge(word.columns for word in words) for words in found]
 
+    def _occurrences(self, wanted: list[str]) -> list[tuple[Word, ...]]:
+        """The runs of whole words that are made of these parts."""
+        spelled = [(p, i) for i, word in enumerate(self.words) for p in split_phrase(word.text)]
+        parts, owners = [part for part, _ in spelled], [-1, *(i for _, i in spelled), -1]
+        found = []
+        for start in range(len(parts) - len(wanted) + 1):
+            end = start + len(wanted)
+            whole = owners[start] != owners[start + 1] and owners[end] != owners[end + 1]
+            if whole and parts[start:end] == wanted:
+                found.append(self.words[owners[start + 1] : owners[end] + 1])
+        return found
+
     def _special(self, name: str) -> tuple[int, ...]:
         """Columns of a special name; CLIP pads with the token that it ends with, so the spelling
         ``<|endoftext|>`` names the end only."""
@@ -118,62 +141,20 @@ class Prompt:
             i
             for i, token in enumerate(self.tokens)
             if token.special
-            and (name == token.special or (name == token.text and token.special != PAD))
+            and (name == token.special or (name == token.text and token.special in (SOS, EOS)))
         )
 
 
-def _merge(columns: Any) -> tuple[int, ...]:
+def _merge(columns: Iterable[Iterable[int]]) -> tuple[int, ...]:
     return tuple(sorted({column for group in columns for column in group}))
-
-
-def split_words(text: str) -> list[tuple[str, int, int]]:
-    """The words of a text with their character spans, ``(word, start, end)``.
-
-    A word is a run of letters and digits, with apostrophes and hyphens inside it; a run of other
-    signs is a word too; each ideograph is a word of its own.
-
-    >>> [word for word, _, _ in split_words("a girl's red-haired cat, 8k!")]
-    ['a', "girl's", 'red-haired', 'cat', ',', '8k', '!']
-    """
-    kinds = _character_kinds(text)
-    words = []
-    start = 0
-    for i in range(1, len(text) + 1):
-        if i < len(text) and kinds[i] == kinds[i - 1] != "ideograph":
-            continue
-        if kinds[start] != "space":
-            words.append((text[start:i], start, i))
-        start = i
-    return words
-
-
-def _character_kinds(text: str) -> list[str]:
-    kinds = [_kind(char) for char in text]
-    for i, char in enumerate(text):
-        if kinds[i] == "mark":  # accents, vowel signs, variation selectors, joiners: as before them
-            kinds[i] = kinds[i - 1] if i and kinds[i - 1] != "space" else "other"
-        inside = 0 < i < len(text) - 1 and kinds[i - 1] == "letter" == _kind(text[i + 1])
-        if char in _JOINERS and inside:
-            kinds[i] = "letter"
-    return kinds
-
-
-def _kind(char: str) -> str:
-    if char.isspace():
-        return "space"
-    category = unicodedata.category(char)
-    if category[0] == "M" or category == "Cf":
-        return "mark"
-    if category == "Lo" and unicodedata.name(char, "").startswith(("CJK", "HIRAGANA", "KATAKANA")):
-        return "ideograph"
-    return "letter" if category[0] in "LN" else "other"
 
 
 def read_prompt(tokenizer: Any, prompt: str, *, max_length: int | None = None) -> Prompt:
     """Tokenize a prompt as Stable Diffusion pipelines do and find its words.
 
     Args:
-        tokenizer: any tokenizer of transformers, fast or slow.
+        tokenizer: any tokenizer of transformers, fast or slow. A token that was added to it is
+            one word, ``"<cat-toy>"``, and so is one of several vectors, ``"<cat-toy>_1"`` and on.
         prompt: the text.
         max_length: token columns, special tokens and padding included;
             ``tokenizer.model_max_length`` by default.
@@ -187,77 +168,144 @@ def read_prompt(tokenizer: Any, prompt: str, *, max_length: int | None = None) -
     Warns:
         TruncationWarning: words were cut off; the message names them.
     """
-    words = split_words(prompt)
-    if not words:
-        raise ValueError(f"The prompt {prompt!r} is empty. Write at least one word.")
-    max_length = max_length or tokenizer.model_max_length
-    tokens = _tokens(tokenizer, prompt, max_length)
-    placed = tuple(
-        Word(text, start, end, _columns(tokens, prompt, start, end)) for text, start, end in words
-    )
-    read = Prompt(prompt, placed, tuple(tokens))
-    if read.truncated:
-        lost = ", ".join(word.text for word in read.truncated)
-        warnings.warn(
-            f"The text encoder reads {max_length} tokens and the prompt has more. It never saw: "
-            f"{lost[:300] + '…' if len(lost) > 300 else lost}",
-            TruncationWarning,
-            stacklevel=2,
-        )
+    source = with_vectors(tokenizer, Source.of(prompt))
+    read = read_source(tokenizer, source, **filled(max_length or tokenizer.model_max_length))
+    warn_of_truncation(read, stacklevel=3)
     return read
 
 
-def _columns(tokens: Sequence[Token], text: str, start: int, end: int) -> tuple[int, ...]:
-    """The columns of the tokens that share a character, not a space, with a span."""
-    return tuple(
-        i
-        for i, token in enumerate(tokens)
-        if not token.special and text[max(start, token.start) : min(end, token.end)].strip()
-    )
+def warn_of_truncation(prompt: Prompt, stacklevel: int = 2) -> None:
+    """Name the words that were cut off, if there are any, in a :class:`TruncationWarning`."""
+    if prompt.truncated:
+        lost = ", ".join(word.text for word in prompt.truncated)
+        warnings.warn(
+            f"The text encoder reads {len(prompt.tokens)} tokens and the prompt has more. It never "
+            f"saw: {lost[:300] + '…' if len(lost) > 300 else lost}",
+            TruncationWarning,
+            stacklevel=stacklevel,
+        )
 
 
-def _tokens(tokenizer: Any, prompt: str, max_length: int) -> list[Token]:
-    options: dict[str, Any] = {"return_special_tokens_mask": True}
-    if max_length < _NO_LIMIT:
-        options |= {"padding": "max_length", "max_length": max_length, "truncation": True}
-    fast = getattr(tokenizer, "is_fast", False)
-    encoded = tokenizer(prompt, return_offsets_mapping=fast, **options)
-    ids, is_special = encoded["input_ids"], encoded["special_tokens_mask"]
-    spans = encoded["offset_mapping"] if fast else _slow_spans(tokenizer, prompt, ids, is_special)
-    spelled = tokenizer.convert_ids_to_tokens(ids)
-    content = [i for i, special in enumerate(is_special) if not special]
-    first, last = (content[0], content[-1]) if content else (1, 0)
-    tokens = []
-    for i, number in enumerate(ids):
-        special = ""
-        if is_special[i]:
-            is_eos = i == last + 1 and number == tokenizer.eos_token_id
-            special = SOS if i < first else EOS if is_eos else PAD
-        start, end = (0, 0) if special else spans[i]
-        tokens.append(Token(number, spelled[i], start, end, special))
-    return tokens
+def read_source(
+    tokenizer: Any,
+    source: Source,
+    *,
+    keep: Callable[[int], Sequence[int]] | None = None,
+    **options: Any,
+) -> Prompt:
+    """Tokenize the text that a prompt came to be part of and find the prompt's words.
 
+    Args:
+        tokenizer: any tokenizer of transformers, fast or slow.
+        source: the text and where the prompt is in it.
+        keep: which of the ``n`` tokens become columns, a function of ``n``; all by default.
+        options: handed to the tokenizer: ``padding``, ``max_length``, ``truncation`` and so on.
 
-def _slow_spans(
-    tokenizer: Any, prompt: str, ids: Sequence[int], is_special: Sequence[int]
-) -> list[tuple[int, int]]:
-    """Character spans where the tokenizer tells none, word by word.
+    Returns:
+        Prompt: its tokens are those kept, the spans are in the prompt. Does not warn.
 
-    The tokens of the prompt up to the end of each word are counted. That is exact as long as they
-    do not change with what follows, which is checked.
+    Raises:
+        ValueError: the prompt has no word in it.
     """
-    spans = [(0, 0)] * len(ids)
-    content = [i for i, special in enumerate(is_special) if not special]
-    done = 0
-    for _, start, end in split_words(prompt):
-        prefix = tokenizer(prompt[:end], add_special_tokens=False)["input_ids"]
-        kept = [ids[i] for i in content[: len(prefix)]]
-        if prefix[: len(kept)] != kept:
-            raise ValueError(
-                f"{type(tokenizer).__name__} tells no character offsets, and its tokens of "
-                f"{prompt[:end]!r} change with what follows. Use its fast version."
-            )
-        for i in content[done : len(prefix)]:
-            spans[i] = (start, end)
-        done = len(prefix)
-    return spans
+    tokens = tokenize(tokenizer, source, **options)
+    if keep is not None:
+        tokens = [tokens[i] for i in keep(len(tokens))]
+    return place_words(tokenizer, source, tokens)
+
+
+def place_words(tokenizer: Any, source: Source, tokens: Sequence[Token]) -> Prompt:
+    """The prompt's words on its token columns: a word owns the tokens that share a character,
+    not a space, with it."""
+    words = split_words(source.prompt, added_words(tokenizer, source))
+    if not words:
+        raise ValueError(f"The prompt {source.prompt!r} is empty. Write at least one word.")
+    owner = {
+        char: i
+        for i, (_, start, end) in enumerate(words)
+        for char in range(start, end)
+        if not source.prompt[char].isspace()
+    }
+    columns: list[list[int]] = [[] for _ in words]
+    for column, token in enumerate(tokens):
+        if not token.special:
+            for i in {owner[char] for char in range(token.start, token.end) if char in owner}:
+                columns[i].append(column)
+    placed = (Word(*word, tuple(own)) for word, own in zip(words, columns, strict=True))
+    return Prompt(source.prompt, tuple(placed), tuple(tokens))
+
+
+def read_labels(labels: Mapping[str, Sequence[int]], n_columns: int) -> Prompt:
+    """A prompt that is known by its columns only, for text states that were made elsewhere.
+
+    Args:
+        labels: names and the token columns of each, from 0.
+        n_columns: token columns in all.
+
+    Returns:
+        Prompt: each label is a word, the text is the labels in order. Its tokens have no number,
+        and none of them is special.
+
+    Raises:
+        ValueError: no label, a label without a letter or without a column, a column that is no
+            whole number from 0 to ``n_columns - 1``.
+
+    >>> read_labels({"cat": [2], "red dog": [4, 5]}, 77).find("red dog")
+    [(4, 5)]
+    """
+    if not labels:
+        raise ValueError('There are no labels. Pass some, {"cat": [2], "red dog": [4, 5]} say.')
+    words: list[Word] = []
+    tokens = [Token(-1, f"[{column}]", 0, 0) for column in range(n_columns)]
+    for label, columns in labels.items():
+        text, own = _checked_label(label, columns, n_columns)
+        start = words[-1].end + 1 if words else 0
+        words.append(Word(text, start, start + len(text), own))
+        for column in own:
+            tokens[column] = Token(-1, text, start, start + len(text))
+    return Prompt(" ".join(word.text for word in words), tuple(words), tuple(tokens))
+
+
+def _checked_label(label: Any, columns: Any, n_columns: int) -> tuple[str, tuple[int, ...]]:
+    try:
+        own = _merge([[-1 if isinstance(column, bool) else index(column) for column in columns]])
+    except TypeError:
+        own = ()
+    text = " ".join(label.split()) if isinstance(label, str) else ""
+    if not text or not own or own[0] < 0 or own[-1] >= n_columns:
+        raise ValueError(
+            f"The label {label!r} has the token columns {columns!r}. Pass a word or phrase and a "
+            f"list of whole numbers from 0 to {n_columns - 1}, for text states of {n_columns} "
+            "columns."
+        )
+    return text, own
+
+
+def join_prompts(parts: Sequence[Prompt]) -> Prompt:
+    """Several readings of one text that lie behind each other on the token axis, as one.
+
+    SD3's text states are 77 columns of CLIP and then 256 of T5: a word owns columns of both. What
+    is one word for one of them is one word.
+
+    Args:
+        parts: the readings, in the order of their columns.
+
+    Returns:
+        Prompt: a word is truncated where no part saw anything of it. Does not warn.
+
+    Raises:
+        ValueError: there is none, or they are of different texts.
+    """
+    texts = list(dict.fromkeys(part.text for part in parts))
+    if len(texts) != 1:
+        raise ValueError(f"Asked to join readings of {texts}. Pass readings of one text.")
+    (text,) = texts
+    words, shift = [], 0
+    for part in parts:
+        for word in part.words:
+            words.append((word.start, word.end, [shift + column for column in word.columns]))
+        shift += len(part.tokens)
+    joined = (
+        Word(text[start:end], start, end, _merge(c for s, e, c in words if start <= s and e <= end))
+        for start, end in merge_spans((start, end) for start, end, _ in words)
+    )
+    return Prompt(text, tuple(joined), tuple(token for part in parts for token in part.tokens))

@@ -1,5 +1,10 @@
 """Tiny models of the real classes, with random weights."""
 
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 import torch
 from diffusers import (
@@ -16,6 +21,8 @@ from transformers import (
     CLIPTokenizer,
 )
 
+MERGES = ("c a", "ca t</w>", "d o", "do g</w>", "r e", "re d</w>")
+
 
 def byte_symbols() -> list[str]:
     """The printable stand-ins of the 256 bytes, as byte-level BPE (GPT-2) spells them."""
@@ -24,14 +31,18 @@ def byte_symbols() -> list[str]:
     return [chr(byte) if byte in kept else chr(next(spare)) for byte in range(256)]
 
 
-def tiny_tokenizer(max_length: int = 77) -> CLIPTokenizer:
+def tiny_tokenizer(max_length: int = 77, merges: Sequence[str] = MERGES) -> CLIPTokenizer:
     """Real CLIP tokenization: "cat" and "dog" are one token, all else falls into letters."""
     symbols = byte_symbols()
-    merges = [("c", "a"), ("ca", "t</w>"), ("d", "o"), ("do", "g</w>"), ("r", "e"), ("re", "d</w>")]
-    entries = [*symbols, *(s + "</w>" for s in symbols), *("".join(pair) for pair in merges)]
+    entries = [*symbols, *(s + "</w>" for s in symbols)]
+    entries += [pair.replace(" ", "") for pair in merges]
     entries += ["<|startoftext|>", "<|endoftext|>"]
     vocabulary = {entry: number for number, entry in enumerate(entries)}
-    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=max_length)
+    with tempfile.TemporaryDirectory() as folder:  # transformers 4 reads them from files only
+        files = Path(folder, "vocab.json"), Path(folder, "merges.txt")
+        files[0].write_text(json.dumps(vocabulary))
+        files[1].write_text("\n".join(["#version: 0.2", *merges]))
+        return CLIPTokenizer(*map(str, files), model_max_length=max_length)
 
 
 def tiny_text_encoder(kind=CLIPTextModel, width: int = 32, max_length: int = 77):

@@ -4,15 +4,41 @@ One table for the tests (test_matrix.py) and for the README (scripts/support_mat
 for itself which rows of a guided batch belong to the prompt, read off the pipeline's own code.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProcessor
 from rows import Way
 from transformer_rows import TRANSFORMERS
 from unet_rows import UNETS
 
+from sdattn import TorchAttnProcessor
+
 ROWS = (*UNETS, *TRANSFORMERS)
+
+
+def same(_model: Any) -> None:
+    """The pipeline's own processors."""
+
+
+def fused(model: Any) -> None:
+    model.fuse_qkv_projections()
+
+
+# What a user may have set, by the processors that a row allows.
+PROCESSORS: dict[str, Callable[[Any], None]] = {
+    "own": same,
+    "AttnProcessor": lambda model: model.set_attn_processor(AttnProcessor()),
+    "sliced": lambda model: model.set_attn_processor(SlicedAttnProcessor(1)),
+    "TorchAttnProcessor": lambda model: model.set_attn_processor(TorchAttnProcessor()),
+    "fused": fused,
+}
 WAYS = (
     Way(),
     Way(prompts=2, images=2, size=(128, 192)),
     Way(images=2, guided=False, size=(72, 136)),  # 9 x 17 cells, which round up on the way down
     Way(prompts=2, dtype=torch.bfloat16),
 )
+CASES = [(row, "own", way) for row in ROWS for way in WAYS]
+CASES += [(row, name, WAYS[1]) for row in ROWS for name in row.processors]

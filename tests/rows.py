@@ -61,6 +61,7 @@ class Row:
             cross-attention.
         n_text: columns of the text in a joint attention; None if all but the picture's.
         in_turn: whether guidance calls the model again, for the negative prompt.
+        processors: those that may be set in place of its own.
         layers: layers that see the text.
         unit: sizes are rounded up to a multiple of this many pixels.
         cell: pixels a side of the finest cell of the maps.
@@ -76,11 +77,15 @@ class Row:
     joint: str | None = None
     n_text: int | None = None
     in_turn: bool = False
+    processors: tuple[str, ...] = ("AttnProcessor", "sliced", "TorchAttnProcessor", "fused")
     layers: int = 16
     unit: int = 8
     cell: int = 8
     each: int = 1
     images_option: str | None = "num_images_per_prompt"
+
+    def __str__(self) -> str:
+        return self.name
 
     def run(self, pipe: Any, way: Way, **more: Any) -> Any:
         """Pictures, as numpy, ``[images, height, width, 3]``."""

@@ -142,7 +142,7 @@ def test_sdxl_comes_at_its_finest_attention():
 
 def test_the_wrong_tokenizer_is_refused(captured):
     _, store = captured
-    with pytest.raises(ValueError, match="77 token columns, and the tokenizer made 20"):
+    with pytest.raises(ValueError, match="on 77 token columns. The tokenizer makes 20"):
         heatmaps(store, make_pipeline(max_length=20).tokenizer, PROMPT)
 
 
@@ -156,7 +156,7 @@ def test_self_attention_alone_has_no_words():
     pipe = make_pipeline()
     with capture(pipe, kinds=("self",), layers="mid") as store:
         run(pipe)
-    with pytest.raises(CaptureError, match="no cross-attention maps"):
+    with pytest.raises(CaptureError, match="no maps of cross- or joint attention"):
         heatmaps(store, pipe.tokenizer, PROMPT)
 
 

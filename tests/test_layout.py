@@ -14,25 +14,31 @@ MAY_IMPORT = {
     "attention": set(),
     "layers": {"attention"},
     "guidance": set(),
-    "tokens": set(),
+    "words": set(),
+    "tokenizing": {"words"},
+    "tokens": {"tokenizing", "words"},
+    "chunks": {"tokenizing", "tokens", "words"},
+    "families": {"chunks", "tokenizing", "tokens", "words"},
+    "prompts": {"families", "tokens"},
     "store": {"layers"},
     "maps": {"attention", "guidance", "layers"},
     "processors": {"attention", "layers"},
     "joint": {"processors"},
     "calls": {"layers", "processors"},
-    "capture": {"calls", "guidance", "joint", "layers", "maps", "processors"},
-    "heatmaps": {"maps", "render", "tokens"},
+    "compiled": set(),
+    "capture": {"calls", "compiled", "guidance", "joint", "layers", "maps", "processors"},
+    "heatmaps": {"chunks", "layers", "maps", "prompts", "render", "tokens"},
     "render": set(),
     "files": {"heatmaps", "render", "tokens"},
     "control": {"layers", "maps", "processors"},
     "alignment": {"tokens"},
     "blend": {"attention", "tokens"},
     "controllers": {"alignment", "blend", "store", "tokens"},
-    "pipelines": {"layers", "tokens"},
-    "runs": {"capture", "files", "heatmaps", "maps", "pipelines", "tokens"},
+    "pipelines": {"guidance", "layers", "prompts"},
+    "runs": {"capture", "files", "heatmaps", "layers", "maps", "pipelines", "prompts", "tokens"},
     "ddim": set(),
     "nulltext": {"ddim", "guidance"},
-    "inversion": {"ddim", "nulltext", "pipelines"},
+    "inversion": {"ddim", "nulltext", "pipelines", "prompts"},
     "edit": {
         "alignment",
         "attention",
@@ -43,11 +49,12 @@ MAY_IMPORT = {
         "heatmaps",
         "inversion",
         "pipelines",
+        "prompts",
         "render",
         "runs",
         "tokens",
     },
-    "cli": {"edit", "files", "layers", "maps", "pipelines", "runs"},
+    "cli": {"edit", "files", "layers", "maps", "pipelines", "prompts", "runs"},
     "scenes": set(),
     "scene_checker": {"scenes"},
 }
@@ -81,9 +88,9 @@ def test_heavy_packages_are_loaded_only_where_they_are_used(module):
     assert not HEAVY & set(imports(PACKAGE / f"{module}.py", top_level_only=True))
 
 
-@pytest.mark.parametrize("module", ["attention", "tokens", "processors"])
+@pytest.mark.parametrize("module", ["attention", "tokens", "words", "tokenizing", "processors"])
 def test_modules_that_stand_alone(module):
-    allowed = {"attention": {"torch"}, "tokens": set(), "processors": {"torch"}}[module]
+    allowed = {"torch"} if module in ("attention", "processors") else set()
     foreign = set(imports(PACKAGE / f"{module}.py")) & ({"torch", "numpy", "PIL"} | HEAVY)
     assert foreign <= allowed
 

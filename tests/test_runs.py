@@ -80,8 +80,9 @@ def test_chosen_words_only(tmp_path):
         ({"prompt": ""}, "is empty"),
         ({"guidance_scale": float("nan")}, "guidance_scale=nan: pass a finite number"),
         ({"output_type": "np"}, "output_type cannot be chosen here"),
-        ({"capture_options": {"branch": "both"}}, "cross-attention of the prompt"),
-        ({"capture_options": {"kinds": ("self",)}}, "cross-attention of the prompt"),
+        ({"capture_options": {"branch": "both"}}, "words of a negative prompt. Pass one"),
+        ({"capture_options": {"branch": "unconditional"}}, "where the words of the prompt went"),
+        ({"capture_options": {"kinds": ("self",)}}, "where the words of the prompt went"),
         ({"prompt": ["a cat", " "]}, "is empty"),
     ],
 )

@@ -307,10 +307,12 @@ def with_instruction(pipe: Any, way: Way) -> Options:
 
 
 SD3: Options = {"joint": "picture first", "layers": 3, "unit": 16, "cell": 16}
+SD3 |= {"processors": ("fused",)}
 FLUX: Options = {"joint": "text first", "n_text": 24, "layers": 4, "unit": 16, "cell": 16}
-FLUX |= {"prompt_rows": None}
+FLUX |= {"prompt_rows": None, "processors": ("fused",)}
 CROSS: Options = {"layers": 2, "unit": 16, "cell": 16}
-SANA: Options = {"layers": 2, "unit": 32, "cell": 2}
+CROSS |= {"processors": ("AttnProcessor", "TorchAttnProcessor", "fused")}
+SANA: Options = {"layers": 2, "unit": 32, "cell": 2, "processors": ()}
 
 TRANSFORMERS = (
     Row("Stable Diffusion 3", sd3, short, **SD3),
@@ -319,7 +321,7 @@ TRANSFORMERS = (
         "Stable Diffusion 3.5 (dual attention, normed)",
         lambda: sd3(dual_attention_layers=(0, 1), qk_norm="rms_norm"),
         short,
-        **SD3,
+        **{**SD3, "processors": ()},  # diffusers' fused processor does not know dual attention
     ),
     Row(
         "Stable Diffusion 3, second-order scheduler",

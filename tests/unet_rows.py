@@ -234,6 +234,9 @@ def frames(pipe: Any, way: Way) -> Options:
     return {**sized(pipe, way), "num_frames": 3, "decode_chunk_size": 3}
 
 
+# fuse_qkv_projections of diffusers leaves a LoRA that is loaded out
+APART = ("AttnProcessor", "sliced", "TorchAttnProcessor")
+
 UNETS = (
     Row("Stable Diffusion 1.x", make_pipeline, sized),
     Row("Stable Diffusion 2.x (v-prediction)", sd2, sized),
@@ -265,16 +268,17 @@ UNETS = (
         lambda pipe, way: {**sized(pipe, way), "pag_scale": 3.0},
         prompt_rows=middle_third,
         unguided_rows=lambda batch: range(batch // 2),
+        processors=(),
     ),
     Row("ControlNet", controlnet(1), conditioned(1)),
     Row("ControlNet, two at once", controlnet(2), conditioned(2)),
     Row("T2I-Adapter", t2i_adapter, conditioned(1), unit=64),
-    Row("IP-Adapter", ip_adapter(1), with_image_prompts(1)),
-    Row("IP-Adapter, two at once", ip_adapter(2), with_image_prompts(2)),
-    Row("LoRA", lora("loaded"), sized),
+    Row("IP-Adapter", ip_adapter(1), with_image_prompts(1), processors=()),
+    Row("IP-Adapter, two at once", ip_adapter(2), with_image_prompts(2), processors=()),
+    Row("LoRA", lora("loaded"), sized, processors=APART),
     Row("LoRA, fused", lora("fused"), sized),
-    Row("LoRA, unfused", lora("unfused"), sized),
-    Row("LoRA, scaled", lora("loaded"), scaled_lora),
+    Row("LoRA, unfused", lora("unfused"), sized, processors=APART),
+    Row("LoRA, scaled", lora("loaded"), scaled_lora, processors=APART),
     Row("textual inversion", learned_token, says_the_learned_token),
     Row("FreeU", freeu, sized),
     Row("AnimateDiff", animatediff, frames, each=3, images_option=None),

@@ -1,0 +1,154 @@
+"""Prompts that are longer than CLIP: the layouts in which their chunks lie on the token axis.
+
+    read_long_prompt(tokenizer, prompt, 154)  ->  Prompt with 154 columns
+
+CLIP reads 77 tokens, a start and an end among them. What reads more cuts the text's tokens into
+chunks of up to 75, encodes each by itself and puts the states behind each other:
+
+    77 columns a chunk, each with its own start, end and padding. Compel with
+    ``truncate_long_prompts=False``, sd_embed, code in the manner of A1111.
+    75 columns a chunk, and one start before and one end behind them all. Diffusers' community
+    pipelines lpw_stable_diffusion and lpw_stable_diffusion_xl with ``no_boseos_middle=True``.
+
+The number of columns tells which. Where the chunks end it does not tell: after 75 tokens, or, for
+today's compel, after the last sentence that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .tokenizing import EOS, PAD, SOS, Token, tokenize, with_vectors
+from .tokens import Prompt, place_words, warn_of_truncation
+from .words import Source
+
+# Where compel lets a chunk end, best first; each falls back to those behind it. Source: compel 2.5,
+# embeddings_provider.py, EmbeddingsProvider._find_next_best_split_point.
+_ENDS: dict[str, Callable[[str], bool]] = {
+    "sentences": lambda token: token == ".</w>",
+    "phrases": lambda token: token in (".</w>", ",</w>", ";</w>", ":</w>"),
+    "words": lambda token: token.endswith("</w>"),
+}
+SPLITS = ("tokens", *_ENDS)
+
+
+def read_long_prompt(
+    tokenizer: Any, prompt: str, n_columns: int, *, split: str | None = None
+) -> Prompt:
+    """Read a prompt whose text states are longer than the tokenizer's ``model_max_length``.
+
+    Args:
+        tokenizer: CLIP's, or another that puts a start and an end around a text.
+        prompt: the text, without weights or other syntax.
+        n_columns: token columns of the text states.
+        split: where a chunk of 77 columns ends: ``"tokens"``, after 75 (sd_embed; compel with
+            ``SplitLongTextMode.BRUTAL``), or after the last of the ``"sentences"`` (compel's
+            default), ``"phrases"`` or ``"words"`` that fits. By default whichever of tokens and
+            sentences fits the number of columns, if they agree where both do.
+
+    Returns:
+        Prompt: with ``n_columns`` tokens.
+
+    Raises:
+        ValueError: the prompt has no word; the number of columns fits no layout; two ways to
+            split fit it and put words into different columns; no such split.
+
+    Warns:
+        TruncationWarning: words were cut off; the message names them.
+    """
+    source = with_vectors(tokenizer, Source.of(prompt))
+    read = read_chunks(tokenizer, source, n_columns, split)
+    warn_of_truncation(read, stacklevel=3)
+    return read
+
+
+def read_chunks(tokenizer: Any, source: Source, n_columns: int, split: str | None) -> Prompt:
+    """:func:`read_long_prompt` for a text that has been rewritten. Does not warn."""
+    if split not in (None, *SPLITS):
+        raise ValueError(f"split={split!r}: pass one of {', '.join(SPLITS)}.")
+    most = tokenizer.model_max_length
+    pieces = tokenize(tokenizer, source, add_special_tokens=False, verbose=False)
+    n_chunks, rest = divmod(n_columns, most)
+    if n_chunks > 0 and not rest:
+        return _separate(tokenizer, source, pieces, n_chunks, split)
+    if n_chunks > 0 and (n_columns - 2) % (most - 2) == 0:
+        return place_words(tokenizer, source, _in_a_row(tokenizer, pieces, n_columns))
+    raise ValueError(
+        f"Asked for the words of {_short(source)} on {n_columns} token columns. The tokenizer "
+        f"makes {most}, long prompts {most} a chunk (compel, sd_embed) or {most - 2} a chunk and 2 "
+        f"(lpw with no_boseos_middle), and {n_columns} is neither. Pass the pipeline that ran or "
+        "its own tokenizer, or labels, which name the columns of each word."
+    )
+
+
+def _separate(
+    tokenizer: Any, source: Source, pieces: list[Token], n_chunks: int, split: str | None
+) -> Prompt:
+    """Chunks with a start and an end each; those that the text does not reach are empty."""
+    room = tokenizer.model_max_length - 2
+    laid = {}
+    for way in SPLITS[:2] if split is None else (split,):
+        chunks = _cut(pieces, room, way)
+        if way == "tokens" or split or len(chunks) <= n_chunks:  # compel itself never truncates
+            chunks = [*chunks, *([[]] * n_chunks)][:n_chunks]
+            tokens = [token for chunk in chunks for token in _capped(tokenizer, chunk, room)]
+            laid[way] = place_words(tokenizer, source, tokens)
+    first, *others = laid.values()
+    for other in others:
+        if other.words != first.words:
+            pairs = zip(first.words, other.words, strict=True)
+            word, twin = next((one, two) for one, two in pairs if one != two)
+            raise ValueError(
+                f"{_short(source)} on {n_chunks} chunks of {room + 2} columns: {word.text!r} is "
+                f"at {word.columns} where chunks are cut after {room} tokens (sd_embed), and at "
+                f"{twin.columns} where they are cut after a sentence (compel). Pass "
+                'split="tokens" or split="sentences".'
+            )
+    return first
+
+
+def _short(source: Source) -> str:
+    text = source.prompt
+    return repr(text[:60] + "…" if len(text) > 60 else text)
+
+
+def _cut(pieces: Sequence[Token], room: int, split: str) -> list[list[Token]]:
+    """The text's tokens in chunks of at most ``room``."""
+    ways = list(_ENDS)[SPLITS.index(split) - 1 :] if split in _ENDS else []
+    chunks, rest = [], list(pieces)
+    while len(rest) > room:
+        ends = [
+            [i + 1 for i, token in enumerate(rest[:room]) if _ENDS[way](token.text)] for way in ways
+        ]
+        end = next((found[-1] for found in ends if found), room)
+        chunks.append(rest[:end])
+        rest = rest[end:]
+    return [*chunks, rest]
+
+
+def _capped(tokenizer: Any, chunk: list[Token], room: int) -> list[Token]:
+    """A chunk between its start and its end, filled up."""
+    start, end, pad = _specials(tokenizer)
+    return [start, *chunk, end, *[pad] * (room - len(chunk))]
+
+
+def _in_a_row(tokenizer: Any, pieces: list[Token], n_columns: int) -> list[Token]:
+    """The whole text between one start and one end.
+
+    Source: lpw_stable_diffusion.py, ``pad_tokens_and_weights``: the end comes last, behind the
+    padding; where both are the same token (SD 1.x, SDXL) the first of them ends the text.
+    """
+    start, end, pad = _specials(tokenizer)
+    pieces = pieces[: n_columns - 2]
+    padding = [pad] * (n_columns - 2 - len(pieces))
+    closing = [end, *padding] if pad.id == end.id else [*padding, end]
+    return [start, *pieces, *closing]
+
+
+def _specials(tokenizer: Any) -> tuple[Token, Token, Token]:
+    return (
+        Token(tokenizer.bos_token_id, tokenizer.bos_token, 0, 0, SOS),
+        Token(tokenizer.eos_token_id, tokenizer.eos_token, 0, 0, EOS),
+        Token(tokenizer.pad_token_id, tokenizer.pad_token, 0, 0, PAD),
+    )

@@ -1,0 +1,35 @@
+"""Models that torch.compile has been at: find them, and run them eagerly for a while."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether ``torch.compile(model)``, ``model.compile()`` or the same on a part was called."""
+    return any(_compiled_parts(model))
+
+
+@contextmanager
+def running_eagerly(model: Any) -> Iterator[None]:
+    """Leave what was compiled aside; it is as it was, with all its graphs, at the end."""
+    undo: list[tuple[Any, str, Any]] = []
+    for module, name in _compiled_parts(model):
+        undo.append((module, name, vars(module)[name]))
+        eager = module._orig_mod.__call__ if name == "forward" else None
+        object.__setattr__(module, name, eager)
+    try:
+        yield
+    finally:
+        for module, name, before in undo:
+            object.__setattr__(module, name, before)
+
+
+def _compiled_parts(model: Any) -> Iterator[tuple[Any, str]]:
+    """(module, the attribute that holds what was compiled)"""
+    for module in model.modules():
+        held = vars(module)
+        if hasattr(module, "_orig_mod") and held.get("forward") != module._orig_mod.__call__:
+            yield module, "forward"  # torch.compile(module)
+        if held.get("_compiled_call_impl") is not None:
+            yield module, "_compiled_call_impl"  # module.compile()

@@ -1,0 +1,146 @@
+"""Any tokenizer of transformers: a text's tokens, and where in the prompt each came from.
+
+tokenize(tokenizer, source)      ->  [Token, ...], special ones named
+with_vectors(tokenizer, source)  ->  the text with each embedding of several vectors written out
+added_words(tokenizer, source)   ->  the spans that are a word because the vocabulary says so
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count, takewhile
+from typing import Any
+
+from .words import Source, merge_spans, split_words
+
+SOS, EOS, PAD, TEMPLATE = "<sos>", "<eos>", "<pad>", "<template>"
+_NO_LIMIT = 10**6  # tokenizers without a limit say 10**30
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token column.
+
+    Attributes:
+        id: the vocabulary's number; -1 where there is no token.
+        text: the vocabulary's spelling, ``"circle</w>"``.
+        start, end: character span in the prompt; equal for special tokens.
+        special: ``"<sos>"``, ``"<eos>"``, ``"<pad>"``, ``"<template>"`` for a piece of the text
+            around the prompt, or ``""`` for a piece of the prompt.
+    """
+
+    id: int
+    text: str
+    start: int
+    end: int
+    special: str = ""
+
+
+def tokenize(tokenizer: Any, source: Source, **options: Any) -> list[Token]:
+    """The tokens of a text, with their spans in the prompt, and what the special ones are.
+
+    What the attention mask leaves out is padding, on either side. Of what the tokenizer adds by
+    itself, what stands before the text is the start, and what stands behind it the end.
+
+    Args:
+        tokenizer: any tokenizer of transformers, fast or slow.
+        source: the text and where the prompt is in it.
+        options: handed to the tokenizer: ``padding``, ``max_length``, ``truncation`` and so on.
+
+    Raises:
+        ValueError: a slow tokenizer, whose tokens of a word depend on the words behind it.
+    """
+    fast = getattr(tokenizer, "is_fast", False)
+    asked = {"return_special_tokens_mask": True, "return_attention_mask": True}
+    encoded = tokenizer(source.text, return_offsets_mapping=fast, **asked, **options)
+    ids, is_special = encoded["input_ids"], encoded["special_tokens_mask"]
+    content = [i for i, special in enumerate(is_special) if not special]
+    spans = encoded["offset_mapping"] if fast else _slow_spans(tokenizer, source, ids, content)
+    tokens = []
+    for i, spelled in enumerate(tokenizer.convert_ids_to_tokens(ids)):
+        span = None if is_special[i] else source.span(*spans[i])
+        special = ""
+        if not encoded["attention_mask"][i]:
+            special = PAD
+        elif is_special[i]:
+            first = i < content[0] if content else ids[i] == tokenizer.bos_token_id
+            special = SOS if first else EOS
+        elif span is None and spans[i][0] < spans[i][1]:
+            special = TEMPLATE
+        tokens.append(Token(ids[i], spelled, *(span or (0, 0)), special))
+    return tokens
+
+
+def filled(max_length: int) -> dict[str, Any]:
+    """A tokenizer's options for exactly ``max_length`` columns."""
+    if max_length >= _NO_LIMIT:
+        return {}
+    return {"padding": "max_length", "max_length": max_length, "truncation": True}
+
+
+def with_vectors(tokenizer: Any, source: Source) -> Source:
+    """Write out the vectors of textual inversion, as diffusers does before it tokenizes.
+
+    An embedding of several vectors is several added tokens: "<cat-toy>" becomes "<cat-toy>
+    <cat-toy>_1 <cat-toy>_2". Source: diffusers, loaders/textual_inversion.py,
+    ``TextualInversionLoaderMixin.maybe_convert_prompt``.
+    """
+    added = tokenizer.get_added_vocab()
+    for token in set(tokenizer.tokenize(source.text)):
+        if token in added:
+            more = takewhile(added.__contains__, (f"{token}_{i}" for i in count(1)))
+            source = source.replace(token, " ".join([token, *more]))
+    return source
+
+
+def added_words(tokenizer: Any, source: Source) -> list[tuple[int, int]]:
+    """The prompt's spans that are tokens added to the vocabulary, special tokens aside."""
+    found = []
+    for start, end in _added_spans(tokenizer, source.text):
+        piece = source.text[start:end]
+        start += len(piece) - len(piece.lstrip())  # an added token may take the space before it
+        found.append(source.span(start, start + len(piece.strip())))
+    return merge_spans(span for span in found if span)
+
+
+def _added_spans(tokenizer: Any, text: str) -> list[tuple[int, int]]:
+    known = tokenizer.added_tokens_decoder.values()
+    added = {token.content for token in known if not token.special}
+    if not added:
+        return []
+    if not getattr(tokenizer, "is_fast", False):
+        any_of = "|".join(re.escape(token) for token in sorted(added, key=len, reverse=True))
+        return [match.span() for match in re.finditer(any_of, text)]
+    options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
+    encoded = tokenizer(text, **options)
+    spelled = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
+    pairs = zip(spelled, encoded["offset_mapping"], strict=True)
+    return [(start, end) for token, (start, end) in pairs if token in added]
+
+
+def _slow_spans(
+    tokenizer: Any, source: Source, ids: Sequence[int], content: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Spans in the text where the tokenizer tells none, word by word.
+
+    The tokens of the text up to the end of each word are counted. That is exact as long as they
+    do not change with what follows, which is checked.
+    """
+    text, added = source.text, _added_spans(tokenizer, source.text)
+    ends = {end for _, _, end in split_words(text, added)} | {i for span in added for i in span}
+    spans = [(0, 0)] * len(ids)
+    start = done = 0
+    for end in sorted(ends - {0}):
+        prefix = tokenizer(text[:end], add_special_tokens=False)["input_ids"]
+        kept = [ids[i] for i in content[: len(prefix)]]
+        if prefix[: len(kept)] != kept:
+            raise ValueError(
+                f"{type(tokenizer).__name__} tells no character offsets, and its tokens of "
+                f"{text[:end]!r} change with what follows. Use its fast version."
+            )
+        for i in content[done : len(prefix)]:
+            spans[i] = (end - len(text[start:end].lstrip()), end)
+        start, done = end, len(prefix)
+    return spans

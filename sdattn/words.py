@@ -1,0 +1,157 @@
+"""Text before it is tokens: its words, and the way from a prompt to what the tokenizer gets.
+
+split_words("a red cat")                 ->  [("a", 0, 1), ("red", 2, 5), ("cat", 6, 9)]
+Source.of("A cat").lower().within(x, y)  ->  the text, and where each character came from
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_JOINERS = "'\u2019-\u2010"  # apostrophes and hyphens, inside a word only: "girl's", "red-haired"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A prompt on its way to the tokenizer: rewritten, perhaps with a text around it.
+
+    Attributes:
+        prompt: as it was written.
+        text: as the tokenizer gets it.
+        origins: for each character of ``text`` the index of the prompt's character that it came
+            from, -1 around the prompt.
+
+    >>> source = Source.of(" Red cat").strip().lower().within("draw: ", "!")
+    >>> source.text, source.span(6, 9)
+    ('draw: red cat!', (1, 4))
+    """
+
+    prompt: str
+    text: str
+    origins: tuple[int, ...]
+
+    @classmethod
+    def of(cls, prompt: str) -> Source:
+        """A prompt that goes to the tokenizer as it is."""
+        return cls(prompt, prompt, tuple(range(len(prompt))))
+
+    def lower(self) -> Source:
+        """In lower case, which can be longer: "İ" becomes two characters."""
+        # Only the final sigma looks at its neighbours, and it stays one character.
+        grown = zip(self.origins, (len(char.lower()) for char in self.text), strict=True)
+        origins = tuple(origin for origin, length in grown for _ in range(length))
+        return Source(self.prompt, self.text.lower(), origins)
+
+    def strip(self) -> Source:
+        """Without the white space at both ends."""
+        start = len(self.text) - len(self.text.lstrip())
+        text = self.text.strip()
+        return Source(self.prompt, text, self.origins[start : start + len(text)])
+
+    def replace(self, old: str, new: str) -> Source:
+        """Every ``old`` by ``new``, which begins with it; what is longer belongs to its end."""
+        origins: list[int] = []
+        start = 0
+        while (found := self.text.find(old, start)) >= 0:
+            behind = found + len(old)
+            origins += self.origins[start:behind]
+            origins += [self.origins[behind - 1]] * (len(new) - len(old))
+            start = behind
+        origins += self.origins[start:]
+        return Source(self.prompt, self.text.replace(old, new), tuple(origins))
+
+    def within(self, before: str, after: str) -> Source:
+        """With a text before and a text after it."""
+        around = (-1,) * len(before), (-1,) * len(after)
+        origins = around[0] + self.origins + around[1]
+        return Source(self.prompt, before + self.text + after, origins)
+
+    def span(self, start: int, end: int) -> tuple[int, int] | None:
+        """The span in the prompt behind ``text[start:end]``; None where nothing came from it."""
+        found = [origin for origin in self.origins[start:end] if origin >= 0]
+        return (min(found), max(found) + 1) if found else None
+
+
+def split_words(text: str, whole: Sequence[tuple[int, int]] = ()) -> list[tuple[str, int, int]]:
+    """The words of a text with their character spans, ``(word, start, end)``.
+
+    A word is a run of letters and digits, with apostrophes and hyphens inside it; a run of other
+    signs is a word too; each ideograph is a word of its own.
+
+    Args:
+        text: the text.
+        whole: spans, end exclusive, that are a word whatever is in them; where letters go on
+            beyond a span the word does too.
+
+    >>> [word for word, _, _ in split_words("a girl's red-haired cat, 8k!")]
+    ['a', "girl's", 'red-haired', 'cat', ',', '8k', '!']
+    >>> [word for word, _, _ in split_words("a <cat-toy>, red", whole=[(2, 11)])]
+    ['a', '<cat-toy>', ',', 'red']
+    """
+    kinds = _character_kinds(text)
+    inner = {i for start, end in whole for i in range(start + 1, end)}
+    edges = {edge for span in whole for edge in span}
+    words = []
+    start = 0
+    for i in range(1, len(text) + 1):
+        if i < len(text):
+            alike = kinds[i] == kinds[i - 1] != "ideograph"
+            cut = i in edges and not kinds[i] == kinds[i - 1] == "letter"
+            if i in inner or (alike and not cut):
+                continue
+        if kinds[start] != "space":
+            words.append((text[start:i], start, i))
+        start = i
+    return words
+
+
+def split_phrase(text: str) -> list[str]:
+    """The parts by which a phrase is looked up: words in folded case, other signs one by one.
+
+    >>> split_phrase("Red <cat-toy>!!")
+    ['red', '<', 'cat-toy', '>', '!', '!']
+    """
+    parts: list[str] = []
+    for word, _, _ in split_words(text):
+        whole = _kind(word[0]) in ("letter", "ideograph")
+        parts += [word.casefold()] if whole else list(word.casefold())
+    return parts
+
+
+def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans, those that overlap as one, in order.
+
+    >>> merge_spans([(4, 6), (0, 2), (1, 3), (6, 7)])
+    [(0, 3), (4, 6), (6, 7)]
+    """
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start < merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _character_kinds(text: str) -> list[str]:
+    kinds = [_kind(char) for char in text]
+    for i, char in enumerate(text):
+        if kinds[i] == "mark":  # accents, vowel signs, variation selectors, joiners: as before them
+            kinds[i] = kinds[i - 1] if i and kinds[i - 1] != "space" else "other"
+        inside = 0 < i < len(text) - 1 and kinds[i - 1] == "letter" == _kind(text[i + 1])
+        if char in _JOINERS and inside:
+            kinds[i] = "letter"
+    return kinds
+
+
+def _kind(char: str) -> str:
+    if char.isspace():
+        return "space"
+    category = unicodedata.category(char)
+    if category[0] == "M" or category == "Cf":
+        return "mark"
+    if category == "Lo" and unicodedata.name(char, "").startswith(("CJK", "HIRAGANA", "KATAKANA")):
+        return "ideograph"
+    return "letter" if category[0] in "LN" else "other"

@@ -1,0 +1,426 @@
+"""Ways of running a pipeline that people really use, beyond those of the matrix."""
+
+import threading
+from dataclasses import replace
+
+import accelerate
+import pytest
+import torch
+from conftest import make_pipeline, make_sdxl_pipeline
+from diffusers import StableDiffusionXLImg2ImgPipeline
+from matrix import ROWS, WAYS
+from test_matrix import expected_maps, recorded
+from transformer_rows import flux, klein, qwen_image
+from unet_rows import ip_adapter, learned_token, with_image_prompts
+
+import sdattn
+from sdattn import CaptureError, CaptureWarning, capture
+from sdattn.layers import find_denoiser, find_layers
+
+NAMED = {row.name: row for row in ROWS}
+PROMPT = "a red cat"
+MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
+
+
+def run(pipe, prompt=PROMPT, **options):
+    settings = {"num_inference_steps": 2, "output_type": "np", "height": 128, "width": 128}
+    generator = torch.Generator().manual_seed(0)
+    return pipe(prompt=prompt, generator=generator, **{**settings, **options}).images
+
+
+def processors(pipe):
+    return dict(find_denoiser(pipe).model.attn_processors)
+
+
+# -- several images, several prompts --------------------------------------------------------------
+
+# diffusers 0.42 gives the images of several prompts each other's text masks in these
+MIXED_MASKS = ("Qwen-Image", "Sana")
+FROM_TEXT = [row for row in ROWS if "image" not in row.options(row.make(), row.fitted(WAYS[0]))]
+
+
+@pytest.mark.parametrize("row", FROM_TEXT, ids=str)
+def test_a_batch_is_its_images_one_by_one(row):
+    pipe = row.make()
+    way = row.fitted(WAYS[1])
+    if row.name.startswith(MIXED_MASKS):
+        way = replace(way, images=1)
+    options = {**row.options(pipe, way), "num_inference_steps": 2}
+    prompts = options.pop("prompt", ["a red cat", "dog, dog and cat"])
+    if options.get("negative_prompt", "") is None or row.in_turn:
+        del options["negative_prompt"]
+    if way.images > 1:
+        options["num_images_per_prompt"] = way.images
+    together = sdattn.generate(pipe, prompts, seed=3, **options)
+    assert len(together.heatmaps) == way.total * row.each
+    options.pop("num_images_per_prompt", None)
+    for i in range(way.total):
+        prompt = prompts[i // way.images]
+        alone = sdattn.generate(pipe, prompt, seed=3 + i, **options)
+        assert alone.heatmaps[0].words == together.heatmaps[i * row.each].words
+        for frame, one in enumerate(alone.heatmaps):
+            found = together.heatmaps[i * row.each + frame]
+            for word in one:
+                torch.testing.assert_close(
+                    found[word].values, one[word].values, atol=2e-5, rtol=1e-3
+                )
+
+
+# -- negative prompts -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Stable Diffusion 1.x", "SDXL", "Stable Diffusion 3", "Sana"])
+def test_negative_prompts_have_heatmaps_with_their_own_words(name):
+    row = NAMED[name]
+    pipe, way = row.make(), row.fitted(WAYS[0])
+    options = {**row.options(pipe, way), "negative_prompt": "dog, dog", "num_inference_steps": 2}
+    both = sdattn.generate(pipe, PROMPT, capture_options={"branch": "both"}, **options)
+    assert both.negative_heatmaps[0].words == ("dog", ",", "dog")
+    assert both.heatmaps[0].words == ("a", "red", "cat")
+    # the same as each branch by itself
+    one = sdattn.generate(pipe, PROMPT, **options)
+    for word in one.heatmaps[0]:
+        assert torch.equal(one.heatmaps[0][word].values, both.heatmaps[0][word].values)
+    given = {**options, "prompt": PROMPT, "generator": [torch.Generator().manual_seed(0)]}
+    with capture(pipe, branch="unconditional") as store:
+        pipe(**given)
+    [negative] = sdattn.heatmaps(store, pipe, "dog, dog", **row.options(pipe, way))
+    for word in negative:
+        assert torch.equal(negative[word].values, both.negative_heatmaps[0][word].values)
+
+
+@pytest.mark.parametrize("make", [flux, klein, qwen_image])
+def test_negative_prompts_of_pipelines_that_run_in_turn(make, monkeypatch):
+    pipe = make()
+    options = {"negative_prompt": "dog, dog, dog", "true_cfg_scale": 4.0}
+    options = {"guidance_scale": 4.0} if make is klein else options
+    row = next(row for row in ROWS if row.make is make)
+    model = find_denoiser(pipe).model
+    with recorded(model, monkeypatch) as record:
+        run(pipe, **options)
+    with capture(pipe) as positive, capture(pipe, branch="unconditional") as negative:
+        run(pipe, **options)
+    assert len(positive.passes) == len(negative.passes) == 2
+    for name, calls in record.items():
+        for store, own in ((positive, calls[::2]), (negative, calls[1::2])):
+            unguided = replace(WAYS[0], guided=False)
+            found_text = replace(row, n_text=store.n_text)
+            expected = expected_maps(own, len(own), found_text, unguided)
+            found = store.maps[name].flatten(1, 2).double()
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    if make is not klein:
+        [found] = sdattn.heatmaps(negative, pipe, "dog, dog, dog")
+        assert found.words == ("dog", ",", "dog", ",", "dog")
+    with (
+        pytest.raises(ValueError, match="in turn. Nest two captures"),
+        capture(pipe, branch="both"),
+    ):
+        pass
+
+
+def test_generate_shows_a_negative_prompt_only_where_there_is_one():
+    with pytest.raises(ValueError, match="words of a negative prompt. Pass one"):
+        sdattn.generate(make_pipeline(), PROMPT, capture_options={"branch": "both"})
+
+
+# -- text states in place of text, long prompts ---------------------------------------------------
+
+
+def encode(pipe, ids):
+    with torch.no_grad():
+        return pipe.text_encoder(torch.tensor(ids))[0]
+
+
+def test_text_states_come_with_labels():
+    pipe = make_pipeline()
+    states, negative = torch.randn(2, 1, 30, 32, generator=torch.Generator().manual_seed(1))
+    with capture(pipe) as store:
+        run(pipe, None, prompt_embeds=states, negative_prompt_embeds=negative)
+    [found] = sdattn.heatmaps(store, pipe, {"cat": [2], "red dog": [4, 5]})
+    maps = torch.stack([m.mean(0) for m in store.maps.values() if m.shape[1] == 16]).mean(0)
+    assert found.words == ("cat", "red dog")
+    finest = [m[0] for m in store.maps.values()]
+    assert found["red dog"].values.shape == max(m.shape[:2] for m in finest)
+    assert torch.equal(found["red dog"].values, found[4].values + found[5].values)
+    assert maps.shape[-1] == 30
+    with pytest.raises(ValueError, match="fits neither|is neither"):
+        sdattn.heatmaps(store, pipe, PROMPT)
+
+
+def test_prompts_of_more_than_77_tokens():
+    """As compel lays them out: chunks of 75 tokens, each with its own start and end."""
+    pipe = make_pipeline()
+    words = ["cat", "dog", "red"] * 30  # 90 words of one token each
+    ids = pipe.tokenizer(" ".join(words), add_special_tokens=False, verbose=False)["input_ids"]
+    assert len(ids) == 90
+    start, end = pipe.tokenizer.bos_token_id, pipe.tokenizer.eos_token_id
+    chunks = [ids[:75], ids[75:]]
+    rows = [[start, *chunk, *[end] * (76 - len(chunk))] for chunk in chunks]
+    states = torch.cat([encode(pipe, [row]) for row in rows], dim=1)
+    assert states.shape == (1, 154, 32)
+    with capture(pipe) as store:
+        run(pipe, None, prompt_embeds=states, negative_prompt_embeds=torch.zeros(1, 154, 32))
+    for given in (pipe, pipe.tokenizer):
+        [found] = sdattn.heatmaps(store, given, " ".join(words))
+        assert found.words == tuple(words)
+        columns = [one.columns for one in found.occurrences()]
+        assert columns == [(i + 1,) for i in range(75)] + [(i + 78,) for i in range(15)]
+
+
+def test_learned_tokens_of_several_vectors_are_one_word():
+    pipe = learned_token()
+    found = sdattn.generate(
+        pipe, "a red <cat-toy>, cat", num_inference_steps=1, height=128, width=128
+    ).heatmaps[0]
+    assert found.words == ("a", "red", "<cat-toy>", ",", "cat")
+    spelled = [found.prompt.tokens[i].text for i in found["<cat-toy>"].columns]
+    assert spelled == ["<cat-toy>", "<cat-toy>_1", "<cat-toy>_2"]
+
+
+def test_image_prompts_have_columns_of_their_own():
+    pipe = ip_adapter(2)()
+    options = with_image_prompts(2)(pipe, WAYS[0])
+    options["ip_adapter_image_embeds"] = options["ip_adapter_image_embeds"]
+    for scale in ([1.0, 1.0], [0.0, 0.7]):
+        pipe.set_ip_adapter_scale(scale)
+        with capture(pipe) as store:
+            run(pipe, **{name: options[name] for name in options if "ip" in name})
+        [found] = sdattn.heatmaps(store, pipe, PROMPT)
+        # two adapters, with two images of four tokens each
+        assert found["<image>"].columns == tuple(range(77, 77 + 16))
+        text = found.maps[..., :77].sum(-1)
+        first, second = found.maps[..., 77:].unflatten(-1, (2, 8)).sum(-1).unbind(-1)
+        torch.testing.assert_close(text, torch.ones_like(text))
+        torch.testing.assert_close(first, torch.full_like(first, float(scale[0] > 0)))
+        torch.testing.assert_close(second, torch.ones_like(second))
+
+
+# -- memory and speed savers ----------------------------------------------------------------------
+
+SAVERS = {
+    "attention slicing": lambda pipe: pipe.enable_attention_slicing(),
+    "VAE tiling": lambda pipe: pipe.vae.enable_tiling(),
+    "VAE slicing": lambda pipe: pipe.vae.enable_slicing(),
+    "fused projections": lambda pipe: pipe.fuse_qkv_projections(),
+    "model offload": lambda pipe: pipe.enable_model_cpu_offload(device="cpu"),
+    "sequential offload": lambda pipe: accelerate.cpu_offload(pipe.unet, torch.device("cpu")),
+}
+
+
+@pytest.mark.parametrize("saver", SAVERS)
+def test_savers_change_nothing(saver):
+    pipe = make_pipeline()
+    with capture(pipe) as store:
+        run(pipe)
+    expected = dict(store.maps)
+    SAVERS[saver](pipe)
+    plain, before = run(pipe), processors(pipe)
+    with capture(pipe) as store:
+        watched = run(pipe)
+    assert (plain == watched).all()
+    assert all(processors(pipe)[name] is one for name, one in before.items())
+    for name, one in store.maps.items():
+        torch.testing.assert_close(one, expected[name], atol=1e-5, rtol=0)
+
+
+def test_xformers():
+    pytest.importorskip("xformers", reason="xformers is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("xformers' kernels need a GPU, and there is none")
+    pipe = make_pipeline().to("cuda")
+    pipe.enable_xformers_memory_efficient_attention()
+    plain = run(pipe)
+    with capture(pipe) as store:
+        watched = run(pipe)
+    assert (plain == watched).all()
+    assert len(store.maps) == 16
+
+
+def test_sequential_offload_on_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU to offload from")
+    pipe = make_pipeline()
+    pipe.enable_sequential_cpu_offload()
+    plain = run(pipe)
+    with capture(pipe) as store:
+        watched = run(pipe)
+    assert (plain == watched).all()
+    assert len(store.maps) == 16
+
+
+COMPILED = {
+    "torch.compile(model)": lambda pipe: setattr(
+        pipe, "unet", torch.compile(pipe.unet, backend="aot_eager")
+    ),
+    "model.compile()": lambda pipe: pipe.unet.compile(backend="aot_eager"),
+    "blocks": lambda pipe: pipe.unet.mid_block.compile(backend="aot_eager"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("how", COMPILED)
+def test_a_compiled_model_runs_eagerly_inside_and_is_compiled_again_after(how):
+    pipe = make_pipeline()
+    eager = run(pipe)
+    with capture(pipe) as store:
+        run(pipe)
+    expected = dict(store.maps)
+    COMPILED[how](pipe)
+    compiled = run(pipe)
+    with pytest.warns(CaptureWarning, match="UNet2DConditionModel is compiled"):
+        with capture(pipe) as store:
+            watched = run(pipe)
+    assert (watched == eager).all()
+    assert all(torch.equal(store.maps[name], one) for name, one in expected.items())
+    torch._dynamo.utils.counters.clear()
+    assert (run(pipe) == compiled).all()
+    assert not torch._dynamo.utils.counters["frames"]  # nothing had to be compiled anew
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_model_that_is_compiled_inside_stays_compiled():
+    pipe = make_pipeline()
+    with capture(pipe) as store:
+        run(pipe)
+    expected = dict(store.maps)
+    torch._dynamo.utils.counters.clear()
+    with capture(pipe) as store:
+        pipe.unet.compile(backend="aot_eager")
+        run(pipe)
+    for name, one in expected.items():
+        torch.testing.assert_close(store.maps[name], one, atol=1e-5, rtol=0)
+    breaks = torch._dynamo.utils.counters["graph_break"]  # before the model and in watched layers
+    assert all("Skip inlining `torch.compiler.disable()`d" in reason for reason in breaks)
+    assert any("ObservingProcessor.__call__" in reason for reason in breaks)
+
+
+# -- ends that come early -------------------------------------------------------------------------
+
+
+def test_an_interrupt_leaves_the_steps_that_ran():
+    pipe = make_pipeline()
+
+    def interrupt(pipeline, step, _timestep, tensors):
+        pipeline._interrupt = step == 1
+        return tensors
+
+    with capture(pipe, steps="all") as store:
+        run(pipe, num_inference_steps=5, callback_on_step_end=interrupt)
+    assert len(store.passes) == 2
+    assert store.maps[MID].shape[1] == 2
+    assert sdattn.heatmaps(store, pipe, PROMPT)[0].words == ("a", "red", "cat")
+
+
+@pytest.mark.parametrize("make", [make_pipeline, flux])
+def test_an_exception_in_a_callback_goes_through_and_all_is_restored(make):
+    pipe = make()
+    before = processors(pipe)
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), capture(pipe):
+        run(pipe, callback_on_step_end=fail)
+    assert all(processors(pipe)[name] is one for name, one in before.items())
+
+
+def test_a_run_in_two_parts():
+    base = make_sdxl_pipeline()
+    refiner = StableDiffusionXLImg2ImgPipeline(**base.components)
+    refiner.set_progress_bar_config(disable=True)
+    with capture(base) as first:
+        latents = run(base, num_inference_steps=4, denoising_end=0.5, output_type="latent")
+    with capture(refiner) as second:
+        refiner(
+            prompt=PROMPT,
+            image=torch.as_tensor(latents),
+            num_inference_steps=4,
+            denoising_start=0.5,
+            output_type="np",
+        )
+    whole = first.timesteps + second.timesteps
+    assert whole == sorted(whole, reverse=True)
+    assert len(first.passes) == len(second.passes) == 2
+
+
+# -- more than one at a time ----------------------------------------------------------------------
+
+
+def test_two_pipelines_of_two_kinds_in_one_thread():
+    one, other = make_pipeline(), flux()
+    alone = []
+    for pipe in (one, other):
+        with capture(pipe) as store:
+            run(pipe)
+        alone.append(dict(store.maps))
+    with capture(one) as first, capture(other) as second:
+        run(one)
+        run(other)
+    for store, expected in zip((first, second), alone, strict=True):
+        assert all(torch.equal(store.maps[name], maps) for name, maps in expected.items())
+
+
+def test_joint_attention_in_two_threads():
+    pipes = [flux(), qwen_image()]
+    alone, found = [], [None, None]
+    for pipe in pipes:
+        with capture(pipe) as store:
+            run(pipe)
+        alone.append(dict(store.maps))
+
+    def work(i):
+        with capture(pipes[i]) as store:
+            run(pipes[i])
+        found[i] = dict(store.maps)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(2):
+        assert all(torch.equal(found[i][name], maps) for name, maps in alone[i].items())
+
+
+# -- what cannot be, by name ----------------------------------------------------------------------
+
+
+def test_a_processor_that_hides_joint_attention_is_named():
+    pipe = flux()
+
+    class Hiding:
+        def __call__(self, attn, hidden_states, encoder_hidden_states=None, *_):
+            return hidden_states, encoder_hidden_states
+
+    pipe.transformer.transformer_blocks[0].attn.processor = Hiding()
+    with pytest.raises(RuntimeError, match=r"Hiding did not call.*set_attention_backend"):
+        with capture(pipe):
+            run(pipe)
+
+
+def test_torch_attention_refuses_joint_layers():
+    pipe = flux()
+    pipe.transformer.transformer_blocks[0].attn.processor = sdattn.TorchAttnProcessor()
+    with pytest.raises(TypeError, match="this layer's is joint"):
+        run(pipe)
+
+
+def test_controllers_refuse_transformers():
+    with pytest.raises(TypeError, match="has joint attention, which the controllers"):
+        sdattn.edit.register_attention_control(flux(), sdattn.AttentionStore())
+
+
+def test_a_negative_prompt_that_did_not_run_is_an_error():
+    pipe = flux()
+    with pytest.raises(CaptureError, match="but never for the unconditional branch"):
+        with capture(pipe, branch="unconditional"):
+            run(pipe)
+
+
+def test_layers_that_cannot_be_captured_are_listed_but_not_chosen():
+    sana, video = NAMED["Sana"].make(), NAMED["AnimateDiff"].make()
+    for pipe, kind in ((sana, "linear"), (video, "temporal")):
+        layers = find_layers(find_denoiser(pipe).model)
+        assert kind in {layer.kind for layer in layers}
+        with pytest.raises(ValueError, match="pass a tuple of"), capture(pipe, kinds=(kind,)):
+            pass
