@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -28,6 +29,12 @@ Dtype = Annotated[
 Steps = Annotated[int | None, typer.Option(min=1, help="Denoising steps.")]
 Guidance = Annotated[float | None, typer.Option(help="Guidance scale.")]
 Negative = Annotated[str | None, typer.Option(help="Negative prompt.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="NAME=VALUE: any other option of the pipeline, true_cfg_scale=4 say."
+    ),
+]
 Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels.")]
 
 
@@ -77,6 +84,7 @@ def generate(
     negative: Negative = None,
     width: Pixels = None,
     height: Pixels = None,
+    settings: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
     out: Annotated[
@@ -89,10 +97,10 @@ def generate(
     from .pipelines import load_pipeline
     from .runs import generate
 
+    options = {**_given(steps, guidance, negative, width, height), **_settings(settings or [])}
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
     check_target(out, force=force)
     pipe = _load(load_pipeline, model, device, dtype)
-    options = _given(steps, guidance, negative, width, height)
     run = generate(pipe, prompt, seed=seed, **options)
     folder = run.save(out, force=force)[0]
     _print_words(run.heatmaps[0], folder)
@@ -114,6 +122,20 @@ def _given(
         "height": height,
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _settings(texts: list[str]) -> dict[str, Any]:
+    """NAME=VALUE, the value as JSON where it is that, else as text."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, is_set, value = text.partition("=")
+        if not is_set or not name.isidentifier():
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE.", param_hint="--set")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
 
 
 @app.command()
@@ -267,7 +289,10 @@ def info(
     pipe = _load(load_pipeline, model, device, dtype)
     latent = latent_size(pipe)
     found = find_layers(find_denoiser(pipe).model)
-    table = Table("layer", "place", "kind", "grid", "heads", title=f"{type(pipe).__name__} {model}")
+    table = Table(title=f"{type(pipe).__name__} {model}")
+    table.add_column("layer", overflow="fold")  # names are to be copied
+    for column in ("place", "kind", "grid", "heads"):
+        table.add_column(column)
     for layer in found:
         rows, cols = layer.grid(latent)
         table.add_row(layer.name, layer.place, layer.kind, f"{rows}x{cols}", str(layer.heads))

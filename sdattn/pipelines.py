@@ -23,7 +23,7 @@ from .prompts import read_prompts
 DEMO = Path(__file__).parent / "demo"
 DEMO_SETTINGS = {"num_inference_steps": 20, "guidance_scale": 2.0}
 DEMO_INVERSION = {"learning_rate": 5e-2}  # 1e-2 is for 50 steps
-UNSEEN = {"linear": "it has no softmax", "temporal": "it looks at other frames, not at the text"}
+UNSEEN = {"linear": "they have no softmax", "temporal": "they look at frames, not at the text"}
 TEXT_TO_IMAGE = {"StableDiffusionPipeline", "StableDiffusionXLPipeline"}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 

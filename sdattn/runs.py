@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import platform
 import warnings
@@ -178,15 +179,39 @@ def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name}={value}: pass a finite number.")
+    _check_guidance(pipe, options)
+    options = {**options, **_checked_size(pipe, options)}
     steps = options.get("num_inference_steps", 1)
     most = pipe.scheduler.config.num_train_timesteps
     if not 1 <= steps <= most:
         raise ValueError(f"num_inference_steps={steps}: pass 1 to {most}, the scheduler's most.")
-    return {**options, **_checked_size(pipe, options)}
+    return options
 
 
-def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
-    """Both sides of the size, or none; of a lone side diffusers would take no notice."""
+def _check_guidance(pipe: Any, options: Mapping[str, Any]) -> None:
+    """Refuse a negative prompt that the pipeline would drop in silence."""
+    true_scale = inspect.signature(pipe.__call__).parameters.get("true_cfg_scale")
+    if options.get("negative_prompt") and true_scale is not None:
+        scale = options.get("true_cfg_scale", true_scale.default)
+        if scale <= 1:
+            raise ValueError(
+                f"A {type(pipe).__name__} heeds a negative prompt only with true_cfg_scale above "
+                f"1; found {scale}. Pass true_cfg_scale=4, say, or no negative prompt."
+            )
+
+
+def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Both sides of the size, or none (of a lone side diffusers would take no notice), and a
+    picture that is as the model made it."""
+    found: dict[str, Any] = {}
+    if "use_resolution_binning" in inspect.signature(pipe.__call__).parameters:
+        if options.get("use_resolution_binning"):
+            raise ValueError(
+                "use_resolution_binning=True has the model make another size and cuts the picture "
+                "out of it, so that the heatmaps would not fit. Pass a size it was trained on, or "
+                "use capture() around the pipeline."
+            )
+        found["use_resolution_binning"] = False
     given = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
     unit = size_unit(pipe)
     for side, value in given.items():
@@ -196,10 +221,10 @@ def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
                 f"{side}={value}: this model makes sizes that are a multiple of {unit} pixels. "
                 f"The nearest are {lower} and {lower + unit}."
             )
-    if not given:
-        return {}
-    height, width = default_size(pipe)
-    return {"height": height, "width": width, **given}
+    if given:
+        height, width = default_size(pipe)
+        found |= {"height": height, "width": width, **given}
+    return found
 
 
 def _columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:

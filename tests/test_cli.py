@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import make_pipeline
 from PIL import Image
+from transformer_rows import flux, sana
 
 from sdattn import cli, load_run
 
@@ -141,6 +142,33 @@ def test_info_lists_layers_and_bytes(sdattn, model):
     assert out.count("attn2") + out.count("…") >= 16
     # cells of the 16 cross layers at 16x16: 5*256 + 5*64 + 5*16 + 4, times 77 float32
     assert f"{(5 * 256 + 5 * 64 + 5 * 16 + 4) * 77 * 4 / 1e6:.1f} MB" in out
+
+
+def test_info_of_a_transformer_tells_what_does_not_apply(sdattn, tmp_path):
+    sana().save_pretrained(tmp_path / "sana")
+    code, out, _ = sdattn("info", str(tmp_path / "sana"))
+    said = " ".join(out.split())
+    assert code == 0
+    assert "transformer_blocks.0.attn1 │ block │ linear" in said
+    assert "300 token columns" in said
+    assert "2 linear attention layers cannot be captured" in said
+    assert "sdattn edit: Asked to edit with a SanaPipeline" in said
+
+
+def test_a_transformer_draws_with_options_of_its_own(sdattn, tmp_path):
+    flux().save_pretrained(tmp_path / "flux")
+    arguments = ("generate", "a red cat", "--model", str(tmp_path / "flux"), "--steps", "1")
+    arguments += ("--width", "192", "--height", "128", "--out", "run")
+    code, _, err = sdattn(*arguments, "--negative", "dog")
+    assert code == 1
+    assert "heeds a negative prompt only with true_cfg_scale above 1" in err
+    settings = ("--set", "true_cfg_scale=2.5", "--set", "max_sequence_length=16")
+    assert sdattn(*arguments, "--negative", "dog", *settings)[0] == 0
+    run = load_run("run")
+    assert run.info["options"]["true_cfg_scale"] == 2.5
+    assert run.heatmaps["cat"].values.shape == (8, 12)
+    assert len(run.heatmaps.columns) == 16
+    assert sdattn(*arguments, "--set", "steps")[0] == 2
 
 
 def test_the_version(sdattn):

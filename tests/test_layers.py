@@ -1,6 +1,8 @@
 """Names, places and selections, against the list in the design of SD 1.x."""
 
+import diffusers
 import pytest
+import torch
 from conftest import make_sdxl_pipeline, make_unet
 
 from sdattn.layers import find_denoiser, find_layers, select_layers
@@ -106,3 +108,34 @@ def test_added_key_value_attention_is_named():
     )
     with pytest.raises(TypeError, match="of a kind that sdattn does not know"):
         find_layers(unet)
+
+
+SDXL = {
+    "block_out_channels": (320, 640, 1280),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": (1, 2, 10),
+    "attention_head_dim": (5, 10, 20),
+    "cross_attention_dim": 2048,
+    "use_linear_projection": True,
+}
+REAL = {  # published configurations: how many layers see the text
+    "SD 1.5": (diffusers.UNet2DConditionModel, {"cross_attention_dim": 768}, 16),
+    "SDXL": (diffusers.UNet2DConditionModel, SDXL, 70),
+    "SD3 medium": (diffusers.SD3Transformer2DModel, {"num_layers": 24}, 24),
+    "FLUX.1": (diffusers.FluxTransformer2DModel, {}, 19 + 38),
+    "FLUX.2": (diffusers.Flux2Transformer2DModel, {}, 8 + 48),
+    "Qwen-Image": (diffusers.QwenImageTransformer2DModel, {}, 60),
+    "PixArt": (diffusers.PixArtTransformer2DModel, {"caption_channels": 4096}, 28),
+    "Sana": (diffusers.SanaTransformer2DModel, {}, 20),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_models_of_the_published_sizes(name):
+    kind, config, count = REAL[name]
+    with torch.device("meta"):
+        model = kind(**config)
+    chosen = select_layers(find_layers(model))
+    assert len(chosen) == count
+    assert {layer.kind for layer in chosen} in ({"cross"}, {"joint"})

@@ -3,10 +3,13 @@
 import pytest
 import torch
 from conftest import make_pipeline
+from matrix import ROWS, WAYS
 from safetensors.torch import save_file
+from transformer_rows import sana
 
+import sdattn
 from sdattn import load_pipeline
-from sdattn.pipelines import best_device
+from sdattn.pipelines import best_device, cell_size, latent_size, size_unit
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +58,18 @@ def test_a_hub_that_cannot_be_reached_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(OSError, match="Could not load 'no-such-owner/no-such-model'"):
         load_pipeline("no-such-owner/no-such-model")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_sizes_are_those_that_the_pipeline_makes(row):
+    pipe, way = row.make(), row.fitted(WAYS[1])
+    assert cell_size(pipe) == row.cell
+    assert row.unit % size_unit(pipe) == 0
+    height, width = way.size
+    cells = (height // row.cell, width // row.cell)
+    assert latent_size(pipe, {"height": height, "width": width}) == cells
+
+
+def test_a_picture_that_would_be_cut_is_refused():
+    with pytest.raises(ValueError, match="has the model make another size"):
+        sdattn.generate(sana(), "a red cat", use_resolution_binning=True)

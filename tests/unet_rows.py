@@ -230,6 +230,10 @@ def lcm_options(pipe: Any, way: Way) -> Options:
     return {**sized(pipe, way), "negative_prompt": None}
 
 
+def never_guided(pipe: Any, way: Way) -> Options:
+    return {**sized(pipe, way), "guidance_scale": 0.0}
+
+
 def frames(pipe: Any, way: Way) -> Options:
     return {**sized(pipe, way), "num_frames": 3, "decode_chunk_size": 3}
 
@@ -241,6 +245,7 @@ UNETS = (
     Row("Stable Diffusion 1.x", make_pipeline, sized),
     Row("Stable Diffusion 2.x (v-prediction)", sd2, sized),
     Row("SDXL", make_sdxl_pipeline, sized, layers=12),
+    Row("SDXL-Turbo", make_sdxl_pipeline, never_guided, prompt_rows=None, layers=12),
     Row(
         "SDXL refiner",
         refiner,

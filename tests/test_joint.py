@@ -1,0 +1,157 @@
+"""Joint attention: where its columns and rows are, its gradient, and that no [N, N] matrix is made.
+
+That its values are those of the whole softmax in float64 is tested in test_matrix.py.
+"""
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformer_rows import flux, klein, qwen_image, sd3
+
+import sdattn.joint
+from sdattn import capture
+from sdattn.joint import _logsumexp, _Seen
+
+MODELS = {"SD3": sd3, "FLUX.1": flux, "FLUX.2": klein, "Qwen-Image": qwen_image}
+N_TEXT, ROWS, COLS = 7, 3, 5
+
+
+def inputs(kind, model, dtype=torch.float32, rows=ROWS, cols=COLS):
+    """What the model is called with, one picture of rows x cols patches and 7 tokens."""
+    generator = torch.Generator().manual_seed(1)
+
+    def noise(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    width = model.config.joint_attention_dim
+    given = {"encoder_hidden_states": noise(1, N_TEXT, width), "timestep": torch.tensor([0.5])}
+    ids = torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(cols)).float()
+    if kind == "SD3":
+        pooled = noise(1, model.config.pooled_projection_dim)
+        picture = noise(1, 4, 2 * rows, 2 * cols)
+        return {**given, "hidden_states": picture, "pooled_projections": pooled}
+    given["hidden_states"] = noise(1, rows * cols, 16)
+    if kind == "FLUX.1":
+        given |= {"img_ids": ids, "txt_ids": torch.zeros(N_TEXT, 3)}
+        given |= {"pooled_projections": noise(1, 32), "guidance": torch.ones(1)}
+    elif kind == "FLUX.2":
+        ids = torch.cat([ids, torch.zeros(len(ids), 1)], dim=1)[None]
+        given |= {"img_ids": ids, "txt_ids": torch.zeros(1, N_TEXT, 4), "guidance": None}
+    else:
+        given["img_shapes"] = [[(1, rows, cols)]]
+    return given
+
+
+def first_map(model, given, **options):
+    """Of the first layer, in which a token's query and key depend on that token alone."""
+    with capture(model, **options) as store:
+        model(**given)
+    return next(iter(store.maps.values()))[0]  # [rows, cols, tokens]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@torch.no_grad()
+def test_a_column_belongs_to_its_token_and_a_cell_to_its_patch(kind):
+    model = MODELS[kind]().transformer
+    given = inputs(kind, model)
+    before = first_map(model, given, heads="all").double().log()
+    assert before.shape[-3:] == (ROWS, COLS, N_TEXT)
+
+    # Another key in column 3 moves its scores alone: the rest of a row only loses or gains in sum.
+    text = given["encoder_hidden_states"].clone()
+    text[:, 3] += 1
+    after = first_map(model, {**given, "encoder_hidden_states": text}, heads="all").double().log()
+    moved = ((after - before) - (after - before)[..., :1]).abs()
+    assert moved[..., 3].max() > 1e-2
+    assert moved[..., [1, 2, 4, 5, 6]].max() < 1e-4
+
+    # Another query at (1, 4) changes the ratios of the columns there alone.
+    picture = given["hidden_states"].clone()
+    if kind == "SD3":
+        picture[:, :, 2:4, 8:10] += 1
+    else:
+        picture[:, 1 * COLS + 4] += 1
+    after = first_map(model, {**given, "hidden_states": picture}, heads="all").double().log()
+    moved = ((after - before) - (after - before)[..., :1]).abs().amax((0, -1))
+    assert moved[1, 4] > 1e-2
+    moved[1, 4] = 0
+    assert moved.max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["SD3", "FLUX.1", "Qwen-Image"])
+def test_the_gradient_is_that_of_the_whole_softmax(kind):
+    model = MODELS[kind]().transformer.double()
+    given = inputs(kind, model, torch.float64)
+    given = {k: v.double() if torch.is_tensor(v) else v for k, v in given.items()}
+    text = given["encoder_hidden_states"].requires_grad_()
+
+    def loss(states):
+        found = first_map(
+            model, {**given, "encoder_hidden_states": states}, grad=True, dtype=torch.float64
+        )
+        return found[..., 2].square().sum()
+
+    (slope,) = torch.autograd.grad(loss(text), text)
+    direction = torch.randn(text.shape, generator=torch.Generator().manual_seed(2)).double()
+    with torch.no_grad():
+        step = 1e-3  # the probabilities are float32
+        numeric = (loss(text + step * direction) - loss(text - step * direction)) / (2 * step)
+    torch.testing.assert_close((slope * direction).sum(), numeric, rtol=2e-2, atol=1e-7)
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that is made."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(one, torch.Tensor):
+                self.numel = max(self.numel, one.numel())
+        return out
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["kernel's logsumexp", "in slices"])
+@torch.no_grad()
+def test_no_matrix_of_all_by_all_is_made(told, monkeypatch):
+    if not told:
+        monkeypatch.setattr(sdattn.joint, "_kernel_tells", lambda *_: False)
+        monkeypatch.setattr(sdattn.joint, "SLICE", 2**16)
+    model = flux().transformer
+    rows = cols = 32
+    with Largest() as plain:
+        model(**inputs("FLUX.1", model, rows=rows, cols=cols))
+    with Largest() as watched, capture(model):
+        model(**inputs("FLUX.1", model, rows=rows, cols=cols))
+    heads = model.config.num_attention_heads
+    assert heads * (rows * cols + N_TEXT) ** 2 > 10 * watched.numel
+    assert watched.numel <= max(plain.numel, 2**16)
+
+
+@pytest.mark.parametrize("slices", [1, 2**10, 2**30])
+@pytest.mark.parametrize("mask", ["none", "keys", "keys and queries", "added"])
+def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
+    monkeypatch.setattr(sdattn.joint, "SLICE", slices)
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 3, 2, 11, 8, generator=generator)  # [B, heads, N, d]
+    keep = torch.rand(3, 1, 1 if mask == "keys" else 11, 11, generator=generator) > 0.3
+    keep[..., 0] = True
+    given = {"none": None, "added": torch.randn(11, 11, generator=generator)}.get(mask, keep)
+    scores = query.double() @ key.double().mT / math.sqrt(8)
+    if given is not None:
+        hidden = given.dtype == torch.bool
+        scores = scores.masked_fill(~given, -math.inf) if hidden else scores + given.double()
+    expected = scores.softmax(-1)[[2, 0]][:, :, 4:, :4]
+    seen = _Seen(query, key, given, None, None)
+    found = seen.probs(torch.tensor([2, 0]), slice(4, None), slice(0, 4))
+    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
+
+
+def test_the_logsumexp_in_slices(monkeypatch):
+    monkeypatch.setattr(sdattn.joint, "SLICE", 100)
+    query, key = torch.randn(2, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
+    expected = (query.double() @ key.double().mT).logsumexp(-1, keepdim=True)
+    torch.testing.assert_close(_logsumexp(query, key, None).double(), expected)
