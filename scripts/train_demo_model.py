@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from diffusers import StableDiffusionPipeline
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training.autoencoder import make_latents, polish_decoder, train_vae, vae_psnr
 from training.data import make_dataset, make_tokenizer
@@ -67,10 +68,22 @@ def train(process: int, args: argparse.Namespace) -> None:
     made = refine(pipe, scenes, latents, args.work, args.refine_steps, args.seed + 4)
     if process == 0:
         made.to(dtype=torch.float16).save_pretrained(args.out, safe_serialization=True)
+        name_as_before(args.out / "text_encoder" / "model.safetensors")
         vocabulary = made.tokenizer.backend_tokenizer.model
         vocabulary.save(str(args.out / "tokenizer"))  # the two files that older readers know
         size = sum(path.stat().st_size for path in args.out.rglob("*") if path.is_file())
         say(f"{args.out}: {size / 1e6:.1f} MB")
+
+
+def name_as_before(path: Path) -> None:
+    """Give the text encoder's weights the names that transformers 4 knows, which 5 reads as well;
+    with those of 5 alone, 4 would draw its weights at random and only log it."""
+    weights = load_file(path)
+    named = {
+        name if name.startswith("text_model.") else f"text_model.{name}": one
+        for name, one in weights.items()
+    }
+    save_file(named, path, metadata={"format": "pt"})
 
 
 def main() -> None:

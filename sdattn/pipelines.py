@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,12 @@ def load_pipeline(
                 f"{path} is a folder without model_index.json, so it holds no pipeline. Pass a "
                 "folder made by save_pretrained."
             )
-        pipe = DiffusionPipeline.from_pretrained(path, dtype=dtype)
+        pipe = DiffusionPipeline.from_pretrained(path, **_as_dtype(dtype))
     elif _HUB_ID.fullmatch(str(model)):
         with _needs_the_hub(f"{model!r} (there is no folder of that name)"):
-            pipe = DiffusionPipeline.from_pretrained(str(model), dtype=dtype, use_safetensors=True)
+            pipe = DiffusionPipeline.from_pretrained(
+                str(model), use_safetensors=True, **_as_dtype(dtype)
+            )
     else:
         raise FileNotFoundError(
             f"There is no model at {model}. Pass 'demo', a diffusers folder, a .safetensors file, "
@@ -104,11 +107,17 @@ def _load_single_file(path: Path, dtype: torch.dtype) -> Any:
         kind = StableDiffusionPipeline
     if kind is not None:
         with _needs_the_hub(f"the configuration of {path}"):
-            return kind.from_single_file(str(path), dtype=dtype)
+            return kind.from_single_file(str(path), **_as_dtype(dtype))
     raise ValueError(
         f"{path} holds {len(names)} tensors, but not the text encoder of an SD 1.x, 2.x or SDXL "
         "checkpoint. Pass the whole checkpoint, or a diffusers folder."
     )
+
+
+def _as_dtype(dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """The option of ``from_pretrained``; diffusers before 0.40 ignores ``dtype``."""
+    release = tuple(map(int, version("diffusers").split(".")[:2]))
+    return {"dtype" if release >= (0, 40) else "torch_dtype": dtype}
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import sdattn
 from sdattn.layers import find_layers
@@ -39,6 +40,18 @@ def test_it_is_at_most_16_megabytes_of_safetensors():
     assert not [path for path in files if path.suffix in (".bin", ".ckpt", ".pt", ".pkl")]
     configs = [path for path in files if path.suffix == ".json"]
     assert not [path for path in configs if re.search(r'"/\w+/\w', path.read_text())]
+
+
+@pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
+def test_its_weights_are_those_of_the_file(demo, part):
+    """Where names do not fit, transformers draws random weights and only logs it."""
+    [path] = (DEMO / part).glob("*.safetensors")
+    weights = getattr(demo, part).state_dict()
+    saved = {name: one for name, one in load_file(path).items() if "position_ids" not in name}
+    for name, one in saved.items():
+        inner = name.removeprefix("text_model.")
+        assert torch.equal(weights[name if name in weights else inner], one.float())
+    assert len(saved) == len([name for name in weights if "position_ids" not in name])
 
 
 def test_turquoise_is_a_word_of_several_pieces(demo):

@@ -5,7 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import make_pipeline, make_sdxl_pipeline, make_unet, tiny_text_encoder
+from conftest import (
+    make_pipeline,
+    make_sdxl_pipeline,
+    make_unet,
+    tiny_text_encoder,
+    tiny_tokenizer,
+)
 from diffusers import HeunDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from PIL import Image
 
@@ -251,9 +257,7 @@ def test_two_tokenizers_must_put_words_into_the_same_columns():
     pipe = make_sdxl_pipeline()
     words = [word.columns for word in sdattn.read_prompts(pipe, TARGET)[0].words]
     assert words == [(1,), (2,), (3,)]
-    pipe.tokenizer_2 = type(pipe.tokenizer)(
-        vocab=pipe.tokenizer.get_vocab(), merges=[], model_max_length=77
-    )
+    pipe.tokenizer_2 = tiny_tokenizer(merges=())
     with pytest.raises(ValueError, match=r"disagree on 'a red cat': 'red' is at columns \(2,\)"):
         edit(pipe, SOURCE, TARGET, **FAST)
 

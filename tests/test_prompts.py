@@ -455,7 +455,7 @@ def test_pipelines_whose_words_cannot_be_told_take_labels():
         ("FluxKontextPipeline", "_flux"),
         ("FluxPriorReduxPipeline", "unknown"),
         ("Flux2Pipeline", "_flux2"),
-        ("Flux2KleinInpaintPipeline", "_klein"),
+        ("Flux2KleinPipeline", "_klein"),
         ("QwenImageControlNetPipeline", "_qwen"),
         ("QwenImageEditPlusPipeline", "_with_images"),
         ("PixArtSigmaPAGPipeline", "_pixart"),

@@ -9,7 +9,11 @@ from tiny_tokenizers import tiny_gemma, tiny_mistral, tiny_qwen, tiny_t5
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
-from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
+
+try:
+    from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
+except ImportError:  # transformers 4
+    from transformers import BertTokenizer as BertTokenizerLegacy
 
 from sdattn.chunks import read_long_prompt
 from sdattn.tokens import (
