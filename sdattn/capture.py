@@ -266,7 +266,13 @@ class _Watch:
     def _refuse_second_run(self) -> None:
         scheduler = getattr(self.denoiser.pipeline, "scheduler", None)
         schedule = getattr(scheduler, "timesteps", None)
-        if self.store.passes and schedule is not self.schedule:
+        again = self.store.passes and schedule is not self.schedule
+        if again and getattr(self.denoiser.pipeline, "free_init_enabled", False):
+            raise CaptureError(
+                "FreeInit runs the whole schedule several times, which would mix the maps of all. "
+                "Call pipe.disable_free_init(), or capture(pipe.unet)."
+            )
+        if again:
             raise CaptureError(
                 "A second run of the pipeline began inside one capture(), which would mix the maps "
                 "of two pictures. Enter capture() once for each run."

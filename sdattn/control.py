@@ -33,7 +33,7 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
     Attend-and-Excite; controllers written for any of them run here.
 
     Args:
-        target: a Stable Diffusion pipeline with a UNet, or the UNet.
+        target: a pipeline of SD 1.x, 2.x or SDXL, or its UNet.
         controller: its ``num_att_layers`` is set to the number of layers. None for plain
             attention in pure torch. It takes the place of one registered before by a plain call.
 

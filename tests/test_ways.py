@@ -417,6 +417,14 @@ def test_a_negative_prompt_that_did_not_run_is_an_error():
             run(pipe)
 
 
+def test_free_init_is_named():
+    pipe = NAMED["AnimateDiff"].make()
+    pipe.enable_free_init(num_iters=2, use_fast_sampling=False)
+    with pytest.raises(CaptureError, match="FreeInit runs the whole schedule several times"):
+        with capture(pipe):
+            pipe("a cat", num_frames=4, num_inference_steps=2, height=64, width=64)
+
+
 def test_layers_that_cannot_be_captured_are_listed_but_not_chosen():
     sana, video = NAMED["Sana"].make(), NAMED["AnimateDiff"].make()
     for pipe, kind in ((sana, "linear"), (video, "temporal")):
