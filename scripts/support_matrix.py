@@ -34,7 +34,7 @@ def main() -> None:
     )
     for row in ROWS:
         ways = {str(way): attempt(row, way) for way in WAYS}
-        processors = {name: attempt(row, WAYS[1], name) for name in ("own", *row.processors)}
+        processors = {name: attempt(row, WAYS[0], name) for name in ("own", *row.processors)}
         cells = [row.name, *describe(row), *map(summary, (ways, processors))]
         print("|", " | ".join(cells), "|", flush=True)
     packages = ", ".join(f"{name} {version(name)}" for name in ("diffusers", "transformers"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .layers import family, is_unet, unwrapped
 from .processors import innermost
@@ -23,7 +24,7 @@ class Call:
         latent_size: (rows, cols) of the finest queries: the cells of a UNet's latent, the patches
             of a transformer's.
         batch: rows that the attention layers see; the frames of a video are rows.
-        n_text: columns of the text.
+        text: the text states, ``[B, T, width]``.
         n_image: columns of image prompts (IP-Adapter), which follow those of the text.
         skips_layers: whether this is the extra pass of skip-layer guidance (SD 3.5), which is
             neither branch of the guidance.
@@ -32,9 +33,14 @@ class Call:
     timestep: float
     latent_size: tuple[int, int]
     batch: int
-    n_text: int
+    text: Tensor
     n_image: int = 0
     skips_layers: bool = False
+
+    @property
+    def n_text(self) -> int:
+        """Columns of the text."""
+        return self.text.shape[1]
 
 
 def read_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
@@ -48,7 +54,7 @@ def read_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> C
         timestep=_first(given["timestep"]) * _unit(model),
         latent_size=_GRIDS[family(model)](model, given),
         batch=len(picture),
-        n_text=given["encoder_hidden_states"].shape[1],
+        text=given["encoder_hidden_states"],
         skips_layers=given.get("skip_layers") is not None,
     )
 
@@ -61,7 +67,7 @@ def _unet(model: Any, given: Mapping[str, Any]) -> Call:
         timestep=_first(given["timestep"]),
         latent_size=(sample.shape[-2], sample.shape[-1]),
         batch=len(sample) * frames,
-        n_text=text.shape[1],
+        text=text,
         n_image=_image_columns(model, images, given.get("added_cond_kwargs") or {}),
     )
 

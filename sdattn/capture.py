@@ -152,6 +152,7 @@ class _Watch:
         self.observers: dict[str, ObservingProcessor] = {}
         self.firsts: dict[str, ObservingProcessor] = {}
         self.schedule: Any = None
+        self.said_branches = False
 
     def install(self, layer: AttentionLayer) -> None:
         observe = partial(self.observe, layer)
@@ -191,6 +192,7 @@ class _Watch:
         call = read_call(model, args, kwargs)
         self._refuse_second_run()
         self._notice_swaps()
+        self._notice_branches(call)
         order: Order = ("conditional",) if self.guidance is None else self.guidance.order()
         one = None if call.skips_layers else self._describe_pass(call, order)
         self.call = None if one is None else call
@@ -278,6 +280,21 @@ class _Watch:
                 "of two pictures. Enter capture() once for each run."
             )
         self.schedule = schedule
+
+    def _notice_branches(self, call: Call) -> None:
+        """On a model without its pipeline: say if it seems to run two branches in turn."""
+        before = self.call
+        if self.guidance is not None or before is None or self.said_branches:
+            return
+        if before.timestep == call.timestep and before.text is not call.text:
+            self.said_branches = True
+            warnings.warn(
+                f"The model ran twice at timestep {call.timestep:g} with other text states, of the "
+                "negative prompt perhaps. Both count as steps of the same images. Capture the "
+                "pipeline to tell them apart, or steps='all' and choose.",
+                CaptureWarning,
+                stacklevel=2,
+            )
 
     def _notice_swaps(self) -> None:
         swapped = []

@@ -41,4 +41,4 @@ WAYS = (
     Way(prompts=2, dtype=torch.bfloat16),
 )
 CASES = [(row, "own", way) for row in ROWS for way in WAYS]
-CASES += [(row, name, WAYS[1]) for row in ROWS for name in row.processors]
+CASES += [(row, name, WAYS[0]) for row in ROWS for name in row.processors]

@@ -118,6 +118,16 @@ def test_negative_prompts_of_pipelines_that_run_in_turn(make, monkeypatch):
         pass
 
 
+def test_a_bare_model_that_runs_both_in_turn_is_noticed():
+    pipe = flux()
+    with pytest.warns(CaptureWarning, match="ran twice at timestep .* with other text states"):
+        with capture(pipe.transformer):
+            run(pipe, negative_prompt="dog", true_cfg_scale=4.0)
+    with capture(pipe.transformer) as store:  # a run of one branch is as it should be
+        run(pipe)
+    assert len(store.passes) == 2
+
+
 def test_generate_shows_a_negative_prompt_only_where_there_is_one():
     with pytest.raises(ValueError, match="words of a negative prompt. Pass one"):
         sdattn.generate(make_pipeline(), PROMPT, capture_options={"branch": "both"})
