@@ -7,7 +7,8 @@ up here, never guessed from the batch.
 
 import functools
 import inspect
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, cast
 
 Branch = Literal["conditional", "unconditional"]
 Order = tuple[Branch | None, ...]
@@ -137,7 +138,7 @@ class GuidanceWatch:
         self._told: bool | None = None
         self._listening = bool(names.intersection(NEGATIVE_FIRST_UNTOLD))
         if self._listening:
-            self._listen()
+            _listeners(pipeline).append(self._hear)
 
     def order(self) -> Order:
         """The chunks of the batch of the call that begins now; to be asked once a call."""
@@ -160,29 +161,44 @@ class GuidanceWatch:
         self._step = step
         return ("unconditional",) if again else ("conditional",)
 
-    def _listen(self) -> None:
-        """Stand in for encode_prompt, on this one pipeline object, until :meth:`close`."""
-        self._before = vars(self.pipeline).get("encode_prompt")
-        encode = self.pipeline.encode_prompt
-        signature = inspect.signature(encode)
-
-        @functools.wraps(encode)
-        def listening(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            self._told = bool(bound.arguments["do_classifier_free_guidance"])
-            return encode(*args, **kwargs)
-
-        self.pipeline.encode_prompt = listening
+    def _hear(self, guided: bool) -> None:
+        self._told = guided
 
     def close(self) -> None:
-        """Put back what :meth:`_listen` replaced."""
-        if not self._listening:
-            return
-        if self._before is not None:
-            self.pipeline.encode_prompt = self._before
-        else:
-            vars(self.pipeline).pop("encode_prompt", None)
+        """Stop listening."""
+        standing_in = vars(self.pipeline).get("encode_prompt")
+        listeners = getattr(standing_in, "listeners", [])
+        if self._hear in listeners:
+            listeners.remove(self._hear)
+            if not listeners:
+                vars(self.pipeline).pop("encode_prompt")
+                vars(self.pipeline).update(cast(Any, standing_in).before)
+
+
+def _listeners(pipeline: Any) -> list[Callable[[bool], None]]:
+    """Who is told, at each ``encode_prompt`` of this one pipeline object, whether a run is guided.
+
+    A function that stands in for the method holds them, for as long as there are any.
+    """
+    encode = pipeline.encode_prompt
+    if hasattr(encode, "listeners"):
+        return cast(list[Callable[[bool], None]], encode.listeners)
+    signature = inspect.signature(encode)
+
+    @functools.wraps(encode)
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        for listener in listeners:
+            listener(bool(bound.arguments["do_classifier_free_guidance"]))
+        return encode(*args, **kwargs)
+
+    listeners: list[Callable[[bool], None]] = []
+    telling.listeners = listeners  # type: ignore[attr-defined]
+    own = {name: one for name, one in vars(pipeline).items() if name == "encode_prompt"}
+    telling.before = own  # type: ignore[attr-defined]
+    pipeline.encode_prompt = telling
+    return listeners
 
 
 def branch_rows(order: Order, batch: int) -> dict[Branch, slice]:

@@ -133,6 +133,25 @@ def test_generate_shows_a_negative_prompt_only_where_there_is_one():
         sdattn.generate(make_pipeline(), PROMPT, capture_options={"branch": "both"})
 
 
+@pytest.mark.parametrize("order", ["nested", "crossed"])
+def test_pixart_tells_of_guidance_and_is_as_before_after(order):
+    pipe = NAMED["PixArt Alpha"].make()
+    before, options = set(vars(pipe)), {"use_resolution_binning": False, "guidance_scale": 1.0}
+    with capture(pipe) as store:
+        run(pipe, **options)
+    assert [one.batch for one in store.passes] == [1, 1]
+    first, second = capture(pipe), capture(pipe)
+    first.__enter__()
+    inner = second.__enter__()
+    run(pipe, **{**options, "guidance_scale": 3.0})
+    assert [one.batch for one in inner.passes] == [2, 2]
+    assert inner.images == 1
+    for one in (second, first) if order == "nested" else (first, second):
+        one.__exit__(None, None, None)
+    assert set(vars(pipe)) == before
+    run(pipe, **options)
+
+
 # -- text states in place of text, long prompts ---------------------------------------------------
 
 
