@@ -85,6 +85,9 @@ def generate(
     width: Pixels = None,
     height: Pixels = None,
     settings: Settings = None,
+    negative_maps: Annotated[
+        bool, typer.Option("--negative-maps", help="Draw where the negative prompt's words went.")
+    ] = False,
     device: Device = None,
     dtype: Dtype = None,
     out: Annotated[
@@ -101,7 +104,8 @@ def generate(
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
     check_target(out, force=force)
     pipe = _load(load_pipeline, model, device, dtype)
-    run = generate(pipe, prompt, seed=seed, **options)
+    watch = {"branch": "both"} if negative_maps else {}
+    run = generate(pipe, prompt, seed=seed, capture_options=watch, **options)
     folder = run.save(out, force=force)[0]
     _print_words(run.heatmaps[0], folder)
 

@@ -1,6 +1,7 @@
 """A run's folder: what is in it, written whole or not at all, and read back with checks.
 
 image.png  heatmaps/NN-word.png  grid.png  maps.safetensors  run.json
+negative/heatmaps/NN-word.png  negative/grid.png      (where they were asked for)
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def save_run(
     layers: Mapping[str, Tensor],
     info: Mapping[str, Any],
     *,
+    negative: Heatmaps | None = None,
     force: bool = False,
 ) -> Path:
     """Write the folder of one image's run.
@@ -64,6 +66,7 @@ def save_run(
         heatmaps: its heatmaps.
         layers: layer name to ``[rows, cols, tokens]``; kept as float16.
         info: settings of the run, anything JSON can hold.
+        negative: the heatmaps of the negative prompt, drawn into ``negative/``.
         force: replace a run folder that is there already.
 
     Returns:
@@ -94,6 +97,9 @@ def save_run(
         text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
         (temporary / "run.json").write_text(text + "\n", encoding="utf-8")
         draw(temporary, image, heatmaps.occurrences(), heatmaps.prompt.text)
+        if negative is not None:
+            (temporary / "negative").mkdir()
+            draw(temporary / "negative", image, negative.occurrences(), negative.prompt.text)
     return Path(folder)
 
 

@@ -7,6 +7,7 @@ import math
 import platform
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -55,10 +56,18 @@ class Run:
             Path(folder) if single else Path(f"{folder}-{i}") for i in range(len(self.images))
         ]
         maps = cross_maps(self.store)
-        before = len(self.negative_heatmaps)
         for i, path in enumerate(folders):
-            layers = {name: one[before + i] for name, one in maps.items()}
-            save_run(path, self.images[i], self.heatmaps[i], layers, self.info[i], force=force)
+            layers = {name: one[i] for name, one in maps.items()}
+            negative = self.negative_heatmaps[i] if self.negative_heatmaps else None
+            save_run(
+                path,
+                self.images[i],
+                self.heatmaps[i],
+                layers,
+                self.info[i],
+                negative=negative,
+                force=force,
+            )
         return folders
 
 
@@ -112,17 +121,21 @@ def sample(
 
     ``seeds`` has one for each image, in the order of the pipeline.
     """
-    with capture(pipe, **(capture_options or {})) as store:
+    settings = dict(capture_options or {})
+    both = settings.pop("branch", "conditional") == "both"
+    with ExitStack() as captures:
+        store = captures.enter_context(capture(pipe, **settings))
+        if both:  # a capture of its own, since some pipelines run the two in turn
+            settings |= {"branch": "unconditional", "tokens": None}
+            of_negative = captures.enter_context(capture(pipe, **settings))
         result = _call(pipe, [one.text for one in prompts], seeds, options)
     _warn_of_blanked(result)
+    maps = heatmaps_of(store, prompts)
     negative: list[Heatmaps] = []
-    if "unconditional" in store.branches:
+    if both:
         texts = _one_each(options["negative_prompt"], len(prompts))
-        read = read_prompts(pipe, texts, store.n_text, negative=True, **options)
-        maps = heatmaps_of(store, [*read, *prompts])
-        negative, maps = maps[: len(maps) // 2], maps[len(maps) // 2 :]
-    else:
-        maps = heatmaps_of(store, prompts)
+        read = read_prompts(pipe, texts, of_negative.n_text, negative=True, **options)
+        negative = heatmaps_of(of_negative, read)
     images = _pictures(result)
     common = _describe(pipe, store, options)
     each = len(images) // len(seeds)  # the frames of a video share their seed

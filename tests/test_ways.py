@@ -69,14 +69,20 @@ def test_a_batch_is_its_images_one_by_one(row):
 # -- negative prompts -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["Stable Diffusion 1.x", "SDXL", "Stable Diffusion 3", "Sana"])
-def test_negative_prompts_have_heatmaps_with_their_own_words(name):
+@pytest.mark.parametrize(
+    "name", ["Stable Diffusion 1.x", "SDXL", "Stable Diffusion 3", "Sana", "FLUX.1", "Qwen-Image"]
+)
+def test_negative_prompts_have_heatmaps_with_their_own_words(name, tmp_path):
     row = NAMED[name]
     pipe, way = row.make(), row.fitted(WAYS[0])
     options = {**row.options(pipe, way), "negative_prompt": "dog, dog", "num_inference_steps": 2}
     both = sdattn.generate(pipe, PROMPT, capture_options={"branch": "both"}, **options)
     assert both.negative_heatmaps[0].words == ("dog", ",", "dog")
     assert both.heatmaps[0].words == ("a", "red", "cat")
+    folder = both.save(tmp_path / "run")[0]
+    drawn = sorted(path.name for path in (folder / "negative" / "heatmaps").iterdir())
+    assert drawn == ["01-dog.png", "02-sign.png", "03-dog.png"]
+    assert sdattn.load_run(folder).heatmaps.words == ("a", "red", "cat")
     # the same as each branch by itself
     one = sdattn.generate(pipe, PROMPT, **options)
     for word in one.heatmaps[0]:
