@@ -107,8 +107,8 @@ class _Seen:
             logsumexp = _logsumexp(query, key, mask)
         scores = query @ key[:, :, text].mT
         if mask is not None:
-            scores = scores + mask[..., text]
-        return (scores - logsumexp).exp()
+            scores += mask[..., text]
+        return scores.sub_(logsumexp).exp_()
 
     def _mask(self, rows: Tensor, picture: slice) -> Tensor:
         """The mask as an addend, ``[images or 1, heads or 1, N or 1, keys]``."""
