@@ -82,7 +82,7 @@ def _image_columns(model: Any, images: list[Any], added: Mapping[str, Any]) -> i
     inner = map(innermost, unwrapped(model).attn_processors.values())
     tokens = next((one.num_tokens for one in inner if hasattr(one, "num_tokens")), ())
     counts = [one.shape[1] for one in embeds] if isinstance(embeds, (list, tuple)) else [1]
-    return sum(count * each for count, each in zip(counts, tokens, strict=True))
+    return sum(count * each for count, each in zip(counts, tokens, strict=False))
 
 
 def _first(timestep: Any) -> float:
@@ -113,8 +113,14 @@ def _by_ids(_model: Any, given: Mapping[str, Any]) -> tuple[int, int]:
     """
     ids = given["img_ids"]
     ids = ids[0] if ids.ndim == 3 else ids
-    made = ids[ids[:, 0] == 0]
-    return int(made[:, 1].max()) + 1, int(made[:, 2].max()) + 1
+    made = ids[ids[:, 0] == 0][:, 1:3].float()
+    rows, cols = made[:, 0].unique(), made[:, 1].unique()
+    if not len(made) or not torch.equal(made, torch.cartesian_prod(rows, cols)):
+        raise ValueError(
+            f"img_ids name {len(made)} patches of the picture in {len(rows)} rows and {len(cols)} "
+            "columns, which is no grid, row by row, so where a patch is cannot be told."
+        )
+    return len(rows), len(cols)
 
 
 def _by_shapes(_model: Any, given: Mapping[str, Any]) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from .layers import (
     unwrapped,
 )
 from .maps import CaptureError, CaptureWarning, MapStore, Pass, Selection, expected_bytes
-from .processors import ObservingProcessor, ProbsOf
+from .processors import ObservingProcessor, ProbsOf, innermost
 
 MUCH = 1e9  # bytes; a capture that will hold more says so before it starts
 logger = logging.getLogger(__name__)
@@ -113,10 +113,23 @@ def capture(
             undo.callback(watch.uninstall, layer, layer.module.processor)
         for layer in chosen:
             watch.install(layer)
+        if any(la.kind == "joint" and _has_image_prompts(la) for la in chosen):
+            warnings.warn(
+                "Image prompts (IP-Adapter) of joint attention are not captured: the maps have the "
+                "columns of the text only.",
+                CaptureWarning,
+                stacklevel=3,
+            )
         hook = denoiser.model.register_forward_pre_hook(watch.before_pass, with_kwargs=True)
+        undo.callback(hook.remove)
+        hook = denoiser.model.register_forward_hook(watch.after_pass)
         undo.callback(hook.remove)
         yield store
     store.check()
+
+
+def _has_image_prompts(layer: AttentionLayer) -> bool:
+    return hasattr(innermost(layer.module.processor), "to_k_ip")
 
 
 def _say_eager(model: Any) -> None:
@@ -152,6 +165,7 @@ class _Watch:
         self.observers: dict[str, ObservingProcessor] = {}
         self.firsts: dict[str, ObservingProcessor] = {}
         self.schedule: Any = None
+        self.last: Call | None = None
         self.said_branches = False
 
     def install(self, layer: AttentionLayer) -> None:
@@ -205,6 +219,11 @@ class _Watch:
                 self.store.layers, self.selection, self.kinds, one.latent_size
             )
             self._say_bytes(call)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def after_pass(self, *_: Any) -> None:
+        """Layers that run now are run again for a gradient (checkpointing): no news."""
+        self.call = None
 
     def _describe_pass(self, call: Call, order: Order) -> Pass | None:
         """What is kept of a call; None where it is of another branch only."""
@@ -268,7 +287,7 @@ class _Watch:
     def _refuse_second_run(self) -> None:
         scheduler = getattr(self.denoiser.pipeline, "scheduler", None)
         schedule = getattr(scheduler, "timesteps", None)
-        again = self.store.passes and schedule is not self.schedule
+        again = (self.store.passes or self.store.skipped) and schedule is not self.schedule
         if again and getattr(self.denoiser.pipeline, "free_init_enabled", False):
             raise CaptureError(
                 "FreeInit runs the whole schedule several times, which would mix the maps of all. "
@@ -283,7 +302,7 @@ class _Watch:
 
     def _notice_branches(self, call: Call) -> None:
         """On a model without its pipeline: say if it seems to run two branches in turn."""
-        before = self.call
+        before, self.last = self.last, call
         if self.guidance is not None or before is None or self.said_branches:
             return
         if before.timestep == call.timestep and before.text is not call.text:

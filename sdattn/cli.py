@@ -102,12 +102,14 @@ def generate(
 
     options = {**_given(steps, guidance, negative, width, height), **_settings(settings or [])}
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
-    check_target(out, force=force)
+    number = options.get("num_images_per_prompt", 1)
+    for i in range(number if isinstance(number, int) else 1):
+        check_target(out if number == 1 else f"{out}-{i}", force=force)
     pipe = _load(load_pipeline, model, device, dtype)
     watch = {"branch": "both"} if negative_maps else {}
     run = generate(pipe, prompt, seed=seed, capture_options=watch, **options)
-    folder = run.save(out, force=force)[0]
-    _print_words(run.heatmaps[0], folder)
+    for folder, heatmaps in zip(run.save(out, force=force), run.heatmaps, strict=True):
+        _print_words(heatmaps, folder)
 
 
 def _given(
@@ -128,6 +130,10 @@ def _given(
     return {name: value for name, value in given.items() if value is not None}
 
 
+_OWN = {"prompt", "pipe", "seed", "words", "capture_options", "num_inference_steps", "width"}
+_OWN |= {"guidance_scale", "negative_prompt", "height"}
+
+
 def _settings(texts: list[str]) -> dict[str, Any]:
     """NAME=VALUE, the value as JSON where it is that, else as text."""
     found: dict[str, Any] = {}
@@ -135,6 +141,8 @@ def _settings(texts: list[str]) -> dict[str, Any]:
         name, is_set, value = text.partition("=")
         if not is_set or not name.isidentifier():
             raise typer.BadParameter(f"{text!r} is not NAME=VALUE.", param_hint="--set")
+        if name in _OWN:
+            raise typer.BadParameter(f"{name} has an option or argument of its own.")
         try:
             found[name] = json.loads(value)
         except json.JSONDecodeError:

@@ -13,16 +13,17 @@ def is_compiled(model: Any) -> bool:
 @contextmanager
 def running_eagerly(model: Any) -> Iterator[None]:
     """Leave what was compiled aside; it is as it was, with all its graphs, at the end."""
-    undo: list[tuple[Any, str, Any]] = []
-    for module, name in _compiled_parts(model):
-        undo.append((module, name, vars(module)[name]))
+    undo: list[tuple[Any, str, Any, Any]] = []
+    for module, name in list(_compiled_parts(model)):
         eager = module._orig_mod.__call__ if name == "forward" else None
+        undo.append((module, name, vars(module)[name], eager))
         object.__setattr__(module, name, eager)
     try:
         yield
     finally:
-        for module, name, before in undo:
-            object.__setattr__(module, name, before)
+        for module, name, before, eager in undo:
+            if vars(module)[name] == eager:  # else it was compiled anew inside
+                object.__setattr__(module, name, before)
 
 
 def _compiled_parts(model: Any) -> Iterator[tuple[Any, str]]:

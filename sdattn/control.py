@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .layers import AttentionLayer, Denoiser, find_denoiser, find_layers
+from .layers import AttentionLayer, Denoiser, find_denoiser, find_layers, is_unet
 from .maps import CaptureError, CaptureWarning
 from .processors import Controller, TorchAttnProcessor, innermost
 
@@ -49,9 +49,11 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
     """
     denoiser = find_denoiser(target)
     layers = find_layers(denoiser.model)
-    if strange := sorted({layer.kind for layer in layers} - {"cross", "self"}):
+    strange = sorted({layer.kind for layer in layers} - {"cross", "self"})
+    if strange or not is_unet(denoiser.model):
         raise TypeError(
-            f"A {type(denoiser.model).__name__} has {' and '.join(strange)} attention, which the "
+            f"A {type(denoiser.model).__name__} is no UNet of Stable Diffusion, or has "
+            f"{' and '.join(strange) or 'other'} attention in other places, which the "
             "controllers of prompt-to-prompt do not know. Pass a UNet of SD 1.x, 2.x or SDXL, or "
             "its pipeline."
         )

@@ -19,7 +19,7 @@ _MARK = "\ue000"  # a private character, for the place of the prompt in a templa
 
 
 @dataclass(frozen=True)
-class Call:
+class PipelineCall:
     """What is known of a pipeline's call, see :func:`sdattn.prompts.read_prompts`."""
 
     pipe: Any
@@ -63,7 +63,7 @@ class Call:
         )
 
 
-Reader = Callable[[Call, list[str]], list[Prompt]]
+Reader = Callable[[PipelineCall, list[str]], list[Prompt]]
 
 
 def tokenizers(pipe: Any) -> list[Any]:
@@ -82,7 +82,7 @@ def tokenizers(pipe: Any) -> list[Any]:
     return found
 
 
-def unknown(call: Call, texts: list[str]) -> list[Prompt]:
+def unknown(call: PipelineCall, texts: list[str]) -> list[Prompt]:
     """The reader of pipelines that are not in the table, or whose columns are not those of the
     family that their name begins with: it refuses."""
     raise TypeError(
@@ -92,14 +92,14 @@ def unknown(call: Call, texts: list[str]) -> list[Prompt]:
     )
 
 
-def _with_images(call: Call, texts: list[str]) -> list[Prompt]:
+def _with_images(call: PipelineCall, texts: list[str]) -> list[Prompt]:
     raise TypeError(
         f"A {type(call.pipe).__name__} has its text encoder read images before the prompt, so the "
         f"columns of {texts[0]!r} depend on them. Pass labels, {{'cat': [2]}} say, and columns=."
     )
 
 
-def _clip(call: Call, texts: list[str]) -> list[Prompt]:
+def _clip(call: PipelineCall, texts: list[str]) -> list[Prompt]:
     """CLIP, filled up to its 77 columns, or in chunks; SDXL's two encoders share the columns."""
     first, *others = tokenizers(call.pipe)
     read = [_clip_columns(call, first, text) for text in texts]
@@ -109,7 +109,7 @@ def _clip(call: Call, texts: list[str]) -> list[Prompt]:
     return read
 
 
-def _clip_columns(call: Call, tokenizer: Any, text: str) -> Prompt:
+def _clip_columns(call: PipelineCall, tokenizer: Any, text: str) -> Prompt:
     source, most = call.source(tokenizer, text), tokenizer.model_max_length
     if call.columns is None or call.columns == most:
         return read_source(tokenizer, source, **filled(most))
@@ -133,11 +133,11 @@ def _check_agreement(prompt: Prompt, twin: Prompt) -> None:
             )
 
 
-def _sd3(call: Call, texts: list[str]) -> list[Prompt]:
+def _sd3(call: PipelineCall, texts: list[str]) -> list[Prompt]:
     """Two CLIPs on the first 77 columns, T5 on those behind them; T5 can be left out, then its
     columns are zeros. Source: pipeline_stable_diffusion_3.py, ``encode_prompt``."""
     pipe, before = call.pipe, call.pipe.tokenizer.model_max_length
-    clip = _clip(Call(pipe, before, call.options), texts)
+    clip = _clip(PipelineCall(pipe, before, call.options), texts)
     length = call.length(before=before, most=512)
     if pipe.text_encoder_3 is None:
         t5 = [Prompt(text, (), _padding(length)) for text in texts]
@@ -151,19 +151,19 @@ def _padding(length: int) -> tuple[Token, ...]:
     return (Token(-1, PAD, 0, 0, PAD),) * length
 
 
-def _flux(call: Call, texts: list[str]) -> list[Prompt]:
+def _flux(call: PipelineCall, texts: list[str]) -> list[Prompt]:
     """T5; CLIP gives one pooled vector. Source: pipeline_flux.py, ``_get_t5_prompt_embeds``."""
     tokenizer, options = call.pipe.tokenizer_2, filled(call.length(most=512))
     return [read_source(tokenizer, call.source(tokenizer, text), **options) for text in texts]
 
 
-def _pixart(call: Call, texts: list[str]) -> list[Prompt]:
+def _pixart(call: PipelineCall, texts: list[str]) -> list[Prompt]:
     """T5, in lower case. Source: pipeline_pixart_alpha.py, ``encode_prompt``."""
     options = filled(call.length())
     return [read_source(call.pipe.tokenizer, _cleaned(call, text), **options) for text in texts]
 
 
-def _sana(call: Call, texts: list[str]) -> list[Prompt]:
+def _sana(call: PipelineCall, texts: list[str]) -> list[Prompt]:
     """Gemma behind an instruction, of which the start and what the length leaves of its end are
     kept. Source: pipeline_sana.py, ``_get_gemma_prompt_embeds`` and ``encode_prompt``."""
     tokenizer, length = call.pipe.tokenizer, call.length()
@@ -185,7 +185,7 @@ def _sana(call: Call, texts: list[str]) -> list[Prompt]:
     ]
 
 
-def _cleaned(call: Call, text: str) -> Source:
+def _cleaned(call: PipelineCall, text: str) -> Source:
     """The prompt as DeepFloyd's ``_text_preprocessing`` leaves it, if it only lowers the case."""
     source = Source.of(text).lower().strip()
     if call.option("clean_caption"):
@@ -199,7 +199,7 @@ def _cleaned(call: Call, text: str) -> Source:
     return source
 
 
-def _qwen(call: Call, texts: list[str]) -> list[Prompt]:
+def _qwen(call: PipelineCall, texts: list[str]) -> list[Prompt]:
     """Qwen2.5-VL inside a template, without its first tokens, cut, and filled with zeros up to the
     longest prompt of the batch. Source: pipeline_qwenimage.py, ``_get_qwen_prompt_embeds``."""
     pipe, tokenizer = call.pipe, call.pipe.tokenizer
@@ -226,7 +226,7 @@ def _qwen(call: Call, texts: list[str]) -> list[Prompt]:
     ]
 
 
-def _klein(call: Call, texts: list[str]) -> list[Prompt]:
+def _klein(call: PipelineCall, texts: list[str]) -> list[Prompt]:
     """Qwen3's chat format. Source: pipeline_flux2_klein.py, ``_get_qwen3_prompt_embeds``."""
     tokenizer, options = call.pipe.tokenizer, filled(call.length())
 
@@ -239,7 +239,7 @@ def _klein(call: Call, texts: list[str]) -> list[Prompt]:
     return [read_source(tokenizer, _rendered(text, render), **options) for text in texts]
 
 
-def _flux2(call: Call, texts: list[str]) -> list[Prompt]:
+def _flux2(call: PipelineCall, texts: list[str]) -> list[Prompt]:
     """Mistral's chat format behind a system message. Source: pipeline_flux2.py, ``format_input``
     and ``_get_mistral_3_small_prompt_embeds``."""
     processor = call.pipe.tokenizer

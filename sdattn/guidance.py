@@ -80,8 +80,6 @@ IN_TURN = (
     "QwenImageEditPipeline",
     "QwenImageEditInpaintPipeline",
     "QwenImageEditPlusPipeline",
-    "SanaSprintPipeline",
-    "SanaSprintImg2ImgPipeline",
 )
 
 
@@ -94,7 +92,8 @@ def guided_order(pipeline: Any) -> Order:
     names = {cls.__name__ for cls in type(pipeline).__mro__}
     if names.intersection(THREE_WAY):
         return "conditional", None, "unconditional"
-    if names.intersection(NEGATIVE_FIRST + NEGATIVE_FIRST_UNTOLD):
+    told = hasattr(type(pipeline), "do_classifier_free_guidance")
+    if (told and names.intersection(NEGATIVE_FIRST)) or names.intersection(NEGATIVE_FIRST_UNTOLD):
         return "unconditional", "conditional"
     if names.intersection(IN_TURN):
         return ("conditional",)
@@ -134,7 +133,8 @@ class GuidanceWatch:
         self.guided = guided_order(pipeline)
         names = {cls.__name__ for cls in type(pipeline).__mro__}
         self.in_turn = bool(names.intersection(IN_TURN))
-        self._step: Any = self  # no step yet
+        self._step: Any = None
+        self._calls = 0  # within this step
         self._told: bool | None = None
         self._listening = bool(names.intersection(NEGATIVE_FIRST_UNTOLD))
         if self._listening:
@@ -156,9 +156,16 @@ class GuidanceWatch:
     def _next_in_turn(self) -> Order:
         # The scheduler moves on between steps only, so a second call within a step is the
         # negative prompt's. (Timesteps would not tell: second-order schedulers repeat them.)
-        step = self.pipeline.scheduler.step_index
-        again = step == self._step
+        scheduler = self.pipeline.scheduler
+        step = id(scheduler.timesteps), scheduler.step_index
+        self._calls = self._calls + 1 if step == self._step else 1
         self._step = step
+        if self._calls > 2:
+            raise ValueError(
+                f"A {type(self.pipeline).__name__} called its model {self._calls} times in one "
+                "step, and which is of the negative prompt is not known. Capture its transformer."
+            )
+        again = self._calls == 2
         return ("unconditional",) if again else ("conditional",)
 
     def _hear(self, guided: bool) -> None:

@@ -22,8 +22,6 @@ from .tokens import Prompt, Token, read_prompt
 if TYPE_CHECKING:
     from PIL import Image
 
-IMAGE = "<image>"  # the columns of image prompts (IP-Adapter)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Heatmap:
@@ -89,7 +87,9 @@ class Heatmaps(Mapping[str, Heatmap]):
         hm["circle"]           a word; where it occurs more than once, all of it together
         hm["red circle"]       a phrase: words that follow each other
         hm.find("a")           each occurrence on its own, a tuple
-        hm["<sos>"], hm["<eos>"], hm["<pad>"], hm["<template>"], hm["<image>"]
+        hm["<sos>"], hm["<eos>"], hm["<pad>"], hm["<template>"]
+        hm["<image 1>"]        the first column of the image prompts (IP-Adapter), one by one:
+                               those of one adapter sum to 1, whatever its masks
         hm[3]                  token column 3
 
     Attributes:
@@ -202,7 +202,7 @@ def heatmaps(
         ValueError: the number of prompts does not fit the number of images, or the number of
             token columns does not fit the tokenizer.
     """
-    prompts = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt)
+    prompts = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt or [])
     each = _images_each(store, len(prompts))
     branches = store.branches[::each]
     read: list[Prompt | None] = [None] * len(prompts)
@@ -232,7 +232,7 @@ def _read(
 
 def _images_each(store: MapStore, prompts: int) -> int:
     each, rest = divmod(store.images, max(prompts, 1))
-    if rest or not each:
+    if rest or not each or not prompts:
         raise ValueError(
             f"{prompts} prompt(s) do not fit {store.images} image(s). Pass one prompt for all "
             "images, or one for each prompt of the run, in order."
@@ -257,8 +257,9 @@ def heatmaps_of(store: MapStore, prompts: Sequence[Prompt]) -> list[Heatmaps]:
 
 def _with_images(prompt: Prompt, columns: int) -> Prompt:
     """The prompt with the columns of image prompts behind its own."""
-    image = Token(-1, IMAGE, 0, 0, IMAGE)
-    return replace(prompt, tokens=prompt.tokens + (image,) * columns) if columns else prompt
+    names = [f"<image {number}>" for number in range(1, columns + 1)]
+    images = tuple(Token(-1, name, 0, 0, name) for name in names)
+    return replace(prompt, tokens=prompt.tokens + images)
 
 
 def cross_maps(store: MapStore) -> dict[str, Tensor]:

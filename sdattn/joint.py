@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from .processors import Observer, ObservingProcessor
 
@@ -43,7 +44,8 @@ class JointObserver(ObservingProcessor):
         spans: where the picture's queries and the text's keys are.
 
     Raises (when called):
-        RuntimeError: ``inner`` made no call of ``scaled_dot_product_attention``.
+        RuntimeError: ``inner`` did not call ``scaled_dot_product_attention`` just once for text and
+            picture together.
     """
 
     def __init__(self, inner: Any, observe: Observer, spans: Spans):
@@ -67,16 +69,21 @@ class JointObserver(ObservingProcessor):
         return cast(Tensor, output)
 
     def _watched(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
-        with _Watch() as watch:
+        states = [kwargs.get("hidden_states", args[0] if args else None)]
+        states.append(kwargs.get("encoder_hidden_states", args[1] if len(args) > 1 else None))
+        length = sum(one.shape[1] for one in states if one is not None)
+        with _SdpaWatch(length) as watch:
             output = self.inner(attn, *args, **kwargs)
-        if watch.seen is None:
+        if len(watch.fitting) != 1:
             raise RuntimeError(
-                f"The processor {type(self.inner).__name__} did not call torch's "
-                "scaled_dot_product_attention, so what it attended to cannot be known. Choose that "
-                "backend before capture: model.set_attention_backend('native')."
+                f"The processor {type(self.inner).__name__} called torch's "
+                f"scaled_dot_product_attention {len(watch.fitting)} times for all of its {length} "
+                f"tokens of text and picture together (in all {watch.lengths or 'never'}), so what "
+                "it attended to cannot be known. Choose that backend before capture, "
+                "model.set_attention_backend('native'), or leave this layer out (layers=...)."
             )
         for listener in self.listeners:
-            listener(watch.seen)
+            listener(watch.fitting[0])
         return cast(Tensor, output)
 
 
@@ -121,28 +128,47 @@ class _Seen:
 
 
 def _logsumexp(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-    """Of each query's scores over all keys, ``[images, heads, N, 1]``, a slice at a time."""
+    """Of each query's scores over all keys, ``[images, heads, N, 1]``, a slice at a time.
+
+    Where a gradient is wanted, the scores of a slice are computed again for it, not kept.
+    """
     images, heads, n, _ = query.shape
     step = max(1, SLICE // (images * heads * key.shape[-2]))
+
+    def of_slice(part: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+        scores = part @ key.mT
+        return (scores if mask is None else scores + mask).logsumexp(-1, keepdim=True)
+
     parts = []
     for start in range(0, n, step):
-        scores = query[:, :, start : start + step] @ key.mT
-        if mask is not None:
-            scores += mask if mask.shape[2] == 1 else mask[:, :, start : start + step]
-        parts.append(scores.logsumexp(-1, keepdim=True))
+        rows = slice(start, start + step)
+        of_rows = mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
+        given = query[:, :, rows], key, of_rows
+        graph = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+        parts.append(
+            checkpoint(of_slice, *given, use_reentrant=False) if graph else of_slice(*given)
+        )
     return torch.cat(parts, dim=2)
 
 
-class _Watch(TorchFunctionMode):
-    """See the first ``scaled_dot_product_attention`` of a block of code, in this thread only."""
+class _SdpaWatch(TorchFunctionMode):
+    """See the calls of ``scaled_dot_product_attention`` in a block of code, in this thread only.
 
-    seen: _Seen | None = None
+    Those from ``length`` tokens to themselves are the joint attention; others (the image prompts of
+    an IP-Adapter) are let pass.
+    """
+
+    def __init__(self, length: int):
+        super().__init__()
+        self.length = length
+        self.fitting: list[_Seen] = []
+        self.lengths: list[str] = []  # of all calls, queries x keys
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is not nn.functional.scaled_dot_product_attention or self.seen is not None:
+        if func is not nn.functional.scaled_dot_product_attention:
             return func(*args, **kwargs)
         return self._attend(partial(func, *args, **kwargs), *args, **kwargs)
 
@@ -158,6 +184,9 @@ class _Watch(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        self.lengths.append(f"{query.shape[-2]}x{key.shape[-2]}")
+        if not query.shape[-2] == key.shape[-2] == self.length:
+            return attend()
         if dropout_p or is_causal or enable_gqa:
             raise RuntimeError(
                 "A joint attention with dropout, a causal mask or grouped queries is not known. "
@@ -170,7 +199,7 @@ class _Watch(TorchFunctionMode):
             )
         else:
             output = attend()
-        self.seen = _Seen(query, key, attn_mask, scale, logsumexp)
+        self.fitting.append(_Seen(query, key, attn_mask, scale, logsumexp))
         return output
 
 

@@ -72,7 +72,8 @@ class MapStore:
         tokens: the key columns that are kept, or None for all.
         n_keys: token columns of the layers that see the text, kept or not, those of image prompts
             (IP-Adapter) behind those of the text; None before they ran.
-        expected_nbytes: bytes that will be held at the end of the run, at most; None before it.
+        expected_nbytes: bytes that will be held at the end of the run, at most; None before it. Of
+            a model without its pipeline, whose number of calls is not known, after one call.
         maps: a mapping, layer name to ``[images, (steps,) (heads,) rows, cols, tokens]``. The
             steps axis is there with ``steps="all"`` or a selection, the heads axis likewise.
             Values are probabilities in [0, 1]; in the default dtype float32 and with all tokens
@@ -95,7 +96,8 @@ class MapStore:
     ):
         _check_selection("steps", steps)
         _check_selection("heads", heads)
-        if tokens is not None and (not len(tokens) or min(tokens) < 0):
+        whole = tokens is None or all(isinstance(token, int) for token in tokens)
+        if not whole or (tokens is not None and (not len(tokens) or min(tokens) < 0)):
             raise ValueError(f"tokens={tokens!r}: pass token columns from 0, or None for all.")
         self.layers = list(layers)
         self.levels = levels
@@ -257,6 +259,17 @@ class MapStore:
                 CaptureWarning,
                 stacklevel=4,
             )
+        passes = range(len(self.passes))
+        wanted = len([i for i in passes if isinstance(self.steps, str) or i in self.steps])
+        uneven = [f"{name} in {s.calls}" for name, s in self._slots.items() if s.calls != wanted]
+        if uneven:
+            warnings.warn(
+                f"The model ran {wanted} times, but {len(uneven)} watched layers ran in other "
+                "numbers of them (is a cache enabled?), so the steps of the layers are not the "
+                f"same ones: {', '.join(uneven[:3])}.",
+                CaptureWarning,
+                stacklevel=4,
+            )
         chosen = [] if isinstance(self.steps, str) else self.steps
         if skipped := [step for step in chosen if step >= len(self.passes)]:
             warnings.warn(
@@ -282,7 +295,7 @@ class MapStore:
             "missing": ", ".join(missing) or "none",
             "grids": ", ".join(f"{rows}x{cols}" for rows, cols in grids),
             "passes": f"{len(self.passes)}, timesteps {', '.join(times)}",
-            "skipped": f"{self.skipped} passes of another branch",
+            "skipped": f"{self.skipped} passes that are not the branch's",
             "guidance": f"{layout} in a batch of {first.batch}",
             "images": f"{self.images}, {' and '.join(dict.fromkeys(first.branches))}",
             "kept": f"steps {self.steps}, heads {self.heads}, tokens {kept}",
@@ -316,9 +329,11 @@ def _check_selection(name: str, value: Any) -> None:
         good = value in ("mean", "all")
     else:
         good = bool(len(value)) and all(isinstance(i, int) and i >= 0 for i in value)
+        good = good and len(set(value)) == len(value)
     if not good:
         raise ValueError(
-            f'{name}={value!r}: pass "mean", "all", or a list of indices from 0 (not empty).'
+            f'{name}={value!r}: pass "mean", "all", or a list of indices from 0, not empty, '
+            "each once."
         )
 
 

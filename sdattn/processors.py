@@ -25,7 +25,7 @@ ProbsOf = Callable[[Tensor], Tensor]
 Observer = Callable[[int, ProbsOf], None]
 
 
-class ObservingProcessor(nn.Module):
+class ObservingProcessor:
     """Let ``inner`` make the output; hand the probabilities it used to ``observe``.
 
     The output is the very tensor that ``inner`` returned. A :class:`TorchAttnProcessor` shows its
@@ -34,14 +34,20 @@ class ObservingProcessor(nn.Module):
     the fused ``to_kv`` and ``to_qkv``) while ``inner`` runs, so they include LoRA and whatever
     else acts on the projections.
 
-    It is a module so that an ``inner`` with weights (IP-Adapter) moves with its model.
+    Where ``inner`` has weights (IP-Adapter) it is a module as well: they move with the model.
 
     Raises (when called):
         RuntimeError: ``inner`` called neither of these projections, so what it used is unknown.
     """
 
+    def __new__(cls, inner: Any, *_: Any) -> "ObservingProcessor":
+        if isinstance(inner, nn.Module) and not issubclass(cls, nn.Module):
+            cls = type(cls.__name__, (cls, nn.Module), {})
+        return super().__new__(cls)
+
     def __init__(self, inner: Any, observe: Observer):
-        super().__init__()
+        if isinstance(self, nn.Module):
+            nn.Module.__init__(self)
         self.inner = inner
         self.observe = observe
 
@@ -73,7 +79,8 @@ class ObservingProcessor(nn.Module):
 
     def _observed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
         seen: dict[str, Tensor] = {}
-        images = _ImageKeys(innermost(self), kwargs.get("encoder_hidden_states", args[1:2]))
+        states = kwargs.get("encoder_hidden_states", args[1] if len(args) > 1 else None)
+        images = _ImageKeys(innermost(self), states)
         hooks = [
             module.register_forward_hook(functools.partial(_keep_output, seen, name))
             for name in ("to_q", "to_k", "to_kv", "to_qkv")
@@ -119,7 +126,6 @@ class _ImageKeys:
     def __init__(self, processor: Any, states: Any):
         self.projections = list(getattr(processor, "to_k_ip", ()))
         # (text states, [image states [B, images, tokens, width] of each adapter])
-        states = states[0] if isinstance(states, tuple) and len(states) == 1 else states
         given = states[1] if isinstance(states, tuple) else ()
         self.columns = [one.shape[1] * one.shape[2] for one in given]
         self.keys: list[list[Tensor]] = [[] for _ in self.projections]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .families import FAMILIES, Call, Reader, tokenizers, unknown
+from .families import FAMILIES, PipelineCall, Reader, unknown
 from .tokens import Prompt, read_labels, warn_of_truncation
 
 
@@ -57,7 +57,7 @@ def read_prompts(
     read: list[Prompt] = []
     if texts:
         _check_options(texts, options, negative)
-        read = _family(pipe)(Call(pipe, columns, options, negative, split), texts)
+        read = _family(pipe)(PipelineCall(pipe, columns, options, negative, split), texts)
     for one in read:
         warn_of_truncation(one, stacklevel=3)
     texts_read = iter(read)
@@ -98,11 +98,6 @@ def _check_options(texts: list[str], options: Mapping[str, Any], negative: bool)
             "caption_upsample_temperature has the pipeline rewrite the prompt before it is read. "
             "Call pipe.upsample_prompt yourself and pass what it gives as the prompt."
         )
-
-
-def find_tokenizer(pipe: Any) -> Any:
-    """The tokenizer whose columns the cross-attention has (SDXL's two have the same columns)."""
-    return tokenizers(pipe)[0]
 
 
 def _family(pipe: Any) -> Reader:

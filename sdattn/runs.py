@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 import platform
@@ -17,7 +18,7 @@ import torch
 
 from . import __version__
 from .capture import capture
-from .files import save_run
+from .files import check_target, save_run
 from .heatmaps import Heatmaps, cross_maps, heatmaps_of
 from .layers import TEXT_KINDS
 from .maps import MapStore
@@ -55,6 +56,8 @@ class Run:
         folders = [
             Path(folder) if single else Path(f"{folder}-{i}") for i in range(len(self.images))
         ]
+        for path in folders:  # before any is written
+            check_target(path, force=force)
         maps = cross_maps(self.store)
         for i, path in enumerate(folders):
             layers = {name: one[i] for name, one in maps.items()}
@@ -104,6 +107,8 @@ def generate(
     options = checked_options(pipe, options)
     read = read_prompts(pipe, prompt, **options)
     settings = _checked_capture(capture_options or {}, options)
+    if isinstance(words, str) or (words is not None and not words):
+        raise ValueError(f"words={words!r}: pass a list of words and phrases, or None for all.")
     if words is not None:
         settings["tokens"] = _columns_of(words, read)
     seeds = [seed + i for i in range(len(read) * options.get("num_images_per_prompt", 1))]
@@ -189,6 +194,7 @@ def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"{', '.join(taken)} cannot be chosen here. Use capture() around the pipeline."
         )
+    _check_names(pipe, options)
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name}={value}: pass a finite number.")
@@ -196,21 +202,38 @@ def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     options = {**options, **_checked_size(pipe, options)}
     steps = options.get("num_inference_steps", 1)
     most = pipe.scheduler.config.num_train_timesteps
-    if not 1 <= steps <= most:
+    if not isinstance(steps, int) or not 1 <= steps <= most:
         raise ValueError(f"num_inference_steps={steps}: pass 1 to {most}, the scheduler's most.")
     return options
 
 
+def _check_names(pipe: Any, options: Mapping[str, Any]) -> None:
+    """Refuse what the pipeline does not know: some of diffusers' take anything and heed nothing."""
+    known = [
+        name
+        for name, one in inspect.signature(pipe.__call__).parameters.items()
+        if one.kind is not one.VAR_KEYWORD and name != "prompt"
+    ]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known) or known
+            raise ValueError(
+                f"A {type(pipe).__name__} has no option {name!r}. It has: {', '.join(near)}."
+            )
+
+
 def _check_guidance(pipe: Any, options: Mapping[str, Any]) -> None:
     """Refuse a negative prompt that the pipeline would drop in silence."""
-    true_scale = inspect.signature(pipe.__call__).parameters.get("true_cfg_scale")
-    if options.get("negative_prompt") and true_scale is not None:
-        scale = options.get("true_cfg_scale", true_scale.default)
-        if scale <= 1:
-            raise ValueError(
-                f"A {type(pipe).__name__} heeds a negative prompt only with true_cfg_scale above "
-                f"1; found {scale}. Pass true_cfg_scale=4, say, or no negative prompt."
-            )
+    known = inspect.signature(pipe.__call__).parameters
+    name = next((one for one in ("true_cfg_scale", "guidance_scale") if one in known), None)
+    if not options.get("negative_prompt") or name is None:
+        return
+    scale = options.get(name, known[name].default)
+    if isinstance(scale, (int, float)) and scale <= 1:
+        raise ValueError(
+            f"A {type(pipe).__name__} heeds a negative prompt only with {name} above 1; found "
+            f"{scale}. Pass {name}=4, say, or no negative prompt."
+        )
 
 
 def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,6 +251,8 @@ def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     given = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
     unit = size_unit(pipe)
     for side, value in given.items():
+        if not isinstance(value, int):
+            raise ValueError(f"{side}={value!r}: pass a whole number of pixels.")
         if value < unit or value % unit:
             lower = max(unit, value // unit * unit)
             raise ValueError(

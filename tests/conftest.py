@@ -112,19 +112,24 @@ def make_pipeline(kind=StableDiffusionPipeline, max_length: int = 77, **parts):
     return pipe
 
 
-def make_sdxl_pipeline() -> StableDiffusionXLPipeline:
-    unet = make_unet(
+def make_sdxl_unet(conditions: int = 6, text_width: int = 64) -> UNet2DConditionModel:
+    """SDXL's blocks; sizes and crops are 6 conditions, the refiner has 5 and one text encoder."""
+    return make_unet(
         block_out_channels=(8, 16),
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         attention_head_dim=(2, 4),
         transformer_layers_per_block=(1, 2),
-        cross_attention_dim=64,
+        cross_attention_dim=text_width,
         addition_embed_type="text_time",
         addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=8 * 6 + 32,
+        projection_class_embeddings_input_dim=8 * conditions + 32,
         use_linear_projection=True,
     )
+
+
+def make_sdxl_pipeline() -> StableDiffusionXLPipeline:
+    unet = make_sdxl_unet()
     torch.manual_seed(2)
     pipe = StableDiffusionXLPipeline(
         vae=make_vae(),

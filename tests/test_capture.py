@@ -393,7 +393,7 @@ def test_two_runs_are_not_mixed(tiny_pipe):
 def test_another_size_is_not_mixed_in(tiny_unet):
     with pytest.raises(CaptureError, match="now called for 2 image"), capture(tiny_unet):
         for batch in (1, 2):
-            tiny_unet(torch.randn(batch, 4, 16, 16), 1, torch.randn(batch, 77, 32))
+            tiny_unet(torch.randn(batch, 4, 16, 16), 3 - batch, torch.randn(batch, 77, 32))
 
 
 def test_a_pipeline_of_unknown_layout_is_named(tiny_pipe):

@@ -131,6 +131,43 @@ def test_no_matrix_of_all_by_all_is_made(told, monkeypatch):
     assert watched.numel <= max(plain.numel, 2**16)
 
 
+def test_a_gradient_keeps_no_matrix_of_all_by_all(monkeypatch):
+    monkeypatch.setattr(sdattn.joint, "SLICE", 2**14)
+    model = flux().transformer
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda one: kept.append(one.numel()) or one, lambda one: one
+    ):
+        with capture(model, grad=True):
+            model(**inputs("FLUX.1", model, rows=32, cols=32))
+    heads = model.config.num_attention_heads
+    assert heads * (32 * 32 + N_TEXT) ** 2 > 10 * max(kept)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda ids: ids * torch.tensor([1.0, 1.0, 0.0]), "15 patches of the picture in 3 rows"),
+        (lambda ids: ids.flip(0), "15 patches"),
+        (lambda ids: ids + 1, "0 patches"),
+    ],
+)
+def test_patches_that_are_no_grid_are_named(change, message):
+    model = flux().transformer
+    given = inputs("FLUX.1", model)
+    with pytest.raises(ValueError, match=message), capture(model):
+        model(**{**given, "img_ids": change(given["img_ids"])})
+
+
+@torch.no_grad()
+def test_scaled_and_shifted_patches_are_the_same_grid():
+    model = flux().transformer
+    given = inputs("FLUX.1", model)
+    with capture(model) as store:
+        model(**{**given, "img_ids": given["img_ids"] * 0.5 + torch.tensor([0.0, 2.0, 7.0])})
+    assert store.latent_size == (ROWS, COLS)
+
+
 @pytest.mark.parametrize("slices", [1, 2**10, 2**30])
 @pytest.mark.parametrize("mask", ["none", "keys", "keys and queries", "added"])
 def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):

@@ -7,7 +7,16 @@ import accelerate
 import pytest
 import torch
 from conftest import make_pipeline, make_sdxl_pipeline
-from diffusers import StableDiffusionXLImg2ImgPipeline
+from diffusers import (
+    FirstBlockCacheConfig,
+    PixArtSigmaPAGPipeline,
+    StableDiffusionXLImg2ImgPipeline,
+)
+from diffusers.models.attention_processor import AttnProcessor
+from diffusers.models.transformers.transformer_flux import (
+    FluxAttnProcessor,
+    FluxIPAdapterAttnProcessor,
+)
 from matrix import ROWS, WAYS
 from test_matrix import expected_maps, recorded
 from transformer_rows import flux, klein, qwen_image
@@ -172,12 +181,9 @@ def test_text_states_come_with_labels():
     with capture(pipe) as store:
         run(pipe, None, prompt_embeds=states, negative_prompt_embeds=negative)
     [found] = sdattn.heatmaps(store, pipe, {"cat": [2], "red dog": [4, 5]})
-    maps = torch.stack([m.mean(0) for m in store.maps.values() if m.shape[1] == 16]).mean(0)
     assert found.words == ("cat", "red dog")
-    finest = [m[0] for m in store.maps.values()]
-    assert found["red dog"].values.shape == max(m.shape[:2] for m in finest)
     assert torch.equal(found["red dog"].values, found[4].values + found[5].values)
-    assert maps.shape[-1] == 30
+    assert found.maps.shape[-1] == 30
     with pytest.raises(ValueError, match="fits neither|is neither"):
         sdattn.heatmaps(store, pipe, PROMPT)
 
@@ -215,14 +221,14 @@ def test_learned_tokens_of_several_vectors_are_one_word():
 def test_image_prompts_have_columns_of_their_own():
     pipe = ip_adapter(2)()
     options = with_image_prompts(2)(pipe, WAYS[0])
-    options["ip_adapter_image_embeds"] = options["ip_adapter_image_embeds"]
     for scale in ([1.0, 1.0], [0.0, 0.7]):
         pipe.set_ip_adapter_scale(scale)
         with capture(pipe) as store:
             run(pipe, **{name: options[name] for name in options if "ip" in name})
         [found] = sdattn.heatmaps(store, pipe, PROMPT)
         # two adapters, with two images of four tokens each
-        assert found["<image>"].columns == tuple(range(77, 77 + 16))
+        assert found.maps.shape[-1] == 77 + 16
+        assert [found[f"<image {i}>"].columns for i in (1, 16)] == [(77,), (92,)]
         text = found.maps[..., :77].sum(-1)
         first, second = found.maps[..., 77:].unflatten(-1, (2, 8)).sum(-1).unbind(-1)
         torch.testing.assert_close(text, torch.ones_like(text))
@@ -324,9 +330,21 @@ def test_a_model_that_is_compiled_inside_stays_compiled():
         run(pipe)
     for name, one in expected.items():
         torch.testing.assert_close(store.maps[name], one, atol=1e-5, rtol=0)
-    breaks = torch._dynamo.utils.counters["graph_break"]  # before the model and in watched layers
-    assert all("Skip inlining `torch.compiler.disable()`d" in reason for reason in breaks)
-    assert any("ObservingProcessor.__call__" in reason for reason in breaks)
+    breaks = torch._dynamo.utils.counters["graph_break"]  # around the model, in watched layers
+    ours = ("before_pass", "after_pass", "ObservingProcessor.__call__")
+    assert all(any(name in reason for name in ours) for reason in breaks)
+    assert any(ours[-1] in reason for reason in breaks)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_what_is_compiled_anew_inside_stays():
+    pipe = make_pipeline()
+    pipe.unet.compile(backend="aot_eager")
+    with pytest.warns(CaptureWarning, match="is compiled"), capture(pipe):
+        pipe.unet.compile(backend="eager")
+        anew = pipe.unet._compiled_call_impl
+        run(pipe)
+    assert pipe.unet._compiled_call_impl is anew
 
 
 # -- ends that come early -------------------------------------------------------------------------
@@ -417,6 +435,105 @@ def test_joint_attention_in_two_threads():
         assert all(torch.equal(found[i][name], maps) for name, maps in alone[i].items())
 
 
+# -- models that run their layers in ways of their own -------------------------------------------
+
+
+@pytest.mark.parametrize("steps", ["mean", "all"])
+def test_gradient_checkpointing_adds_nothing_twice(steps):
+    unet = make_pipeline().unet.train()
+    inputs = [torch.randn(1, 4, 16, 16), torch.randn(1, 77, 32)]
+
+    def maps():
+        with capture(unet, steps=steps) as store:
+            for timestep in (5, 3):
+                unet(inputs[0], timestep, inputs[1]).sample.square().mean().backward()
+        assert store.nbytes == store.expected_nbytes * (2 if steps == "all" else 1)
+        return dict(store.maps)
+
+    plain = maps()
+    unet.enable_gradient_checkpointing()
+    for name, one in maps().items():
+        torch.testing.assert_close(one, plain[name])
+
+
+def test_layers_that_a_cache_skips_are_told():
+    pipe = flux()
+    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.9))
+    with pytest.warns(CaptureWarning, match="The model ran 6 times, but 3 watched layers ran in"):
+        with capture(pipe):
+            run(pipe, num_inference_steps=6)
+
+
+def test_a_processor_assigned_inside_is_noticed():
+    pipe = make_pipeline()
+    layer = pipe.unet.get_submodule(MID)
+    before = layer.processor
+    with pytest.warns(CaptureWarning, match="1 attention processors were replaced"):
+        with capture(pipe) as store:
+            layer.processor = AttnProcessor()
+            run(pipe)
+    assert layer.processor is before
+    assert MID in store.maps
+
+
+def test_a_second_run_of_another_branch_is_a_second_run():
+    pipe = flux()
+    with pytest.raises(CaptureError, match="A second run of the pipeline"):
+        with capture(pipe, branch="unconditional"):
+            run(pipe, num_inference_steps=1)
+            run(pipe, num_inference_steps=1, negative_prompt="dog", true_cfg_scale=4.0)
+
+
+# -- options that would pass in silence -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"foo": 1}, "has no option 'foo'. It has: "),
+        ({"guidance": 2.0}, "has no option 'guidance'. It has: guidance_scale"),
+        ({"true_cfg_scale": 3.0}, "has no option 'true_cfg_scale'"),
+        ({"negative_prompt": "dog", "guidance_scale": 1.0}, "only with guidance_scale above 1"),
+        ({"num_inference_steps": "3"}, "pass 1 to 1000"),
+        ({"height": "a"}, "height='a': pass a whole number"),
+        ({"words": "cat"}, "pass a list of words"),
+        ({"words": []}, "pass a list of words"),
+        ({"capture_options": {"steps": [0, 0]}}, "each once"),
+        ({"capture_options": {"tokens": [1.5]}}, "pass token columns"),
+    ],
+)
+def test_options_that_would_pass_in_silence(options, message):
+    pipe = make_pipeline()
+    pipe.unet.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(ValueError, match=message):
+        sdattn.generate(pipe, PROMPT, **options)
+
+
+def test_chosen_words_leave_the_negative_prompt_whole():
+    options = {"negative_prompt": "dog, dog and cat", "num_inference_steps": 1}
+    both = sdattn.generate(
+        make_pipeline(), PROMPT, words=["red"], capture_options={"branch": "both"}, **options
+    )
+    assert both.heatmaps[0].words == ("red",)
+    assert both.negative_heatmaps[0].words == ("dog", ",", "dog", "and", "cat")
+
+
+def test_several_images_are_saved_all_or_none(tmp_path):
+    made = sdattn.generate(make_pipeline(), [PROMPT] * 2, num_inference_steps=1)
+    (tmp_path / "run-1").mkdir()
+    with pytest.raises(FileExistsError, match="run-1 exists already"):
+        made.save(tmp_path / "run")
+    assert not (tmp_path / "run-0").exists()
+
+
+def test_no_prompt_is_no_prompt():
+    pipe = make_pipeline()
+    with capture(pipe) as store:
+        run(pipe)
+    with pytest.raises(ValueError, match=r"0 prompt\(s\) do not fit 1 image"):
+        sdattn.heatmaps(store, pipe, [])
+
+
 # -- what cannot be, by name ----------------------------------------------------------------------
 
 
@@ -428,9 +545,49 @@ def test_a_processor_that_hides_joint_attention_is_named():
             return hidden_states, encoder_hidden_states
 
     pipe.transformer.transformer_blocks[0].attn.processor = Hiding()
-    with pytest.raises(RuntimeError, match=r"Hiding did not call.*set_attention_backend"):
+    with pytest.raises(RuntimeError, match=r"Hiding called .* 0 times.*set_attention_backend"):
         with capture(pipe):
             run(pipe)
+
+
+class Twice(FluxAttnProcessor):
+    """Attends to nothing first."""
+
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None, *args, **kwargs):
+        states = [hidden_states, encoder_hidden_states]
+        super().__call__(attn, *(one if one is None else one * 0 for one in states), *args)
+        return super().__call__(attn, *states, *args, **kwargs)
+
+
+class PictureOnly(FluxAttnProcessor):
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None, *args, **kwargs):
+        query = torch.zeros(1, 2, hidden_states.shape[1] - 1, 16)
+        torch.nn.functional.scaled_dot_product_attention(query, query, query)
+        return super().__call__(attn, hidden_states, encoder_hidden_states, *args, **kwargs)
+
+
+def test_only_the_attention_to_all_tokens_counts():
+    pipe = flux()
+    with capture(pipe) as store:
+        run(pipe)
+    expected = dict(store.maps)
+    layer = pipe.transformer.transformer_blocks[0].attn
+    layer.processor = PictureOnly()
+    with capture(pipe) as store:
+        run(pipe)
+    assert all(torch.equal(store.maps[name], one) for name, one in expected.items())
+    layer.processor = Twice()
+    with pytest.raises(RuntimeError, match="Twice called .* 2 times"), capture(pipe):
+        run(pipe)
+
+
+def test_image_prompts_of_joint_attention_are_told():
+    pipe = flux()
+    processor = FluxIPAdapterAttnProcessor(32, 32, num_tokens=(4,))
+    pipe.transformer.transformer_blocks[0].attn.set_processor(processor)
+    with pytest.warns(CaptureWarning, match="of joint attention are not captured"):
+        with pytest.raises(ZeroDivisionError), capture(pipe):
+            1 / 0  # noqa: B018
 
 
 def test_torch_attention_refuses_joint_layers():
@@ -440,9 +597,10 @@ def test_torch_attention_refuses_joint_layers():
         run(pipe)
 
 
-def test_controllers_refuse_transformers():
-    with pytest.raises(TypeError, match="has joint attention, which the controllers"):
-        sdattn.edit.register_attention_control(flux(), sdattn.AttentionStore())
+@pytest.mark.parametrize("name", ["FLUX.1", "PixArt Alpha", "AnimateDiff"])
+def test_controllers_refuse_what_is_no_unet_of_stable_diffusion(name):
+    with pytest.raises(TypeError, match="is no UNet of Stable Diffusion"):
+        sdattn.edit.register_attention_control(NAMED[name].make(), sdattn.AttentionStore())
 
 
 def test_a_negative_prompt_that_did_not_run_is_an_error():
@@ -450,6 +608,14 @@ def test_a_negative_prompt_that_did_not_run_is_an_error():
     with pytest.raises(CaptureError, match="but never for the unconditional branch"):
         with capture(pipe, branch="unconditional"):
             run(pipe)
+
+
+def test_pipelines_that_do_not_tell_of_guidance_are_named():
+    row = NAMED["PixArt Sigma"].make()
+    parts = {name: part for name, part in row.components.items() if part is not None}
+    pipe = PixArtSigmaPAGPipeline(**parts, pag_applied_layers="transformer_blocks.0")
+    with pytest.raises(ValueError, match="PixArtSigmaPAGPipeline lays out guidance"), capture(pipe):
+        pass
 
 
 def test_free_init_is_named():

@@ -7,6 +7,7 @@ from conftest import (
     make_pipeline,
     make_scheduler,
     make_sdxl_pipeline,
+    make_sdxl_unet,
     make_unet,
     make_vae,
     tiny_text_encoder,
@@ -42,17 +43,7 @@ def sd2():
 
 
 def refiner():
-    unet = make_unet(
-        block_out_channels=(8, 16),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=(2, 4),
-        transformer_layers_per_block=(1, 2),
-        addition_embed_type="text_time",
-        addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=8 * 5 + 32,
-        use_linear_projection=True,
-    )
+    unet = make_sdxl_unet(conditions=5, text_width=32)
     torch.manual_seed(2)
     pipe = StableDiffusionXLImg2ImgPipeline(
         vae=make_vae(),
