@@ -79,7 +79,8 @@ def _image_columns(model: Any, images: list[Any], added: Mapping[str, Any]) -> i
     embeds = added.get("image_embeds")  # [B, images, ...] of each adapter
     if embeds is None:
         return 0
-    inner = map(innermost, unwrapped(model).attn_processors.values())
+    # of the first layer that has some, since a walk through the whole model at each call is slow
+    inner = (innermost(getattr(one, "processor", None)) for one in unwrapped(model).modules())
     tokens = next((one.num_tokens for one in inner if hasattr(one, "num_tokens")), ())
     counts = [one.shape[1] for one in embeds] if isinstance(embeds, (list, tuple)) else [1]
     return sum(count * each for count, each in zip(counts, tokens, strict=False))

@@ -97,15 +97,16 @@ def generate(
 ) -> None:
     """Draw a picture from PROMPT and show where each of its words went."""
     from .files import check_target, file_name
-    from .pipelines import load_pipeline
-    from .runs import generate
+    from .pipelines import images_a_prompt, load_pipeline
+    from .runs import generate, run_folders
 
     options = {**_given(steps, guidance, negative, width, height), **_settings(settings or [])}
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
-    number = options.get("num_images_per_prompt", 1)
-    for i in range(number if isinstance(number, int) else 1):
-        check_target(out if number == 1 else f"{out}-{i}", force=force)
+    if options.get("num_images_per_prompt", 1) == 1:  # known before the model is loaded
+        check_target(out, force=force)
     pipe = _load(load_pipeline, model, device, dtype)
+    for folder in run_folders(out, images_a_prompt(pipe, options)):
+        check_target(folder, force=force)
     watch = {"branch": "both"} if negative_maps else {}
     run = generate(pipe, prompt, seed=seed, capture_options=watch, **options)
     for folder, heatmaps in zip(run.save(out, force=force), run.heatmaps, strict=True):

@@ -170,6 +170,13 @@ def latent_size(pipe: Any, options: Mapping[str, Any] | None = None) -> tuple[in
     return height // cell, width // cell
 
 
+def images_a_prompt(pipe: Any, options: Mapping[str, Any]) -> int:
+    """How many pictures a run makes of one prompt; the frames of a video are pictures."""
+    known = inspect.signature(pipe.__call__).parameters
+    counts = ("num_images_per_prompt", "num_frames")
+    return math.prod(_option(pipe, options, name) or 1 for name in counts if name in known)
+
+
 def shortcomings(pipe: Any) -> list[str]:
     """What of sdattn does not apply to a pipeline, a line each."""
     kinds = Counter[str](layer.kind for layer in find_layers(find_denoiser(pipe).model))

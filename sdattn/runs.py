@@ -52,10 +52,7 @@ class Run:
     def save(self, folder: str | Path, *, force: bool = False) -> list[Path]:
         """Write a run's folder, see :func:`sdattn.files.save_run`; with several images one each,
         ``folder-0``, ``folder-1`` and so on. Returns the folders."""
-        single = len(self.images) == 1
-        folders = [
-            Path(folder) if single else Path(f"{folder}-{i}") for i in range(len(self.images))
-        ]
+        folders = run_folders(folder, len(self.images))
         for path in folders:  # before any is written
             check_target(path, force=force)
         maps = cross_maps(self.store)
@@ -72,6 +69,11 @@ class Run:
                 force=force,
             )
         return folders
+
+
+def run_folders(folder: str | Path, number: int) -> list[Path]:
+    """The folders of a run's images: ``folder``, or ``folder-0``, ``folder-1`` and so on."""
+    return [Path(folder)] if number == 1 else [Path(f"{folder}-{i}") for i in range(number)]
 
 
 def generate(

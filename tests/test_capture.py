@@ -6,7 +6,6 @@ which hooks of its own record.
 
 import math
 import sys
-import threading
 
 import pytest
 import torch
@@ -505,32 +504,6 @@ def test_the_default_does_not_grow_with_steps():
             run(pipe, num_inference_steps=steps)
         held.append(store.nbytes)
     assert held[0] == held[1]
-
-
-# -- law 7: no hidden state -----------------------------------------------------------------------
-
-
-def test_two_pipelines_in_two_threads():
-    pipes = [make_pipeline(), make_pipeline(max_length=20)]
-    alone = []
-    for pipe in pipes:
-        with capture(pipe) as store:
-            run(pipe)
-        alone.append(dict(store.maps))
-    found = [None, None]
-
-    def work(i):
-        with capture(pipes[i]) as store:
-            run(pipes[i])
-        found[i] = dict(store.maps)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i in range(2):
-        assert all(torch.equal(found[i][name], alone[i][name]) for name in alone[i])
 
 
 # -- ways of running ------------------------------------------------------------------------------

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from conftest import make_pipeline
+from diffusers import UNetMotionModel
 from PIL import Image
 from transformer_rows import flux, sana
+from unet_rows import animatediff
 
 from sdattn import cli, load_run
 
@@ -169,6 +171,16 @@ def test_a_transformer_draws_with_options_of_its_own(sdattn, tmp_path):
     assert run.heatmaps["cat"].values.shape == (8, 12)
     assert len(run.heatmaps.columns) == 16
     assert sdattn(*arguments, "--set", "steps")[0] == 2
+
+
+def test_frames_that_would_have_no_place_are_not_drawn(sdattn, tmp_path, monkeypatch):
+    animatediff().save_pretrained(tmp_path / "video")
+    (tmp_path / "run-1").mkdir()
+    monkeypatch.setattr(UNetMotionModel, "forward", lambda *_, **__: pytest.fail("the model ran"))
+    settings = ("--set", "num_frames=2", "--out", "run")
+    code, _, err = sdattn("generate", "a cat", "--model", str(tmp_path / "video"), *settings)
+    assert code == 1
+    assert "run-1 exists" in err.splitlines()[-1]
 
 
 def test_the_version(sdattn):

@@ -264,24 +264,20 @@ def test_savers_change_nothing(saver):
         torch.testing.assert_close(one, expected[name], atol=1e-5, rtol=0)
 
 
-def test_xformers():
-    pytest.importorskip("xformers", reason="xformers is not installed")
-    if not torch.cuda.is_available():
-        pytest.skip("xformers' kernels need a GPU, and there is none")
-    pipe = make_pipeline().to("cuda")
-    pipe.enable_xformers_memory_efficient_attention()
-    plain = run(pipe)
-    with capture(pipe) as store:
-        watched = run(pipe)
-    assert (plain == watched).all()
-    assert len(store.maps) == 16
+ON_A_GPU = {
+    "xformers": lambda pipe: pipe.to("cuda").enable_xformers_memory_efficient_attention(),
+    "sequential offload": lambda pipe: pipe.enable_sequential_cpu_offload(),
+}
 
 
-def test_sequential_offload_on_a_gpu():
+@pytest.mark.parametrize("saver", ON_A_GPU)
+def test_savers_that_need_a_gpu_change_nothing(saver):
+    if saver == "xformers":
+        pytest.importorskip("xformers", reason="xformers is not installed")
     if not torch.cuda.is_available():
-        pytest.skip("there is no GPU to offload from")
+        pytest.skip(f"{saver} needs a GPU, and there is none")
     pipe = make_pipeline()
-    pipe.enable_sequential_cpu_offload()
+    ON_A_GPU[saver](pipe)
     plain = run(pipe)
     with capture(pipe) as store:
         watched = run(pipe)
@@ -413,8 +409,13 @@ def test_two_pipelines_of_two_kinds_in_one_thread():
         assert all(torch.equal(store.maps[name], maps) for name, maps in expected.items())
 
 
-def test_joint_attention_in_two_threads():
-    pipes = [flux(), qwen_image()]
+@pytest.mark.parametrize(
+    "makers",
+    [(make_pipeline, lambda: make_pipeline(max_length=20)), (flux, qwen_image)],
+    ids=["cross", "joint"],
+)
+def test_two_pipelines_in_two_threads(makers):
+    pipes = [make() for make in makers]
     alone, found = [], [None, None]
     for pipe in pipes:
         with capture(pipe) as store:
