@@ -1,0 +1,124 @@
+"""``sdattn edit``: a picture kept while its prompt changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .options import Device, Dtype, Guidance, Model, Negative, Pixels, Steps, given, load
+
+
+def edit(
+    source: Annotated[str, typer.Argument(help="The prompt whose picture is kept.")],
+    targets: Annotated[list[str], typer.Argument(help="The edited prompt, or several.")],
+    mode: Annotated[str, typer.Option(help="auto, replace, refine or reweight.")] = "auto",
+    cross: Annotated[
+        float, typer.Option(help="Part of the run that takes the source's cross-attention.")
+    ] = 0.8,
+    self_: Annotated[
+        float, typer.Option("--self", help="Part that takes its self-attention.")
+    ] = 0.4,
+    blend: Annotated[
+        list[str] | None, typer.Option(help="Change the picture only where this WORD is.")
+    ] = None,
+    weight: Annotated[
+        list[str] | None, typer.Option(help="WORD=FACTOR: heed a word more or less.")
+    ] = None,
+    image: Annotated[
+        Path | None, typer.Option(help="Edit this picture, which SOURCE describes.")
+    ] = None,
+    null_text: Annotated[
+        bool, typer.Option(help="Optimise the way back to the picture of --image.")
+    ] = True,
+    model: Model = "demo",
+    seed: int = 0,
+    steps: Steps = None,
+    guidance: Guidance = None,
+    negative: Negative = None,
+    width: Pixels = None,
+    height: Pixels = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder; outputs/SOURCE-edit-SEED by default.")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Replace an edit that is there already.")] = False,
+) -> None:
+    """Draw SOURCE and its edited versions from the same noise, and keep the layout."""
+    from ..edit import edit, prepare
+    from ..files import check_target, file_name
+    from ..pipelines import load_pipeline
+
+    weights = dict(_parsed_weight(one) for one in weight or ())
+    out = out or Path("outputs") / f"{file_name(source)}-edit-{seed}"
+    check_target(out, force=force)
+    picture = _open(image) if image else None
+    pipe = load(load_pipeline, model, device, dtype)
+    options = given(steps, guidance, negative, width, height)
+    if picture is not None:
+        settings = (mode, cross, self_, blend or (), weights, None)
+        prepare(pipe, source, targets, *settings, options)  # refuse before the long part
+        options["inversion"] = _invert(pipe, picture, source, options, null_text)
+    run = edit(
+        pipe,
+        source,
+        targets,
+        seed=seed,
+        mode=mode,  # type: ignore[arg-type]
+        cross_replace_steps=cross,
+        self_replace_steps=self_,
+        blend=blend or (),
+        weights=weights,
+        **options,
+    )
+    run.save(out, force=force)
+    table = Table("image", "words", title_justify="left")
+    for heatmaps, words in zip(run.heatmaps, run.words, strict=True):
+        table.add_row(Text(heatmaps.prompt.text), Text(", ".join(words)))
+    console = Console()
+    console.print(table)
+    if image:
+        console.print(f"reconstruction: {run.settings['reconstruction_psnr']:.1f} dB")
+    parts = sorted(f"{path.name}/" for path in out.iterdir() if path.is_dir())
+    console.print(Text(f"{out}/ ({run.mode}): edit.png, run.json, {', '.join(parts)}"))
+
+
+def _parsed_weight(text: str) -> tuple[str, float]:
+    word, equals, factor = text.rpartition("=")
+    try:
+        return word, float(factor if equals and word else "")
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not WORD=FACTOR, circle=2 for example.", param_hint="--weight"
+        ) from None
+
+
+def _open(path: Path) -> Any:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return image
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{path} is no picture that can be read.") from error
+
+
+def _invert(pipe: Any, picture: Any, source: str, options: dict[str, Any], null_text: bool) -> Any:
+    """Take out of ``options`` what an inversion fixes, and invert."""
+    from ..edit import invert
+    from ..pipelines import DEMO_INVERSION, DEMO_SETTINGS, is_demo
+
+    if fixed := {"width", "height", "negative_prompt"} & set(options):
+        names = ", ".join(f"--{name.removesuffix('_prompt')}" for name in sorted(fixed))
+        raise typer.BadParameter(f"{names}: with --image the picture decides.")
+    settings: dict[str, Any] = {**DEMO_SETTINGS, **DEMO_INVERSION} if is_demo(pipe) else {}
+    for name in ("num_inference_steps", "guidance_scale"):
+        if name in options:
+            settings[name] = options.pop(name)
+    return invert(pipe, picture, source, null_text=null_text, **settings)

@@ -1,0 +1,82 @@
+"""The options that several commands have, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+Model = Annotated[
+    str, typer.Option(help="demo, a diffusers folder, a .safetensors file, or a hub id.")
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps; the best there is by default.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32, float16, bfloat16; by default what suits the device.")
+]
+Steps = Annotated[int | None, typer.Option(min=1, help="Denoising steps.")]
+Guidance = Annotated[float | None, typer.Option(help="Guidance scale.")]
+Negative = Annotated[str | None, typer.Option(help="Negative prompt.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="NAME=VALUE: any other option of the pipeline, true_cfg_scale=4 say."
+    ),
+]
+Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels.")]
+
+
+def given(
+    steps: int | None,
+    guidance: float | None,
+    negative: str | None,
+    width: int | None,
+    height: int | None,
+) -> dict[str, Any]:
+    """The pipeline's options that were given."""
+    given = {
+        "num_inference_steps": steps,
+        "guidance_scale": guidance,
+        "negative_prompt": negative,
+        "width": width,
+        "height": height,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+_OWN = {"prompt", "pipe", "seed", "words", "capture_options", "num_inference_steps", "width"}
+_OWN |= {"guidance_scale", "negative_prompt", "height"}
+
+
+def settings(texts: list[str]) -> dict[str, Any]:
+    """NAME=VALUE, the value as JSON where it is that, else as text."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, is_set, value = text.partition("=")
+        if not is_set or not name.isidentifier():
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE.", param_hint="--set")
+        if name in _OWN:
+            raise typer.BadParameter(f"{name} has an option or argument of its own.")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
+
+
+def load(load_pipeline: Any, model: str, device: str | None, dtype: str | None) -> Any:
+    import torch
+    from diffusers.utils import logging
+    from transformers.utils import logging as transformers_logging
+
+    known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if dtype is not None and dtype not in known:
+        raise typer.BadParameter(f"{dtype} is not one of {', '.join(known)}.", param_hint="--dtype")
+    logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # it warns of parts that are not used here
+    transformers_logging.disable_progress_bar()
+    pipe = load_pipeline(model, device=device, dtype=known.get(dtype or ""))
+    name = str(pipe.dtype).removeprefix("torch.")
+    print(f"{type(pipe).__name__} {model} on {pipe.device} in {name}", file=sys.stderr)
+    return pipe

@@ -1,0 +1,143 @@
+"""``sdattn generate``, ``show`` and ``info``: runs, and the models that draw them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .options import (
+    Device,
+    Dtype,
+    Guidance,
+    Model,
+    Negative,
+    Pixels,
+    Settings,
+    Steps,
+    given,
+    load,
+    settings,
+)
+
+
+def generate(
+    prompt: str,
+    model: Model = "demo",
+    seed: int = 0,
+    steps: Steps = None,
+    guidance: Guidance = None,
+    negative: Negative = None,
+    width: Pixels = None,
+    height: Pixels = None,
+    set_: Settings = None,
+    negative_maps: Annotated[
+        bool, typer.Option("--negative-maps", help="Draw where the negative prompt's words went.")
+    ] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder; outputs/PROMPT-SEED by default.")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Replace a run that is there already.")] = False,
+) -> None:
+    """Draw a picture from PROMPT and show where each of its words went."""
+    from ..files import check_target, file_name
+    from ..pipelines import images_a_prompt, load_pipeline
+    from ..runs import generate, run_folders
+
+    options = {**given(steps, guidance, negative, width, height), **settings(set_ or [])}
+    out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
+    if options.get("num_images_per_prompt", 1) == 1:  # known before the model is loaded
+        check_target(out, force=force)
+    pipe = load(load_pipeline, model, device, dtype)
+    for folder in run_folders(out, images_a_prompt(pipe, options)):
+        check_target(folder, force=force)
+    watch = {"branch": "both"} if negative_maps else {}
+    run = generate(pipe, prompt, seed=seed, capture_options=watch, **options)
+    for folder, heatmaps in zip(run.save(out, force=force), run.heatmaps, strict=True):
+        _print_words(heatmaps, folder)
+
+
+def show(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Words or phrases; all words by default.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to draw; into the run's folder by default.")
+    ] = None,
+) -> None:
+    """Draw the heatmaps of a saved run again, without the model."""
+    from ..files import load_run, write_files
+    from ..packing import drawings
+
+    saved = load_run(run)
+    maps = saved.heatmaps.occurrences()
+    if words:
+        maps = [one for word in words for one in saved.heatmaps.find(word)]
+    folder = out or run
+    folder.mkdir(parents=True, exist_ok=True)
+    write_files(folder, drawings(saved.image, maps, saved.heatmaps.prompt.text))
+    _print_words(saved.heatmaps, folder, maps)
+
+
+def info(
+    model: Annotated[str, typer.Argument(help="As --model of generate.")] = "demo",
+    device: Device = "cpu",
+    dtype: Dtype = None,
+) -> None:
+    """List a model's attention layers, tell how much memory capture would hold, and what of sdattn
+    does not apply to the model."""
+    from ..layers import TEXT_KINDS, find_denoiser, find_layers
+    from ..maps import expected_bytes
+    from ..pipelines import latent_size, load_pipeline, shortcomings
+    from ..prompts import read_prompts
+
+    pipe = load(load_pipeline, model, device, dtype)
+    latent = latent_size(pipe)
+    found = find_layers(find_denoiser(pipe).model)
+    table = Table(title=f"{type(pipe).__name__} {model}")
+    table.add_column("layer", overflow="fold")  # names are to be copied
+    for column in ("place", "kind", "grid", "heads"):
+        table.add_column(column)
+    for layer in found:
+        rows, cols = layer.grid(latent)
+        table.add_row(layer.name, layer.place, layer.kind, f"{rows}x{cols}", str(layer.heads))
+    console = Console()
+    console.print(table)
+    lacks = shortcomings(pipe)
+    for name, part in pipe.components.items():
+        if name.startswith("tokenizer") and part is not None:
+            console.print(f"{name}: {type(part).__name__}")
+    try:
+        columns = len(read_prompts(pipe, "a")[0].tokens)
+    except (TypeError, ValueError):
+        columns = 1
+        console.print("How many token columns it makes of a prompt is not known; for one of them:")
+    else:
+        console.print(f"{columns} token columns")
+    texts = [layer for layer in found if layer.kind in TEXT_KINDS]
+    default = expected_bytes(texts, latent, columns)
+    full = expected_bytes(texts, latent, columns, passes=50, steps="all", heads="all")
+    console.print(
+        f"Capture of one image holds {default / 1e6:.1f} MB, however many steps; with every head "
+        f"and step of 50 steps {full / 1e6:,.0f} MB."
+    )
+    for one in lacks:
+        console.print(Text(f"- {one}"))
+
+
+def _print_words(heatmaps: Any, folder: Path, maps: list[Any] | None = None) -> None:
+    table = Table("word", "tokens", "lowest", "highest", title_justify="left")
+    for one in heatmaps.occurrences() if maps is None else maps:
+        low, high = one.range
+        columns = ", ".join(map(str, one.columns))
+        table.add_row(Text(one.label), columns, f"{low:.2g}", f"{high:.2g}")
+    console = Console()
+    console.print(table)
+    console.print(Text(f"{folder}/: image.png, grid.png, heatmaps/, maps.safetensors, run.json"))
