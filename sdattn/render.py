@@ -139,19 +139,15 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(path), size)
 
 
-def grid(
-    image: Image.Image, maps: Sequence[tuple[str, np.ndarray]], title: str = ""
-) -> Image.Image:
-    """The image and the overlay of each word, side by side, row by row, in the order given.
+def grid(image: Image.Image, overlays: Sequence[Image.Image], title: str = "") -> Image.Image:
+    """The image and the overlays of its words side by side, row by row, in the order given.
 
     Args:
         image: the generated image; it comes first, with ``title`` below.
-        maps: (label, values ``[rows, cols]``) of each word. Each is drawn on its own scale, which
-            its caption tells.
+        overlays: of each word, with a caption, as :func:`overlay` draws them of this image.
         title: usually the prompt.
     """
-    tiles = [caption(enlarge(image), title or "image")]
-    tiles += [overlay(image, values, label or " ") for label, values in maps]
+    tiles = [caption(enlarge(image), title or "image"), *overlays]
     across = min(len(tiles), max(1, round(math.sqrt(len(tiles) * 1.6))))
     return _sheet({divmod(i, across): tile for i, tile in enumerate(tiles)})
 
@@ -162,8 +158,8 @@ def columns(
     """Images side by side, below each the overlays of its own maps.
 
     Args:
-        parts: (image, title, maps) of each column; maps as in :func:`grid`. Maps of one label
-            share one scale, so that they can be compared.
+        parts: (image, title, maps) of each column; maps are (label, values ``[rows, cols]``).
+            Those of one label share one scale, so that they can be compared.
     """
     by_label: dict[str, list[np.ndarray]] = {}
     for label, values in (one for _, _, maps in parts for one in maps):

@@ -1,10 +1,12 @@
 """A run's folder: whole or not at all, safe names, and parts that must belong together."""
 
+import hashlib
 import json
 import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -30,8 +32,8 @@ def parts(tokenizer):
     return image, Heatmaps(read_prompt(tokenizer, PROMPT), values), layers
 
 
-def save(parts, folder, **options):
-    image, maps, layers = parts
+def save(run, folder, **options):
+    image, maps, layers = run
     return save_run(folder, image, maps, layers, {"prompt": PROMPT, "seed": 3}, **options)
 
 
@@ -101,6 +103,35 @@ def test_a_missing_part_is_named(parts, tmp_path, part):
         load_run(folder)
 
 
+def test_parts_that_were_not_asked_for_are_not_there(parts, tmp_path):
+    image, heatmaps, _ = parts
+    folder = save(parts, tmp_path / "run", parts=("image", "masks"))
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    masks = {f"masks/{name}.png" for name in ("01-a", "02-sign", "03-cat", "04-sign", "05-dog")}
+    assert names == {"run.json", "image.png", *masks}
+    mask = np.asarray(Image.open(folder / "masks" / "03-cat.png"))
+    values = np.asarray(  # an independent resize
+        Image.fromarray(heatmaps["cat"].values.numpy()).resize(
+            image.size, Image.Resampling.BILINEAR
+        )
+    )
+    assert set(np.unique(mask)) == {0, 255}
+    clear = np.abs(values / values.max() - 0.5) > 1e-3
+    assert ((mask == 255) == (values >= 0.5 * values.max()))[clear].all()
+    with pytest.raises(FileNotFoundError, match="was saved without maps.safetensors"):
+        load_run(folder)
+
+
+def test_a_run_is_the_same_bytes_each_time(parts, tmp_path):
+    first, again = (save(parts, tmp_path / name) for name in ("a", "b"))
+    for path in first.rglob("*.*"):
+        assert path.read_bytes() == (again / path.relative_to(first)).read_bytes()
+    files = json.loads((first / "run.json").read_bytes())["files"]
+    assert len(files) == 8
+    for name, digest in files.items():
+        assert hashlib.sha256((first / name).read_bytes()).hexdigest() == digest
+
+
 def other_image(folder: Path, _: Path):
     Image.new("RGB", (96, 64)).save(folder / "image.png")
 
@@ -133,11 +164,11 @@ def foreign_json(folder: Path, _: Path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (other_image, "is not the image that this run made"),
-        (other_runs_image, "is not the image that this run made"),
-        (other_runs_maps, "belongs to another run"),
-        (cut_maps, "is corrupt"),
-        (foreign_maps, "holds no maps of sdattn"),
+        (other_image, "image.png is not what this run wrote"),
+        (other_runs_image, "image.png is not what this run wrote"),
+        (other_runs_maps, "maps.safetensors is not what this run wrote"),
+        (cut_maps, "maps.safetensors is not what this run wrote"),
+        (foreign_maps, "maps.safetensors is not what this run wrote"),
         (garbage_json, "is corrupt"),
         (foreign_json, "is not of this version's format"),
     ],
@@ -145,7 +176,8 @@ def foreign_json(folder: Path, _: Path):
 def test_parts_that_do_not_belong_together_are_refused(parts, tmp_path, damage, message):
     image, maps, layers = parts
     folder = save(parts, tmp_path / "run")
-    other = save((image.rotate(180), maps, layers), tmp_path / "other")
+    turned = {name: one.flip(0) for name, one in layers.items()}
+    other = save((image.rotate(180), maps, turned), tmp_path / "other")
     damage(folder, other)
     with pytest.raises(ValueError, match=message):
         load_run(folder)

@@ -70,9 +70,10 @@ def test_captions_leave_the_picture_as_it_is(label):
 
 def test_the_grid_has_the_image_and_every_word():
     image = Image.effect_noise((256, 256), 50).convert("RGB")
-    maps = [(str(i), np.random.default_rng(i).random((16, 16))) for i in range(7)]
-    sheet = render.grid(image, maps, "a prompt")
-    tile = render.overlay(image, maps[0][1], "0")
+    maps = [np.random.default_rng(i).random((16, 16)) for i in range(7)]
+    tiles = [render.overlay(image, values, str(i)) for i, values in enumerate(maps)]
+    sheet = render.grid(image, tiles, "a prompt")
+    tile = tiles[0]
     columns = (sheet.width - 6) // (tile.width + 6)
     rows = (sheet.height - 6) // (tile.height + 6)
     assert columns * rows >= 8 > columns * (rows - 1)
