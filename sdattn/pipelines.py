@@ -57,28 +57,41 @@ def load_pipeline(
 
     device = torch.device(device or best_device())
     dtype = dtype or (torch.float16 if device.type == "cuda" else torch.float32)
-    path = DEMO if model == "demo" else Path(model).expanduser()
-    if path.is_file():
-        pipe = _load_single_file(path, dtype)
-    elif path.is_dir():
-        if not (path / "model_index.json").is_file():
-            raise ValueError(
-                f"{path} is a folder without model_index.json, so it holds no pipeline. Pass a "
-                "folder made by save_pretrained."
-            )
-        pipe = DiffusionPipeline.from_pretrained(path, **_as_dtype(dtype))
-    elif _HUB_ID.fullmatch(str(model)):
-        with _needs_the_hub(f"{model!r} (there is no folder of that name)"):
+    path = find_model(model)
+    if path is None:
+        with needs_the_hub(f"{model!r} (there is no folder of that name)"):
             pipe = DiffusionPipeline.from_pretrained(
                 str(model), use_safetensors=True, **_as_dtype(dtype)
             )
+    elif path.is_file():
+        pipe = _load_single_file(path, dtype)
     else:
-        raise FileNotFoundError(
-            f"There is no model at {model}. Pass 'demo', a diffusers folder, a .safetensors file, "
-            "or a hub id such as owner/name."
-        )
+        pipe = DiffusionPipeline.from_pretrained(path, **_as_dtype(dtype))
     find_denoiser(pipe)
     return pipe.to(device)
+
+
+def find_model(model: str | Path) -> Path | None:
+    """The folder or file of what :func:`load_pipeline` takes; None for a hub id.
+
+    Raises:
+        FileNotFoundError: there is neither, and it is no hub id.
+        ValueError: the folder holds no pipeline.
+    """
+    path = DEMO if model == "demo" else Path(model).expanduser()
+    if path.is_dir() and not (path / "model_index.json").is_file():
+        raise ValueError(
+            f"{path} is a folder without model_index.json, so it holds no pipeline. Pass a "
+            "folder made by save_pretrained."
+        )
+    if path.is_file() or path.is_dir():
+        return path
+    if _HUB_ID.fullmatch(str(model)):
+        return None
+    raise FileNotFoundError(
+        f"There is no model at {model}. Pass 'demo', a diffusers folder, a .safetensors file, "
+        "or a hub id such as owner/name."
+    )
 
 
 def best_device() -> str:
@@ -106,7 +119,7 @@ def _load_single_file(path: Path, dtype: torch.dtype) -> Any:
     elif any(name.startswith("cond_stage_model.") for name in names):
         kind = StableDiffusionPipeline
     if kind is not None:
-        with _needs_the_hub(f"the configuration of {path}"):
+        with needs_the_hub(f"the configuration of {path}"):
             return kind.from_single_file(str(path), **_as_dtype(dtype))
     raise ValueError(
         f"{path} holds {len(names)} tensors, but not the text encoder of an SD 1.x, 2.x or SDXL "
@@ -121,7 +134,8 @@ def _as_dtype(dtype: torch.dtype) -> dict[str, torch.dtype]:
 
 
 @contextmanager
-def _needs_the_hub(what: str) -> Iterator[None]:
+def needs_the_hub(what: str) -> Iterator[None]:
+    """Say of any error that ``what`` could not be loaded from the hub."""
     try:
         yield
     except Exception as error:  # httpx, hub and OS errors alike: all mean that it cannot be had

@@ -136,7 +136,7 @@ def sample(
             settings |= {"branch": "unconditional", "tokens": None}
             of_negative = captures.enter_context(capture(pipe, **settings))
         result = _call(pipe, [one.text for one in prompts], seeds, options)
-    _warn_of_blanked(result)
+    blanked = _blanked(result)
     maps = heatmaps_of(store, prompts)
     negative: list[Heatmaps] = []
     if both:
@@ -150,6 +150,14 @@ def sample(
         {"prompt": maps[i].prompt.text, "seed": seeds[i // each], **common, "size": [*image.size]}
         for i, image in enumerate(images)
     ]
+    negatives = options.get("negative_prompt")
+    if negatives is not None:
+        a_prompt = len(images) // len(prompts)
+        for i, one in enumerate(info):
+            text = _one_each(negatives, len(prompts))[i // a_prompt]
+            one["options"] = {**one["options"], "negative_prompt": text}
+    for i in blanked:
+        info[i]["blanked"] = True
     return Run(images, maps, store, info, negative_heatmaps=negative)
 
 
@@ -281,15 +289,17 @@ def _columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
     return sorted(columns)
 
 
-def _warn_of_blanked(result: Any) -> None:
+def _blanked(result: Any) -> list[int]:
+    """The images that the pipeline's safety checker blanked, with a warning."""
     flags = getattr(result, "nsfw_content_detected", None) or []
-    if any(flags):
-        blanked = [i for i, flag in enumerate(flags) if flag]
+    blanked = [i for i, flag in enumerate(flags) if flag]
+    if blanked:
         warnings.warn(
             f"The pipeline's safety checker blanked image(s) {blanked}; their heatmaps are of what "
             "was generated before that.",
-            stacklevel=3,
+            stacklevel=4,
         )
+    return blanked
 
 
 def _describe(pipe: Any, store: MapStore, options: Mapping[str, Any]) -> dict[str, Any]:

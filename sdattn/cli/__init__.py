@@ -1,4 +1,4 @@
-"""The command line: ``sdattn generate``, ``edit``, ``show`` and ``info``."""
+"""The command line: ``sdattn generate``, ``edit``, ``batch``, ``merge``, ``show`` and ``info``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .batches import batch, merge
 from .edits import edit
 from .runs import generate, info, show
 
@@ -18,6 +19,8 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(edit)
+app.command()(batch)
+app.command()(merge)
 app.command()(show)
 app.command()(info)
 

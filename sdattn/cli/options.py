@@ -65,18 +65,30 @@ def settings(texts: list[str]) -> dict[str, Any]:
     return found
 
 
-def load(load_pipeline: Any, model: str, device: str | None, dtype: str | None) -> Any:
+def dtype_of(name: str | None) -> Any:
+    """The torch.dtype of a name; None for None."""
     import torch
+
+    known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if name is not None and name not in known:
+        raise typer.BadParameter(f"{name} is not one of {', '.join(known)}.", param_hint="--dtype")
+    return known.get(name or "")
+
+
+def quiet() -> None:
+    """No progress bars of the libraries, no warnings of parts that are not used here."""
     from diffusers.utils import logging
     from transformers.utils import logging as transformers_logging
 
-    known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    if dtype is not None and dtype not in known:
-        raise typer.BadParameter(f"{dtype} is not one of {', '.join(known)}.", param_hint="--dtype")
     logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()  # it warns of parts that are not used here
+    transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    pipe = load_pipeline(model, device=device, dtype=known.get(dtype or ""))
+
+
+def load(load_pipeline: Any, model: str, device: str | None, dtype: str | None) -> Any:
+    wanted = dtype_of(dtype)
+    quiet()
+    pipe = load_pipeline(model, device=device, dtype=wanted)
     name = str(pipe.dtype).removeprefix("torch.")
     print(f"{type(pipe).__name__} {model} on {pipe.device} in {name}", file=sys.stderr)
     return pipe

@@ -1,0 +1,1 @@
+"""Many prompts, many processes, nothing lost."""

@@ -1,0 +1,268 @@
+"""The folder of a batch run: whose it is, what is in it, what is whole and what failed.
+
+    batch.json         what the run is: settings, input
+    metadata.jsonl     a row an item, in the layout of datasets' "imagefolder"
+    errors.jsonl       a row an item that failed and a line that could not be read
+    items/ or shards/  the items, see layouts
+    .batch/            at work: the lock, what each process has done, unfinished files
+
+Rows are noted by each process in a file of its own and gathered into ``metadata.jsonl`` when a run
+starts and ends. They only repeat what the items themselves say: after a crash what is missing is
+read from the items.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Container, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..files import check_writable, flush
+from .layouts import Files, Layout, layout_of
+from .locks import Lock
+
+FORMAT = "sdattn-batch-1"
+
+
+class Known(NamedTuple):
+    """An item that is whole: where its row stands and what it says."""
+
+    line: int
+    place: str
+    fingerprint: str
+    file: Path
+    start: int
+    length: int
+
+
+class BatchFolder:
+    """A batch run's folder.
+
+    Attributes:
+        root: the folder.
+        manifest: what ``batch.json`` says.
+        layout: how its items lie in it.
+    """
+
+    def __init__(self, root: str | Path):
+        self.root = Path(root)
+        self.hidden = self.root / ".batch"
+        self.temporary = self.hidden / "tmp"
+        self.lock = Lock(self.hidden / "lock", self.root)
+        self._journals: dict[str, Any] = {}
+        self._writing = threading.Lock()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing says yet what run it is of."""
+        return not (self.root / "batch.json").exists()
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        path = self.root / "batch.json"
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{self.root} has no batch.json, so it is no batch run's folder. Those are made by "
+                "`sdattn batch`."
+            )
+        try:
+            found = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{path} is corrupt: {error}.") from error
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise ValueError(f"{path} is not of this version's format {FORMAT!r}.")
+        return found
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.manifest["settings"], self.root, self.temporary)
+
+    def open(self, owner: str) -> None:
+        """Make the folder where there is none and lock it for the job ``owner``.
+
+        Raises:
+            FileExistsError: there is something else at this place.
+            OSError: it cannot be written, or another job is writing there.
+        """
+        if self.root.exists() and not self.root.is_dir():
+            raise FileExistsError(f"{self.root} is a file. Choose another --out.")
+        names = set(os.listdir(self.root)) if self.root.is_dir() else set()
+        if self.is_new and (foreign := sorted(names - {".batch"})):
+            raise FileExistsError(
+                f"{self.root} is no batch run's folder: it has no batch.json, but "
+                f"{', '.join(foreign[:3])}. Choose another --out."
+            )
+        check_writable(self.root)
+        self.hidden.mkdir(exist_ok=True)
+        self.lock.take(owner)
+        (self.hidden / "stop").unlink(missing_ok=True)
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        for name in ("tmp", "done", "failed"):
+            (self.hidden / name).mkdir(exist_ok=True)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file of the folder, whole or not at all."""
+        self.write_lines(name, [data])
+
+    def write_lines(self, name: str, parts: Iterable[bytes]) -> None:
+        made = self.hidden / f"{name}.new"
+        with made.open("wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(made, self.root / name)
+        flush(self.root)
+
+    # What is whole
+
+    def note(self, kind: str, writer: str, row: Mapping[str, Any]) -> None:
+        """Append a row to this process's own list of what is ``"done"`` or has ``"failed"``."""
+        data = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        with self._writing:
+            if kind not in self._journals:
+                path = self.hidden / kind / f"{writer}.jsonl"
+                self._journals[kind] = path.open("ab", buffering=0)
+            self._journals[kind].write(data)
+
+    def note_whole(self, writer: str, item: str, place: str, files: Files) -> None:
+        self.note("done", writer, row_of(json.loads(files["run.json"]), place))
+
+    def settle(self) -> dict[str, Known]:
+        """Bring ``metadata.jsonl`` to what is there; returns the items that are whole, by id."""
+        layout, rows = self.layout, self.rows()
+        there: dict[str, str] = {}
+        for item, place in layout.find():
+            there[item] = place
+            if item not in rows or rows[item].place != place:
+                self.note_whole("settled", item, place, layout.read(item, place, ["run.json"]))
+        self.gather(there)
+        return self.rows()
+
+    def rows(self) -> dict[str, Known]:
+        """Every row that has been noted, the latest of each item, by id."""
+        found = {}
+        for path in (self.root / "metadata.jsonl", *sorted((self.hidden / "done").glob("*"))):
+            start = 0
+            for line in _lines(path):
+                row = _row(line)
+                if row is not None:
+                    found[row["id"]] = Known(
+                        row["line"], row["place"], row["fingerprint"], path, start, len(line)
+                    )
+                start += len(line)
+        return found
+
+    def gather(self, there: Mapping[str, str] | None = None) -> int:
+        """Write ``metadata.jsonl`` from the rows of all processes, in the order of the input.
+
+        Args:
+            there: the items that are whole, id to place; by default all that were noted.
+
+        Returns:
+            The number of rows.
+        """
+        rows = self.rows()
+        if there is not None:
+            rows = {item: one for item, one in rows.items() if there.get(item) == one.place}
+        ordered = sorted(rows.values(), key=lambda one: (one.line, one.place))
+        self.write_lines("metadata.jsonl", _read(ordered))
+        self._forget("done")
+        return len(rows)
+
+    def failures(self) -> dict[str, dict[str, Any]]:
+        """The rows of items that failed, the latest of each, by id."""
+        found = {}
+        for path in (self.root / "errors.jsonl", *sorted((self.hidden / "failed").glob("*"))):
+            for line in _lines(path):
+                row = _row(line)
+                if row is not None:
+                    found[row["id"]] = row
+        return found
+
+    def gather_errors(self, bad_lines: Iterable[Mapping[str, Any]], whole: Container[str]) -> int:
+        """Write ``errors.jsonl``: the lines that cannot be read and the items that failed and are
+        not whole by now. Returns how many items."""
+        failed = [row for item, row in self.failures().items() if item not in whole]
+        rows = [*bad_lines, *failed]
+        lines = (json.dumps(one, ensure_ascii=False).encode() + b"\n" for one in rows)
+        self.write_lines("errors.jsonl", lines)
+        self._forget("failed")
+        return len(failed)
+
+    def _forget(self, kind: str) -> None:
+        with self._writing:
+            if kind in self._journals:
+                self._journals.pop(kind).close()
+            for path in (self.hidden / kind).glob("*"):
+                path.unlink()
+
+    # What goes on
+
+    def stop(self, reason: str) -> None:
+        """Have every process of this run stop after the batch in hand."""
+        (self.hidden / "stop").write_text(reason)
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run is to stop, if it is."""
+        path = self.hidden / "stop"
+        return path.read_text() if path.exists() else None
+
+
+def row_of(info: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The row of ``metadata.jsonl`` for an item, from its ``run.json``."""
+    options, columns = info["options"], set(info["columns"])
+    image = {}
+    if "image.png" in info["files"] and not place.endswith(".safetensors"):
+        image = {"file_name": f"{place}/image.png"}  # the key that imagefolder looks for
+    guidance = options.get("guidance_scale")
+    return {
+        **image,
+        "id": info["id"],
+        "line": info["line"],
+        "prompt": info["prompt"],
+        "negative_prompt": options.get("negative_prompt"),
+        "seed": info["seed"],
+        "width": info["size"][0],
+        "height": info["size"][1],
+        "num_inference_steps": options.get("num_inference_steps"),
+        "guidance_scale": None if guidance is None else float(guidance),
+        "words": [
+            w["text"] for w in info["words"] if w["columns"] and columns.issuperset(w["columns"])
+        ],
+        "truncated": info["truncated"],
+        "place": place,
+        "fingerprint": info["fingerprint"],
+    }
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    if path.is_file():
+        with path.open("rb") as file:
+            yield from file
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A row with an id; None for a line that a crash cut off, and for one of a bad line."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and "id" in row else None
+
+
+def _read(rows: Iterable[Known]) -> Iterator[bytes]:
+    files: dict[Path, Any] = {}
+    try:
+        for one in rows:
+            if one.file not in files:
+                files[one.file] = one.file.open("rb")
+            files[one.file].seek(one.start)
+            yield files[one.file].read(one.length)
+    finally:
+        for file in files.values():
+            file.close()

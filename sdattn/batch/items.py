@@ -1,0 +1,208 @@
+"""What a batch is to draw: lines of JSON, CSV or text as items, and those that cannot be read.
+
+    kind_of("prompts.csv")       ->  "csv"
+    read_items(data, "csv")      ->  the items and the bad lines, both in order
+
+Every line is checked by itself: a bad one is reported by its number and never stops a good one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..words import split_phrase, split_words
+from .lines import kind_of, open_lines, shortened, shown
+
+__all__ = ["BadLine", "Item", "kind_of", "read_items"]
+
+_LARGEST_SEED = 2**63 - 1  # of a torch.Generator
+_OWN = ("id", "prompt", "negative_prompt", "seed", "words")
+_TAKEN = ("prompt_embeds", "generator", "output_type", "return_dict")
+_ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?")
+_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+_NO_OPTIONS: Mapping[str, Any] = {}  # one for all items that have none
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One picture to draw.
+
+    Attributes:
+        id: name of its folder; no other item has it, whatever the case of its letters.
+        line: its line in the input, from 1.
+        prompt: at least one word.
+        seed: 0 to 2**63 - 1.
+        negative_prompt: as given.
+        words: the words and phrases of the prompt to keep; None for all.
+        options: the other keywords of the pipeline, as given; never None as a value.
+    """
+
+    id: str
+    line: int
+    prompt: str
+    seed: int
+    negative_prompt: str | None
+    words: tuple[str, ...] | None
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that is no item.
+
+    Attributes:
+        line: its number, from 1; of a CSV row that spans lines the first.
+        reason: one line: what was found, what to do.
+        text: how the line begins, at most 200 characters, what cannot be printed escaped.
+    """
+
+    line: int
+    reason: str
+    text: str
+
+
+def read_items(data: bytes, kind: str, *, seed: int = 0) -> tuple[list[Item], list[BadLine]]:
+    """Read a batch.
+
+    Args:
+        data: the whole input, UTF-8; only a line feed ends a line. Blank lines count and are
+            skipped.
+        kind: see :func:`kind_of`.
+        seed: an item without a seed has ``seed + line - 1``; one without an id has its line's
+            number as six digits.
+
+    Returns:
+        The items and the bad lines, each in the order of the input. Of two lines with one id the
+        later is bad.
+
+    Raises:
+        ValueError: another kind, a seed that cannot be, a CSV header that cannot be read.
+
+    >>> items, bad = read_items(b'{"prompt": "a cat", "width": 512}\\n{"prompt": 5}', "jsonl")
+    >>> items[0].id, items[0].seed, items[0].options
+    ('000001', 0, {'width': 512})
+    >>> bad[0].line, bad[0].reason
+    (2, 'prompt=5: write a text with at least one word in it.')
+    """
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise ValueError(f"seed={seed}: pass a whole number from 0 to 2**63 - 1.")
+    lines, fields_of = open_lines(data, kind)
+    items: list[Item] = []
+    bad: list[BadLine] = []
+    taken: dict[str, int] = {}
+    for line, raw in lines:
+        try:
+            fields = fields_of(raw)
+            if fields is None:
+                continue
+            item = _item({"id": f"{line:06d}", "seed": seed + line - 1}, fields, line)
+            first = taken.setdefault(item.id.lower(), line)
+            if first != line:
+                raise ValueError(
+                    f"id={item.id!r} is that of line {first}. Write another; upper and lower case "
+                    "are one."
+                )
+            items.append(item)
+        except ValueError as error:
+            bad.append(BadLine(line, _printable(str(error)), _beginning(raw)))
+    return items, bad
+
+
+def _item(defaults: Mapping[str, Any], fields: Mapping[str, Any], line: int) -> Item:
+    found = {name: value for name, value in fields.items() if value is not None}
+    if "prompt" not in found:
+        raise ValueError(f"the prompt is missing; found {shown([*found])}. Write one.")
+    given = {**defaults, **found}
+    for name, value in given.items():
+        _check_field(name, value)
+    words = given.get("words")
+    if words is not None:
+        _check_words(words, given["prompt"])
+    return Item(
+        id=str(given["id"]),
+        line=line,
+        prompt=given["prompt"],
+        seed=given["seed"],
+        negative_prompt=given.get("negative_prompt"),
+        words=None if words is None else tuple(words),
+        options={name: one for name, one in given.items() if name not in _OWN} or _NO_OPTIONS,
+    )
+
+
+def _check_field(name: str, value: Any) -> None:
+    if name in _TAKEN:
+        raise ValueError(f"{name} cannot be chosen in a batch. Leave it out.")
+    if not name.isidentifier():
+        raise ValueError(f"{shown(name)} is no option. Write one of the pipeline, width say.")
+    holds, wanted = _RULES.get(name, (None, ""))
+    if holds and not holds(value):
+        raise ValueError(f"{name}={shown(value)}: {wanted}.")
+
+
+def _between(low: int, high: float) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and low <= value <= high  # True is no number here
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_id(value: Any) -> bool:
+    name = str(value) if type(value) is int else value
+    return isinstance(name, str) and bool(_ID.fullmatch(name)) and not _DEVICE.fullmatch(name)
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
+
+
+_ONE = (_between(1, 1), "an item is one picture. Write a line for each")
+_SIDE = (_between(1, 16384), "write a whole number of pixels from 1 to 16384")
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "id": (
+        _is_id,
+        "it names a folder. Write up to 100 letters a-z, digits and . _ -, beginning with a letter "
+        "or digit, without a dot at the end or two in a row, and no device of Windows like con",
+    ),
+    "prompt": (_is_text, "write a text with at least one word in it"),
+    "negative_prompt": (lambda value: isinstance(value, str), "write a text, or leave it out"),
+    "seed": (_between(0, _LARGEST_SEED), "write a whole number from 0 to 2**63 - 1"),
+    "words": (_is_words, "write a list of words and phrases of the prompt, or leave it out"),
+    "width": _SIDE,
+    "height": _SIDE,
+    "num_inference_steps": (_between(1, math.inf), "write a whole number from 1"),
+    "guidance_scale": (lambda value: type(value) in (int, float), "write a finite number"),
+    "num_images_per_prompt": _ONE,
+    "num_videos_per_prompt": _ONE,
+    "num_frames": _ONE,
+}
+
+
+def _check_words(words: Sequence[str], prompt: str) -> None:
+    """Refuse what is not in the prompt; ``<eos>`` and the like are the tokenizer's to know."""
+    parts = split_phrase(prompt)
+    for phrase in words:
+        wanted = split_phrase(phrase)
+        starts = range(len(parts) - len(wanted) + 1)
+        special = phrase.startswith("<") and phrase.endswith(">")
+        if not special and not any(parts[i : i + len(wanted)] == wanted for i in starts):
+            found = ", ".join(dict.fromkeys(word for word, _, _ in split_words(prompt)))
+            raise ValueError(
+                f"{shown(phrase)} is not in the prompt. Its words are: {shortened(found, 300)}."
+            )
+
+
+def _beginning(raw: bytes) -> str:
+    text = raw[:800].decode(errors="backslashreplace")  # a character has four bytes at most
+    return _printable(text.rstrip("\r\n")[:200])[:200]
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    signs = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(signs)

@@ -1,0 +1,263 @@
+"""The lines of a batch before they are checked: JSON, CSV or text, as fields.
+
+kind_of("prompts.csv")       ->  "csv"
+open_lines(data, "csv")      ->  the numbered rows as bytes, and what makes fields of one
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".txt": "txt"}
+_LEVELS = 20  # nested lists and objects; far more would fail later, where a run is written
+_DIGITS = 100
+_QUOTED = re.compile(r'(?:^|(?<=,))"[^"]*(?:""[^"]*)*"(?=,|\r?\n?\Z)')
+_NUMBERS = ("seed", "width", "height", "num_inference_steps", "guidance_scale")
+
+Numbered = Iterator[tuple[int, bytes]]
+Fields = dict[str, Any]
+
+
+def kind_of(name: str) -> str:
+    """What a file holds, by its name.
+
+    Args:
+        name: a path, or ``-`` for standard input.
+
+    Returns:
+        ``"jsonl"``, ``"csv"``, ``"txt"``, or ``"auto"`` for standard input.
+
+    Raises:
+        ValueError: another ending.
+
+    >>> kind_of("prompts.JSONL"), kind_of("-")
+    ('jsonl', 'auto')
+    """
+    if name == "-":
+        return "auto"
+    try:
+        return _SUFFIXES[Path(name).suffix.lower()]
+    except KeyError:
+        raise ValueError(
+            f"Asked for the prompts in {name!r}. Pass a file that ends in .jsonl or .ndjson (a "
+            "JSON object a line), .csv (a header, then rows) or .txt (a prompt a line), or - for "
+            "standard input."
+        ) from None
+
+
+def open_lines(data: bytes, kind: str) -> tuple[Numbered, Callable[[bytes], Fields | None]]:
+    """The numbered lines of an input, or its rows, and what reads one.
+
+    Args:
+        data: the whole input, UTF-8, perhaps with a byte order mark; only a line feed ends a line.
+        kind: see :func:`kind_of`; ``"auto"`` is JSON where the first line that is not blank begins
+            with ``{``, else text.
+
+    Returns:
+        The lines; and a function that gives the fields of a line, or None where it is blank, and
+        raises a ValueError with the reason where it cannot be read.
+
+    Raises:
+        ValueError: another kind, a CSV header that cannot be read.
+    """
+    data = data.removeprefix(BOM_UTF8)
+    if kind == "auto":
+        kind = "jsonl" if data.lstrip().startswith(b"{") else "txt"
+    if kind == "csv":
+        rows = _rows(io.BytesIO(data).readlines())
+        return rows, partial(_read, partial(_of_row, _header(rows)))
+    if kind not in ("jsonl", "txt"):
+        raise ValueError(f"kind={kind!r}: pass 'jsonl', 'csv', 'txt' or 'auto'.")
+    return enumerate(io.BytesIO(data), 1), partial(_read, _of_json if kind == "jsonl" else _of_text)
+
+
+def _read(fields_of: Callable[[str], Fields], raw: bytes) -> Fields | None:
+    text = _decoded(raw)
+    return fields_of(text) if text.strip() else None
+
+
+def _decoded(raw: bytes) -> str:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        byte = raw[error.start]
+        raise ValueError(
+            f"byte {error.start + 1} of the line, 0x{byte:02x}, is not UTF-8. Save it as UTF-8."
+        ) from None
+    if "\0" in text:
+        raise ValueError("there is a zero byte in it, as in UTF-16. Save it as UTF-8 text.")
+    return text
+
+
+def _of_text(text: str) -> Fields:
+    return {"prompt": text.removesuffix("\n").removesuffix("\r")}
+
+
+def _of_json(text: str) -> Fields:
+    try:
+        found = _parsed(text.rstrip("\r\n"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"broken JSON at character {error.pos + 1}: {error.msg}.") from None
+    if not isinstance(found, dict):
+        raise ValueError(f'found {shown(found)}. Write an object, {{"prompt": "a cat"}} say.')
+    return found
+
+
+def _parsed(text: str) -> Any:
+    """A JSON value that can be written again: no number that is none, no half a character."""
+    try:
+        value = _JSON.decode(text)
+        _check(value)
+    except RecursionError:
+        _refuse_depth()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(
+            f"\\u{ord(half):04x} is half a character. Write both halves, or the character itself."
+        ) from None
+    return value
+
+
+def _check(value: Any, level: int = 0) -> None:
+    if level > _LEVELS:
+        _refuse_depth()
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, (list, dict)):
+        for one in value if isinstance(value, list) else [*value, *value.values()]:
+            _check(one, level + 1)
+
+
+def _refuse_depth() -> NoReturn:
+    raise ValueError(f"lists and objects are nested too deep. Write at most {_LEVELS} levels.")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits. Write at most {_DIGITS}.")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(float(digits)):
+        raise ValueError(f"{shown(digits)} is beyond any number there is. Write a finite one.")
+    return float(digits)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number. Write a finite one, or null.")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Fields:
+    found: Fields = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{shown(name)} is there twice. Write it once.")
+        found[name] = value
+    return found
+
+
+_JSON = json.JSONDecoder(
+    object_pairs_hook=_once, parse_int=_whole, parse_float=_finite, parse_constant=_refuse_constant
+)
+
+
+def _rows(lines: Sequence[bytes]) -> Numbered:
+    """The rows of a CSV, each with the number of its first line.
+
+    Where a quote does not end as it should, its first line alone is the row, and what the quote
+    ran over is read line by line: each line is read three times at most.
+    """
+    start = alone = 0
+    while start < len(lines):
+        end = start + 1
+        if start >= alone:
+            ahead = map(lines.__getitem__, range(start, len(lines)))
+            reader = csv.reader(map(_any_text, ahead), strict=True)
+            try:
+                next(reader)
+                end = start + reader.line_num
+            except csv.Error:
+                alone = start + reader.line_num - 1
+        yield start + 1, b"".join(lines[start:end])
+        start = end
+
+
+def _any_text(raw: bytes) -> str:
+    """Text with the same quotes, commas and ends, also where the bytes will be refused."""
+    return raw.decode(errors="replace").replace("\0", " ")  # Python 3.10's csv has no zeros
+
+
+def _cells(text: str) -> list[str]:
+    if '"' in _QUOTED.sub("", text):  # csv takes it, and with it the rest of a row that broke
+        raise ValueError(
+            "no row of CSV: a quote in a cell that does not begin and end with one. Put quotes "
+            "around the cell, and double those inside."
+        )
+    try:
+        return next(csv.reader([text], strict=True))
+    except csv.Error as error:
+        raise ValueError(
+            f"no row of CSV: {error}. Close every quote that is opened, and double those inside."
+        ) from None
+
+
+def _header(rows: Numbered) -> list[str]:
+    for line, raw in rows:
+        if not raw.strip():
+            continue
+        try:
+            names = [name.strip() for name in _cells(_decoded(raw))]
+        except ValueError as error:
+            raise ValueError(f"The header of the CSV, line {line}: {error}") from None
+        if "prompt" not in names or "" in names or len(set(names)) < len(names):
+            raise ValueError(
+                f"The header of the CSV, line {line}, has the columns {shown(names)}. Name every "
+                "column, each once, separated by commas, and one of them prompt."
+            )
+        return names
+    return []
+
+
+def _of_row(names: Sequence[str], text: str) -> Fields:
+    cells = _cells(text)
+    if len(cells) != len(names):
+        raise ValueError(
+            f"found {len(cells)} cells below a header of {len(names)}. Write one for each, empty "
+            "where there is nothing to say, and put quotes around a comma."
+        )
+    pairs = zip(names, cells, strict=True)
+    return {name: _value(name, cell) for name, cell in pairs if cell.strip()}
+
+
+def _value(name: str, cell: str) -> Any:
+    """What a cell means; numbers may have a plus and leading zeros, which JSON's may not."""
+    if name in ("id", "prompt", "negative_prompt"):
+        return cell
+    if name in _NUMBERS:
+        cell = re.sub(r"^\+?0*(?=[0-9])", "", cell.strip())
+    elif name == "words" and not cell.lstrip().startswith("["):
+        return [phrase.strip() for phrase in cell.split(";") if phrase.strip()]
+    try:
+        return _parsed(cell)
+    except json.JSONDecodeError:
+        return cell
+
+
+def shown(value: Any) -> str:
+    """How a value looks in a message."""
+    return shortened(repr(value), 80)
+
+
+def shortened(text: str, length: int) -> str:
+    """The text, or its beginning and an ellipsis."""
+    return text if len(text) <= length else text[:length] + "…"

@@ -1,0 +1,115 @@
+"""A lock on a run's folder that its job's processes share and that dies with the last of them."""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import json
+import os
+import socket
+import warnings
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+
+class Lock:
+    """One job at a time: its first process takes the lock, the others join it.
+
+    The kernel holds it (``flock``), so that a process that is killed leaves none behind, also not
+    on another machine that shares the disk.
+
+    Args:
+        path: of the lock; beside it ``NAME.json`` tells who holds it.
+        what: what is locked, for the message.
+    """
+
+    def __init__(self, path: Path, what: Path):
+        self.path, self.what = path, what
+        self._file: Any = None
+
+    @property
+    def holder(self) -> dict[str, Any] | None:
+        """Who took the lock last: job, user, host, process and time."""
+        try:
+            found = json.loads(self.path.with_suffix(".json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def take(self, job: str) -> None:
+        """Take the lock for a job and share it with the job's other processes.
+
+        Raises:
+            OSError: another job holds it; the message says whose it is.
+        """
+        import fcntl
+
+        self._hold(fcntl.LOCK_EX)
+        owner = {
+            "job": job,
+            "user": getpass.getuser(),
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
+        self.path.with_suffix(".json").write_text(json.dumps(owner))
+        self._hold(fcntl.LOCK_SH)
+
+    def join(self, job: str) -> bool:
+        """Share the lock that this job's first process took; False if that is not visible here."""
+        import fcntl
+
+        if (self.holder or {}).get("job") != job:
+            return False
+        self._hold(fcntl.LOCK_SH)
+        return True
+
+    def free(self) -> bool:
+        """Whether no job holds the lock."""
+        import fcntl
+
+        if not self.path.exists():
+            return True
+        with self.path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+        return True
+
+    def release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _hold(self, kind: int) -> None:
+        import fcntl
+
+        if self._file is None:
+            self._file = self.path.open("ab")
+        try:
+            fcntl.flock(self._file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise OSError(self._taken()) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            warnings.warn(
+                f"{self.what} lies on a disk without locks ({error.strerror}). Make sure that no "
+                "other job writes there.",
+                stacklevel=3,
+            )
+
+    def _taken(self) -> str:
+        one = self.holder or {}
+        who = "{} on {} (process {}, since {})".format(
+            *(one.get(name, "?") for name in ("user", "host", "process", "since"))
+        )
+        return (
+            f"{self.what} is being written by another job: {who}. Wait for it, stop it, or choose "
+            "another --out."
+        )

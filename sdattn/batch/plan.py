@@ -1,0 +1,185 @@
+"""Items against the pipeline that will draw them: what cannot be, and what runs together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..pipelines import images_a_prompt
+from ..prompts import read_prompts
+from ..runs import checked_options
+from ..tokens import Prompt
+from .items import BadLine, Item
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """An item that the pipeline can draw.
+
+    Attributes:
+        item: the item.
+        options: of the pipeline's call, all but the negative prompt; one mapping for all items
+            that have the same.
+        shape: items of one shape can run in one batch.
+    """
+
+    item: Item
+    options: Mapping[str, Any]
+    shape: int
+
+
+def check_items(
+    pipe: Any, items: Iterable[Item], defaults: Mapping[str, Any]
+) -> tuple[list[Job], list[BadLine]]:
+    """Check items against a pipeline, or its outline.
+
+    Args:
+        pipe: a pipeline; its weights are not needed.
+        items: what was read.
+        defaults: options of the pipeline for items that do not have them.
+
+    Returns:
+        The jobs and the items that cannot be drawn, each in the order of the items.
+    """
+    checks = _Checks(pipe, defaults)
+    jobs, bad = [], []
+    for item in items:
+        try:
+            jobs.append(checks.job(item))
+        except (ValueError, TypeError, KeyError) as error:
+            reason = str(error.args[0] if error.args else error)
+            bad.append(BadLine(item.line, " ".join(reason.split()), item.prompt[:200]))
+    return jobs, bad
+
+
+class _Checks:
+    """Checks each set of options once: most items have the same."""
+
+    def __init__(self, pipe: Any, defaults: Mapping[str, Any]):
+        self.pipe, self.defaults = pipe, dict(defaults)
+        self.negative = self.defaults.pop("negative_prompt", None)
+        self.checked: dict[str, dict[str, Any] | Exception] = {}
+        self.shapes: dict[tuple[str, bool, int], int] = {}
+        # Some pipelines fill prompts up to the longest of a batch only.
+        self.of_length = _columns(pipe, "a") != _columns(pipe, "a cat and a dog and a cat")
+
+    def job(self, item: Item) -> Job:
+        if item.negative_prompt is None:
+            item = replace(item, negative_prompt=self.negative)
+        key, options = self._options(item)
+        columns = 0
+        if item.words is not None or self.of_length:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # words cut off: told by the item's row
+                [read] = read_prompts(self.pipe, item.prompt, **options)
+            for word in item.words or ():
+                read.find(word)
+            columns = len(read.tokens) if self.of_length else 0
+        shape = (key, item.negative_prompt is not None, columns)
+        return Job(item, options, self.shapes.setdefault(shape, len(self.shapes)))
+
+    def _options(self, item: Item) -> tuple[str, dict[str, Any]]:
+        given = {**self.defaults, **item.options}
+        if item.negative_prompt is not None:
+            given["negative_prompt"] = item.negative_prompt
+        key = json.dumps([{**given, "negative_prompt": bool(item.negative_prompt)}], sort_keys=True)
+        if key not in self.checked:
+            try:
+                found = checked_options(self.pipe, given)
+                if images_a_prompt(self.pipe, found) != 1:
+                    raise ValueError(
+                        f"A {type(self.pipe).__name__} makes {images_a_prompt(self.pipe, found)} "
+                        "pictures of an item. A batch takes pipelines that make one."
+                    )
+                found.pop("negative_prompt", None)
+                self.checked[key] = found
+            except (ValueError, TypeError) as error:
+                self.checked[key] = error
+        found_or_error = self.checked[key]
+        if isinstance(found_or_error, Exception):
+            raise found_or_error
+        return key, found_or_error
+
+
+def _columns(pipe: Any, text: str) -> int:
+    try:
+        return len(read_prompts(pipe, text)[0].tokens)
+    except (TypeError, ValueError):  # told for each item that needs it
+        return 0
+
+
+def plan_batches(jobs: Sequence[Job], size: int) -> list[list[Job]]:
+    """Jobs of one shape, ``size`` together, in the order of the input.
+
+    It depends on nothing but the jobs and the size, so that a run that goes on later, on other
+    machines, makes the same batches, and of them the same bits.
+    """
+    by_shape: dict[int, list[Job]] = {}
+    for job in jobs:
+        by_shape.setdefault(job.shape, []).append(job)
+    batches = [
+        group[start : start + size]
+        for group in by_shape.values()
+        for start in range(0, len(group), size)
+    ]
+    return sorted(batches, key=lambda batch: batch[0].item.line)
+
+
+def digest(value: Any) -> str:
+    """A short checksum of anything that JSON can hold."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=list)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def fingerprint(job: Job, settings: str) -> str:
+    """What an item's files follow from: its fields, its options, and the run's settings."""
+    one = job.item
+    return digest([settings, one.prompt, one.seed, one.negative_prompt, one.words, job.options])
+
+
+def digest_inputs(jobs: Iterable[Job]) -> str:
+    """A checksum of a whole input, ids and lines among it."""
+    found = hashlib.sha256()
+    for job in jobs:
+        found.update(f"{job.item.id}\n{job.item.line}\n{fingerprint(job, '')}\n".encode())
+    return found.hexdigest()[:16]
+
+
+def digest_model(pipe: Any) -> str:
+    """A checksum of a loaded pipeline: its parts' configurations and every weight.
+
+    Weights are summed as whole numbers, bit pattern by bit pattern, each tensor by itself: the sum
+    is the same on every device and costs one reading of the memory.
+    """
+    parts: dict[str, Any] = {}
+    for name, part in pipe.components.items():
+        config = getattr(part, "config", None)
+        as_text = json.dumps(dict(config) if isinstance(config, Mapping) else {}, default=str)
+        parts[name] = [type(part).__name__, _without_paths(as_text)]
+        if isinstance(part, torch.nn.Module):
+            parts[name].append({key: _sum(one) for key, one in part.state_dict().items()})
+    return digest(parts)
+
+
+def _without_paths(config: str) -> dict[str, Any]:
+    """A configuration without where it was loaded from and by which version."""
+    return {name: one for name, one in json.loads(config).items() if not name.startswith("_")}
+
+
+def _sum(tensor: torch.Tensor) -> list[Any]:
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    bits = tensor.detach().contiguous().view(whole)
+    return [str(tensor.dtype), list(tensor.shape), int(bits.sum(dtype=torch.int64))]
+
+
+def restricted(prompt: Prompt, words: Sequence[str] | None) -> list[int]:
+    """The token columns of these words and phrases, or all."""
+    if words is None:
+        return list(range(len(prompt.tokens)))
+    return sorted({column for word in words for one in prompt.find(word) for column in one})

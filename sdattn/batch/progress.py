@@ -1,0 +1,103 @@
+"""How far a run is: one bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+_LINE_EVERY = 15.0  # seconds between lines where there is no terminal
+
+
+class Tally:
+    """Counts the rows that all processes have noted, reading only what is new."""
+
+    def __init__(self, hidden: Path):
+        self._hidden = hidden
+        self._read: dict[Path, tuple[int, int]] = {}  # bytes and rows
+
+    def count(self, kind: str) -> int:
+        """Rows of a kind, ``"done"`` or ``"failed"``."""
+        for path in (self._hidden / kind).glob("*"):
+            start, rows = self._read.get(path, (0, 0))
+            with path.open("rb") as file:
+                file.seek(start)
+                new = file.read()
+            self._read[path] = start + len(new), rows + new.count(b"\n")
+        return sum(rows for path, (_, rows) in self._read.items() if path.parent.name == kind)
+
+
+class Progress:
+    """Shows, while its block runs, how many items are whole.
+
+    Args:
+        hidden: where the processes note what they have done.
+        total: items of the run.
+        before: of those the ones that were there already.
+    """
+
+    def __init__(self, hidden: Path, total: int, before: int):
+        self.tally, self.total, self.before = Tally(hidden), total, before
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._start = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def text(self) -> str:
+        """``120 of 200 items (80 were there), 3.20 items/s, 0:25 left, 1 failed``"""
+        done, failed = self.tally.count("done"), self.tally.count("failed")
+        rate = done / (time.monotonic() - self._start)
+        left = self.total - self.before - done - failed
+        parts = [f"{self.before + done:,} of {self.total:,} items"]
+        if self.before:
+            parts[0] += f" ({self.before:,} were there)"
+        if done:
+            parts += [f"{rate:.3g} items/s", f"{clock(left / rate)} left"]
+        if failed:
+            parts.append(f"{failed:,} failed")
+        return ", ".join(parts)
+
+    def _run(self) -> None:
+        if sys.stderr.isatty():
+            self._draw_bar()
+            return
+        while not self._end.wait(_LINE_EVERY):
+            print(f"sdattn: {self.text()}", file=sys.stderr, flush=True)
+
+    def _draw_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        columns = BarColumn(bar_width=30), TextColumn("{task.description}")
+        with Bar(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("", total=self.total, completed=self.before)
+            while True:
+                ended = self._end.wait(0.5)
+                text = self.text()
+                done = self.before + self.tally.count("done")
+                bar.update(task, completed=done, description=text)
+                if ended:
+                    return
+
+
+def clock(seconds: float) -> str:
+    """Seconds as people read them.
+
+    >>> clock(25), clock(3725), clock(200_000)
+    ('0:25', '1:02:05', '2 days 7:33:20')
+    """
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    text = f"{hour}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+    return f"{days} days {text}" if days else text

@@ -1,0 +1,66 @@
+"""How many items fit into one batch."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..prompts import read_prompts
+from ..runs import sample
+from .plan import Job
+
+_MOST = 64
+_WORTH = 0.95  # of the time an item; a larger batch that is not quicker by this is not taken
+
+
+def find_batch_size(pipe: Any, jobs: Sequence[Job], processes: int = 1) -> int:
+    """The batch size, a power of two, that takes the least time an item.
+
+    Two steps of the largest picture are drawn in ever larger batches until the memory is full, the
+    time an item falls no more, or there are no more items a process.
+    """
+    largest = max(jobs, key=lambda job: job.options.get("height", 0) * job.options.get("width", 0))
+    most = min(_MOST, max(1, len(jobs) // processes))
+    best, least, size = 1, float("inf"), 1
+    _time(pipe, largest, 1)  # the first call of a model is slow
+    while size <= most:
+        try:
+            each = _time(pipe, largest, size)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            break
+        if each > _WORTH * least:
+            break
+        best, least, size = size, each, 2 * size
+    release_memory()
+    print(f"sdattn: {best} items to a batch", file=sys.stderr)
+    return best
+
+
+def _time(pipe: Any, job: Job, size: int) -> float:
+    """Seconds an item, and a step."""
+    options = {**job.options, "num_inference_steps": 2}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prompts = read_prompts(pipe, [job.item.prompt] * size, **options)
+        start = time.perf_counter()
+        sample(pipe, prompts, range(size), options)
+    return (time.perf_counter() - start) / size
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    return isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)
+
+
+def release_memory() -> None:
+    from accelerate.utils.memory import clear_device_cache
+
+    clear_device_cache(garbage_collection=True)

@@ -1,0 +1,105 @@
+"""The processes of a run, as accelerate started them: one, or many on many machines."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+
+from ..pipelines import best_device
+
+T = TypeVar("T")
+_PATIENCE = timedelta(days=30)  # ranks may end hours apart
+
+
+class Team:
+    """The processes that work at one run.
+
+    Attributes:
+        rank, size: of this process, and how many there are.
+        first: whether this is the first of all.
+        first_here: whether it is the first on its machine.
+        device: where this process works.
+    """
+
+    def __init__(self, device: str | None = None):
+        from accelerate import PartialState
+        from accelerate.utils import parse_flag_from_env
+
+        on_cpu = device == "cpu" or parse_flag_from_env("ACCELERATE_USE_CPU")
+        self._state = PartialState(cpu=on_cpu, timeout=_PATIENCE)
+        self.rank, self.size = self._state.process_index, self._state.num_processes
+        self.first, self.first_here = self.rank == 0, self._state.local_process_index == 0
+        if device is not None and self.size > 1 and torch.device(device).index is not None:
+            raise ValueError(
+                f"--device {device} names one device for {self.size} processes. Leave it out: "
+                "accelerate gives each process its own."
+            )
+        alone = torch.device("cpu" if on_cpu else device or best_device())
+        self.device = alone if self.size == 1 else self._state.device
+
+    def share(self, make: Callable[[], T]) -> T:
+        """What the first process makes, given to all. Its error is everyone's."""
+        error, made = _attempt(make) if self.first else (None, None)
+        [(error, made)] = self._broadcast([(error, made)])
+        self._raise([error])
+        return made
+
+    def together(self, make: Callable[[], T]) -> T:
+        """Have every process make something; an error of one is everyone's."""
+        error, made = _attempt(make)
+        self._raise(self.gather(error))
+        return made  # type: ignore[return-value]
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all processes, by rank, given to all."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(found, value)
+        return found
+
+    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Until all processes are here. A signal is heard while waiting."""
+        if self.size > 1:
+            work = torch.distributed.barrier(async_op=True)
+            while not work.is_completed():
+                meanwhile()
+                time.sleep(0.1)
+
+    def close(self) -> None:
+        if self.size > 1 and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    def _broadcast(self, values: list[Any]) -> list[Any]:
+        if self.size > 1:
+            torch.distributed.broadcast_object_list(values, src=0, device=self._state.device)
+        return values
+
+    def _raise(self, errors: list[BaseException | None]) -> None:
+        """The first error, by the first process; the others leave without a word."""
+        found = [error for error in errors if error is not None]
+        if found and self.first:
+            raise found[0]
+        if found:
+            raise SystemExit(1)
+
+
+def _attempt(make: Callable[[], T]) -> tuple[Exception | None, T | None]:
+    try:
+        return None, make()
+    except Exception as error:
+        return _sendable(error), None
+
+
+def _sendable(error: Exception) -> Exception:
+    """An error that other processes can read."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,180 @@
+"""Many prompts: batch and merge."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from .options import (
+    Device,
+    Dtype,
+    Guidance,
+    Model,
+    Negative,
+    Pixels,
+    Settings,
+    Steps,
+    dtype_of,
+    given,
+    quiet,
+    settings,
+)
+
+
+def batch(
+    prompts: Annotated[
+        str | None,
+        typer.Argument(help="A .jsonl, .csv or .txt file; - reads standard input."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
+    model: Model = "demo",
+    seed: Annotated[int, typer.Option(help="Of the first line; the next has the next.")] = 0,
+    steps: Steps = None,
+    guidance: Guidance = None,
+    negative: Negative = None,
+    width: Pixels = None,
+    height: Pixels = None,
+    set_: Settings = None,
+    batch_size: Annotated[
+        str, typer.Option(help="Items that run together; auto finds the quickest number.")
+    ] = "auto",
+    format_: Annotated[
+        str, typer.Option("--format", help="folder: one an item; shard: safetensors of many.")
+    ] = "folder",
+    shard_mb: Annotated[int, typer.Option(min=1, help="A shard's size in MB.")] = 256,
+    save: Annotated[
+        str, typer.Option(help="Of image, overlays, grid, maps, masks, with commas between.")
+    ] = "image,overlays,grid,maps",
+    part: Annotated[
+        str, typer.Option(help="K/N: draw the K-th of N parts of the input, for job arrays.")
+    ] = "1/1",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop before the first picture if a line is bad.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Make anew, in OUT, what another command made.")
+    ] = False,
+    max_errors: Annotated[
+        int | None, typer.Option(min=1, help="Stop once so many items have failed.")
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    status: Annotated[
+        Path | None, typer.Option(help="Only tell how far this run is.", metavar="RUN")
+    ] = None,
+    verify: Annotated[
+        Path | None, typer.Option(help="Only read this run again and check it.", metavar="RUN")
+    ] = None,
+) -> None:
+    """Draw every prompt of a file and show where its words went. The same command again does only
+    what is missing. For many GPUs: accelerate launch -m sdattn batch ..."""
+    if status is not None or verify is not None:
+        if prompts is not None or (status and verify):
+            raise typer.BadParameter("--status and --verify take a run and stand alone.")
+        _tell_status(status) if status else _verify(verify)
+        return
+    if prompts is None or out is None:
+        raise typer.BadParameter("Pass a file of prompts and --out RUN.")
+    from ..batch.engine import Request, run_batch
+
+    quiet()
+    outcome = run_batch(
+        Request(
+            source=prompts,
+            out=out,
+            model=model,
+            options={**given(steps, guidance, negative, width, height), **settings(set_ or [])},
+            seed=seed,
+            batch_size=_size(batch_size),
+            format=format_,
+            shard_bytes=shard_mb * 1_000_000,
+            save=tuple(part.strip() for part in save.split(",")),
+            part=_part(part),
+            strict=strict,
+            force=force,
+            max_errors=max_errors,
+            device=device,
+            dtype=dtype_of(dtype),
+        )
+    )
+    if outcome is None:  # the first process tells
+        return
+    _tell(outcome, out)
+    raise typer.Exit(outcome.exit_code)
+
+
+def merge(
+    runs: Annotated[list[Path], typer.Argument(help="Folders that sdattn batch made.")],
+    out: Annotated[Path, typer.Option(help="The folder of all of them.")],
+) -> None:
+    """Bring several batch runs into one folder: the parts of an input, or of several machines."""
+    from ..batch.merging import merge as merge_runs
+
+    number = merge_runs(runs, out)
+    Console().print(Text(f"{out}/: {number:,} items of {len(runs)} runs"))
+
+
+def _size(text: str) -> int | str:
+    if text == "auto" or (text.isdecimal() and int(text) >= 1):
+        return text if text == "auto" else int(text)
+    raise typer.BadParameter(
+        f"{text!r} is no whole number from 1, nor auto.", param_hint="--batch-size"
+    )
+
+
+def _part(text: str) -> tuple[int, int]:
+    which, _, of = text.partition("/")
+    if which.isdecimal() and of.isdecimal() and 1 <= int(which) <= int(of):
+        return int(which), int(of)
+    raise typer.BadParameter(f"{text!r} is not K/N with K from 1 to N.", param_hint="--part")
+
+
+def _tell(outcome: Any, out: Path) -> None:
+    text = f"{out}/: {outcome.whole:,} of {outcome.items:,} items"
+    if outcome.before:
+        text += f", {outcome.before:,} of them were there"
+    if outcome.failed:
+        text += f"; {outcome.failed:,} failed"
+    if outcome.bad_lines:
+        text += f"; {outcome.bad_lines:,} lines could not be read"
+    if outcome.failed or outcome.bad_lines:
+        text += ", see errors.jsonl"
+    Console().print(Text(text))
+    if outcome.stopped:
+        print(
+            f"sdattn: stopped early ({outcome.stopped}); the same command does the rest",
+            file=sys.stderr,
+        )
+
+
+def _tell_status(run: Path) -> None:
+    from ..batch.reading import status
+
+    now = status(run)
+    console = Console()
+    console.print(Text(f"{run}/: {now.whole:,} of {now.items:,} items are whole"))
+    if now.failed:
+        console.print(f"{now.failed:,} failed, see errors.jsonl; the same command tries them again")
+    if now.bad_lines:
+        console.print(f"{now.bad_lines:,} lines of the input could not be read")
+    console.print(Text(f"running: {now.running}" if now.running else "not running"))
+
+
+def _verify(run: Path | None) -> None:
+    from ..batch.reading import verify
+
+    number, problems = verify(run or "")
+    for one in problems:
+        print(f"sdattn: {one}", file=sys.stderr)
+    print(f"{run}/: {number:,} items read, {len(problems):,} problems")
+    if problems:
+        print(
+            "sdattn: remove what is wrong; the batch's own command then makes it anew",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
