@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from .. import __version__
 from ..packing import FORMAT as RUN_FORMAT
 from ..packing import to_json
 from .folder import FORMAT, BatchFolder, Known
-from .plan import digest
+from .plan import Job, digest, digest_inputs
 
 if TYPE_CHECKING:
     from .engine import Request
@@ -35,13 +35,27 @@ def settings_of(request: Request, pipe: Any, weights: str) -> dict[str, Any]:
     return settings
 
 
+def describe_input(
+    request: Request, jobs: Sequence[Job], items: int, bad_lines: int
+) -> dict[str, Any]:
+    """What ``batch.json`` says of a run's input; ``items`` are those of its part."""
+    return {
+        "source": str(request.source),
+        "digest": digest_inputs(jobs),
+        "part": "{}/{}".format(*request.part),
+        "items": items,
+        "all_items": len(jobs),
+        "bad_lines": bad_lines,
+    }
+
+
 @dataclass(frozen=True)
 class Claim:
     """A run that wants a folder.
 
     Attributes:
         settings: see :func:`settings_of`.
-        input: what is drawn: the source, a checksum of it all, the part and its number of items.
+        input: see :func:`describe_input`.
         batch_size: items that run together; another one is no other run.
     """
 

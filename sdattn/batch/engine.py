@@ -23,13 +23,12 @@ from ..packing import PARTS, USUAL, pack_run
 from ..pipelines import load_pipeline
 from ..prompts import read_prompts
 from ..runs import Run, sample
-from .claims import Claim, settings_of
+from .claims import Claim, describe_input, settings_of
 from .folder import BatchFolder
 from .items import BadLine, Item, kind_of, read_items
 from .plan import (
     Job,
     check_items,
-    digest_inputs,
     digest_model,
     fingerprint,
     plan_batches,
@@ -222,7 +221,7 @@ class _BatchRun:
     # Drawing
 
     def _draw_missing(self, pipe: Any, jobs: list[Job], bad: list[BadLine]) -> Outcome:
-        request, team, folder = self.request, self.team, self.folder
+        request, team = self.request, self.team
         settings = settings_of(request, pipe, _same(team.gather(digest_model(pipe))))
         size = team.share(lambda: self._batch_size(pipe, jobs))
         which, of = request.part
@@ -230,27 +229,18 @@ class _BatchRun:
         self.fingerprints = {
             job.item.id: fingerprint(job, settings["fingerprint"]) for one in batches for job in one
         }
-        claim = Claim(
-            settings,
-            {
-                "source": str(request.source),
-                "digest": digest_inputs(jobs),
-                "part": f"{which}/{of}",
-                "items": len(self.fingerprints),
-                "all_items": len(jobs),
-                "bad_lines": len(bad),
-            },
-            size,
-        )
+        made_of = describe_input(request, jobs, len(self.fingerprints), len(bad))
+        claim = Claim(settings, made_of, size)
         there = team.together(
-            lambda: claim.make(folder, self.fingerprints, request.force) if self.keeper else set()
+            lambda: (
+                claim.make(self.folder, self.fingerprints, request.force) if self.keeper else set()
+            )
         )
-        whole = set().union(*team.gather(there))
-        missing = set(self.fingerprints) - whole
-        mine = [one for one in batches if any(job.item.id in missing for job in one)]
-        error = self._work(pipe, mine[team.rank :: team.size], missing)
+        missing = set(self.fingerprints).difference(*team.gather(there))
+        todo = [one for one in batches if any(job.item.id in missing for job in one)]
+        error = self._work(pipe, todo[team.rank :: team.size], missing)
         team.wait()
-        return self._end(bad, len(whole), error)
+        return self._end(bad, len(self.fingerprints) - len(missing), error)
 
     def _batch_size(self, pipe: Any, jobs: Sequence[Job]) -> int:
         asked = self.request.batch_size

@@ -109,7 +109,7 @@ class BatchFolder:
         self.write_lines(name, [data])
 
     def write_lines(self, name: str, parts: Iterable[bytes]) -> None:
-        made = self.hidden / f"{name}.new"
+        made = self.temporary / name
         with made.open("wb") as file:
             file.writelines(parts)
             file.flush()
@@ -138,7 +138,12 @@ class BatchFolder:
         for item, place in layout.find():
             there[item] = place
             if item not in rows or rows[item].place != place:
-                self.note_whole("settled", item, place, layout.read(item, place, ["run.json"]))
+                files = layout.read(item, place, ["run.json"])
+                if "run.json" not in files:
+                    raise ValueError(
+                        f"{self.root / place} is no item: it has no run.json. Remove it."
+                    )
+                self.note_whole("settled", item, place, files)
         self.gather(there)
         return self.rows()
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
 from ..files import flush, flush_tree, write_files
@@ -178,8 +178,11 @@ class Shards(Layout):
 
     def find(self) -> Iterator[tuple[str, str]]:
         for path in sorted((self.root / "shards").glob("*.safetensors")):
-            with safe_open(path, framework="pt") as file:
-                head = json.loads((file.metadata() or {}).get("sdattn", "{}"))
+            try:
+                with safe_open(path, framework="pt") as file:
+                    head = json.loads((file.metadata() or {}).get("sdattn", "{}"))
+            except SafetensorError:  # what it held is missing, and is made anew
+                continue
             for item in head.get("items", ()):
                 yield item, f"shards/{path.name}"
 

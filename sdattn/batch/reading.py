@@ -111,7 +111,7 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     places = dict(there)
     for item, one in rows.items():
         if places.get(item) != one.place:
-            problems.append(f"{item}: metadata.jsonl names {one.place}, which is not there")
+            problems.append(f"{item}: metadata.jsonl names {one.place}, where it is not")
     if folder.lock.free():
         problems += [f"{item}: metadata.jsonl has no row" for item in places if item not in rows]
         left = sorted(folder.temporary.glob("*"))

@@ -63,12 +63,11 @@ class Team:
         torch.distributed.all_gather_object(found, value)
         return found
 
-    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def wait(self) -> None:
         """Until all processes are here. A signal is heard while waiting."""
         if self.size > 1:
             work = torch.distributed.barrier(async_op=True)
             while not work.is_completed():
-                meanwhile()
                 time.sleep(0.1)
 
     def close(self) -> None:
