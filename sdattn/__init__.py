@@ -20,7 +20,7 @@ from .store import AttentionStore
 from .tokens import TruncationWarning, read_prompt
 
 if TYPE_CHECKING:
-    from . import edit
+    from . import batch, edit
     from .files import load_run
     from .pipelines import load_pipeline
     from .prompts import read_prompts
@@ -39,6 +39,7 @@ __all__ = [
     "TorchAttnProcessor",
     "TruncationWarning",
     "attention",
+    "batch",
     "capture",
     "edit",
     "generate",
@@ -62,8 +63,8 @@ def __getattr__(name: str) -> Any:
     """Load what draws or saves pictures only when it is used, so that the import stays light."""
     from importlib import import_module
 
-    if name == "edit":
-        return import_module(".edit", __name__)
+    if name in ("batch", "edit"):
+        return import_module(f".{name}", __name__)
     if name not in _LATER:
         raise AttributeError(f"module 'sdattn' has no attribute {name!r}")
     return getattr(import_module(f".{_LATER[name]}", __name__), name)

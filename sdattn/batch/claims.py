@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import __version__
 from ..packing import FORMAT as RUN_FORMAT
 from ..packing import to_json
 from .folder import FORMAT, BatchFolder, Known
 from .plan import Job, digest, digest_inputs
-
-if TYPE_CHECKING:
-    from .engine import Request
+from .request import Request
 
 _TOLD = ("weights", "dtype", "save")  # settings that the items' files follow from
 

@@ -3,123 +3,32 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-import traceback
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import torch
-
-from ..heatmaps import Heatmaps, cross_maps
 from ..outlines import outline
-from ..packing import PARTS, USUAL, pack_run
 from ..pipelines import load_pipeline
-from ..prompts import read_prompts
-from ..runs import Run, sample
 from .claims import Claim, describe_input, settings_of
+from .drawing import Drawer
 from .folder import BatchFolder
 from .items import BadLine, Item, kind_of, read_items
-from .plan import (
-    Job,
-    check_items,
-    digest_model,
-    fingerprint,
-    plan_batches,
-    restricted,
-)
-from .progress import Progress, Tally
-from .sizing import find_batch_size, is_out_of_memory, release_memory
+from .plan import Job, check_items, digest_model, fingerprint, plan_batches
+from .progress import Progress
+from .request import Outcome, Request
+from .signals import heard
+from .sizing import find_batch_size
 from .team import Team
 from .writing import Writer
 
-STOPS = {"SIGINT": 130, "SIGTERM": 143}  # and the exit code of each
+__all__ = ["Outcome", "Request", "run_batch"]
 
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked of a batch run.
-
-    Attributes:
-        source: a ``.jsonl``, ``.csv`` or ``.txt`` file, or ``"-"`` for standard input; see
-            :func:`sdattn.batch.items.read_items`.
-        out: the run's folder.
-        model, device, dtype: as :func:`sdattn.load_pipeline` takes them; under ``accelerate
-            launch`` each process has a device of its own.
-        options: of the pipeline's call, for items that do not have them.
-        seed: of the first line; an item without a seed of its own has ``seed + line - 1``.
-        batch_size: items that run together, or ``"auto"``.
-        format: ``"folder"``, a folder an item, or ``"shard"``.
-        shard_bytes: a shard is written once it holds so much.
-        save: of :data:`sdattn.packing.PARTS`.
-        part: (which, of how many), to share an input between runs that know nothing of each other.
-        strict: stop if a line cannot be read.
-        force: go on in a folder that another input, model or setting made, making anew what
-            differs.
-        max_errors: stop once so many items have failed.
-    """
-
-    source: str | Path
-    out: str | Path
-    model: str = "demo"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    batch_size: int | str = "auto"
-    format: str = "folder"
-    shard_bytes: int = 256_000_000
-    save: Sequence[str] = USUAL
-    part: tuple[int, int] = (1, 1)
-    strict: bool = False
-    force: bool = False
-    max_errors: int | None = None
-    device: str | None = None
-    dtype: torch.dtype | None = None
-
-    def check(self) -> None:
-        """Raise ValueError for what cannot be asked."""
-        size = self.batch_size
-        if size != "auto" and (type(size) is not int or size < 1):
-            raise ValueError(f"batch_size={size!r}: pass a whole number from 1, or 'auto'.")
-        if self.format not in ("folder", "shard"):
-            raise ValueError(f"format={self.format!r}: pass 'folder' or 'shard'.")
-        if unknown := sorted(set(self.save) - set(PARTS)) or not self.save:
-            raise ValueError(f"save={unknown or []}: choose of {', '.join(PARTS)}.")
-        which, of = self.part
-        if not 1 <= which <= of:
-            raise ValueError(f"part={which}/{of}: pass 1/{of} to {of}/{of}.")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run went.
-
-    Attributes:
-        items: of the input (of its part) that can be drawn.
-        before: of those, whole before the run began.
-        whole: of those, whole now.
-        failed: items that could not be drawn.
-        bad_lines: lines that could not be read.
-        stopped: why the run ended early, if it did: ``"SIGINT"``, ``"SIGTERM"`` or a sentence.
-    """
-
-    items: int
-    before: int
-    whole: int
-    failed: int
-    bad_lines: int
-    stopped: str | None
-
-    @property
-    def exit_code(self) -> int:
-        if self.stopped in STOPS:
-            return STOPS[self.stopped]
-        return int(bool(self.stopped or self.failed or self.bad_lines or self.whole < self.items))
+_LOOKS = 8  # for the lock of another machine, before the disk counts as one of its own
 
 
 def run_batch(request: Request) -> Outcome | None:
@@ -152,10 +61,8 @@ class _BatchRun:
         self.request, self.team = request, team
         self.folder = BatchFolder(request.out)
         self.job_name = team.share(lambda: uuid4().hex[:12])
-        self.writer_name = f"{self.job_name}-{team.rank}"
-        self.tally = Tally(self.folder.hidden)
         self.keeper = team.first  # of the folder: the first process, and of each disk of its own
-        self.limits: dict[int, int] = {}  # largest batch of a shape that has run
+        self.fingerprints: dict[str, str] = {}  # of each item of the run, by id
 
     def go(self) -> Outcome:
         items, jobs, bad = self.team.share(self._read)
@@ -205,13 +112,14 @@ class _BatchRun:
             folder.lock.join(name)
 
     def _join_from_another_machine(self) -> None:
-        if (
-            self.team.first_here
-            and not self.team.first
-            and not self.folder.lock.join(self.job_name)
-        ):
-            self.keeper = True
-            self.folder.open(self.job_name)
+        if self.team.first or not self.team.first_here:
+            return
+        for _ in range(_LOOKS):
+            if self.folder.lock.join(self.job_name):
+                return
+            time.sleep(0.5)  # a shared disk can show late what another machine has written
+        self.keeper = True
+        self.folder.open(self.job_name)
 
     def _load(self) -> Any:
         pipe = load_pipeline(self.request.model, device=self.team.device, dtype=self.request.dtype)
@@ -221,6 +129,21 @@ class _BatchRun:
     # Drawing
 
     def _draw_missing(self, pipe: Any, jobs: list[Job], bad: list[BadLine]) -> Outcome:
+        batches, missing = self._claim(pipe, jobs, len(bad))
+        start = time.monotonic()
+        with heard(self._stop):
+            error = self._work(pipe, batches[self.team.rank :: self.team.size], missing)
+            self.team.wait()
+            seconds = time.monotonic() - start
+            whole, failed = self._end(bad, error)
+        total, stopped = len(self.fingerprints), self.folder.stopped
+        return Outcome(total, total - len(missing), whole, failed, len(bad), stopped, seconds)
+
+    def _claim(
+        self, pipe: Any, jobs: list[Job], bad_lines: int
+    ) -> tuple[list[list[Job]], set[str]]:
+        """Take the folder for this run; returns the batches that are not whole, for all processes,
+        and the ids of the items that are missing."""
         request, team = self.request, self.team
         settings = settings_of(request, pipe, _same(team.gather(digest_model(pipe))))
         size = team.share(lambda: self._batch_size(pipe, jobs))
@@ -229,18 +152,16 @@ class _BatchRun:
         self.fingerprints = {
             job.item.id: fingerprint(job, settings["fingerprint"]) for one in batches for job in one
         }
-        made_of = describe_input(request, jobs, len(self.fingerprints), len(bad))
+        made_of = describe_input(request, jobs, len(self.fingerprints), bad_lines)
         claim = Claim(settings, made_of, size)
-        there = team.together(
-            lambda: (
+
+        def make() -> set[str]:
+            return (
                 claim.make(self.folder, self.fingerprints, request.force) if self.keeper else set()
             )
-        )
-        missing = set(self.fingerprints).difference(*team.gather(there))
-        todo = [one for one in batches if any(job.item.id in missing for job in one)]
-        error = self._work(pipe, todo[team.rank :: team.size], missing)
-        team.wait()
-        return self._end(bad, len(self.fingerprints) - len(missing), error)
+
+        missing = set(self.fingerprints).difference(*team.gather(team.together(make)))
+        return [one for one in batches if any(job.item.id in missing for job in one)], missing
 
     def _batch_size(self, pipe: Any, jobs: Sequence[Job]) -> int:
         asked = self.request.batch_size
@@ -251,108 +172,37 @@ class _BatchRun:
 
     def _work(self, pipe: Any, batches: list[list[Job]], missing: set[str]) -> Exception | None:
         """Draw batches until all are done or the run is to stop; returns what ended it."""
-        self.pipe, self.layout = pipe, self.folder.layout
-        total = len(self.fingerprints)
+        request, folder, total = self.request, self.folder, len(self.fingerprints)
+        name = f"{self.job_name}-{self.team.rank}"
         try:
             with ExitStack() as stack:
-                stack.enter_context(_signals(self.folder))
                 if self.team.first:
-                    progress = Progress(self.folder.hidden, total, total - len(missing))
+                    progress = Progress(folder.hidden, total, total - len(missing))
                     stack.enter_context(progress)
-                self.writer = stack.enter_context(_writer(max(map(len, batches), default=1)))
+                writer = stack.enter_context(_writer(max(map(len, batches), default=1)))
+                made = self.fingerprints, request.save, request.max_errors
+                drawer = Drawer(pipe, folder, writer, name, *made)
                 for batch in batches:
-                    if self.folder.stopped:
+                    if folder.stopped:
                         break
-                    self._draw_batch(batch, missing)
-            self.layout.flush()
+                    drawer.draw(batch, missing)
+            drawer.finish()
         except Exception as error:
-            _try(self.folder.stop, f"a process ended with: {error}")
+            self._stop(f"a process ended with: {error}")
             return error
         return None
 
-    def _draw_batch(self, batch: list[Job], missing: set[str]) -> None:
-        """Draw a batch whole, also where some of it is there: the rest is then bit for bit what it
-        would have been."""
-        size = self.limits.get(batch[0].shape, len(batch))
-        for start in range(0, len(batch), size):
-            part = batch[start : start + size]
-            wanted = {job.item.id for job in part} & missing
-            if wanted:
-                self._attempt(part, wanted)
-
-    def _attempt(self, part: list[Job], wanted: set[str]) -> None:
+    def _stop(self, reason: str) -> None:
         try:
-            run = self._sample(part)
-        except Exception as error:
-            # Text only: the traceback itself would keep what fills the memory.
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            text, too_large = traceback.format_exc(), is_out_of_memory(error)
-        else:
-            self._store(part, wanted, run)
-            return
-        if too_large:
-            release_memory()
-        if len(part) == 1:
-            self._fail(part[0].item, reason, text)
-            return
-        size = 1
-        if too_large:
-            size = self.limits[part[0].shape] = (len(part) + 1) // 2
-            print(
-                f"sdattn: out of memory with {len(part)} items of {part[0].options}; from here on "
-                f"such items run {size} together",
-                file=sys.stderr,
-            )
-        for start in range(0, len(part), size):
-            fewer = part[start : start + size]
-            if still := {job.item.id for job in fewer} & wanted:
-                self._attempt(fewer, still)
-
-    def _sample(self, part: list[Job]) -> Run:
-        options = dict(part[0].options)
-        if part[0].item.negative_prompt is not None:
-            options["negative_prompt"] = [job.item.negative_prompt for job in part]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of one item each; its row tells what was cut off
-            prompts = read_prompts(self.pipe, [job.item.prompt for job in part], **options)
-            return sample(self.pipe, prompts, [job.item.seed for job in part], options)
-
-    def _store(self, part: list[Job], wanted: set[str], run: Run) -> None:
-        maps = cross_maps(run.store)
-        for i, job in enumerate(part):
-            if job.item.id in wanted:
-                layers = {name: one[i] for name, one in maps.items()}
-                arguments = run.images[i], run.heatmaps[i], layers, run.info[i]
-                self.writer.submit(self._write, job.item, *arguments)
-
-    def _write(self, item: Item, image: Any, heatmaps: Heatmaps, layers: Any, info: Any) -> None:
-        """On a thread of the writer."""
-        try:
-            if item.words is not None:
-                columns = restricted(heatmaps.prompt, item.words)
-                heatmaps = Heatmaps(heatmaps.prompt, heatmaps.maps[..., columns], columns)
-                layers = {name: one[..., columns] for name, one in layers.items()}
-            own = {"id": item.id, "line": item.line, "fingerprint": self.fingerprints[item.id]}
-            files = pack_run(image, heatmaps, layers, {**own, **info}, parts=self.request.save)
-        except Exception as error:
-            self._fail(item, f"{type(error).__name__}: {error}", traceback.format_exc())
-            return
-        self.layout.add(item.id, item.line, files, self._whole)
-
-    def _whole(self, item: str, place: str, files: Any) -> None:
-        self.folder.note_whole(self.writer_name, item, place, files)
-
-    def _fail(self, item: Item, reason: str, text: str) -> None:
-        row = {**asdict(item), "reason": reason, "traceback": text}
-        self.folder.note("failed", self.writer_name, row)
-        most = self.request.max_errors
-        if most is not None and self.tally.count("failed") >= most:
-            self.folder.stop(f"{most} item(s) have failed, which is --max-errors")
+            self.folder.stop(reason)
+        except OSError as error:  # the disk is full perhaps: the others will notice too
+            print(f"sdattn: {error}", file=sys.stderr)
 
     # After the last picture
 
-    def _end(self, bad: list[BadLine], before: int, error: Exception | None) -> Outcome:
-        stopped, whole, failed = self.folder.stopped, set[str](), 0
+    def _end(self, bad: list[BadLine], error: Exception | None) -> tuple[int, int]:
+        """Gather what the processes have noted; returns how many items are whole and failed."""
+        whole, failed = set[str](), 0
         try:
             if self.keeper:
                 self.folder.gather()
@@ -363,9 +213,7 @@ class _BatchRun:
         found = self.team.gather((whole, failed))
         if error is not None:
             raise _with_advice(error, self.folder) from error
-        whole = whole.union(*(one for one, _ in found))
-        failed = sum(one for _, one in found)
-        return Outcome(len(self.fingerprints), before, len(whole), failed, len(bad), stopped)
+        return len(whole.union(*(one for one, _ in found))), sum(one for _, one in found)
 
 
 def _same(digests: list[str]) -> str:
@@ -381,38 +229,6 @@ def _writer(batch: int) -> Writer:
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     threads = max(1, min(8, (os.cpu_count() or 1) // here - 1))
     return Writer(threads, ahead=2 * batch + threads)
-
-
-@contextmanager
-def _signals(folder: BatchFolder) -> Iterator[None]:
-    """Within the block the first SIGINT or SIGTERM has the run stop after the batch in hand; the
-    next does what it always does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {name: signal.getsignal(getattr(signal, name)) for name in STOPS}
-
-    def stop(number: int, _: Any) -> None:
-        name = signal.Signals(number).name
-        signal.signal(number, before[name])
-        print(f"sdattn: {name}: finishing the items in hand", file=sys.stderr, flush=True)
-        _try(folder.stop, name)
-
-    for name in STOPS:
-        signal.signal(getattr(signal, name), stop)
-    try:
-        yield
-    finally:
-        for name, one in before.items():
-            signal.signal(getattr(signal, name), one)
-
-
-def _try(call: Any, *arguments: Any) -> None:
-    """Where the disk may be full already."""
-    try:
-        call(*arguments)
-    except OSError as error:
-        print(f"sdattn: {error}", file=sys.stderr)
 
 
 def _with_advice(error: Exception, folder: BatchFolder) -> Exception:

@@ -138,6 +138,8 @@ def _tell(outcome: Any, out: Path) -> None:
     text = f"{out}/: {outcome.whole:,} of {outcome.items:,} items"
     if outcome.before:
         text += f", {outcome.before:,} of them were there"
+    if made := outcome.whole - outcome.before:
+        text += f"; {made:,} made in {outcome.seconds:.1f} s, {made / outcome.seconds:.3g} a second"
     if outcome.failed:
         text += f"; {outcome.failed:,} failed"
     if outcome.bad_lines:

@@ -1,0 +1,96 @@
+"""What a batch run is asked for, and how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..packing import PARTS, USUAL
+
+STOPS = {"SIGINT": 130, "SIGTERM": 143}  # and the exit code of each
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a batch run.
+
+    Attributes:
+        source: a ``.jsonl``, ``.csv`` or ``.txt`` file, or ``"-"`` for standard input; see
+            :func:`sdattn.batch.items.read_items`.
+        out: the run's folder.
+        model, device, dtype: as :func:`sdattn.load_pipeline` takes them; under ``accelerate
+            launch`` each process has a device of its own.
+        options: of the pipeline's call, for items that do not have them.
+        seed: of the first line; an item without a seed of its own has ``seed + line - 1``.
+        batch_size: items that run together, or ``"auto"``.
+        format: ``"folder"``, a folder an item, or ``"shard"``.
+        shard_bytes: a shard is written once it holds so much.
+        save: of :data:`sdattn.packing.PARTS`.
+        part: (which, of how many), to share an input between runs that know nothing of each other.
+        strict: stop if a line cannot be read.
+        force: go on in a folder that another input, model or setting made, making anew what
+            differs.
+        max_errors: stop once so many items have failed.
+    """
+
+    source: str | Path
+    out: str | Path
+    model: str = "demo"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    batch_size: int | str = "auto"
+    format: str = "folder"
+    shard_bytes: int = 256_000_000
+    save: Sequence[str] = USUAL
+    part: tuple[int, int] = (1, 1)
+    strict: bool = False
+    force: bool = False
+    max_errors: int | None = None
+    device: str | None = None
+    dtype: torch.dtype | None = None
+
+    def check(self) -> None:
+        """Raise ValueError for what cannot be asked."""
+        size = self.batch_size
+        if size != "auto" and (type(size) is not int or size < 1):
+            raise ValueError(f"batch_size={size!r}: pass a whole number from 1, or 'auto'.")
+        if self.format not in ("folder", "shard"):
+            raise ValueError(f"format={self.format!r}: pass 'folder' or 'shard'.")
+        if unknown := sorted(set(self.save) - set(PARTS)) or not self.save:
+            raise ValueError(f"save={unknown or []}: choose of {', '.join(PARTS)}.")
+        which, of = self.part
+        if not 1 <= which <= of:
+            raise ValueError(f"part={which}/{of}: pass 1/{of} to {of}/{of}.")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run went.
+
+    Attributes:
+        items: of the input (of its part) that can be drawn.
+        before: of those, whole before the run began.
+        whole: of those, whole now.
+        failed: items that could not be drawn.
+        bad_lines: lines that could not be read.
+        stopped: why the run ended early, if it did: ``"SIGINT"``, ``"SIGTERM"`` or a sentence.
+        seconds: that drawing took, from the loaded model to the last item on the disk.
+    """
+
+    items: int
+    before: int
+    whole: int
+    failed: int
+    bad_lines: int
+    stopped: str | None
+    seconds: float
+
+    @property
+    def exit_code(self) -> int:
+        if self.stopped in STOPS:
+            return STOPS[self.stopped]
+        return int(bool(self.stopped or self.failed or self.bad_lines or self.whole < self.items))
