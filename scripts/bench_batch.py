@@ -1,0 +1,226 @@
+"""What `sdattn batch` costs: items a second of the demo model, 20 steps, one thread a process.
+
+"plain" is a bare loop of the pipeline over the same batches from the same noise: no capture,
+nothing written. The others are the command itself. Every run is a process of its own, in turn,
+round by round, so that the ratios hold on a machine whose speed drifts; loading is not counted.
+
+--memory instead compares the peak memory of 200 and of 2,000 items.
+--writing instead takes the time and the bytes of one item of SD 1.5's size, 512x512 and ten words,
+with random maps and a picture of noise, which is the most a PNG can have.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench_capture import processor_name
+
+BATCH = 8
+LAUNCH = "-m accelerate.commands.launch --num_processes {} --num_machines 1 --mixed_precision no "
+LAUNCH += "--dynamo_backend no --cpu -m sdattn"
+DATA = ["--save", "image,maps"]
+VARIANTS = {  # name: processes, options
+    "image and maps": (1, DATA),
+    "image and maps, shards": (1, [*DATA, "--format", "shard"]),
+    "all that generate writes": (1, []),
+    "image and maps, 2 processes": (2, DATA),
+    "all, 2 processes": (2, []),
+}
+
+
+def write_prompts(path: Path, number: int) -> None:
+    chance = random.Random(0)
+    colours = "red", "green", "blue", "yellow", "purple", "orange"
+    shapes = "circle", "square", "triangle", "star", "heart"
+    with path.open("w") as file:
+        for _ in range(number):
+            first, second = (
+                f"a {chance.choice(colours)} {chance.choice(shapes)}" for _ in range(2)
+            )
+            file.write(f"{first} left of {second}\n")
+
+
+def run(command: list[str]) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    return done.stdout
+
+
+def batch(prompts: Path, processes: int, options: list[str]) -> float:
+    """Items a second of the command."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = LAUNCH.format(processes).split() if processes > 1 else ["-m", "sdattn"]
+        out = ["batch", str(prompts), "--out", f"{folder}/run", "--batch-size", str(BATCH)]
+        text = " ".join(run([*start, *out, *options]).split())
+    return float(re.search(r"([\d.e+]+) a second", text)[1])
+
+
+def draw_plainly(prompts: Path) -> None:
+    """Print the items a second of a loop that only draws."""
+    import torch
+
+    from sdattn import load_pipeline
+
+    pipe = load_pipeline("demo", device="cpu")
+    pipe.set_progress_bar_config(disable=True)
+    lines = prompts.read_text().splitlines()
+    start = time.perf_counter()
+    for first in range(0, len(lines), BATCH):
+        texts = lines[first : first + BATCH]
+        seeds = range(first, first + len(texts))
+        noise = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+        pipe(texts, generator=noise, num_inference_steps=20, guidance_scale=2.0)
+    print(len(lines) / (time.perf_counter() - start))
+
+
+def measure_pace(items: int, rounds: int) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {name: [] for name in ("plain", *VARIANTS)}
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = Path(folder, "prompts.txt")
+        write_prompts(prompts, items)
+        for turn in range(rounds):
+            names = list(found)
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                if name == "plain":
+                    pace = float(run([__file__, "--plain", str(prompts)]))
+                else:
+                    pace = batch(prompts, *VARIANTS[name])
+                found[name].append(pace)
+                print(f"round {turn + 1}, {name}: {pace:.3g} items/s", file=sys.stderr)
+    return found
+
+
+def print_pace(found: dict[str, list[float]]) -> None:
+    print(f"\n{processor_name().split(',')[0]}, {os.cpu_count()} cores, one thread a process\n")
+    print("| run | items/s | of plain | of one process |")
+    print("|---|---|---|---|")
+    for name, paces in found.items():
+        one = {"image and maps, 2 processes": "image and maps"}.get(name)
+        one = {"all, 2 processes": "all that generate writes"}.get(name, one)
+        cells = [f"{statistics.median(paces):.2f}", ratio(paces, found["plain"])]
+        print(f"| {name} | {' | '.join(cells)} | {ratio(paces, found[one]) if one else ''} |")
+
+
+def ratio(paces: list[float], others: list[float]) -> str:
+    """The median of the rounds' ratios, and their range."""
+    found = [a / b for a, b in zip(paces, others, strict=True)]
+    return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
+
+
+def measure_memory() -> dict[str, dict[int, float]]:
+    """Peak memory in MB of one process, by number of items."""
+    found: dict[str, dict[int, float]] = {"folder": {}, "shard": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = Path(folder, "prompts.txt")
+        for format_ in found:
+            for items in (200, 2000):
+                write_prompts(prompts, items)
+                out = ["--out", f"{folder}/{format_}-{items}", "--format", format_]
+                more = ["--batch-size", str(BATCH), "--steps", "1", "--shard-mb", "8", *DATA]
+                found[format_][items] = peak_of(
+                    ["-m", "sdattn", "batch", str(prompts), *out, *more]
+                )
+                print(f"{format_}, {items} items: {found[format_][items]:.0f} MB", file=sys.stderr)
+    return found
+
+
+def peak_of(command: list[str]) -> float:
+    """Peak resident memory of a command, in MB; asked in a process of its own."""
+    code = (
+        "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, "
+        "stdout=subprocess.DEVNULL); print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    )
+    return float(run(["-c", code, sys.executable, *command])) / 1000
+
+
+def print_memory(found: dict[str, dict[int, float]]) -> None:
+    print("\n| format | 200 items | 2,000 items | ratio |\n|---|---|---|---|")
+    for name, one in found.items():
+        print(f"| {name} | {one[200]:.0f} MB | {one[2000]:.0f} MB | {one[2000] / one[200]:.3f} |")
+
+
+def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
+    """Milliseconds of one core and MB an item, by what is saved."""
+    import torch
+    from PIL import Image
+    from transformers import CLIPTokenizer
+
+    from sdattn import Heatmaps, read_prompt
+    from sdattn.batch.layouts import Folders
+    from sdattn.heatmaps import average_layers
+    from sdattn.packing import USUAL, pack_run
+    from sdattn.pipelines import DEMO
+
+    torch.set_num_threads(1)
+
+    tokenizer = CLIPTokenizer.from_pretrained(DEMO / "tokenizer")
+    prompt = read_prompt(tokenizer, "a red circle left of a blue square on white", max_length=77)
+    sides = [64] * 5 + [32] * 5 + [16] * 5 + [8]  # SD 1.5's 16 cross-attention layers
+    layers = {f"layer.{i}": torch.rand(n, n, 77).softmax(-1) for i, n in enumerate(sides)}
+    values = average_layers({name: one[None] for name, one in layers.items()})[0]
+    heatmaps = Heatmaps(prompt, values)
+    image = Image.effect_noise((512, 512), 80).convert("RGB")
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder, "temporary")
+        temporary.mkdir()
+        layout = Folders(Path(folder), temporary)
+        for name, parts in {"image and maps": ("image", "maps"), "all": USUAL}.items():
+            start, size = time.process_time(), 0
+            for i in range(repeats):
+                files = pack_run(image, heatmaps, layers, {"prompt": prompt.text}, parts=parts)
+                layout.add(f"{name}-{i}", 0, files, lambda *_: None)
+                size = sum(map(len, files.values()))
+            each = (time.process_time() - start) / repeats
+            found[name] = {"ms": 1000 * each, "MB": size / 1e6}
+    return found
+
+
+def print_writing(found: dict[str, dict[str, float]]) -> None:
+    print(f"\n{processor_name().split(',')[0]}\n\n| saved | one core | an item |\n|---|---|---|")
+    for name, one in found.items():
+        print(f"| {name} | {one['ms']:.0f} ms | {one['MB']:.1f} MB |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--items", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="32 items, 2 rounds")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--writing", action="store_true")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.plain:
+        draw_plainly(arguments.plain)
+        return
+    if arguments.quick:
+        arguments.items, arguments.rounds = 32, 2
+    if arguments.memory:
+        found = measure_memory()
+        print_memory(found)
+    elif arguments.writing:
+        found = measure_writing()
+        print_writing(found)
+    else:
+        found = measure_pace(arguments.items, arguments.rounds)
+        print_pace(found)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
