@@ -140,6 +140,8 @@ def read_info(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
         raise ValueError(
             f"{where}/run.json is not of this version's format {FORMAT!r}; found {found!r}."
         )
+    if not isinstance(info.get("files"), dict):
+        raise ValueError(f"{where}/run.json is corrupt: it names no files.")
     return info
 
 

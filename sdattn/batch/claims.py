@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -9,7 +10,6 @@ from typing import Any
 
 from .. import __version__
 from ..packing import FORMAT as RUN_FORMAT
-from ..packing import to_json
 from .folder import FORMAT, BatchFolder, Known
 from .plan import Job, digest, digest_inputs
 from .request import Request
@@ -20,12 +20,12 @@ _TOLD = ("weights", "dtype", "save")  # settings that the items' files follow fr
 def settings_of(request: Request, pipe: Any, weights: str) -> dict[str, Any]:
     """What ``batch.json`` says of a run's settings."""
     settings: dict[str, Any] = {
-        "model": request.model,
+        "model": str(request.model),
         "weights": weights,
         "pipeline": type(pipe).__name__,
         "dtype": str(pipe.dtype).removeprefix("torch."),
         "save": sorted(request.save),
-        "options": dict(request.options),
+        "options": json.loads(json.dumps(dict(request.options))),  # as it will be read again
         "format": request.format,
         "shard_bytes": request.shard_bytes,
     }
@@ -95,7 +95,7 @@ class Claim:
                 **{name: version(name) for name in ("torch", "diffusers", "transformers")},
             },
         }
-        folder.write("batch.json", to_json(document))
+        folder.claim(document)
         rows = folder.settle()
         stale = _stale(rows, fingerprints)
         if stale and not force:

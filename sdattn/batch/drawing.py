@@ -87,10 +87,13 @@ class Drawer:
                 f"such items run {size} together",
                 file=sys.stderr,
             )
-        for start in range(0, len(part), size):
+        start = 0
+        while start < len(part):
             fewer = part[start : start + size]
             if still := {job.item.id for job in fewer} & wanted:
                 self._attempt(fewer, still)
+            start += size
+            size = min(size, self.limits.get(part[0].shape, size))  # it may have shrunk meanwhile
 
     def _sample(self, part: list[Job]) -> Run:
         options = dict(part[0].options)

@@ -66,17 +66,17 @@ class _BatchRun:
 
     def go(self) -> Outcome:
         items, jobs, bad = self.team.share(self._read)
+        self._check_any(items if jobs is None else jobs)
         self._open()
         try:
             pipe = self.team.together(self._load)
             if jobs is None:  # a model that has no outline
                 jobs, more = self.team.share(lambda: check_items(pipe, items, self.request.options))
                 bad = self._tell(bad, more)
-            if not jobs:
-                raise ValueError(f"{self.request.source} has no line that can be drawn.")
+                self._check_any(jobs)
             return self._draw_missing(pipe, jobs, bad)
         finally:
-            self.folder.lock.release()
+            self.folder.close()
 
     # Before the first picture
 
@@ -102,6 +102,10 @@ class _BatchRun:
                 f"{new[0].line}. Nothing was written, as --strict asks."
             )
         return told + new
+
+    def _check_any(self, lines: Sequence[Any]) -> None:
+        if not lines:
+            raise ValueError(f"{self.request.source} has no line that can be drawn.")
 
     def _open(self) -> None:
         """Lock the folder: the first process for all that see its disk."""
@@ -129,7 +133,7 @@ class _BatchRun:
     # Drawing
 
     def _draw_missing(self, pipe: Any, jobs: list[Job], bad: list[BadLine]) -> Outcome:
-        batches, missing = self._claim(pipe, jobs, len(bad))
+        batches, missing = self._claim(pipe, jobs, bad)
         start = time.monotonic()
         with heard(self._stop):
             error = self._work(pipe, batches[self.team.rank :: self.team.size], missing)
@@ -140,7 +144,7 @@ class _BatchRun:
         return Outcome(total, total - len(missing), whole, failed, len(bad), stopped, seconds)
 
     def _claim(
-        self, pipe: Any, jobs: list[Job], bad_lines: int
+        self, pipe: Any, jobs: list[Job], bad: list[BadLine]
     ) -> tuple[list[list[Job]], set[str]]:
         """Take the folder for this run; returns the batches that are not whole, for all processes,
         and the ids of the items that are missing."""
@@ -148,17 +152,20 @@ class _BatchRun:
         settings = settings_of(request, pipe, _same(team.gather(digest_model(pipe))))
         size = team.share(lambda: self._batch_size(pipe, jobs))
         which, of = request.part
-        batches = plan_batches(jobs, size)[which - 1 :: of]
+        batches = plan_batches(jobs[which - 1 :: of], size)  # of the items, whatever the size
         self.fingerprints = {
             job.item.id: fingerprint(job, settings["fingerprint"]) for one in batches for job in one
         }
-        made_of = describe_input(request, jobs, len(self.fingerprints), bad_lines)
+        made_of = describe_input(request, jobs, len(self.fingerprints), len(bad))
         claim = Claim(settings, made_of, size)
 
         def make() -> set[str]:
-            return (
-                claim.make(self.folder, self.fingerprints, request.force) if self.keeper else set()
-            )
+            if not self.keeper:
+                return set()
+            whole = claim.make(self.folder, self.fingerprints, request.force)
+            # what failed in a run that crashed is not counted for this one
+            self.folder.gather_errors(map(asdict, bad), whole, self.fingerprints)
+            return whole
 
         missing = set(self.fingerprints).difference(*team.gather(team.together(make)))
         return [one for one in batches if any(job.item.id in missing for job in one)], missing
@@ -207,7 +214,7 @@ class _BatchRun:
             if self.keeper:
                 self.folder.gather()
                 whole = set(self.folder.rows()) & set(self.fingerprints)
-                failed = self.folder.gather_errors(map(asdict, bad), whole)
+                failed = self.folder.gather_errors(map(asdict, bad), whole, self.fingerprints)
         except OSError as another:
             error = error or another
         found = self.team.gather((whole, failed))

@@ -2,6 +2,7 @@
 
     batch.json         what the run is: settings, input
     metadata.jsonl     a row an item, in the layout of datasets' "imagefolder"
+    README.md          tells datasets which pictures are the items'
     errors.jsonl       a row an item that failed and a line that could not be read
     items/ or shards/  the items, see layouts
     .batch/            at work: the lock, what each process has done, unfinished files
@@ -22,10 +23,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..files import check_writable, flush
+from ..packing import to_json
 from .layouts import Files, Layout, layout_of
 from .locks import Lock
 
 FORMAT = "sdattn-batch-1"
+# Without it datasets takes "train" or "test" in a drawing's name for the name of a split.
+_CARD = b"""---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path:
+    - metadata.jsonl
+    - items/*/*/image.png
+---
+"""
 
 
 class Known(NamedTuple):
@@ -104,6 +117,13 @@ class BatchFolder:
         for name in ("tmp", "done", "failed"):
             (self.hidden / name).mkdir(exist_ok=True)
 
+    def claim(self, manifest: Mapping[str, Any]) -> None:
+        """Say what run the folder is of."""
+        settings = manifest["settings"]
+        if settings["format"] == "folder" and "image" in settings["save"]:
+            self.write("README.md", _CARD)
+        self.write("batch.json", to_json(manifest))
+
     def write(self, name: str, data: bytes) -> None:
         """Write a file of the folder, whole or not at all."""
         self.write_lines(name, [data])
@@ -153,7 +173,7 @@ class BatchFolder:
         for path in (self.root / "metadata.jsonl", *sorted((self.hidden / "done").glob("*"))):
             start = 0
             for line in _lines(path):
-                row = _row(line)
+                row = _row(line) if line.endswith(b"\n") else None  # else it is torn
                 if row is not None:
                     found[row["id"]] = Known(
                         row["line"], row["place"], row["fingerprint"], path, start, len(line)
@@ -188,15 +208,32 @@ class BatchFolder:
                     found[row["id"]] = row
         return found
 
-    def gather_errors(self, bad_lines: Iterable[Mapping[str, Any]], whole: Container[str]) -> int:
-        """Write ``errors.jsonl``: the lines that cannot be read and the items that failed and are
-        not whole by now. Returns how many items."""
-        failed = [row for item, row in self.failures().items() if item not in whole]
+    def gather_errors(
+        self,
+        bad_lines: Iterable[Mapping[str, Any]],
+        whole: Container[str],
+        items: Container[str] | None = None,
+    ) -> int:
+        """Write ``errors.jsonl``: the lines that cannot be read and the items (of ``items``, by
+        default all) that failed and are not whole by now. Returns how many items."""
+        failed = [
+            row
+            for item, row in self.failures().items()
+            if item not in whole and (items is None or item in items)
+        ]
         rows = [*bad_lines, *failed]
         lines = (json.dumps(one, ensure_ascii=False).encode() + b"\n" for one in rows)
         self.write_lines("errors.jsonl", lines)
         self._forget("failed")
         return len(failed)
+
+    def close(self) -> None:
+        """Close what was noted, and let other jobs write here."""
+        with self._writing:
+            for file in self._journals.values():
+                file.close()
+            self._journals.clear()
+        self.lock.release()
 
     def _forget(self, kind: str) -> None:
         with self._writing:

@@ -108,7 +108,7 @@ def read_items(data: bytes, kind: str, *, seed: int = 0) -> tuple[list[Item], li
                 )
             items.append(item)
         except ValueError as error:
-            bad.append(BadLine(line, _printable(str(error)), _beginning(raw)))
+            bad.append(BadLine(line, printable(str(error)), _beginning(raw)))
     return items, bad
 
 
@@ -198,10 +198,10 @@ def _check_words(words: Sequence[str], prompt: str) -> None:
 
 def _beginning(raw: bytes) -> str:
     text = raw[:800].decode(errors="backslashreplace")  # a character has four bytes at most
-    return _printable(text.rstrip("\r\n")[:200])[:200]
+    return printable(text.rstrip("\r\n")[:200])[:200]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     if text.isprintable():
         return text
     signs = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

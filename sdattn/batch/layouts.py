@@ -103,10 +103,11 @@ class Folders(Layout):
         pass  # nothing is held back
 
     def find(self) -> Iterator[tuple[str, str]]:
-        for group in sorted((self.root / "items").glob("*")):
+        for group in sorted((self.root / "items").glob("[0-9]*")):
             with os.scandir(group) as entries:
                 for entry in entries:
-                    yield entry.name, f"items/{group.name}/{entry.name}"
+                    if entry.is_dir():
+                        yield entry.name, f"items/{group.name}/{entry.name}"
 
     def read(self, item: str, place: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
         folder = self.root / place

@@ -7,10 +7,13 @@ import getpass
 import json
 import os
 import socket
+import time
 import warnings
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+_TRIES = 5
 
 
 class Lock:
@@ -71,7 +74,7 @@ class Lock:
 
         if not self.path.exists():
             return True
-        with self.path.open("rb") as file:
+        with self.path.open("r+b" if os.access(self.path, os.W_OK) else "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -89,12 +92,17 @@ class Lock:
         import fcntl
 
         if self._file is None:
-            self._file = self.path.open("ab")
+            self._file = self.path.open("a+b")  # on NFS either lock needs its way of opening
         try:
-            fcntl.flock(self._file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
+            for attempt in range(_TRIES):
+                try:
+                    fcntl.flock(self._file, kind | fcntl.LOCK_NB)
+                    return
+                except BlockingIOError:  # perhaps for an instant, by one who asks who holds it
+                    if attempt + 1 < _TRIES:
+                        time.sleep(0.1)
             self.release()
-            raise OSError(self._taken()) from None
+            raise OSError(self._taken())
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..packing import to_json
 from .folder import BatchFolder, Known
 from .plan import digest
 
@@ -42,14 +41,15 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> int:
     try:
         if not target.is_new and _identity(target.manifest) != _identity(manifest):
             raise ValueError(f"{out} is the folder of other runs. Choose another --out.")
-        target.write("batch.json", to_json(manifest))
+        target.claim(manifest)
         whole = target.settle()
         layout = target.layout
         for run, found in zip(runs, rows, strict=True):
+            source = run.layout
             for item, one in found.items():
                 if item not in whole:
                     layout.take(
-                        run.layout,
+                        source,
                         (item, one.place),
                         one.line,
                         lambda *whole_item: target.note_whole(name, *whole_item),
@@ -60,7 +60,7 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> int:
         _merge_errors(runs, target)
         return len(target.rows())
     finally:
-        target.lock.release()
+        target.close()
 
 
 def _identity(manifest: Mapping[str, Any]) -> tuple[str, str, str]:

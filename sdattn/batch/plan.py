@@ -15,7 +15,7 @@ from ..pipelines import images_a_prompt
 from ..prompts import read_prompts
 from ..runs import checked_options
 from ..tokens import Prompt
-from .items import BadLine, Item
+from .items import BadLine, Item, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ def check_items(
             jobs.append(checks.job(item))
         except (ValueError, TypeError, KeyError) as error:
             reason = str(error.args[0] if error.args else error)
-            bad.append(BadLine(item.line, " ".join(reason.split()), item.prompt[:200]))
+            reason = printable(" ".join(reason.split()))
+            bad.append(BadLine(item.line, reason, printable(item.prompt[:200])[:200]))
     return jobs, bad
 
 
@@ -154,28 +155,41 @@ def digest_inputs(jobs: Iterable[Job]) -> str:
 def digest_model(pipe: Any) -> str:
     """A checksum of a loaded pipeline: its parts' configurations and every weight.
 
-    Weights are summed as whole numbers, bit pattern by bit pattern, each tensor by itself: the sum
-    is the same on every device and costs one reading of the memory.
+    Weights are summed as whole numbers, bit pattern by bit pattern, along the rows and the columns
+    of each tensor: the sums are the same on every device and cost two readings of the memory.
     """
-    parts: dict[str, Any] = {}
+    parts: dict[str, Any] = {"": [type(pipe).__name__, _config(pipe)]}
     for name, part in pipe.components.items():
-        config = getattr(part, "config", None)
-        as_text = json.dumps(dict(config) if isinstance(config, Mapping) else {}, default=str)
-        parts[name] = [type(part).__name__, _without_paths(as_text)]
+        parts[name] = [type(part).__name__, _config(part)]
+        if hasattr(part, "get_vocab"):
+            parts[name].append(_tokenizer(part))
         if isinstance(part, torch.nn.Module):
             parts[name].append({key: _sum(one) for key, one in part.state_dict().items()})
     return digest(parts)
 
 
-def _without_paths(config: str) -> dict[str, Any]:
+def _config(part: Any) -> dict[str, Any]:
     """A configuration without where it was loaded from and by which version."""
-    return {name: one for name, one in json.loads(config).items() if not name.startswith("_")}
+    config = getattr(part, "config", {})
+    found = config.to_diff_dict() if hasattr(config, "to_diff_dict") else dict(config)
+    apart = ("transformers_version", "dtype", "torch_dtype")
+    kept = {k: one for k, one in found.items() if not k.startswith("_") and k not in apart}
+    return json.loads(json.dumps(kept, default=str))
+
+
+def _tokenizer(part: Any) -> list[Any]:
+    """What tokens a text becomes: the vocabulary and the longest text."""
+    return [part.get_vocab(), part.model_max_length]
 
 
 def _sum(tensor: torch.Tensor) -> list[Any]:
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    bits = tensor.detach().contiguous().view(whole)
-    return [str(tensor.dtype), list(tensor.shape), int(bits.sum(dtype=torch.int64))]
+    rows = len(tensor) if tensor.ndim and tensor.numel() else 1
+    bits = tensor.detach().contiguous().view(whole).reshape(rows, -1)
+    sums = hashlib.sha256()
+    for dim in (0, 1):
+        sums.update(bits.sum(dim, dtype=torch.int64).cpu().numpy().tobytes())
+    return [str(tensor.dtype), list(tensor.shape), sums.hexdigest()]
 
 
 def restricted(prompt: Prompt, words: Sequence[str] | None) -> list[int]:

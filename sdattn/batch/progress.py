@@ -55,7 +55,7 @@ class Progress:
     def text(self) -> str:
         """``120 of 200 items (80 were there), 3.20 items/s, 0:25 left, 1 failed``"""
         done, failed = self.tally.count("done"), self.tally.count("failed")
-        rate = done / (time.monotonic() - self._start)
+        rate = done / max(time.monotonic() - self._start, 1e-6)
         left = self.total - self.before - done - failed
         parts = [f"{self.before + done:,} of {self.total:,} items"]
         if self.before:

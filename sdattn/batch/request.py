@@ -60,8 +60,9 @@ class Request:
             raise ValueError(f"batch_size={size!r}: pass a whole number from 1, or 'auto'.")
         if self.format not in ("folder", "shard"):
             raise ValueError(f"format={self.format!r}: pass 'folder' or 'shard'.")
-        if unknown := sorted(set(self.save) - set(PARTS)) or not self.save:
-            raise ValueError(f"save={unknown or []}: choose of {', '.join(PARTS)}.")
+        unknown = sorted(set(self.save) - set(PARTS))
+        if unknown or not self.save:
+            raise ValueError(f"save={unknown}: choose of {', '.join(PARTS)}.")
         which, of = self.part
         if not 1 <= which <= of:
             raise ValueError(f"part={which}/{of}: pass 1/{of} to {of}/{of}.")

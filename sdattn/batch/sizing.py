@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..pipelines import default_size
 from ..prompts import read_prompts
 from ..runs import sample
 from .plan import Job
@@ -24,11 +25,10 @@ def find_batch_size(pipe: Any, jobs: Sequence[Job], processes: int = 1) -> int:
     Two steps of the largest picture are drawn in ever larger batches until the memory is full, the
     time an item falls no more, or there are no more items a process.
     """
-    largest = max(jobs, key=lambda job: job.options.get("height", 0) * job.options.get("width", 0))
     most = min(_MOST, max(1, len(jobs) // processes))
     best, least, size = 1, float("inf"), 1
-    _time(pipe, largest, 1)  # the first call of a model is slow
-    while size <= most:
+    largest = _largest(pipe, jobs)
+    while largest is not None and size <= most:
         try:
             each = _time(pipe, largest, size)
         except Exception as error:
@@ -41,6 +41,24 @@ def find_batch_size(pipe: Any, jobs: Sequence[Job], processes: int = 1) -> int:
     release_memory()
     print(f"sdattn: {best} items to a batch", file=sys.stderr)
     return best
+
+
+def _largest(pipe: Any, jobs: Sequence[Job]) -> Job | None:
+    """An item of the largest picture that can be drawn alone, one a shape being tried; this is
+    also the first call of the model, which is slow. None where there is none: each item then tells
+    why."""
+    usual = default_size(pipe)
+    size = {
+        job.shape: (job.options.get("height", usual[0]) * job.options.get("width", usual[1]), job)
+        for job in reversed(jobs)
+    }
+    for _, job in sorted(size.values(), key=lambda one: -one[0]):
+        try:
+            _time(pipe, job, 1)
+            return job
+        except Exception:
+            release_memory()
+    return None
 
 
 def _time(pipe: Any, job: Job, size: int) -> float:

@@ -44,6 +44,8 @@ class Team:
 
     def share(self, make: Callable[[], T]) -> T:
         """What the first process makes, given to all. Its error is everyone's."""
+        if self.size == 1:
+            return make()
         error, made = _attempt(make) if self.first else (None, None)
         [(error, made)] = self._broadcast([(error, made)])
         self._raise([error])
@@ -51,6 +53,8 @@ class Team:
 
     def together(self, make: Callable[[], T]) -> T:
         """Have every process make something; an error of one is everyone's."""
+        if self.size == 1:
+            return make()
         error, made = _attempt(make)
         self._raise(self.gather(error))
         return made  # type: ignore[return-value]
