@@ -80,7 +80,8 @@ def pack_run(
 def drawings(
     image: Image.Image, maps: Sequence[Heatmap], title: str, parts: Collection[str] = USUAL
 ) -> dict[str, bytes]:
-    """``heatmaps/NN-word.png`` for each map, ``grid.png`` and ``masks/NN-word.png``, as asked."""
+    """``heatmaps/NN-word.png`` for each map, ``grid.png``, and ``masks/NN-word.png`` (255 where a
+    map lies in the upper half of its range), as asked."""
     files: dict[str, bytes] = {}
     names = [f"{n:02d}-{file_name(one.label)}.png" for n, one in enumerate(maps, start=1)]
     wanted = {"overlays", "grid"}.intersection(parts)
@@ -90,10 +91,14 @@ def drawings(
     if "grid" in parts:
         files["grid.png"] = _png(render.grid(image, tiles, title), _QUICK)
     if "masks" in parts:
-        for name, one in zip(names, maps, strict=True):
-            mask = one.mask((image.height, image.width)).numpy()
-            files[f"masks/{name}"] = _png(Image.fromarray(mask.astype(np.uint8) * 255), _QUICK)
+        files |= {f"masks/{n}": _mask(one, image) for n, one in zip(names, maps, strict=True)}
     return files
+
+
+def _mask(one: Heatmap, image: Image.Image) -> bytes:
+    values = one.resize((image.height, image.width)).numpy()
+    low, high = one.range
+    return _png(Image.fromarray((values > (low + high) / 2).astype(np.uint8) * 255), _QUICK)
 
 
 def unpack_run(

@@ -18,8 +18,10 @@ from .folder import BatchFolder
 from .items import Item
 from .plan import Job, restricted
 from .progress import Tally
-from .sizing import is_out_of_memory, release_memory
+from .sizing import is_out_of_memory, release_memory, trim_heap
 from .writing import Writer
+
+_TRIM_EVERY = 16  # batches
 
 
 class Drawer:
@@ -49,6 +51,7 @@ class Drawer:
         self.fingerprints, self.save, self.max_errors = fingerprints, save, max_errors
         self.layout, self.tally = folder.layout, Tally(folder.hidden)
         self.limits: dict[int, int] = {}  # by shape: how many items fit
+        self.drawn = 0  # batches
 
     def finish(self) -> None:
         """Write what is held back, once the writer has ended."""
@@ -57,6 +60,9 @@ class Drawer:
     def draw(self, batch: list[Job], missing: set[str]) -> None:
         """Draw a batch whole, also where some of it is there: the rest is then bit for bit what it
         would have been."""
+        self.drawn += 1
+        if self.drawn % _TRIM_EVERY == 0:
+            trim_heap()
         size = self.limits.get(batch[0].shape, len(batch))
         for start in range(0, len(batch), size):
             part = batch[start : start + size]

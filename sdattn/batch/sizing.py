@@ -1,7 +1,8 @@
-"""How many items fit into one batch."""
+"""Memory: how many items fit into one batch, and giving back what was freed."""
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 import warnings
@@ -82,3 +83,11 @@ def release_memory() -> None:
     from accelerate.utils.memory import clear_device_cache
 
     clear_device_cache(garbage_collection=True)
+
+
+def trim_heap() -> None:
+    """Give freed memory back to the system. glibc keeps it, in pieces between those that are held,
+    and with threads that make and free at once it keeps ever more; other libraries need no word."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
