@@ -126,8 +126,8 @@ def unpack_run(
         tuple(Word(**{**word, "columns": tuple(word["columns"])}) for word in info["words"]),
         tuple(Token(**token) for token in info["tokens"]),
     )
-    layers = load(files["maps.safetensors"])
-    values = average_layers({name: one.float()[None] for name, one in layers.items()})[0]
+    layers = load(files["maps.safetensors"])  # in an order that changes from call to call
+    values = average_layers({name: layers[name].float()[None] for name in info["layers"]})[0]
     image = Image.open(io.BytesIO(files["image.png"])).convert("RGB")
     return image, Heatmaps(prompt, values, info["columns"]), info
 

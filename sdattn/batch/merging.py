@@ -12,7 +12,7 @@ from .folder import BatchFolder, Known
 from .plan import digest
 
 
-def merge(roots: Sequence[str | Path], out: str | Path) -> int:
+def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
     """Bring the items of several batch runs into one folder.
 
     Where the runs drew parts of one input the folder is that of the whole input: the command
@@ -24,7 +24,7 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> int:
         out: a new folder, or one that an earlier call made of these runs.
 
     Returns:
-        The number of items in ``out``.
+        The number of items in ``out``, and how many their input has.
 
     Raises:
         ValueError: the runs differ in model or settings, one id is of two different items, or
@@ -46,8 +46,9 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> int:
         layout = target.layout
         for run, found in zip(runs, rows, strict=True):
             source = run.layout
+            there = dict(source.find())  # a row may be of an item that was removed by hand
             for item, one in found.items():
-                if item not in whole:
+                if item not in whole and there.get(item) == one.place:
                     layout.take(
                         source,
                         (item, one.place),
@@ -58,7 +59,7 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> int:
         layout.flush()
         target.gather()
         _merge_errors(runs, target)
-        return len(target.rows())
+        return len(target.rows()), manifest["input"]["items"]
     finally:
         target.close()
 

@@ -87,8 +87,8 @@ def status(root: str | Path) -> Status:
     if not folder.lock.free():
         one = folder.lock.holder or {}
         running = "{user} on {host}, process {process}, since {since}".format_map(one)
-    whole = folder.rows().keys()
-    failed = len(folder.failures().keys() - whole)
+    whole = {item for item, _ in folder.layout.find()}
+    failed = len(set(folder.failures()) - whole)
     return Status(made["items"], len(whole), failed, made["bad_lines"], running)
 
 

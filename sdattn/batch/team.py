@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -13,6 +15,8 @@ import torch
 from ..pipelines import best_device
 
 T = TypeVar("T")
+# What tells a process its rank: torchrun's, accelerate's and MPI's variables
+_RANKED = {"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}
 _PATIENCE = timedelta(days=30)  # ranks may end hours apart
 
 
@@ -31,6 +35,13 @@ class Team:
         from accelerate.utils import parse_flag_from_env
 
         on_cpu = device == "cpu" or parse_flag_from_env("ACCELERATE_USE_CPU")
+        if on_cpu and "MASTER_ADDR" in os.environ and not _RANKED.intersection(os.environ):
+            warnings.warn(
+                "accelerate launch --cpu starts one process, whatever --num_processes says. For N "
+                "of them: accelerate launch --multi_gpu --num_processes N -m sdattn batch ... "
+                "--device cpu",
+                stacklevel=2,
+            )
         self._state = PartialState(cpu=on_cpu, timeout=_PATIENCE)
         self.rank, self.size = self._state.process_index, self._state.num_processes
         self.first, self.first_here = self.rank == 0, self._state.local_process_index == 0
@@ -83,13 +94,18 @@ class Team:
             torch.distributed.broadcast_object_list(values, src=0, device=self._state.device)
         return values
 
-    def _raise(self, errors: list[BaseException | None]) -> None:
+    def _raise(self, errors: list[Exception | None]) -> None:
         """The first error, by the first process; the others leave without a word."""
-        found = [error for error in errors if error is not None]
-        if found and self.first:
-            raise found[0]
-        if found:
+        found = [(rank, error) for rank, error in enumerate(errors) if error is not None]
+        if not found:
+            return
+        if not self.first:
+            time.sleep(1)  # a launcher ends the others when one ends: let the first tell why
             raise SystemExit(1)
+        rank, error = found[0]
+        if rank:
+            raise RuntimeError(f"process {rank} of {self.size}: {error}") from error
+        raise error
 
 
 def _attempt(make: Callable[[], T]) -> tuple[Exception | None, T | None]:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from .options import (
     Device,
@@ -115,8 +113,8 @@ def merge(
     """Bring several batch runs into one folder: the parts of an input, or of several machines."""
     from ..batch.merging import merge as merge_runs
 
-    number = merge_runs(runs, out)
-    Console().print(Text(f"{out}/: {number:,} items of {len(runs)} runs"))
+    number, wanted = merge_runs(runs, out)
+    print(f"{out}/: {number:,} of {wanted:,} items, from {len(runs)} runs")
 
 
 def _size(text: str) -> int | str:
@@ -146,7 +144,7 @@ def _tell(outcome: Any, out: Path) -> None:
         text += f"; {outcome.bad_lines:,} lines could not be read"
     if outcome.failed or outcome.bad_lines:
         text += ", see errors.jsonl"
-    Console().print(Text(text))
+    print(text)
     if outcome.stopped:
         print(
             f"sdattn: stopped early ({outcome.stopped}); the same command does the rest",
@@ -158,13 +156,12 @@ def _tell_status(run: Path) -> None:
     from ..batch.reading import status
 
     now = status(run)
-    console = Console()
-    console.print(Text(f"{run}/: {now.whole:,} of {now.items:,} items are whole"))
+    print(f"{run}/: {now.whole:,} of {now.items:,} items are whole")
     if now.failed:
-        console.print(f"{now.failed:,} failed, see errors.jsonl; the same command tries them again")
+        print(f"{now.failed:,} failed, see errors.jsonl; the same command tries them again")
     if now.bad_lines:
-        console.print(f"{now.bad_lines:,} lines of the input could not be read")
-    console.print(Text(f"running: {now.running}" if now.running else "not running"))
+        print(f"{now.bad_lines:,} lines of the input could not be read")
+    print(f"running: {now.running}" if now.running else "not running")
 
 
 def _verify(run: Path | None) -> None:
