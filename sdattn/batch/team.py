@@ -6,7 +6,8 @@ import os
 import pickle
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -75,15 +76,17 @@ class Team:
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
-        torch.distributed.all_gather_object(found, value)
+        with _together():
+            torch.distributed.all_gather_object(found, value)
         return found
 
     def wait(self) -> None:
         """Until all processes are here. A signal is heard while waiting."""
         if self.size > 1:
-            work = torch.distributed.barrier(async_op=True)
-            while not work.is_completed():
-                time.sleep(0.1)
+            with _together():
+                work = torch.distributed.barrier(async_op=True)
+                while not work.is_completed():
+                    time.sleep(0.1)
 
     def close(self) -> None:
         if self.size > 1 and torch.distributed.is_initialized():
@@ -91,7 +94,8 @@ class Team:
 
     def _broadcast(self, values: list[Any]) -> list[Any]:
         if self.size > 1:
-            torch.distributed.broadcast_object_list(values, src=0, device=self._state.device)
+            with _together():
+                torch.distributed.broadcast_object_list(values, src=0, device=self._state.device)
         return values
 
     def _raise(self, errors: list[Exception | None]) -> None:
@@ -106,6 +110,18 @@ class Team:
         if rank:
             raise RuntimeError(f"process {rank} of {self.size}: {error}") from error
         raise error
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Words for what torch.distributed says when a process is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            "Another process of this run has ended. What was finished stays; the same command does "
+            "the rest."
+        ) from error
 
 
 def _attempt(make: Callable[[], T]) -> tuple[Exception | None, T | None]:

@@ -78,9 +78,12 @@ def batch(
         return
     if prompts is None or out is None:
         raise typer.BadParameter("Pass a file of prompts and --out RUN.")
+    from diffusers.utils import logging
+
     from ..batch.engine import Request, run_batch
 
     quiet()
+    logging.set_verbosity_error()  # it logs the text of every prompt that it cuts off
     outcome = run_batch(
         Request(
             source=prompts,
