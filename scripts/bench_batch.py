@@ -24,8 +24,8 @@ from pathlib import Path
 from bench_capture import processor_name
 
 BATCH = 8
-LAUNCH = "-m accelerate.commands.launch --num_processes {} --num_machines 1 --mixed_precision no "
-LAUNCH += "--dynamo_backend no --cpu -m sdattn"
+LAUNCH = "-m accelerate.commands.launch --multi_gpu --num_processes {} --num_machines 1 "
+LAUNCH += "--mixed_precision no --dynamo_backend no --main_process_port 0 -m sdattn"
 DATA = ["--save", "image,maps"]
 VARIANTS = {  # name: processes, options
     "image and maps": (1, DATA),
@@ -63,6 +63,7 @@ def batch(prompts: Path, processes: int, options: list[str]) -> float:
     with tempfile.TemporaryDirectory() as folder:
         start = LAUNCH.format(processes).split() if processes > 1 else ["-m", "sdattn"]
         out = ["batch", str(prompts), "--out", f"{folder}/run", "--batch-size", str(BATCH)]
+        out += ["--device", "cpu"]
         text = " ".join(run([*start, *out, *options]).split())
     return float(re.search(r"([\d.e+]+) a second", text)[1])
 
