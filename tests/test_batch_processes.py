@@ -345,7 +345,7 @@ def test_machines_with_disks_of_their_own_are_merged(shared, reference, tmp_path
     before = [stamps(out) for out in outs]
     code, told, err = run("merge", *outs, "--out", merged)
     assert code == 0, err
-    assert f"{FEW} of {FEW} items, from 2 runs" in " ".join(told.split())
+    assert f"{FEW} of {FEW} items, from 2 run(s)" in " ".join(told.split())
     assert_is_the_beginning_of(reference, merged)
     assert [stamps(out) for out in outs] == before
     assert_finds_all(run, monkeypatch, source, merged, FEW)
@@ -401,7 +401,7 @@ def test_items_that_were_removed_from_a_part_do_not_stop_its_merge(tmp_path, run
         shutil.rmtree(path)
     code, told, err = run("merge", *outs, "--out", merged)
     assert code == 0, err
-    assert "10 of 12 items, from 2 runs" in " ".join(told.split())
+    assert "10 of 12 items, from 2 run(s)" in " ".join(told.split())
     settings = [*SETTINGS, "--batch-size", 2]
     code, told, err = run("batch", source, "--out", merged, *settings)
     assert code == 0, err

@@ -103,6 +103,7 @@ MAY_IMPORT = {
     "cli": {"cli.batches", "cli.edits", "cli.runs"},
     "cli.options": set(),
     "cli.runs": {
+        "batch.reading",
         "cli.options",
         "files",
         "layers",

@@ -117,7 +117,7 @@ def merge(
     from ..batch.merging import merge as merge_runs
 
     number, wanted = merge_runs(runs, out)
-    print(f"{out}/: {number:,} of {wanted:,} items, from {len(runs)} runs")
+    print(f"{out}/: {number:,} of {wanted:,} items, from {len(runs)} run(s)")
 
 
 def _size(text: str) -> int | str:

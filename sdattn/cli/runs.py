@@ -64,19 +64,23 @@ def generate(
 
 
 def show(
-    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a batch run's.")],
     words: Annotated[
         list[str] | None, typer.Argument(help="Words or phrases; all words by default.")
     ] = None,
+    item: Annotated[str | None, typer.Option(help="The id of an item of a batch run.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where to draw; into the run's folder by default.")
     ] = None,
 ) -> None:
     """Draw the heatmaps of a saved run again, without the model."""
+    from ..batch.reading import open_batch
     from ..files import load_run, write_files
     from ..packing import drawings
 
-    saved = load_run(run)
+    if item is not None and out is None:  # a batch run's items stay as their checksums say
+        raise typer.BadParameter(f"Say where to draw item {item}: --out FOLDER.")
+    saved = load_run(run) if item is None else open_batch(run)[item]
     maps = saved.heatmaps.occurrences()
     if words:
         maps = [one for word in words for one in saved.heatmaps.find(word)]
