@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from .heatmaps import Heatmaps
-from .packing import USUAL, file_name, pack_run, unpack_run
+from .packing import NEEDED, USUAL, file_name, pack_run, unpack_run
 
 __all__ = [
     "SavedRun",
@@ -78,10 +78,11 @@ def save_run(
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files at their paths below ``folder``."""
+    """Write files at their paths below ``folder``; those that are there are replaced."""
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # it may be linked from another run: see merge()
         path.write_bytes(data)
 
 
@@ -93,8 +94,7 @@ def load_run(folder: str | Path) -> SavedRun:
         ValueError: it is no run of sdattn, or a part is not what the run wrote.
     """
     folder = Path(folder)
-    names = [name for name in ("run.json", "image.png", "maps.safetensors")]
-    files = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    files = {name: (folder / name).read_bytes() for name in NEEDED if (folder / name).is_file()}
     return SavedRun(folder, *unpack_run(files, str(folder)))
 
 

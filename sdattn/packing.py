@@ -27,6 +27,7 @@ from .tokens import Prompt, Token, Word
 FORMAT = "sdattn-run-2"
 PARTS = ("image", "overlays", "grid", "maps", "masks")
 USUAL = ("image", "overlays", "grid", "maps")
+NEEDED = ("run.json", "image.png", "maps.safetensors")  # by unpack_run()
 _QUICK = 1  # zlib's level for drawings: a quarter more bytes than at 6 in a quarter of the time
 
 
@@ -51,7 +52,15 @@ def pack_run(
 
     Returns:
         Path in the run's folder to bytes, ``run.json`` last.
+
+    Raises:
+        ValueError: a map holds values that are not finite.
     """
+    if broken := [name for name, one in layers.items() if not one.isfinite().all()]:
+        raise ValueError(
+            f"The maps of {broken[0]} hold values that are not finite. If the model runs in "
+            "float16, try bfloat16 or float32."
+        )
     files: dict[str, bytes] = {}
     if "image" in parts:
         files["image.png"] = _png(image)
@@ -111,7 +120,7 @@ def unpack_run(
         ValueError: it is no run of sdattn, or a part is not what the run wrote.
     """
     info = read_info(files, where)
-    for part in ("image.png", "maps.safetensors"):
+    for part in NEEDED[1:]:
         if part not in info["files"]:
             raise FileNotFoundError(f"{where} was saved without {part}, so it cannot be shown.")
         if part not in files:

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 from collections import Counter
 from copy import copy
 from pathlib import Path
@@ -14,13 +15,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from accelerate import PartialState
 from conftest import make_pipeline, make_sdxl_pipeline, make_unet, make_vae, tiny_tokenizer
 from diffusers import DDIMScheduler, StableDiffusionPAGPipeline
 from safetensors.torch import load_file
 from transformer_rows import flux, qwen_image, sd3
 from unet_rows import animatediff
 
-from sdattn import generate, load_pipeline
+from sdattn import cli, generate, load_pipeline
 from sdattn.batch import Request, open_batch, run_batch
 from sdattn.batch.items import Item, read_items
 from sdattn.batch.plan import Job, check_items, digest_model, plan_batches
@@ -733,6 +735,16 @@ def test_what_cannot_be_asked_is_told_before_anything_is_read(tmp_path, asked, m
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("asked", [["--format", "zip"], ["--save", "image,"], ["--status", "run"]])
+def test_what_cannot_be_asked_is_an_error_of_usage(tmp_path, monkeypatch, asked):
+    monkeypatch.chdir(tmp_path)
+    source = [] if "--status" in asked else ["in.txt"]
+    monkeypatch.setattr(sys, "argv", ["sdattn", "batch", *source, "--out", "run", *asked])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+
+
 # A team of one
 
 
@@ -761,3 +773,21 @@ def test_a_team_of_one_raises_the_very_error():
 
     with pytest.raises(OwnError, match="7 boom"):
         Team("cpu").share(fail)
+
+
+def test_a_team_leaves_accelerate_as_it_found_it():
+    PartialState._reset_state()
+    Team("cpu").close()
+    assert not PartialState._shared_state
+    theirs = PartialState(cpu=True)
+    Team("cpu").close()
+    assert theirs.initialized
+    theirs._reset_state()
+
+
+def test_a_launcher_that_starts_one_process_only_is_told_about(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.warns(UserWarning, match="--cpu starts one process.*--multi_gpu"):
+        Team().close()

@@ -32,6 +32,7 @@ from sdattn.batch.layouts import layout_of
 from sdattn.batch.locks import Lock
 from sdattn.batch.progress import Progress, Tally
 from sdattn.batch.writing import Writer
+from sdattn.files import write_files
 from sdattn.heatmaps import average_layers
 from sdattn.packing import FORMAT as RUN_FORMAT
 from sdattn.packing import PARTS, pack_run, sha256, to_json
@@ -255,7 +256,7 @@ def test_a_broken_shard_holds_nothing(tmp_path, cut):
 
 ROWS = {
     "id", "line", "prompt", "negative_prompt", "seed", "width", "height", "num_inference_steps",
-    "guidance_scale", "words", "truncated", "place", "fingerprint",
+    "guidance_scale", "words", "truncated", "blanked", "place", "fingerprint",
 }  # fmt: skip
 
 
@@ -474,7 +475,7 @@ def test_status_tells_how_far_a_run_is(tmp_path):
     shutil.rmtree(root / open_batch(root)["b"].folder.relative_to(root))  # by hand
     now = status(root)
     assert now.whole == 2
-    assert now.running is not None and f"process {os.getpid()}, since 20" in now.running
+    assert now.running is not None and f"(process {os.getpid()}, since 20" in now.running
     folder.gather()
     folder.lock.release()
     assert status(root).running is None
@@ -698,7 +699,7 @@ def lock(tmp_path):
 
 def test_a_lock_is_one_jobs(lock):
     first, second, third = lock
-    assert first.free() and first.holder is None
+    assert first.free() and first.holder == {}
     first.take("one")
     assert not second.free()
     assert second.holder["job"] == "one" and second.holder["process"] == os.getpid()
@@ -736,7 +737,7 @@ def test_a_lock_dies_with_its_process(lock, tmp_path):
 
 def test_a_broken_note_of_the_holder_stops_nobody(lock):
     lock[0].path.with_suffix(".json").write_text("{")
-    assert lock[0].holder is None
+    assert lock[0].holder == {}
     assert not lock[0].join("one")
     lock[0].take("one")
     assert lock[1].join("one")
@@ -1071,3 +1072,52 @@ def test_an_error_in_the_block_waits_for_what_was_begun(also):
                 writer.submit(call, number)
             raise KeyboardInterrupt
     assert done == [0, 1, 2] + [3] * (not also)
+
+
+# What a second reading found
+
+
+def test_a_row_that_a_crash_tore_takes_no_other_with_it(tmp_path):
+    root = new_run(tmp_path / "run", three())
+    (root / "metadata.jsonl").unlink()
+    (root / ".batch/done/settled.jsonl").write_text('{"id": "a", "li')
+    assert settled(root).keys() == {"a", "b", "c"}
+
+
+def test_whether_an_item_is_there_is_known_without_reading_it(tmp_path):
+    run = open_batch(new_run(tmp_path / "run", three(parts=("image",))))
+    assert "a" in run and "x" not in run
+
+
+def test_a_holder_that_is_not_written_yet_is_told(tmp_path):
+    root = new_run(tmp_path / "run", three())
+    holder = Lock(root / ".batch/lock", root)
+    holder.take("job")
+    (root / ".batch/lock.json").write_text("")
+    assert status(root).running == "? on ? (process ?, since ?)"
+    holder.release()
+
+
+def test_a_user_without_a_name_can_lock(tmp_path, monkeypatch):
+    def fail():
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", fail)
+    lock = Lock(tmp_path / "lock", tmp_path)
+    lock.take("job")
+    assert lock.holder["user"] == str(os.getuid())
+    lock.release()
+
+
+def test_maps_that_are_not_finite_are_no_item():
+    maps = torch.full((4, 6, 77), torch.nan)
+    heatmaps = Heatmaps(read_prompt(TOKENIZER, PROMPT), maps)
+    with pytest.raises(ValueError, match="up.b hold values that are not finite.*bfloat16"):
+        pack_run(Image.new("RGB", (96, 64)), heatmaps, {"up.b": maps}, {}, parts=("maps",))
+
+
+def test_drawing_anew_in_a_merged_run_leaves_its_sources_alone(tmp_path):
+    root = new_run(tmp_path / "run", three())
+    merge([root], tmp_path / "merged")
+    write_files(tmp_path / "merged/items/0000/b", {"image.png": b"another"})
+    assert verify(root) == (3, [])

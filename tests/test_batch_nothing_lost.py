@@ -355,7 +355,7 @@ def test_a_disk_that_cannot_be_written(tmp_path, batch):
         assert err.splitlines() == [f"sdattn: Cannot write to {where}: Read-only file system."]
     code, out, err = said(tmp_path, "status")
     assert (code, err) == (0, "")
-    assert "4 of 4 items are whole" in out and "not running" in out
+    assert "4 items are whole, the input has 4" in out and "not running" in out
     code, out, err = said(tmp_path, "verify")
     assert (code, err) == (0, "")
     assert "4 items read, 0 problems" in out
@@ -532,9 +532,9 @@ def test_two_runs_in_one_folder(batch, tmp_path):
         code, out, _ = batch("--status", "run")
         assert code == 0
         said = " ".join(out.split())
-        assert f"{status(root).whole} of 40 items are whole" in said
+        assert f"{status(root).whole} items are whole, the input has 40" in said
         assert number - 2 <= status(root).whole <= number  # a row is noted once an item is whole
-        assert f"running: {who} on {host}, process {first.pid}, since " in said
+        assert f"running: {who} on {host} (process {first.pid}, since " in said
         assert stamps(root) == before
     finally:
         first.kill()
@@ -688,7 +688,7 @@ def test_a_thousand_hostile_lines(tmp_path):
     arguments = ["in.jsonl", *SETTINGS, "--out", "run"]
     code, _, err = run(*arguments, "--strict", cwd=home)
     assert code == 1
-    assert "Nothing was written, as --strict asks." in err.splitlines()[-1]
+    assert "Nothing was drawn, as --strict asks." in err.splitlines()[-1]
     assert told_lines(err) == bad
     assert listed() == before
 

@@ -228,7 +228,10 @@ def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
     assert sdattn("batch", "prompts.txt", "--out", "run", *options)[1].endswith(
         "of them were there\n"
     )
-    assert sdattn("batch", "--status", "run")[1] == "run/: 2 of 2 items are whole\nnot running\n"
+    assert (
+        sdattn("batch", "--status", "run")[1]
+        == "run/: 2 items are whole, the input has 2\nnot running\n"
+    )
     assert sdattn("batch", "--verify", "run")[1] == "run/: 2 items read, 0 problems\n"
     assert sdattn("merge", "run", "--out", "all")[1] == "all/: 2 of 2 items, from 1 run(s)\n"
     code, out, _ = sdattn("show", "all", "red cat", "--item", "000001", "--out", "drawn")
@@ -251,8 +254,8 @@ def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
             "no whole number from 1",
         ),
         (("batch", "prompts.txt", "--out", "run", "--part", "3/2"), 2, "not K/N"),
-        (("batch", "prompts.txt", "--out", "run", "--save", "image,report"), 1, "save=['report']"),
-        (("batch", "prompts.txt", "--out", "run", "--format", "zip"), 1, "'folder' or 'shard'"),
+        (("batch", "prompts.txt", "--out", "run", "--save", "image,report"), 2, "save=['report']"),
+        (("batch", "prompts.txt", "--out", "run", "--format", "zip"), 2, "'folder' or 'shard'"),
         (("batch", "prompts.txt", "--out", "run", "--dtype", "int8"), 2, "not one of float32"),
         (("batch", "--status", "nowhere"), 1, "nowhere has no batch.json"),
         (("batch", "--verify", "."), 1, "no batch run's folder"),

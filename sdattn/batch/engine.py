@@ -66,14 +66,12 @@ class _BatchRun:
 
     def go(self) -> Outcome:
         items, jobs, bad = self.team.share(self._read)
-        self._check_any(items if jobs is None else jobs)
         self._open()
         try:
             pipe = self.team.together(self._load)
             if jobs is None:  # a model that has no outline
-                jobs, more = self.team.share(lambda: check_items(pipe, items, self.request.options))
-                bad = self._tell(bad, more)
-                self._check_any(jobs)
+                jobs, more = self.team.share(lambda: self._check(pipe, items, []))
+                bad = bad + more
             return self._draw_missing(pipe, jobs, bad)
         finally:
             self.folder.close()
@@ -87,25 +85,33 @@ class _BatchRun:
         items, bad = read_items(data, kind, seed=self.request.seed)
         pipe = outline(self.request.model)
         if pipe is None:
-            return items, None, self._tell([], bad)
+            self._tell(items, bad)
+            return items, None, bad
+        return [], *self._check(pipe, items, bad)
+
+    def _check(
+        self, pipe: Any, items: list[Item], bad: list[BadLine]
+    ) -> tuple[list[Job], list[BadLine]]:
+        """The jobs, and the lines that are bad with those that were before."""
         jobs, more = check_items(pipe, items, self.request.options)
-        return [], jobs, self._tell([], sorted([*bad, *more], key=lambda one: one.line))
+        bad = sorted([*bad, *more], key=lambda one: one.line)
+        self._tell(jobs, bad)
+        return jobs, bad
 
-    def _tell(self, told: list[BadLine], new: list[BadLine]) -> list[BadLine]:
-        """Print bad lines; with ``strict`` they end the run."""
-        if self.team.first:
-            for one in new:
-                print(f"sdattn: line {one.line}: {one.reason}", file=sys.stderr)
-        if new and self.request.strict:
-            raise ValueError(
-                f"{len(new)} line(s) of {self.request.source} cannot be drawn, the first is line "
-                f"{new[0].line}. Nothing was written, as --strict asks."
-            )
-        return told + new
-
-    def _check_any(self, lines: Sequence[Any]) -> None:
-        if not lines:
+    def _tell(self, good: Sequence[Any], bad: list[BadLine]) -> None:
+        """Print bad lines. They end the run if there are no others, or with ``strict``."""
+        reasons = {one.reason for one in bad}
+        if len(bad) > 1 and not good and len(reasons) == 1:  # an option for all of them, mostly
+            raise ValueError(f"None of {len(bad)} lines can be drawn: {reasons.pop()}")
+        for one in bad:
+            print(f"sdattn: line {one.line}: {one.reason}", file=sys.stderr)
+        if not good:
             raise ValueError(f"{self.request.source} has no line that can be drawn.")
+        if bad and self.request.strict:
+            raise ValueError(
+                f"{len(bad)} line(s) of {self.request.source} cannot be drawn, the first is line "
+                f"{bad[0].line}. Nothing was drawn, as --strict asks."
+            )
 
     def _open(self) -> None:
         """Lock the folder: the first process for all that see its disk."""
@@ -149,7 +155,8 @@ class _BatchRun:
         """Take the folder for this run; returns the batches that are not whole, for all processes,
         and the ids of the items that are missing."""
         request, team = self.request, self.team
-        settings = settings_of(request, pipe, _same(team.gather(digest_model(pipe))))
+        digests = team.gather(team.together(lambda: digest_model(pipe)))
+        settings = settings_of(request, pipe, team.share(lambda: _same(digests)))
         size = team.share(lambda: self._batch_size(pipe, jobs))
         which, of = request.part
         batches = plan_batches(jobs[which - 1 :: of], size)  # of the items, whatever the size
@@ -232,7 +239,9 @@ def _same(digests: list[str]) -> str:
 
 def _writer(batch: int) -> Writer:
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    threads = max(1, min(8, (os.cpu_count() or 1) // here - 1))
+    # Where it can be asked: the cores that a batch system gave, not all that the machine has.
+    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+    threads = max(1, min(8, len(usable) // here - 1))
     return Writer(threads, ahead=2 * batch + threads)
 
 

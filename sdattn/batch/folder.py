@@ -22,6 +22,7 @@ import threading
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from ..files import check_writable, flush
 from ..packing import to_json
@@ -121,6 +122,7 @@ class BatchFolder:
     def claim(self, manifest: Mapping[str, Any]) -> None:
         """Say what run the folder is of."""
         settings = manifest["settings"]
+        (self.root / "README.md").unlink(missing_ok=True)
         if settings["format"] == "folder" and "image" in settings["save"]:
             self.write("README.md", _CARD)
         self.write("batch.json", to_json(manifest))
@@ -162,7 +164,7 @@ class BatchFolder:
 
     def settle(self) -> dict[str, Known]:
         """Bring ``metadata.jsonl`` to what is there; returns the items that are whole, by id."""
-        layout, rows = self.layout, self.rows()
+        layout, rows, name = self.layout, self.rows(), f"settled-{uuid4().hex[:12]}"
         there: dict[str, str] = {}
         for item, place in layout.find():
             there[item] = place
@@ -172,7 +174,7 @@ class BatchFolder:
                     raise ValueError(
                         f"{self.root / place} is no item: it has no run.json. Remove it."
                     )
-                self.note_whole("settled", item, place, files)
+                self.note_whole(name, item, place, files)
         self.gather(there)
         return self.rows()
 
@@ -286,6 +288,7 @@ def row_of(info: Mapping[str, Any], place: str) -> dict[str, Any]:
             w["text"] for w in info["words"] if w["columns"] and columns.issuperset(w["columns"])
         ],
         "truncated": info["truncated"],
+        "blanked": info.get("blanked", False),  # by the pipeline's safety checker
         "place": place,
         "fingerprint": info["fingerprint"],
     }

@@ -137,6 +137,7 @@ class Shards(Layout):
     def __init__(self, root: Path, temporary: Path, nbytes: int):
         self.root, self.temporary, self.nbytes = root, temporary, nbytes
         self._lock = threading.Lock()
+        self._writing = threading.Lock()  # one shard at a time: a slow disk is to hold up drawing
         self._held: dict[str, tuple[Files, Whole]] = {}
         self._held_bytes = 0
 
@@ -149,12 +150,13 @@ class Shards(Layout):
             self.flush()
 
     def flush(self) -> None:
-        with self._lock:
-            held, self._held, self._held_bytes = self._held, {}, 0
-        if held:
-            place = self._write({item: files for item, (files, _) in held.items()})
-            for item, (files, whole) in held.items():
-                whole(item, place, files)
+        with self._writing:
+            with self._lock:
+                held, self._held, self._held_bytes = self._held, {}, 0
+            if held:
+                place = self._write({item: files for item, (files, _) in held.items()})
+                for item, (files, whole) in held.items():
+                    whole(item, place, files)
 
     def _write(self, items: Mapping[str, Files]) -> str:
         tensors = {

@@ -32,13 +32,20 @@ class Lock:
         self._file: Any = None
 
     @property
-    def holder(self) -> dict[str, Any] | None:
-        """Who took the lock last: job, user, host, process and time."""
+    def holder(self) -> dict[str, Any]:
+        """Who took the lock last: job, user, host, process and since when; empty if that cannot be
+        read, for an instant after it was taken too."""
         try:
             found = json.loads(self.path.with_suffix(".json").read_bytes())
         except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def describe_holder(self) -> str:
+        """``ada on node7 (process 4711, since 2030-01-01T12:00:00+00:00)``"""
+        holder = self.holder
+        names = ("user", "host", "process", "since")
+        return "{} on {} (process {}, since {})".format(*(holder.get(n, "?") for n in names))
 
     def take(self, job: str) -> None:
         """Take the lock for a job and share it with the job's other processes.
@@ -46,12 +53,14 @@ class Lock:
         Raises:
             OSError: another job holds it; the message says whose it is.
         """
-        import fcntl
-
+        try:
+            import fcntl
+        except ImportError as error:
+            raise OSError(f"{self.what} cannot be locked: this system has no flock.") from error
         self._hold(fcntl.LOCK_EX)
         owner = {
             "job": job,
-            "user": getpass.getuser(),
+            "user": _user(),
             "host": socket.gethostname(),
             "process": os.getpid(),
             "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -63,7 +72,7 @@ class Lock:
         """Share the lock that this job's first process took; False if that is not visible here."""
         import fcntl
 
-        if (self.holder or {}).get("job") != job:
+        if self.holder.get("job") != job:
             return False
         self._hold(fcntl.LOCK_SH)
         return True
@@ -113,11 +122,14 @@ class Lock:
             )
 
     def _taken(self) -> str:
-        one = self.holder or {}
-        who = "{} on {} (process {}, since {})".format(
-            *(one.get(name, "?") for name in ("user", "host", "process", "since"))
-        )
         return (
-            f"{self.what} is being written by another job: {who}. Wait for it, stop it, or choose "
-            "another --out."
+            f"{self.what} is being written by another job: {self.describe_holder()}. Wait for it, "
+            "stop it, or choose another --out."
         )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # in a container a user may have a number only
+        return str(os.getuid())

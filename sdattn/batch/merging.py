@@ -29,10 +29,16 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
     Raises:
         ValueError: the runs differ in model or settings, one id is of two different items, or
             ``out`` is of other runs.
-        FileNotFoundError, OSError: as :func:`sdattn.batch.reading.open_batch`, or ``out`` cannot be
-            written.
+        FileNotFoundError: as :func:`sdattn.batch.reading.open_batch`.
+        OSError: one of the runs is being written, or ``out`` cannot be.
     """
     runs = [BatchFolder(root) for root in roots]
+    for run in runs:
+        if not run.lock.free():
+            raise OSError(
+                f"{run.root} is being written: {run.lock.describe_holder()}. Wait for it, or stop "
+                "it."
+            )
     manifest = _merged([run.manifest for run in runs], [str(run.root) for run in runs])
     rows = [run.rows() for run in runs]
     _check_twins(runs, rows)

@@ -17,6 +17,8 @@ from ..runs import checked_options
 from ..tokens import Prompt
 from .items import BadLine, Item, printable
 
+_BLOCK = 2**22  # numbers added up at a time
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -186,9 +188,15 @@ def _sum(tensor: torch.Tensor) -> list[Any]:
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     rows = len(tensor) if tensor.ndim and tensor.numel() else 1
     bits = tensor.detach().contiguous().view(whole).reshape(rows, -1)
+    by_column = torch.zeros(bits.shape[1], dtype=torch.int64, device=bits.device)
+    by_row = []
+    # In blocks: torch makes a copy in int64 of what it adds up.
+    for block in bits.split(max(1, _BLOCK // max(1, bits.shape[1]))):
+        by_column += block.sum(0, dtype=torch.int64)
+        by_row.append(block.sum(1, dtype=torch.int64))
     sums = hashlib.sha256()
-    for dim in (0, 1):
-        sums.update(bits.sum(dim, dtype=torch.int64).cpu().numpy().tobytes())
+    for one in (by_column, torch.cat(by_row)):
+        sums.update(one.cpu().numpy().tobytes())
     return [str(tensor.dtype), list(tensor.shape), sums.hexdigest()]
 
 

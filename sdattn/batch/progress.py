@@ -17,16 +17,18 @@ class Tally:
     def __init__(self, hidden: Path):
         self._hidden = hidden
         self._read: dict[Path, tuple[int, int]] = {}  # bytes and rows
+        self._lock = threading.Lock()
 
     def count(self, kind: str) -> int:
         """Rows of a kind, ``"done"`` or ``"failed"``."""
-        for path in (self._hidden / kind).glob("*"):
-            start, rows = self._read.get(path, (0, 0))
-            with path.open("rb") as file:
-                file.seek(start)
-                new = file.read()
-            self._read[path] = start + len(new), rows + new.count(b"\n")
-        return sum(rows for path, (_, rows) in self._read.items() if path.parent.name == kind)
+        with self._lock:
+            for path in (self._hidden / kind).glob("*"):
+                start, rows = self._read.get(path, (0, 0))
+                with path.open("rb") as file:
+                    file.seek(start)
+                    new = file.read()
+                self._read[path] = start + len(new), rows + new.count(b"\n")
+            return sum(rows for path, (_, rows) in self._read.items() if path.parent.name == kind)
 
 
 class Progress:

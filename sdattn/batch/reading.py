@@ -15,11 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from ..files import SavedRun
-from ..packing import read_info, sha256, unpack_run
+from ..packing import NEEDED, read_info, sha256, unpack_run
 from .folder import BatchFolder
 from .layouts import Layout
-
-_RUN = ("run.json", "image.png", "maps.safetensors")
 
 
 class SavedBatch(Mapping[str, SavedRun]):
@@ -39,9 +37,12 @@ class SavedBatch(Mapping[str, SavedRun]):
         if item not in self._places:
             raise KeyError(f"{self._folder.root} holds no item {item!r}.")
         place = self._places[item]
-        files = self._layout.read(item, place, _RUN)
+        files = self._layout.read(item, place, NEEDED)
         where = self._folder.root / place
         return SavedRun(where, *unpack_run(files, f"{where} ({item})"))
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._places  # a Mapping's own would read the item
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -66,7 +67,7 @@ class Status:
 
     Attributes:
         items: of its input.
-        whole: of those, written.
+        whole: items that are there; after ``force`` with another input more than ``items``.
         failed: that could not be drawn the last time.
         bad_lines: of its input.
         running: who is at work at it, or None.
@@ -85,8 +86,7 @@ def status(root: str | Path) -> Status:
     made = folder.manifest["input"]
     running = None
     if not folder.lock.free():
-        one = folder.lock.holder or {}
-        running = "{user} on {host}, process {process}, since {since}".format_map(one)
+        running = folder.lock.describe_holder()
     whole = {item for item, _ in folder.layout.find()}
     failed = len(set(folder.failures()) - whole)
     return Status(made["items"], len(whole), failed, made["bad_lines"], running)
@@ -118,8 +118,8 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
         left = sorted(folder.temporary.glob("*"))
         problems += [f"{path.name}: unfinished, in {folder.temporary}" for path in left]
     with ThreadPoolExecutor() as pool:
-        for item, found in pool.map(lambda one: (one[0], _check(layout, *one)), there):
-            problems += [f"{item}: {one}" for one in found]
+        for item, place, found in pool.map(lambda one: (*one, _check(layout, *one)), there):
+            problems += [f"{item}: {one} (in {place})" for one in found]
     return len(places), problems
 
 

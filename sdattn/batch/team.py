@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import time
@@ -35,23 +36,29 @@ class Team:
         from accelerate import PartialState
         from accelerate.utils import parse_flag_from_env
 
-        on_cpu = device == "cpu" or parse_flag_from_env("ACCELERATE_USE_CPU")
+        # Without a GPU accelerate would take ranks that do not ask for the CPU for lone processes.
+        wanted = torch.device(device or best_device())
+        on_cpu = wanted.type == "cpu" or parse_flag_from_env("ACCELERATE_USE_CPU")
         if on_cpu and "MASTER_ADDR" in os.environ and not _RANKED.intersection(os.environ):
-            warnings.warn(
-                "accelerate launch --cpu starts one process, whatever --num_processes says. For N "
-                "of them: accelerate launch --multi_gpu --num_processes N -m sdattn batch ... "
-                "--device cpu",
-                stacklevel=2,
-            )
+            _warn_of_cpu_option()
+        is_new = not (PartialState._shared_state or torch.distributed.is_initialized())
         self._state = PartialState(cpu=on_cpu, timeout=_PATIENCE)
         self.rank, self.size = self._state.process_index, self._state.num_processes
         self.first, self.first_here = self.rank == 0, self._state.local_process_index == 0
-        if device is not None and self.size > 1 and torch.device(device).index is not None:
+        if device is not None and self.size > 1 and wanted.index is not None:
             raise ValueError(
                 f"--device {device} names one device for {self.size} processes. Leave it out: "
                 "accelerate gives each process its own."
             )
-        alone = torch.device("cpu" if on_cpu else device or best_device())
+        # By way of the CPU on every device: a GPU is not to wait, nor to hold what is only told,
+        # and gloo notices at once that a process on another machine is gone.
+        self._group: Any = None
+        if self.size > 1:
+            self._group = torch.distributed.new_group(backend="gloo", timeout=_PATIENCE)
+            if is_new:  # it can be begun once only in a process, so a later run goes on with it
+                atexit.register(_end)
+        self._is_alone = is_new and self.size == 1
+        alone = torch.device("cpu") if on_cpu else wanted
         self.device = alone if self.size == 1 else self._state.device
 
     def share(self, make: Callable[[], T]) -> T:
@@ -77,25 +84,28 @@ class Team:
             return [value]
         found: list[Any] = [None] * self.size
         with _together():
-            torch.distributed.all_gather_object(found, value)
+            torch.distributed.all_gather_object(found, value, group=self._group)
         return found
 
     def wait(self) -> None:
         """Until all processes are here. A signal is heard while waiting."""
         if self.size > 1:
             with _together():
-                work = torch.distributed.barrier(async_op=True)
+                work = torch.distributed.barrier(group=self._group, async_op=True)
                 while not work.is_completed():
                     time.sleep(0.1)
 
     def close(self) -> None:
-        if self.size > 1 and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        """Leave what accelerate and torch.distributed held before as it was."""
+        if self._group is not None:
+            torch.distributed.destroy_process_group(self._group)
+        if self._is_alone:
+            self._state._reset_state()
 
     def _broadcast(self, values: list[Any]) -> list[Any]:
         if self.size > 1:
             with _together():
-                torch.distributed.broadcast_object_list(values, src=0, device=self._state.device)
+                torch.distributed.broadcast_object_list(values, src=0, group=self._group)
         return values
 
     def _raise(self, errors: list[Exception | None]) -> None:
@@ -112,6 +122,14 @@ class Team:
         raise error
 
 
+def _warn_of_cpu_option() -> None:
+    warnings.warn(
+        "accelerate launch --cpu starts one process, whatever --num_processes says. For N of them: "
+        "accelerate launch --multi_gpu --num_processes N -m sdattn batch ... --device cpu",
+        stacklevel=3,
+    )
+
+
 @contextmanager
 def _together() -> Iterator[None]:
     """Words for what torch.distributed says when a process is gone."""
@@ -122,6 +140,11 @@ def _together() -> Iterator[None]:
             "Another process of this run has ended. What was finished stays; the same command does "
             "the rest."
         ) from error
+
+
+def _end() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _attempt(make: Callable[[], T]) -> tuple[Exception | None, T | None]:

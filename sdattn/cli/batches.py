@@ -44,7 +44,9 @@ def batch(
     format_: Annotated[
         str, typer.Option("--format", help="folder: one an item; shard: safetensors of many.")
     ] = "folder",
-    shard_mb: Annotated[int, typer.Option(min=1, help="A shard's size in MB.")] = 256,
+    shard_mb: Annotated[
+        int, typer.Option(min=1, help="A shard's size in MB, with --format shard.")
+    ] = 256,
     save: Annotated[
         str, typer.Option(help="Of image, overlays, grid, maps, masks, with commas between.")
     ] = "image,overlays,grid,maps",
@@ -55,7 +57,11 @@ def batch(
         bool, typer.Option("--strict", help="Stop before the first picture if a line is bad.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Make anew, in OUT, what another command made.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Go on in another command's folder: what differs is deleted and drawn anew.",
+        ),
     ] = False,
     max_errors: Annotated[
         int | None, typer.Option(min=1, help="Stop once so many items have failed.")
@@ -70,11 +76,20 @@ def batch(
     ] = None,
 ) -> None:
     """Draw every prompt of a file and show where its words went. The same command again does only
-    what is missing. For many GPUs: accelerate launch -m sdattn batch ..."""
+    what is missing. For many GPUs: accelerate launch --multi_gpu -m sdattn batch ...
+
+    A line of JSON, or a row of CSV, has a prompt and perhaps id, seed, negative_prompt, words (only
+    these), width, height, num_inference_steps, guidance_scale, or any other option of the pipeline.
+
+    Exit code: 0; 1 if anything failed or could not be read; 2 usage; 130 and 143 after SIGINT and
+    SIGTERM."""
     if status is not None or verify is not None:
-        if prompts is not None or (status and verify):
+        if prompts is not None or out is not None or (status and verify):
             raise typer.BadParameter("--status and --verify take a run and stand alone.")
-        _tell_status(status) if status else _verify(verify)
+        if status is not None:
+            _tell_status(status)
+        if verify is not None:
+            _verify(verify)
         return
     if prompts is None or out is None:
         raise typer.BadParameter("Pass a file of prompts and --out RUN.")
@@ -84,25 +99,28 @@ def batch(
 
     quiet()
     logging.set_verbosity_error()  # it logs the text of every prompt that it cuts off
-    outcome = run_batch(
-        Request(
-            source=prompts,
-            out=out,
-            model=model,
-            options={**given(steps, guidance, negative, width, height), **settings(set_ or [])},
-            seed=seed,
-            batch_size=_size(batch_size),
-            format=format_,
-            shard_bytes=shard_mb * 1_000_000,
-            save=tuple(part.strip() for part in save.split(",")),
-            part=_part(part),
-            strict=strict,
-            force=force,
-            max_errors=max_errors,
-            device=device,
-            dtype=dtype_of(dtype),
-        )
+    request = Request(
+        source=prompts,
+        out=out,
+        model=model,
+        options={**given(steps, guidance, negative, width, height), **settings(set_ or [])},
+        seed=seed,
+        batch_size=_size(batch_size),
+        format=format_,
+        shard_bytes=shard_mb * 1_000_000,
+        save=tuple(part.strip() for part in save.split(",")),
+        part=_part(part),
+        strict=strict,
+        force=force,
+        max_errors=max_errors,
+        device=device,
+        dtype=dtype_of(dtype),
     )
+    try:
+        request.check()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    outcome = run_batch(request)
     if outcome is None:  # the first process tells
         return
     _tell(outcome, out)
@@ -159,7 +177,7 @@ def _tell_status(run: Path) -> None:
     from ..batch.reading import status
 
     now = status(run)
-    print(f"{run}/: {now.whole:,} of {now.items:,} items are whole")
+    print(f"{run}/: {now.whole:,} items are whole, the input has {now.items:,}")
     if now.failed:
         print(f"{now.failed:,} failed, see errors.jsonl; the same command tries them again")
     if now.bad_lines:
@@ -167,10 +185,10 @@ def _tell_status(run: Path) -> None:
     print(f"running: {now.running}" if now.running else "not running")
 
 
-def _verify(run: Path | None) -> None:
+def _verify(run: Path) -> None:
     from ..batch.reading import verify
 
-    number, problems = verify(run or "")
+    number, problems = verify(run)
     for one in problems:
         print(f"sdattn: {one}", file=sys.stderr)
     print(f"{run}/: {number:,} items read, {len(problems):,} problems")
