@@ -10,9 +10,10 @@ from typing import Any
 
 from .. import __version__
 from ..packing import FORMAT as RUN_FORMAT
-from .folder import FORMAT, BatchFolder, Known
+from .folder import FORMAT, BatchFolder
 from .plan import Job, digest, digest_inputs
 from .request import Request
+from .rows import Known
 
 _TOLD = ("weights", "dtype", "save")  # settings that the items' files follow from
 

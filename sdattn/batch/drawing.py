@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from torch import Tensor
+
 from ..heatmaps import Heatmaps, cross_maps
 from ..packing import pack_run
 from ..prompts import read_prompts
@@ -73,12 +75,13 @@ class Drawer:
     def _attempt(self, part: list[Job], wanted: set[str]) -> None:
         try:
             run = self._sample(part)
+            maps = cross_maps(run.store)
         except Exception as error:
             # Text only: the traceback itself would keep what fills the memory.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             text, too_large = traceback.format_exc(), is_out_of_memory(error)
         else:
-            self._store(part, wanted, run)
+            self._store(part, wanted, run, maps)
             return
         if too_large:
             release_memory()
@@ -110,8 +113,9 @@ class Drawer:
             prompts = read_prompts(self.pipe, [job.item.prompt for job in part], **options)
             return sample(self.pipe, prompts, [job.item.seed for job in part], options)
 
-    def _store(self, part: list[Job], wanted: set[str], run: Run) -> None:
-        maps = cross_maps(run.store)
+    def _store(
+        self, part: list[Job], wanted: set[str], run: Run, maps: Mapping[str, Tensor]
+    ) -> None:
         for i, job in enumerate(part):
             if job.item.id in wanted:
                 layers = {name: one[i] for name, one in maps.items()}

@@ -19,15 +19,16 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from ..files import check_writable, flush
 from ..packing import to_json
 from .layouts import Files, Layout, layout_of
 from .locks import Lock
+from .rows import Known, copies_of, known_in, row_of, rows_in
 
 FORMAT = "sdattn-batch-1"
 # Without it datasets takes "train" or "test" in a drawing's name for the name of a split.
@@ -41,17 +42,6 @@ configs:
     - items/*/*/image.png
 ---
 """
-
-
-class Known(NamedTuple):
-    """An item that is whole: where its row stands and what it says."""
-
-    line: int
-    place: str
-    fingerprint: str
-    file: Path
-    start: int
-    length: int
 
 
 class BatchFolder:
@@ -180,17 +170,8 @@ class BatchFolder:
 
     def rows(self) -> dict[str, Known]:
         """Every row that has been noted, the latest of each item, by id."""
-        found = {}
-        for path in (self.root / "metadata.jsonl", *sorted((self.hidden / "done").glob("*"))):
-            start = 0
-            for line in _lines(path):
-                row = _row(line) if line.endswith(b"\n") else None  # else it is torn
-                if row is not None:
-                    found[row["id"]] = Known(
-                        row["line"], row["place"], row["fingerprint"], path, start, len(line)
-                    )
-                start += len(line)
-        return found
+        paths = self.root / "metadata.jsonl", *sorted((self.hidden / "done").glob("*"))
+        return {item: one for path in paths for item, one in known_in(path)}
 
     def gather(self, there: Mapping[str, str] | None = None) -> int:
         """Write ``metadata.jsonl`` from the rows of all processes, in the order of the input.
@@ -205,19 +186,14 @@ class BatchFolder:
         if there is not None:
             rows = {item: one for item, one in rows.items() if there.get(item) == one.place}
         ordered = sorted(rows.values(), key=lambda one: (one.line, one.place))
-        self.write_lines("metadata.jsonl", _read(ordered))
+        self.write_lines("metadata.jsonl", copies_of(ordered))
         self._forget("done")
         return len(rows)
 
     def failures(self) -> dict[str, dict[str, Any]]:
         """The rows of items that failed, the latest of each, by id."""
-        found = {}
-        for path in (self.root / "errors.jsonl", *sorted((self.hidden / "failed").glob("*"))):
-            for line in _lines(path):
-                row = _row(line)
-                if row is not None:
-                    found[row["id"]] = row
-        return found
+        paths = self.root / "errors.jsonl", *sorted((self.hidden / "failed").glob("*"))
+        return {row["id"]: row for path in paths for row in rows_in(path)}
 
     def gather_errors(
         self,
@@ -264,59 +240,3 @@ class BatchFolder:
         """Why the run is to stop, if it is."""
         path = self.hidden / "stop"
         return path.read_text() if path.exists() else None
-
-
-def row_of(info: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The row of ``metadata.jsonl`` for an item, from its ``run.json``."""
-    options, columns = info["options"], set(info["columns"])
-    image = {}
-    if "image.png" in info["files"] and not place.endswith(".safetensors"):
-        image = {"file_name": f"{place}/image.png"}  # the key that imagefolder looks for
-    guidance = options.get("guidance_scale")
-    return {
-        **image,
-        "id": info["id"],
-        "line": info["line"],
-        "prompt": info["prompt"],
-        "negative_prompt": options.get("negative_prompt"),
-        "seed": info["seed"],
-        "width": info["size"][0],
-        "height": info["size"][1],
-        "num_inference_steps": options.get("num_inference_steps"),
-        "guidance_scale": None if guidance is None else float(guidance),
-        "words": [
-            w["text"] for w in info["words"] if w["columns"] and columns.issuperset(w["columns"])
-        ],
-        "truncated": info["truncated"],
-        "blanked": info.get("blanked", False),  # by the pipeline's safety checker
-        "place": place,
-        "fingerprint": info["fingerprint"],
-    }
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    if path.is_file():
-        with path.open("rb") as file:
-            yield from file
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    """A row with an id; None for a line that a crash cut off, and for one of a bad line."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) and "id" in row else None
-
-
-def _read(rows: Iterable[Known]) -> Iterator[bytes]:
-    files: dict[Path, Any] = {}
-    try:
-        for one in rows:
-            if one.file not in files:
-                files[one.file] = one.file.open("rb")
-            files[one.file].seek(one.start)
-            yield files[one.file].read(one.length)
-    finally:
-        for file in files.values():
-            file.close()

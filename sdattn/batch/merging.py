@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from .folder import BatchFolder, Known
+from .folder import BatchFolder
 from .plan import digest
+from .rows import Known
 
 
 def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
