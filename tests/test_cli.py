@@ -205,6 +205,8 @@ def test_ctrl_c_leaves_no_half_folder(model, tmp_path):
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
+        # whoever runs the tests in the background may have had it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     for line in process.stderr:
         if "cpu in float32" in line:
