@@ -86,17 +86,7 @@ class Claim:
                 f"{folder.root} has the format {folder.manifest['settings']['format']!r}, which "
                 "--force does not change. Choose another --out."
             )
-        document = {
-            "format": FORMAT,
-            "settings": self.settings,
-            "input": self.input,
-            "batch_size": self.batch_size,
-            "versions": {
-                "sdattn": __version__,
-                **{name: version(name) for name in ("torch", "diffusers", "transformers")},
-            },
-        }
-        folder.claim(document)
+        folder.claim(self._document())
         rows = folder.settle()
         stale = _stale(rows, fingerprints)
         if stale and not force:
@@ -108,6 +98,19 @@ class Claim:
             folder.layout.discard(stale)
             rows = folder.settle()
         return rows.keys() & fingerprints.keys()
+
+    def _document(self) -> dict[str, Any]:
+        """``batch.json``."""
+        return {
+            "format": FORMAT,
+            "settings": self.settings,
+            "input": self.input,
+            "batch_size": self.batch_size,
+            "versions": {
+                "sdattn": __version__,
+                **{name: version(name) for name in ("torch", "diffusers", "transformers")},
+            },
+        }
 
     def _differences(self, manifest: Mapping[str, Any]) -> list[str]:
         """How the run that made a folder differs from this one, a phrase each."""

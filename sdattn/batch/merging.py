@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -49,26 +50,31 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
         if not target.is_new and _identity(target.manifest) != _identity(manifest):
             raise ValueError(f"{out} is the folder of other runs. Choose another --out.")
         target.claim(manifest)
-        whole = target.settle()
-        layout = target.layout
-        for run, found in zip(runs, rows, strict=True):
-            source = run.layout
-            there = dict(source.find())  # a row may be of an item that was removed by hand
-            for item, one in found.items():
-                if item not in whole and there.get(item) == one.place:
-                    layout.take(
-                        source,
-                        (item, one.place),
-                        one.line,
-                        lambda *whole_item: target.note_whole(name, *whole_item),
-                    )
-                    whole[item] = one
-        layout.flush()
+        _take_missing(target, name, runs, rows)
         target.gather()
         _merge_errors(runs, target)
         return len(target.rows()), manifest["input"]["items"]
     finally:
         target.close()
+
+
+def _take_missing(
+    target: BatchFolder,
+    name: str,
+    runs: Sequence[BatchFolder],
+    rows: Sequence[Mapping[str, Known]],
+) -> None:
+    """Add what ``target`` does not hold yet, noted by ``name``."""
+    whole, layout = set(target.settle()), target.layout
+    for run, found in zip(runs, rows, strict=True):
+        source = run.layout
+        there = dict(source.find())  # a row may be of an item that was removed by hand
+        for item, one in found.items():
+            if item not in whole and there.get(item) == one.place:
+                where = item, one.place
+                layout.take(source, where, one.line, partial(target.note_whole, name))
+                whole.add(item)
+    layout.flush()
 
 
 def _identity(manifest: Mapping[str, Any]) -> tuple[str, str, str]:
