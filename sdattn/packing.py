@@ -27,7 +27,8 @@ from .tokens import Prompt, Token, Word
 FORMAT = "sdattn-run-2"
 PARTS = ("image", "overlays", "grid", "maps", "masks")
 USUAL = ("image", "overlays", "grid", "maps")
-NEEDED = ("run.json", "image.png", "maps.safetensors")  # by unpack_run()
+MAPS = "maps.safetensors"
+NEEDED = ("run.json", "image.png", MAPS)  # by unpack_run()
 _QUICK = 1  # zlib's level for drawings: a quarter more bytes than at 6 in a quarter of the time
 
 
@@ -66,8 +67,7 @@ def pack_run(
         files["image.png"] = _png(image)
     if "maps" in parts:
         halves = {name: one.to("cpu", torch.float16).contiguous() for name, one in layers.items()}
-        # One key only: safetensors writes several in an order that changes from run to run.
-        files["maps.safetensors"] = save(halves, metadata={"format": FORMAT})
+        files[MAPS] = pack_maps(halves)
     files |= drawings(image, heatmaps.occurrences(), heatmaps.prompt.text, parts)
     if negative is not None:
         drawn = drawings(image, negative.occurrences(), negative.prompt.text, parts)
@@ -84,6 +84,12 @@ def pack_run(
     }
     files["run.json"] = to_json(document)
     return files
+
+
+def pack_maps(layers: Mapping[str, Tensor]) -> bytes:
+    """The bytes of ``maps.safetensors``, the same for the same layers in any order."""
+    # One key only: safetensors writes several in an order that changes from run to run.
+    return save(dict(layers), metadata={"format": FORMAT})
 
 
 def drawings(
@@ -135,7 +141,7 @@ def unpack_run(
         tuple(Word(**{**word, "columns": tuple(word["columns"])}) for word in info["words"]),
         tuple(Token(**token) for token in info["tokens"]),
     )
-    layers = load(files["maps.safetensors"])  # in an order that changes from call to call
+    layers = load(files[MAPS])  # in an order that changes from call to call
     values = average_layers({name: layers[name].float()[None] for name in info["layers"]})[0]
     image = Image.open(io.BytesIO(files["image.png"])).convert("RGB")
     return image, Heatmaps(prompt, values, info["columns"]), info

@@ -112,7 +112,7 @@ def generate(
     if isinstance(words, str) or (words is not None and not words):
         raise ValueError(f"words={words!r}: pass a list of words and phrases, or None for all.")
     if words is not None:
-        settings["tokens"] = _columns_of(words, read)
+        settings["tokens"] = columns_of(words, read)
     seeds = [seed + i for i in range(len(read) * options.get("num_images_per_prompt", 1))]
     return sample(pipe, read, seeds, options, settings)
 
@@ -275,7 +275,12 @@ def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
+def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
+    """The token columns of words and phrases in any of the prompts, in order.
+
+    Raises:
+        KeyError: one that is in none of them.
+    """
     columns: set[int] = set()
     for word in words:
         errors = []

@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "batch": {"batch.engine", "batch.merging", "batch.reading"},
     "batch.lines": set(),
     "batch.items": {"batch.lines", "words"},
-    "batch.plan": {"batch.items", "pipelines", "prompts", "runs", "tokens"},
+    "batch.plan": {"batch.items", "packing", "pipelines", "prompts", "runs"},
     "batch.sizing": {"batch.plan", "pipelines", "prompts", "runs"},
     "batch.team": {"pipelines"},
     "batch.locks": set(),

@@ -15,10 +15,10 @@ from torch import Tensor
 from ..heatmaps import Heatmaps, cross_maps
 from ..packing import pack_run
 from ..prompts import read_prompts
-from ..runs import Run, sample
+from ..runs import Run, columns_of, sample
 from .folder import BatchFolder
 from .items import Item
-from .plan import Job, restricted
+from .plan import Job
 from .progress import Tally
 from .sizing import is_out_of_memory, release_memory, trim_heap
 from .writing import Writer
@@ -126,7 +126,7 @@ class Drawer:
         """On a thread of the writer."""
         try:
             if item.words is not None:
-                columns = restricted(heatmaps.prompt, item.words)
+                columns = columns_of(item.words, [heatmaps.prompt])
                 heatmaps = Heatmaps(heatmaps.prompt, heatmaps.maps[..., columns], columns)
                 layers = {name: one[..., columns] for name, one in layers.items()}
             own = {"id": item.id, "line": item.line, "fingerprint": self.fingerprints[item.id]}

@@ -7,7 +7,6 @@ not at all. A place is a path in the run's folder: ``items/0000/000012`` or
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -22,12 +21,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
 from ..files import flush, flush_tree, write_files
-from ..packing import FORMAT
+from ..packing import FORMAT, MAPS, pack_maps, sha256
 
 Files = Mapping[str, bytes]
 Whole = Callable[[str, str, Files], None]
 _EACH = 1000  # items a folder of folders
-_MAPS = "maps.safetensors"
 
 
 class Layout(Protocol):
@@ -164,7 +162,7 @@ class Shards(Layout):
             for item, files in items.items()
             for name, one in _as_tensors(files).items()
         }
-        digest = hashlib.sha256("\n".join(sorted(items)).encode()).hexdigest()[:16]
+        digest = sha256("\n".join(sorted(items)).encode())[:16]
         place = f"shards/{digest}.safetensors"
         head = {"format": FORMAT, "items": sorted(items)}
         made = self.temporary / uuid4().hex
@@ -195,7 +193,7 @@ class Shards(Layout):
         with safe_open(self.root / place, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118
                 owner, _, name = key.partition("/")
-                of = _MAPS if name.startswith("maps/") else name
+                of = MAPS if name.startswith("maps/") else name
                 if owner == item and (wanted is None or of in wanted):
                     tensors[name] = file.get_tensor(key)
         return _as_files(tensors)
@@ -226,7 +224,7 @@ def _link_tree(source: Path, target: Path) -> None:
 def _as_tensors(files: Files) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for name, data in files.items():
-        if name == _MAPS:
+        if name == MAPS:
             tensors |= {f"maps/{layer}": one for layer, one in load(data).items()}
         else:
             tensors[name] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -238,5 +236,5 @@ def _as_files(tensors: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
     files = {n: one.numpy().tobytes() for n, one in tensors.items() if not n.startswith("maps/")}
     maps = {n.removeprefix("maps/"): one for n, one in tensors.items() if n.startswith("maps/")}
     if maps:
-        files[_MAPS] = save(maps, metadata={"format": FORMAT})
+        files[MAPS] = pack_maps(maps)
     return files

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from ..packing import sha256
 from ..pipelines import images_a_prompt
 from ..prompts import read_prompts
 from ..runs import checked_options
-from ..tokens import Prompt
 from .items import BadLine, Item, printable
 
 _BLOCK = 2**22  # numbers added up at a time
@@ -137,7 +137,7 @@ def plan_batches(jobs: Sequence[Job], size: int) -> list[list[Job]]:
 def digest(value: Any) -> str:
     """A short checksum of anything that JSON can hold."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=list)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return sha256(text.encode())[:16]
 
 
 def fingerprint(job: Job, settings: str) -> str:
@@ -198,10 +198,3 @@ def _sum(tensor: torch.Tensor) -> list[Any]:
     for one in (by_column, torch.cat(by_row)):
         sums.update(one.cpu().numpy().tobytes())
     return [str(tensor.dtype), list(tensor.shape), sums.hexdigest()]
-
-
-def restricted(prompt: Prompt, words: Sequence[str] | None) -> list[int]:
-    """The token columns of these words and phrases, or all."""
-    if words is None:
-        return list(range(len(prompt.tokens)))
-    return sorted({column for word in words for one in prompt.find(word) for column in one})
