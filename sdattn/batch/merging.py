@@ -51,9 +51,9 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
             raise ValueError(f"{out} is the folder of other runs. Choose another --out.")
         target.claim(manifest)
         _take_missing(target, name, runs, rows)
-        target.gather()
+        number = target.gather()
         _merge_errors(runs, target)
-        return len(target.rows()), manifest["input"]["items"]
+        return number, manifest["input"]["items"]
     finally:
         target.close()
 
