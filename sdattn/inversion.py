@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from .ddim import Upwards, ddim, in_place
 from .nulltext import guided_rows, optimise, replaced_rows
-from .pipelines import check_text_to_image, latent_size
+from .pictures import encode, fit
+from .pipelines import check_text_to_image
 from .prompts import read_prompts
 
 Kwargs = dict[str, Any]
@@ -127,9 +128,7 @@ def invert(
     Args:
         pipe: a text-to-image pipeline of SD 1.x, 2.x or SDXL. Whatever its scheduler, inversion
             takes DDIM steps on the same noise schedule.
-        image: any size and mode. It is turned upright by its EXIF tag, made RGB (transparency is
-            dropped), scaled in proportion to about as many pixels as the pipeline makes by
-            default, and cropped evenly to the nearest sides that the pipeline can make.
+        image: any size and mode; see :func:`sdattn.pictures.fit`.
         prompt: what the picture shows, with the words that are to be edited.
         num_inference_steps, guidance_scale: of the replay; there is no guidance on the way up.
         inner_steps: of the optimiser in each step, at most; each costs a pass with gradients.
@@ -143,10 +142,10 @@ def invert(
         ValueError: an empty picture or prompt, or a setting that cannot be.
         RuntimeError: the latents stopped being finite.
     """
-    _check(pipe, image, num_inference_steps, guidance_scale, null_text, inner_steps)
+    _check(pipe, num_inference_steps, guidance_scale, null_text, inner_steps)
+    image = fit(pipe, image)
     read_prompts(pipe, prompt)
-    image = _fit(pipe, image)
-    start = _encode(pipe, image).to(pipe.unet.dtype)
+    start = encode(pipe, image).to(pipe.unet.dtype)
     found = Inversion(prompt, image, start, None, float(guidance_scale), num_inference_steps)
     found.trajectory = _climb(pipe, found, refinements)
     if null_text:
@@ -171,12 +170,8 @@ def psnr(image: Image.Image, other: Image.Image) -> float:
     return 10 * math.log10(255**2 / error) if error else math.inf
 
 
-def _check(pipe: Any, image: Any, steps: int, guidance: float, null_text: bool, inner: int) -> None:
+def _check(pipe: Any, steps: int, guidance: float, null_text: bool, inner: int) -> None:
     check_text_to_image(pipe)
-    if not isinstance(image, Image.Image):
-        raise TypeError(f"image is a {type(image).__name__}. Pass a PIL image: Image.open(path).")
-    if not all(image.size):
-        raise ValueError(f"The image is {image.size} pixels. Pass one that has some.")
     most = pipe.scheduler.config.num_train_timesteps
     if not 1 <= steps <= most:
         raise ValueError(f"num_inference_steps={steps}: pass 1 to {most}, the scheduler's most.")
@@ -184,31 +179,6 @@ def _check(pipe: Any, image: Any, steps: int, guidance: float, null_text: bool, 
         raise ValueError(f"guidance_scale={guidance}: pass a number above 1, or null_text=False.")
     if inner < 1:
         raise ValueError(f"inner_steps={inner}: pass at least 1, or null_text=False.")
-
-
-def _fit(pipe: Any, image: Image.Image) -> Image.Image:
-    image = ImageOps.exif_transpose(image).convert("RGB")
-    unit = math.lcm(8, pipe.vae_scale_factor)  # diffusers asks for 8 whatever the VAE
-    rows, cols = (cells * pipe.vae_scale_factor for cells in latent_size(pipe))
-    scale = math.sqrt(rows * cols / (image.width * image.height))
-    width, height = (max(1, round(side * scale / unit)) * unit for side in image.size)
-    return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
-
-
-@torch.no_grad()
-def _encode(pipe: Any, image: Image.Image) -> Tensor:
-    """The latent that the pipeline decodes to the picture, float32 ``[1, C, rows, cols]``."""
-    vae, dtype, config = pipe.vae, pipe.vae.dtype, pipe.vae.config
-    pixels = pipe.image_processor.preprocess(image).to(pipe._execution_device)  # [1, 3, H, W]
-    with ExitStack() as undo:
-        if dtype != torch.float32:  # SDXL's overflows in float16
-            undo.callback(vae.to, dtype)
-            vae.to(torch.float32)
-        latent = vae.encode(pixels).latent_dist.mode()
-    if getattr(config, "latents_mean", None) is not None:
-        mean, std = latent.new_tensor([config.latents_mean, config.latents_std])[..., None, None]
-        latent = (latent - mean) / std
-    return latent * config.scaling_factor
 
 
 def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:

@@ -221,7 +221,7 @@ def check_text_to_image(pipe: Any) -> None:
     """
     if not TEXT_TO_IMAGE & {cls.__name__ for cls in type(pipe).__mro__}:
         known = " or ".join(sorted(TEXT_TO_IMAGE))
-        raise TypeError(f"Asked to edit with a {type(pipe).__name__}. Pass a {known}.")
+        raise TypeError(f"This needs a {known}; found a {type(pipe).__name__}.")
 
 
 def model_passes(pipe: Any, options: Mapping[str, Any]) -> int:

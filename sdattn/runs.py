@@ -135,7 +135,7 @@ def sample(
         if both:  # a capture of its own, since some pipelines run the two in turn
             settings |= {"branch": "unconditional", "tokens": None}
             of_negative = captures.enter_context(capture(pipe, **settings))
-        result = _call(pipe, [one.text for one in prompts], seeds, options)
+        result = call_pipeline(pipe, [one.text for one in prompts], seeds, options)
     blanked = _blanked(result)
     maps = heatmaps_of(store, prompts)
     negative: list[Heatmaps] = []
@@ -143,7 +143,7 @@ def sample(
         texts = _one_each(options["negative_prompt"], len(prompts))
         read = read_prompts(pipe, texts, of_negative.n_text, negative=True, **options)
         negative = heatmaps_of(of_negative, read)
-    images = _pictures(result)
+    images = pictures_of(result)
     common = _describe(pipe, store, options)
     each = len(images) // len(seeds)  # the frames of a video share their seed
     info = [
@@ -161,7 +161,10 @@ def sample(
     return Run(images, maps, store, info, negative_heatmaps=negative)
 
 
-def _call(pipe: Any, prompts: list[str], seeds: Sequence[int], options: Mapping[str, Any]) -> Any:
+def call_pipeline(
+    pipe: Any, prompts: list[str], seeds: Sequence[int], options: Mapping[str, Any]
+) -> Any:
+    """Run a pipeline on prompts, the noise of each image drawn on the CPU from its seed."""
     options = dict(options)
     if options.get("negative_prompt") is not None:  # diffusers wants a list beside a list
         options["negative_prompt"] = _one_each(options["negative_prompt"], len(prompts))
@@ -173,7 +176,8 @@ def _one_each(negative: str | Sequence[str], prompts: int) -> list[str]:
     return [negative] * prompts if isinstance(negative, str) else list(negative)
 
 
-def _pictures(result: Any) -> list[Any]:
+def pictures_of(result: Any) -> list[Any]:
+    """The PIL images of what a pipeline returned, the frames of a video in order."""
     if hasattr(result, "images"):
         return list(result.images)
     return [frame for video in result.frames for frame in video]

@@ -154,7 +154,7 @@ def test_info_of_a_transformer_tells_what_does_not_apply(sdattn, tmp_path):
     assert "transformer_blocks.0.attn1 │ block │ linear" in said
     assert "300 token columns" in said
     assert "2 linear attention layers cannot be captured" in said
-    assert "sdattn edit: Asked to edit with a SanaPipeline" in said
+    assert "found a SanaPipeline" in said
 
 
 def test_a_transformer_draws_with_options_of_its_own(sdattn, tmp_path):

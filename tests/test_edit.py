@@ -212,7 +212,7 @@ def test_bad_input_is_refused_before_any_step(changes, error, message):
 
 def test_other_pipelines_are_refused():
     pipe = make_pipeline(StableDiffusionImg2ImgPipeline)
-    with pytest.raises(TypeError, match="with a StableDiffusionImg2ImgPipeline"):
+    with pytest.raises(TypeError, match="found a StableDiffusionImg2ImgPipeline"):
         edit(pipe, SOURCE, TARGET, image=Image.new("RGB", (64, 64)))
 
 

@@ -361,7 +361,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, error, me
 
 def test_other_pipelines_are_refused():
     pipe = make_pipeline(StableDiffusionImg2ImgPipeline)
-    with pytest.raises(TypeError, match="StableDiffusionImg2ImgPipeline. Pass a StableDiffusionP"):
+    with pytest.raises(TypeError, match="found a StableDiffusionImg2ImgPipeline"):
         invert(pipe, picture(), PROMPT)
 
 

@@ -39,7 +39,8 @@ MAY_IMPORT = {
     "runs": {"capture", "files", "heatmaps", "layers", "maps", "pipelines", "prompts", "tokens"},
     "ddim": set(),
     "nulltext": {"ddim", "guidance"},
-    "inversion": {"ddim", "nulltext", "pipelines", "prompts"},
+    "inversion": {"ddim", "nulltext", "pictures", "pipelines", "prompts"},
+    "pictures": {"pipelines"},
     "edit": {
         "alignment",
         "attention",
