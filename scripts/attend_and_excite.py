@@ -19,12 +19,15 @@ from PIL import Image
 from torch import Tensor
 
 import sdattn
-from sdattn.heatmaps import average_layers
+from sdattn.aggregation import aggregate
+from sdattn.layermaps import layer_maps
 from sdattn.layers import AttentionLayer
 from sdattn.pipelines import DEMO_SETTINGS, is_demo
+from sdattn.presets import UNET, Preset
 from sdattn.tokens import Prompt
 
 # The paper's code: 3x3, standard deviation 0.5 by its own formula, reflected at the border.
+ALL = Preset("every layer that was captured", UNET)
 KERNEL = torch.tensor([0.212, 0.576, 0.212])
 
 
@@ -68,7 +71,7 @@ class Excite:
             latents = tensors["latents"].detach().requires_grad_()
             with sdattn.capture(pipe.unet, layers=middle, grad=True) as store:
                 pipe.unet(latents, coming, encoder_hidden_states=text)
-            maps = average_layers(store.maps)[0]
+            maps = aggregate(layer_maps(store, ALL), ALL)[0]
             lowest = word_peaks(maps, self.prompt, self.words).min()
             (gradient,) = torch.autograd.grad(1 - lowest, latents)
         self.lowest.append(float(lowest))

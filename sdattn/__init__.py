@@ -21,6 +21,9 @@ from .tokens import TruncationWarning, read_prompt
 
 if TYPE_CHECKING:
     from . import batch, edit
+    from .causes import Knockout, knockout
+    from .comparison import diff
+    from .explaining import explain
     from .files import load_run
     from .pipelines import load_pipeline
     from .prompts import read_prompts
@@ -34,6 +37,7 @@ __all__ = [
     "CaptureWarning",
     "Heatmap",
     "Heatmaps",
+    "Knockout",
     "MapStore",
     "Run",
     "TorchAttnProcessor",
@@ -41,9 +45,12 @@ __all__ = [
     "attention",
     "batch",
     "capture",
+    "diff",
     "edit",
+    "explain",
     "generate",
     "heatmaps",
+    "knockout",
     "load_pipeline",
     "load_run",
     "read_prompt",
@@ -51,8 +58,12 @@ __all__ = [
 ]
 
 _LATER = {
+    "Knockout": "causes",
     "Run": "runs",
+    "diff": "comparison",
+    "explain": "explaining",
     "generate": "runs",
+    "knockout": "causes",
     "load_pipeline": "pipelines",
     "load_run": "files",
     "read_prompts": "prompts",

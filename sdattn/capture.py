@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from .asking import AskingObserver, check_asked
 from .calls import Call, read_call
 from .compiled import is_compiled, running_eagerly
 from .guidance import Branch, GuidanceWatch, Order, branch_rows
@@ -25,7 +26,15 @@ from .layers import (
     select_layers,
     unwrapped,
 )
-from .maps import CaptureError, CaptureWarning, MapStore, Pass, Selection, expected_bytes
+from .maps import (
+    CaptureError,
+    CaptureWarning,
+    MapStore,
+    Pass,
+    Selection,
+    expected_bytes,
+    is_span,
+)
 from .processors import ObservingProcessor, ProbsOf, innermost
 
 MUCH = 1e9  # bytes; a capture that will hold more says so before it starts
@@ -44,6 +53,8 @@ def capture(
     steps: Selection = "mean",
     heads: Selection = "mean",
     tokens: Sequence[int] | None = None,
+    among: Sequence[Sequence[int]] | None = None,
+    text_states: torch.Tensor | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
     grad: bool = False,
@@ -69,9 +80,16 @@ def capture(
             ``"both"``: first the unconditional images, then the conditional ones. Pipelines that
             run the two in turn (FLUX, Qwen-Image) show one of them to one capture; nest two.
         steps: ``"mean"`` over the calls of the model (a second-order scheduler calls twice a
-            step), ``"all"``, or the indices of the calls to keep one by one.
+            step); the mean over a part of the schedule, ``(0.5, 1.0)`` for its second half;
+            ``"last"``, the last call alone; ``"all"``, or the indices of the calls to keep one by
+            one.
         heads: ``"mean"``, ``"all"``, or the indices of the heads to keep one by one.
         tokens: key columns to keep, None for all. The softmax is over all keys either way.
+        among: for each image (or once for all) the key columns that the softmax is taken over, in
+            place of all of them. Not of self-attention.
+        text_states: ``[1 or images, T, width]``, of another text than the prompt (or the same): the
+            maps show what the picture would attend to in it, see
+            :class:`sdattn.asking.AskingObserver`. Cross-attention of UNets only.
         device: where the maps are held, by default where they are computed.
         dtype: of the maps; running sums are float32 at least.
         grad: keep the graph, so that a loss on the maps reaches the latents.
@@ -86,7 +104,15 @@ def capture(
             changed, or a second run began.
     """
     denoiser = find_denoiser(target)
+    if is_span(steps) and denoiser.pipeline is None:
+        raise ValueError(
+            f"steps={steps}: how many steps a run has is not known of a model without its "
+            "pipeline. Pass indices, or the pipeline."
+        )
     found = find_layers(denoiser.model)
+    if text_states is not None:
+        check_asked(denoiser.model, text_states)
+        kinds = ("cross",)
     chosen = select_layers(found, layers, kinds)
     if branch not in BRANCHES or (branch != "conditional" and denoiser.pipeline is None):
         raise ValueError(
@@ -99,6 +125,7 @@ def capture(
         steps=steps,
         heads=heads,
         tokens=tokens,
+        among=among,
         device=device,
         dtype=dtype,
         grad=grad,
@@ -107,7 +134,7 @@ def capture(
         if is_compiled(denoiser.model):
             _say_eager(denoiser.model)
             undo.enter_context(running_eagerly(denoiser.model))
-        watch = _Watch(denoiser, store, layers, kinds, branch)
+        watch = _Watch(denoiser, store, layers, kinds, branch, text_states)
         undo.callback(watch.close)
         for layer in found:  # all of them: a user may replace any inside the block
             undo.callback(watch.uninstall, layer, layer.module.processor)
@@ -152,8 +179,9 @@ class _Watch:
         selection: LayerSelection,
         kinds: Sequence[str],
         branch: str,
+        text_states: torch.Tensor | None,
     ):
-        self.denoiser, self.store = denoiser, store
+        self.denoiser, self.store, self.text_states = denoiser, store, text_states
         self.selection, self.kinds, self.branch = selection, kinds, branch
         self.guidance = None if denoiser.pipeline is None else GuidanceWatch(denoiser.pipeline)
         if self.guidance is not None and self.guidance.in_turn and branch == "both":
@@ -169,12 +197,14 @@ class _Watch:
         self.said_branches = False
 
     def install(self, layer: AttentionLayer) -> None:
-        observe = partial(self.observe, layer)
-        observer = (
-            JointObserver(layer.module.processor, observe, self.spans)
-            if layer.kind == "joint"
-            else ObservingProcessor(layer.module.processor, observe)
-        )
+        inner, observe = layer.module.processor, partial(self.observe, layer)
+        observer: ObservingProcessor
+        if self.text_states is not None:
+            observer = AskingObserver(inner, observe, self.text_states)
+        elif layer.kind == "joint":
+            observer = JointObserver(inner, observe, self.spans)
+        else:
+            observer = ObservingProcessor(inner, observe)
         self.observers[layer.name] = observer
         self.firsts.setdefault(layer.name, observer)
         layer.module.set_processor(observer)
@@ -239,6 +269,7 @@ class _Watch:
                 "without guidance. Set guidance_scale above 1."
             )
         kept = [(row, name) for name in wanted for row in range(call.batch)[rows[name]]]
+        asked = self.text_states
         return Pass(
             timestep=call.timestep,
             latent_size=call.latent_size,
@@ -246,8 +277,16 @@ class _Watch:
             layout=order,
             rows=torch.tensor([row for row, _ in kept]),
             branches=tuple(name for _, name in kept),
-            n_text=call.n_text,
+            n_text=call.n_text if asked is None else asked.shape[1],
+            position=self._position(call.timestep),
         )
+
+    def _position(self, timestep: float) -> float | None:
+        """Where in the schedule a timestep is. Image to image begins in the middle of one."""
+        if self.schedule is None:
+            return None
+        distances = (torch.as_tensor(self.schedule).float() - timestep).abs()
+        return (int(distances.argmin()) + 0.5) / len(distances)
 
     def spans(self) -> tuple[slice, slice]:
         """Of the pass that runs now: the picture's queries and the text's keys in joint attention.
@@ -264,7 +303,8 @@ class _Watch:
     def _say_bytes(self, call: Call) -> None:
         """Work out, before anything is held, how much will be; say it if it is much."""
         store = self.store
-        keys = call.n_text + call.n_image if store.tokens is None else len(store.tokens)
+        every = call.n_text + call.n_image if self.text_states is None else store.n_text
+        keys = (every or 0) if store.tokens is None else len(store.tokens)
         passes = 1 if self.schedule is None else len(self.schedule)
         store.expected_nbytes = expected_bytes(
             store.layers,

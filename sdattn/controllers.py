@@ -83,7 +83,7 @@ class AttentionControlEdit(AttentionStore):
         self.local_blend = local_blend
         self.max_self_queries = max_self_queries
         self.cross_replace = _cross_schedule(self.prompts[1:], num_steps, cross_replace_steps)
-        self.self_replace = _steps(self_replace_steps, num_steps)
+        self.self_replace = span_passes(self_replace_steps, num_steps)
         # A target that is the source has the source's attention already, up to how a batch rounds.
         self.edits = torch.tensor([one.text != prompts[0].text for one in prompts[1:]])
         super().__init__(**store_options)
@@ -228,8 +228,8 @@ class AttentionReweight(AttentionControlEdit):
         return edited * self.equalizer[:, None, None].to(edited)
 
 
-def _steps(span: Any, num_steps: int) -> range:
-    """The passes of a part of the run."""
+def span_passes(span: Any, num_steps: int) -> range:
+    """The passes of a part of a run of ``num_steps``."""
     whole = (0.0, span) if isinstance(span, Real) else span
     numbers = len(whole) == 2 and all(isinstance(one, Real) for one in whole)
     first, last = (float(one) for one in whole) if numbers else (1.0, 0.0)
@@ -247,10 +247,10 @@ def _cross_schedule(
     """Which columns are edited in which pass: bool ``[num_steps, targets, 1, 1, T]``."""
     by_word = dict(spans) if isinstance(spans, Mapping) else {"default_": spans}
     when = torch.zeros(num_steps, len(targets), 1, 1, len(targets[0].tokens), dtype=torch.bool)
-    usual = _steps(by_word.pop("default_", 1.0), num_steps)
+    usual = span_passes(by_word.pop("default_", 1.0), num_steps)
     when[usual.start : usual.stop] = True
     for word, span in by_word.items():
-        steps = _steps(span, num_steps)
+        steps = span_passes(span, num_steps)
         for i, columns in _found(targets, word):
             when[:, i, ..., columns] = False
             when[steps.start : steps.stop, i, ..., columns] = True

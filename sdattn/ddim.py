@@ -46,11 +46,12 @@ class Upwards:
 
 
 @contextmanager
-def in_place(pipe: Any, scheduler: Any, before_pass: Any) -> Iterator[None]:
-    """Put a scheduler and a pre-hook of the UNet in place, and take both out again."""
+def in_place(pipe: Any, scheduler: Any, before_pass: Any = None) -> Iterator[None]:
+    """Put a scheduler and perhaps a pre-hook of the UNet in place, and take both out again."""
     with ExitStack() as undo:
         undo.callback(setattr, pipe, "scheduler", pipe.scheduler)
         pipe.scheduler = scheduler
-        hook = pipe.unet.register_forward_pre_hook(before_pass, with_kwargs=True)
-        undo.callback(hook.remove)
+        if before_pass is not None:
+            hook = pipe.unet.register_forward_pre_hook(before_pass, with_kwargs=True)
+            undo.callback(hook.remove)
         yield

@@ -37,8 +37,7 @@ from .controllers import (
     EmptyControl,
     Span,
 )
-from .files import new_folder, save_run
-from .heatmaps import cross_maps
+from .files import new_folder
 from .inversion import Inversion, invert, psnr
 from .pipelines import (
     check_text_to_image,
@@ -47,7 +46,8 @@ from .pipelines import (
     model_passes,
 )
 from .prompts import read_prompts
-from .runs import Run, checked_options, sample
+from .running import checked_options
+from .runs import Run, sample
 from .tokens import Prompt
 
 __all__ = [
@@ -103,11 +103,9 @@ class EditRun(Run):
         names = ["source", *(f"target-{i}" for i in range(1, len(self.images)))]
         if len(names) == 2:
             names[1] = "target"
-        maps = cross_maps(self.store)
         with new_folder(folder, force=force) as temporary:
             for i, name in enumerate(names):
-                layers = {layer: one[i] for layer, one in maps.items()}
-                save_run(temporary / name, self.images[i], self.heatmaps[i], layers, self.info[i])
+                self.save_image(i, temporary / name)
             self.side_by_side().save(temporary / "edit.png")
             document = {"format": "sdattn-edit-1", **self.settings, "runs": names}
             text = json.dumps(
@@ -179,7 +177,9 @@ def edit(
             one["seed"] = None  # the noise is the picture's own
     settings = {**run.info[0], **plan.settings}
     words = [alignment.edited_words(read, i, list(weights or ())) for i in range(len(read))]
-    return EditRun(run.images, run.heatmaps, run.store, run.info, plan.mode, words, settings)
+    return EditRun(
+        run.images, run.heatmaps, run.store, run.layers, run.info, plan.mode, words, settings
+    )
 
 
 @dataclass

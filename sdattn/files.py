@@ -6,16 +6,16 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from torch import Tensor
 
-from .heatmaps import Heatmaps
+from .heatmaps import Heatmap, Heatmaps
+from .layermaps import LayerMaps
 from .packing import NEEDED, USUAL, file_name, pack_run, unpack_run
 
 __all__ = [
@@ -50,11 +50,11 @@ def save_run(
     folder: str | Path,
     image: Image.Image,
     heatmaps: Heatmaps,
-    layers: Mapping[str, Tensor],
+    layers: LayerMaps,
     info: Mapping[str, Any],
     *,
     parts: Collection[str] = USUAL,
-    negative: Heatmaps | None = None,
+    more: Mapping[str, Sequence[Heatmap]] | None = None,
     force: bool = False,
 ) -> Path:
     """Write the folder of one image's run, see :func:`sdattn.packing.pack_run`.
@@ -71,9 +71,7 @@ def save_run(
         OSError: the folder cannot be written.
     """
     with new_folder(folder, force=force) as temporary:
-        write_files(
-            temporary, pack_run(image, heatmaps, layers, info, parts=parts, negative=negative)
-        )
+        write_files(temporary, pack_run(image, heatmaps, layers, info, parts=parts, more=more))
     return Path(folder)
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from .aggregation import aggregate, contrast
 from .chunks import read_long_prompt
-from .layers import TEXT_KINDS
-from .maps import CaptureError, MapStore
+from .layermaps import LayerMaps, layer_maps, resize_maps
+from .maps import MapStore
+from .masks import label_map, mask_of, smooth
+from .presets import PRESETS, Preset, preset_of
 from .prompts import read_prompts
 from .tokens import Prompt, Token, read_prompt
 
@@ -29,11 +32,13 @@ class Heatmap:
 
     Attributes:
         label: what it shows, as written in the prompt.
-        values: float32 ``[rows, cols]`` in latent cells, row 0 at the top, in [0, 1]: the share of
-            a cell's attention that goes to the columns. The columns of a prompt sum to 1 in
-            cross-attention, and to less in joint attention, where the rest goes to the picture;
-            those of an image prompt sum to 1 by themselves.
-        columns: the token columns that were added up.
+        values: float32 ``[rows, cols]`` in cells of the finest attention that was read, row 0 at
+            the top, >= 0. In the default preset the share of a cell's attention that goes to the
+            columns, in [0, 1]: the columns of a prompt sum to 1 in cross-attention, and to less in
+            joint attention, where the rest goes to the picture; those of an image prompt sum to 1
+            by themselves. In presets that sum over steps, heads or layers the sum of shares; of a
+            knockout how much the picture changed.
+        columns: the token columns that it comes from.
     """
 
     label: str
@@ -56,23 +61,36 @@ class Heatmap:
             raise ValueError(f"Asked for a size of {size}; pass (height, width) in pixels.")
         return resize_maps(self.values[None], size)[0]
 
-    def mask(self, size: tuple[int, int] | None = None, threshold: float = 0.5) -> Tensor:
-        """Where the map reaches ``threshold`` times its largest value.
+    def mask(
+        self,
+        size: tuple[int, int] | None = None,
+        threshold: float | Literal["otsu"] | None = None,
+        *,
+        quantile: float | None = None,
+        largest: bool = False,
+        sigma: float = 0.0,
+    ) -> Tensor:
+        """Where the map is high.
 
         Args:
-            size: (height, width) in pixels; latent cells by default.
-            threshold: share of the largest value, in [0, 1].
+            size: (height, width) in pixels; the map's own cells by default.
+            threshold: share of the largest value, in [0, 1], 0.5 by default; or ``"otsu"``, which
+                parts the values into the two classes that differ most.
+            quantile: in place of a threshold: the part of the cells that is left out.
+            largest: only the largest connected part.
+            sigma: blur the map first, by a Gaussian of so many of its cells.
 
         Returns:
             bool ``[height, width]``; all False for a map of zeros.
+
+        Raises:
+            ValueError: a threshold, quantile or sigma that cannot be, or more than one of the
+                first two.
         """
-        if not 0 <= threshold <= 1:
-            raise ValueError(
-                f"threshold={threshold}: pass a share of the largest value, from 0 to 1."
-            )
-        values = self.values if size is None else self.resize(size)
-        peak = values.max()
-        return (values >= threshold * peak) & (peak > 0)
+        values = smooth(self.values, sigma)
+        if size is not None:
+            values = replace(self, values=values).resize(size)
+        return mask_of(values, threshold, quantile=quantile, largest=largest)
 
     def overlay(self, image: Image.Image, **options: Any) -> Image.Image:
         """The map in colour over the image, see :func:`sdattn.render.overlay`."""
@@ -95,9 +113,17 @@ class Heatmaps(Mapping[str, Heatmap]):
     Attributes:
         prompt: the :class:`sdattn.tokens.Prompt`: words, tokens and what was cut off.
         maps: float32 ``[rows, cols, columns kept]``.
+        preset: what they were made by.
     """
 
-    def __init__(self, prompt: Prompt, maps: Tensor, columns: Sequence[int] | None = None):
+    def __init__(
+        self,
+        prompt: Prompt,
+        maps: Tensor,
+        columns: Sequence[int] | None = None,
+        *,
+        preset: Preset = PRESETS["default"],
+    ):
         kept = tuple(range(len(prompt.tokens))) if columns is None else tuple(columns)
         if len(kept) != maps.shape[-1]:
             raise ValueError(
@@ -106,6 +132,7 @@ class Heatmaps(Mapping[str, Heatmap]):
             )
         self.prompt = prompt
         self.maps = maps
+        self.preset = preset
         self._place = {column: i for i, column in enumerate(kept)}
 
     @property
@@ -131,7 +158,7 @@ class Heatmaps(Mapping[str, Heatmap]):
                 f"{phrase!r} is in the prompt, but its token columns {found} were not captured. "
                 f"Captured: {sorted(self._place)}."
             )
-        return tuple(self._sum(phrase, columns) for columns in held)
+        return tuple(self._of(phrase, columns) for columns in held)
 
     def token(self, column: int) -> Heatmap:
         """The heatmap of one token column.
@@ -144,14 +171,14 @@ class Heatmaps(Mapping[str, Heatmap]):
                 f"No token column {column}. Captured: {min(self._place)} to {max(self._place)}, "
                 f"{len(self._place)} in all."
             )
-        return self._sum(self.prompt.tokens[column].text, (column,))
+        return self._of(self.prompt.tokens[column].text, (column,))
 
     def __getitem__(self, key: str | int) -> Heatmap:
         if isinstance(key, int):
             return self.token(key)
         found = self.find(key)
         columns = {column for one in found for column in one.columns}
-        return self._sum(key, tuple(sorted(columns)))
+        return self._of(key, tuple(sorted(columns)))
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(self.words))
@@ -162,26 +189,72 @@ class Heatmaps(Mapping[str, Heatmap]):
     def occurrences(self) -> list[Heatmap]:
         """One heatmap for each word that has a map, in prompt order, repeats on their own."""
         words = [word for word in self.prompt.seen if self._holds(word.columns)]
-        return [self._sum(word.text, word.columns) for word in words]
+        return [self._of(word.text, word.columns) for word in words]
+
+    def keep(self, columns: Sequence[int]) -> Heatmaps:
+        """The heatmaps of some token columns only."""
+        maps = self.maps[..., [self._place[column] for column in columns]]
+        return Heatmaps(self.prompt, maps, columns, preset=self.preset)
+
+    def segment(
+        self,
+        words: Sequence[str],
+        size: tuple[int, int] | None = None,
+        threshold: float | Literal["otsu"] | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Several words in one picture: which of them a pixel belongs to.
+
+        A pixel belongs to the words whose masks hold it; of several to the one whose map is
+        nearest to its own peak there.
+
+        Args:
+            words: words or phrases, each all its occurrences together; for one occurrence use
+                :meth:`find` and :meth:`Heatmap.mask`.
+            size: (height, width) in pixels; the maps' own cells by default.
+            threshold, options: as of :meth:`Heatmap.mask`.
+
+        Returns:
+            int64 ``[height, width]``: 0 for no word, else the number of the word in ``words``,
+            counted from 1.
+
+        Raises:
+            KeyError: a word that is not in the prompt.
+            ValueError: no words, or one text in place of a list.
+        """
+        if isinstance(words, str) or not words:
+            raise ValueError(f"words={words!r}: pass a list of words and phrases.")
+        maps = [self[word] for word in words]
+        masks = [one.mask(size, threshold, **options) for one in maps]
+        values = [one.values if size is None else one.resize(size) for one in maps]
+        return label_map(torch.stack(values), torch.stack(masks))
 
     def _holds(self, columns: Sequence[int]) -> bool:
         return all(column in self._place for column in columns)
 
-    def _sum(self, label: str, columns: tuple[int, ...]) -> Heatmap:
-        places = [self._place[column] for column in columns]
-        return Heatmap(label, self.maps[..., places].sum(-1), columns)
+    def _of(self, label: str, columns: tuple[int, ...]) -> Heatmap:
+        maps = self.maps[..., [self._place[column] for column in columns]]
+        return Heatmap(
+            label, maps.sum(-1) if self.preset.words == "sum" else maps.mean(-1), columns
+        )
 
 
 def heatmaps(
     store: MapStore,
     tokenizer: Any,
     prompt: str | Mapping[str, Sequence[int]] | Prompt | Sequence[Any],
+    *,
+    preset: str | Preset = "default",
+    refine: Literal["self"] | None = None,
     **options: Any,
 ) -> list[Heatmaps]:
     """The heatmaps of each image of a captured run.
 
-    All layers of the store that see the text are averaged over steps and heads, brought to the
-    finest grid among them (bilinear, which keeps the columns' sum) and averaged.
+    The layers that the preset reads are averaged over steps and heads, brought to the finest grid
+    among them (bilinear, which keeps the columns' sum) and averaged. The default preset reads the
+    way up of a UNet, on grids of 16 cells and more, and all layers of a transformer; over the steps
+    that the store has kept. It is best over the second half of them,
+    ``capture(steps=(0.5, 1.0))``, which is what :func:`sdattn.generate` keeps.
 
     Args:
         store: what ``capture()`` gave.
@@ -191,6 +264,9 @@ def heatmaps(
             the images of one prompt follow each other, as the pipelines put them; with
             ``branch="both"`` the negative prompts come first. Where text states were passed to the
             pipeline in place of a prompt: labels, ``{"cat": [2], "red dog": [4, 5]}``.
+        preset: of :data:`sdattn.presets.PRESETS`, by name, or one of your own.
+        refine: ``"self"`` spreads each map along the picture's self-attention, which the store must
+            hold, see :mod:`sdattn.refinement`.
         options: of the pipeline's call that change what the text encoder reads, see
             :func:`sdattn.read_prompts`.
 
@@ -198,10 +274,11 @@ def heatmaps(
         One :class:`Heatmaps` an image.
 
     Raises:
-        CaptureError: the store holds no layer that sees the text.
-        ValueError: the number of prompts does not fit the number of images, or the number of
-            token columns does not fit the tokenizer.
+        CaptureError: the store holds no layer that sees the text, or not what the preset reads.
+        ValueError: an unknown preset; the number of prompts does not fit the number of images, or
+            the number of token columns the tokenizer.
     """
+    chosen = preset_of(preset, refine)
     prompts = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt or [])
     each = _images_each(store, len(prompts))
     branches = store.branches[::each]
@@ -212,7 +289,8 @@ def heatmaps(
         negative = branch == "unconditional"
         for i, one in zip(places, _read(store, tokenizer, texts, negative, options), strict=True):
             read[i] = one
-    return heatmaps_of(store, [one for one in read if one is not None])
+    checked = [one for one in read if one is not None]
+    return heatmaps_of(store, layer_maps(store, chosen), chosen, checked)
 
 
 def _read(
@@ -240,9 +318,15 @@ def _images_each(store: MapStore, prompts: int) -> int:
     return each
 
 
-def heatmaps_of(store: MapStore, prompts: Sequence[Prompt]) -> list[Heatmaps]:
-    """:func:`heatmaps` for prompts that have been read."""
-    values = average_layers(cross_maps(store))
+def heatmaps_of(
+    store: MapStore, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
+) -> list[Heatmaps]:
+    """:func:`heatmaps` of a store's layers, averaged, and of prompts that have been read.
+
+    Raises:
+        ValueError: prompts of other token columns than the model saw, or other many prompts.
+        CaptureError: there is no layer that the preset reads.
+    """
     each = _images_each(store, len(prompts))
     for one in prompts:
         if len(one.tokens) != store.n_text:
@@ -252,7 +336,23 @@ def heatmaps_of(store: MapStore, prompts: Sequence[Prompt]) -> list[Heatmaps]:
                 "own tokenizer."
             )
     shown = [_with_images(one, (store.n_keys or 0) - len(one.tokens)) for one in prompts]
-    return [Heatmaps(shown[i // each], maps, store.tokens) for i, maps in enumerate(values)]
+    return [
+        finish(maps.detach(), shown[i // each], preset, store.tokens)
+        for i, maps in enumerate(aggregate(layers, preset))
+    ]
+
+
+def finish(
+    maps: Tensor, prompt: Prompt, preset: Preset, columns: Sequence[int] | None = None
+) -> Heatmaps:
+    """The heatmaps of one image's aggregated maps, ``[rows, cols, columns]``; ``columns`` names
+    the token columns that there are, None for all."""
+    if preset.contrast:
+        columns = [i for i, token in enumerate(prompt.tokens) if not token.special]
+        maps = contrast(maps, columns, preset.contrast)
+    if preset.sigma:
+        maps = smooth(maps.movedim(-1, 0), preset.sigma, radius=1).movedim(0, -1)
+    return Heatmaps(prompt, maps, columns, preset=preset)
 
 
 def _with_images(prompt: Prompt, columns: int) -> Prompt:
@@ -260,59 +360,3 @@ def _with_images(prompt: Prompt, columns: int) -> Prompt:
     names = [f"<image {number}>" for number in range(1, columns + 1)]
     images = tuple(Token(-1, name, 0, 0, name) for name in names)
     return replace(prompt, tokens=prompt.tokens + images)
-
-
-def cross_maps(store: MapStore) -> dict[str, Tensor]:
-    """The store's layers that see the text, each averaged over steps and heads.
-
-    Returns:
-        layer name to float32 ``[images, rows, cols, tokens]`` on the CPU.
-    """
-    names = [layer.name for layer in store.layers if layer.kind in TEXT_KINDS]
-    found = {name: store.maps[name].detach().float().cpu() for name in names if name in store.maps}
-    return {
-        name: one.flatten(1, -4).mean(1) if one.ndim > 4 else one for name, one in found.items()
-    }
-
-
-def average_layers(layers: Mapping[str, Tensor]) -> Tensor:
-    """The mean over layers, at the finest grid among them.
-
-    Args:
-        layers: layer name to ``[images, rows, cols, tokens]``.
-
-    Returns:
-        ``[images, rows, cols, tokens]``.
-
-    Raises:
-        CaptureError: there is no layer.
-    """
-    maps = list(layers.values())
-    if not maps:
-        raise CaptureError(
-            "There are no maps of cross- or joint attention, and only those have token columns. "
-            'Capture with kinds=("cross", "joint") and run the pipeline inside the with block.'
-        )
-    finest = max((m.shape[1:3] for m in maps), key=lambda grid: grid[0] * grid[1])
-    by_grid: dict[tuple[int, int], list[Tensor]] = {}
-    for m in maps:
-        by_grid.setdefault((m.shape[1], m.shape[2]), []).append(m)
-    total = sum(
-        _resize_last(torch.stack(group).sum(0), (finest[0], finest[1]))
-        for group in by_grid.values()  # one resize a resolution: it is linear
-    )
-    return torch.as_tensor(total) / len(maps)
-
-
-def _resize_last(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize ``[images, rows, cols, tokens]``."""
-    return resize_maps(maps.permute(0, 3, 1, 2), size).permute(0, 2, 3, 1)
-
-
-def resize_maps(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """``[..., rows, cols]`` at ``size`` = (rows, cols): bilinear, cell centres aligned."""
-    batched = maps.reshape(-1, 1, *maps.shape[-2:])
-    resized = torch.nn.functional.interpolate(
-        batched, size=size, mode="bilinear", align_corners=False
-    )
-    return resized.reshape(*maps.shape[:-2], *size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from .attention import query_grid
 from .guidance import Branch
 from .layers import AttentionLayer
 
-Selection = str | Sequence[int]
+Selection = str | Sequence[int] | tuple[float, float]
 
 
 class CaptureError(RuntimeError):
@@ -37,6 +37,8 @@ class Pass:
         rows: the rows that are kept, one an image.
         branches: the guidance branch of each of them.
         n_text: token columns of the text.
+        position: where in the run it is, in [0, 1]: the middle of its part of the schedule; None
+            where no schedule is known.
     """
 
     timestep: float
@@ -46,11 +48,13 @@ class Pass:
     rows: Tensor
     branches: tuple[Branch, ...]
     n_text: int
+    position: float | None = None
 
 
 @dataclass
 class _Slot:
-    """What is held of one layer: a running sum with its count, or a list with one entry a step."""
+    """What is held of one layer: a running sum with its count (of one call, where the last is all
+    that is asked for), or a list with one entry a step."""
 
     grid: tuple[int, int]
     calls: int = 0
@@ -75,7 +79,7 @@ class MapStore:
         expected_nbytes: bytes that will be held at the end of the run, at most; None before it. Of
             a model without its pipeline, whose number of calls is not known, after one call.
         maps: a mapping, layer name to ``[images, (steps,) (heads,) rows, cols, tokens]``. The
-            steps axis is there with ``steps="all"`` or a selection, the heads axis likewise.
+            steps axis is there with ``steps="all"`` or a list, the heads axis likewise.
             Values are probabilities in [0, 1]; in the default dtype float32 and with all tokens
             kept those of cross- and self-attention sum to 1 over the last axis (text columns and
             those of each image prompt by themselves), those of joint attention to less: the rest
@@ -90,12 +94,15 @@ class MapStore:
         steps: Selection = "mean",
         heads: Selection = "mean",
         tokens: Sequence[int] | None = None,
+        among: Sequence[Sequence[int]] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
         grad: bool = False,
     ):
         _check_selection("steps", steps)
         _check_selection("heads", heads)
+        if among is not None and (isinstance(among, str) or not among or not all(among)):
+            raise ValueError(f"among={among!r}: pass a list of columns, not empty, for each image.")
         whole = tokens is None or all(isinstance(token, int) for token in tokens)
         if not whole or (tokens is not None and (not len(tokens) or min(tokens) < 0)):
             raise ValueError(f"tokens={tokens!r}: pass token columns from 0, or None for all.")
@@ -103,6 +110,7 @@ class MapStore:
         self.levels = levels
         self.steps, self.heads = steps, heads
         self.tokens = None if tokens is None else tuple(tokens)
+        self.among = among
         self.device, self.dtype, self.grad = device, dtype, grad
         self.passes: list[Pass] = []
         self.skipped = 0
@@ -146,6 +154,11 @@ class MapStore:
         return self.passes[0].n_text if self.passes else None
 
     @property
+    def kept_passes(self) -> int:
+        """How many passes the maps come from."""
+        return sum(map(self.keeps, range(len(self.passes))))
+
+    @property
     def nbytes(self) -> int:
         """Bytes held now."""
         held = (t for slot in self._slots.values() for t in slot.tensors())
@@ -169,31 +182,57 @@ class MapStore:
 
     def wants(self, layer: AttentionLayer) -> bool:
         """Whether the pass that is running is kept of this layer."""
-        if not self.passes or layer not in self.layers:
-            return False
-        return isinstance(self.steps, str) or len(self.passes) - 1 in self.steps
+        return bool(self.passes) and layer in self.layers and self.keeps(len(self.passes) - 1)
+
+    def keeps(self, number: int) -> bool:
+        """Whether the maps of a pass, counted from 0, are kept."""
+        if isinstance(self.steps, str):
+            return True
+        if not is_span(self.steps):
+            return number in self.steps
+        position = self.passes[number].position
+        return position is not None and self.steps[0] <= position <= self.steps[1]
 
     def add(self, layer: AttentionLayer, probs: Tensor) -> None:
         """Take in one layer's probabilities, float32 ``[images, heads, N, T]``."""
         probs = probs if self.grad else probs.detach()
         if layer.kind != "self":
-            probs = self._over_tokens(layer, probs)
+            probs = self._over_tokens(layer, self._among(layer, probs))
         probs = self._over_heads(layer, probs)
         slot = self._slots.get(layer.name)
         if slot is None:
             grid = query_grid(probs.shape[-2], self.latent_size, self.levels)
             slot = self._slots[layer.name] = _Slot(grid)
         slot.calls += 1
-        if self.steps != "mean":
+        if not is_summed(self.steps):
             slot.steps.append(probs.to(device=self.device, dtype=self.dtype))
             return
         probs = probs.to(device=self.device, dtype=sum_dtype(self.dtype))
-        if slot.total is None:
+        if slot.total is None or self.steps == "last":
             slot.total = probs
         elif self.grad:
             slot.total = slot.total + probs
         else:
             slot.total += probs
+
+    def _among(self, layer: AttentionLayer, probs: Tensor) -> Tensor:
+        """The softmax over some of its keys: the probabilities of the others taken away and what
+        is left divided by its sum."""
+        if self.among is None:
+            return probs
+        images, n_keys = len(probs), probs.shape[-1]
+        lists = list(self.among) * (images if len(self.among) == 1 else 1)
+        if len(lists) != images or max(map(max, lists)) >= n_keys:
+            raise CaptureError(
+                f"among has {len(self.among)} list(s) of columns up to {max(map(max, lists))}; "
+                f"{layer.name} has {images} image(s) and columns 0 to {n_keys - 1}. Pass one list, "
+                "or one for each image."
+            )
+        keep = torch.zeros(images, 1, 1, n_keys, dtype=torch.bool)
+        for one, columns in zip(keep, lists, strict=True):
+            one[..., list(columns)] = True
+        probs = probs * keep.to(probs.device)
+        return probs / probs.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
 
     def _over_tokens(self, layer: AttentionLayer, probs: Tensor) -> Tensor:
         self.n_keys = probs.shape[-1]
@@ -222,7 +261,10 @@ class MapStore:
     def map(self, name: str) -> Tensor:
         """``maps[name]``: ``[images, (steps,) (heads,) rows, cols, tokens]``."""
         slot = self._slots[name]
-        held = torch.stack(slot.steps, dim=1) if slot.total is None else slot.total / slot.calls
+        if slot.total is None:
+            held = torch.stack(slot.steps, dim=1)
+        else:
+            held = slot.total / (1 if self.steps == "last" else slot.calls)
         return held.to(self.dtype).unflatten(-2, slot.grid)
 
     def missing(self) -> list[str]:
@@ -247,7 +289,7 @@ class MapStore:
                 "capture(). Call the pipeline inside the with block."
             )
         if len(missing) == len(self.layers):
-            asked = "" if isinstance(self.steps, str) else f" in steps {list(self.steps)}"
+            asked = "" if isinstance(self.steps, str) else f" in steps {self.steps}"
             raise CaptureError(
                 f"The model ran {len(self.passes)} time(s), but none of the {len(missing)} "
                 f"watched layers ran{asked}: {', '.join(missing[:3])}…"
@@ -259,8 +301,7 @@ class MapStore:
                 CaptureWarning,
                 stacklevel=4,
             )
-        passes = range(len(self.passes))
-        wanted = len([i for i in passes if isinstance(self.steps, str) or i in self.steps])
+        wanted = self.kept_passes
         uneven = [f"{name} in {s.calls}" for name, s in self._slots.items() if s.calls != wanted]
         if uneven:
             warnings.warn(
@@ -270,10 +311,10 @@ class MapStore:
                 CaptureWarning,
                 stacklevel=4,
             )
-        chosen = [] if isinstance(self.steps, str) else self.steps
+        chosen = [] if isinstance(self.steps, str) or is_span(self.steps) else self.steps
         if skipped := [step for step in chosen if step >= len(self.passes)]:
             warnings.warn(
-                f"Asked for steps {list(self.steps)}, but the model ran {len(self.passes)} times "
+                f"Asked for steps {list(chosen)}, but the model ran {len(self.passes)} times "
                 f"(0 to {len(self.passes) - 1}): nothing is held of {skipped}.",
                 CaptureWarning,
                 stacklevel=4,
@@ -326,15 +367,28 @@ class _Maps(Mapping[str, Tensor]):
 
 def _check_selection(name: str, value: Any) -> None:
     if isinstance(value, str):
-        good = value in ("mean", "all")
+        good = value in (("mean", "all", "last") if name == "steps" else ("mean", "all"))
+    elif name == "steps" and is_span(value):
+        good = 0 <= value[0] < value[1] <= 1
     else:
         good = bool(len(value)) and all(isinstance(i, int) and i >= 0 for i in value)
         good = good and len(set(value)) == len(value)
     if not good:
+        more = '"last", a part of the run such as (0.5, 1.0), ' if name == "steps" else ""
         raise ValueError(
-            f'{name}={value!r}: pass "mean", "all", or a list of indices from 0, not empty, '
+            f'{name}={value!r}: pass "mean", "all", {more}or a list of indices from 0, not empty, '
             "each once."
         )
+
+
+def is_span(steps: Selection) -> TypeGuard[tuple[float, float]]:
+    """Whether ``steps`` is a part of the run, (0.5, 1.0) say, and no list of indices."""
+    return not isinstance(steps, str) and len(steps) == 2 and isinstance(steps[0], float)
+
+
+def is_summed(steps: Selection) -> bool:
+    """Whether ``steps`` asks for one map of all of them."""
+    return steps in ("mean", "last") or is_span(steps)
 
 
 def expected_bytes(
@@ -358,14 +412,14 @@ def expected_bytes(
         passes: calls of the model.
         steps, heads, dtype: as in :func:`sdattn.capture`.
     """
-    kept_steps = passes if steps == "all" else 1 if steps == "mean" else len(steps)
+    kept_steps = 1 if is_summed(steps) else passes if steps == "all" else len(steps)
     total = 0
     for layer in layers:
         rows, cols = layer.grid(latent_size)
         keys = rows * cols if layer.kind == "self" else n_keys
         kept_heads = layer.heads if heads == "all" else 1 if heads == "mean" else len(heads)
         total += images * kept_steps * kept_heads * rows * cols * keys
-    return total * (sum_dtype(dtype) if steps == "mean" else dtype).itemsize
+    return total * (sum_dtype(dtype) if is_summed(steps) else dtype).itemsize
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

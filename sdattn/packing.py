@@ -1,8 +1,8 @@
 """One image's run as files in memory, name to bytes: what a folder or a shard holds of it.
 
 image.png  heatmaps/NN-word.png  grid.png  masks/NN-word.png  maps.safetensors
-negative/heatmaps/NN-word.png  negative/grid.png      (where they were asked for)
-run.json                                              (the settings, and every file's checksum)
+negative/  asked/  causal/     heatmaps/NN-word.png and grid.png of each, where asked for
+run.json                       the settings, and every file's checksum
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from . import render
-from .heatmaps import Heatmap, Heatmaps, average_layers
+from .aggregation import aggregate
+from .heatmaps import Heatmap, Heatmaps, finish
+from .layermaps import LayerMap, LayerMaps
+from .presets import Preset
 from .tokens import Prompt, Token, Word
 
-FORMAT = "sdattn-run-2"
+FORMAT = "sdattn-run-3"
 PARTS = ("image", "overlays", "grid", "maps", "masks")
 USUAL = ("image", "overlays", "grid", "maps")
 MAPS = "maps.safetensors"
+AFFINITY = "self-attention"  # the name among the maps of what refined them
 NEEDED = ("run.json", "image.png", MAPS)  # by unpack_run()
 _QUICK = 1  # zlib's level for drawings: a quarter more bytes than at 6 in a quarter of the time
 
@@ -35,21 +39,22 @@ _QUICK = 1  # zlib's level for drawings: a quarter more bytes than at 6 in a qua
 def pack_run(
     image: Image.Image,
     heatmaps: Heatmaps,
-    layers: Mapping[str, Tensor],
+    layers: LayerMaps,
     info: Mapping[str, Any],
     *,
     parts: Collection[str] = USUAL,
-    negative: Heatmaps | None = None,
+    more: Mapping[str, Sequence[Heatmap]] | None = None,
 ) -> dict[str, bytes]:
     """The files of one image's run; the same run gives the same bytes.
 
     Args:
         image: the picture.
         heatmaps: its heatmaps.
-        layers: layer name to ``[rows, cols, tokens]``; kept as float16.
+        layers: of this one image; kept as float16.
         info: settings of the run, anything JSON can hold.
         parts: which of ``PARTS``; ``run.json`` is always there.
-        negative: the heatmaps of the negative prompt, drawn into ``negative/``.
+        more: further maps of the same picture, drawn into a folder of their own each: of the
+            negative prompt, of words that were asked about, of knockouts.
 
     Returns:
         Path in the run's folder to bytes, ``run.json`` last.
@@ -57,7 +62,8 @@ def pack_run(
     Raises:
         ValueError: a map holds values that are not finite.
     """
-    if broken := [name for name, one in layers.items() if not one.isfinite().all()]:
+    tensors = _tensors(layers)
+    if broken := [name for name, one in tensors.items() if not one.isfinite().all()]:
         raise ValueError(
             f"The maps of {broken[0]} hold values that are not finite. If the model runs in "
             "float16, try bfloat16 or float32."
@@ -66,24 +72,49 @@ def pack_run(
     if "image" in parts:
         files["image.png"] = _png(image)
     if "maps" in parts:
-        halves = {name: one.to("cpu", torch.float16).contiguous() for name, one in layers.items()}
+        halves = {name: one.to("cpu", torch.float16).contiguous() for name, one in tensors.items()}
         files[MAPS] = pack_maps(halves)
     files |= drawings(image, heatmaps.occurrences(), heatmaps.prompt.text, parts)
-    if negative is not None:
-        drawn = drawings(image, negative.occurrences(), negative.prompt.text, parts)
-        files |= {f"negative/{name}": data for name, data in drawn.items()}
+    for folder, maps in (more or {}).items():
+        drawn = drawings(image, maps, heatmaps.prompt.text, parts)
+        files |= {f"{folder}/{name}": data for name, data in drawn.items()}
     document = {
         "format": FORMAT,
         **info,
         "words": [asdict(word) for word in heatmaps.prompt.words],
         "truncated": [word.text for word in heatmaps.prompt.truncated],
         "tokens": [asdict(token) for token in heatmaps.prompt.tokens],
-        "columns": heatmaps.columns,
-        "layers": {name: list(one.shape[:2]) for name, one in layers.items()},
+        "columns": layers.columns,
+        "preset": heatmaps.preset.to_json(),
+        "passes": layers.passes,
+        "layers": {
+            name: {"place": one.place, "level": one.level, "heads": one.heads, "grid": one.grid}
+            for name, one in layers.layers.items()
+        },
+        "self_attention": layers.affinity_grid,
         "files": {name: sha256(data) for name, data in files.items()},
     }
     files["run.json"] = to_json(document)
     return files
+
+
+def _tensors(layers: LayerMaps) -> dict[str, Tensor]:
+    """Of one image: ``[(heads,) rows, cols, tokens]`` of each layer, ``[N, N]`` of what refines."""
+    found = {name: one.maps[0] for name, one in layers.layers.items()}
+    return found if layers.affinity is None else {**found, AFFINITY: layers.affinity[0]}
+
+
+def map_shapes(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in ``maps.safetensors``, as ``run.json`` tells them."""
+    each_head = Preset.from_json(info["preset"]).each_head
+    shapes = {
+        name: (*([one["heads"]] if each_head else []), *one["grid"], len(info["columns"]))
+        for name, one in info["layers"].items()
+    }
+    if info["self_attention"] is None:
+        return shapes
+    rows, cols = info["self_attention"]
+    return {**shapes, AFFINITY: (rows * cols, rows * cols)}
 
 
 def pack_maps(layers: Mapping[str, Tensor]) -> bytes:
@@ -141,10 +172,22 @@ def unpack_run(
         tuple(Word(**{**word, "columns": tuple(word["columns"])}) for word in info["words"]),
         tuple(Token(**token) for token in info["tokens"]),
     )
-    layers = load(files[MAPS])  # in an order that changes from call to call
-    values = average_layers({name: layers[name].float()[None] for name in info["layers"]})[0]
+    preset, layers = Preset.from_json(info["preset"]), _unpack_maps(files[MAPS], info)
     image = Image.open(io.BytesIO(files["image.png"])).convert("RGB")
-    return image, Heatmaps(prompt, values, info["columns"]), info
+    return image, finish(aggregate(layers, preset)[0], prompt, preset, info["columns"]), info
+
+
+def _unpack_maps(data: bytes, info: Mapping[str, Any]) -> LayerMaps:
+    tensors = load(data)  # in an order that changes from call to call
+    layers = {
+        name: LayerMap(one["place"], one["level"], one["heads"], tensors[name].float()[None])
+        for name, one in info["layers"].items()
+    }
+    columns, passes = tuple(info["columns"]), info["passes"]
+    if info["self_attention"] is None:
+        return LayerMaps(layers, columns, passes)
+    rows, cols = info["self_attention"]
+    return LayerMaps(layers, columns, passes, tensors[AFFINITY].float()[None], (rows, cols))
 
 
 def read_info(files: Mapping[str, bytes], where: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import math
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
@@ -24,18 +25,29 @@ def fit(pipe: Any, image: Any) -> Image.Image:
 
     Raises:
         TypeError: ``image`` is no PIL image.
-        ValueError: it has no pixels.
+        ValueError: it has no pixels, or a mode whose white is not known.
     """
     if not isinstance(image, Image.Image):
         raise TypeError(f"image is a {type(image).__name__}. Pass a PIL image: Image.open(path).")
     if not all(image.size):
         raise ValueError(f"The image is {image.size} pixels. Pass one that has some.")
-    image = ImageOps.exif_transpose(image).convert("RGB")
+    image = _rgb(ImageOps.exif_transpose(image))
     unit = math.lcm(8, pipe.vae_scale_factor)  # diffusers asks for 8 whatever the VAE
     rows, cols = (cells * pipe.vae_scale_factor for cells in latent_size(pipe))
     scale = math.sqrt(rows * cols / (image.width * image.height))
     width, height = (max(1, round(side * scale / unit)) * unit for side in image.size)
     return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode in ("I", "F"):
+        raise ValueError(
+            f"The image has mode {image.mode}, in which any number may be white. Pass one of 8 or "
+            "16 bits: mode L, I;16 or RGB."
+        )
+    if image.mode.startswith("I;16"):  # Pillow would cut off all above 255
+        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    return image.convert("RGB")
 
 
 @torch.no_grad()

@@ -10,8 +10,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 COLORMAP = "inferno"  # perceptually uniform, readable to colour-blind people
+DIVERGING = "RdBu_r"  # blue below zero, red above: colour-blind people tell them apart
 SHORTEST_SIDE = 256  # pixels; a smaller picture is drawn enlarged so that its label can be read
-_INK, _PAPER = (235, 235, 235), (20, 20, 20)
+_INK, _FAINT, _PAPER = (235, 235, 235), (170, 170, 170), (20, 20, 20)
 
 
 def colorize(
@@ -44,6 +45,52 @@ def _normalise(values: np.ndarray, scale: tuple[float, float] | None) -> np.ndar
         raise ValueError("The heatmap holds values that are not finite; it cannot be drawn.")
     low, high = scale or (float(values.min()), float(values.max()))
     return ((values - low) / (high - low) if high > low else np.zeros_like(values)).clip(0, 1)
+
+
+def colorize_signed(values: np.ndarray, most: float | None = None) -> np.ndarray:
+    """Values of both signs in colour: blue below zero, red above, zero in the neutral colour.
+
+    Args:
+        values: ``[rows, cols]``.
+        most: the size that has the strongest colour; by default the largest. The scale reaches
+            from ``-most`` to ``most``. Values that are all zero are drawn in the neutral colour.
+
+    Returns:
+        uint8 ``[rows, cols, 3]``.
+
+    Raises:
+        ValueError: values that are not finite.
+    """
+    import matplotlib
+
+    most = float(np.abs(values).max()) if most is None else most
+    shares = _normalise(values, (-most, most) if most > 0 else (-1.0, 1.0))
+    colours = matplotlib.colormaps[DIVERGING].resampled(257)  # odd, so that zero has one of its own
+    return np.rint(colours(shares)[..., :3] * 255).astype(np.uint8)
+
+
+def signed(values: np.ndarray, size: tuple[int, int], label: str = "") -> Image.Image:
+    """A map of differences in colour, as by :func:`colorize_signed`, with a caption below.
+
+    There is no picture beneath it: a colour is a value, and the neutral colour is no difference.
+
+    Args:
+        values: ``[rows, cols]``, brought to ``size`` bilinearly.
+        size: (width, height) in pixels.
+        label: written below, beside the scale; "" leaves the caption out.
+
+    Returns:
+        RGB, ``size`` plus the caption.
+
+    Raises:
+        ValueError: values that are not finite.
+    """
+    values = np.asarray(values, dtype=np.float32)
+    most = float(np.abs(values).max())
+    fine = Image.fromarray(values).resize(size, Image.Resampling.BILINEAR)
+    picture = Image.fromarray(colorize_signed(np.asarray(fine), most))
+    note = f"-{most:.2g} to +{most:.2g}" if most > 0 else "0 everywhere"
+    return caption(picture, label, note) if label else picture
 
 
 def overlay(
@@ -119,7 +166,7 @@ def caption(picture: Image.Image, label: str, note: str = "") -> Image.Image:
     note_width = draw.textlength(note, font)
     label = _fit(draw, label, font, picture.width - 3 * pad - note_width)
     draw.text((pad, middle), label, _INK, font, anchor="lm")
-    draw.text((picture.width - pad, middle), note, (170, 170, 170), font, anchor="rm")
+    draw.text((picture.width - pad, middle), note, _FAINT, font, anchor="rm")
     return out
 
 
@@ -185,3 +232,68 @@ def _sheet(tiles: Mapping[tuple[int, int], Image.Image]) -> Image.Image:
     for (row, column), tile in tiles.items():
         sheet.paste(tile, (gap + column * (width + gap), gap + row * (height + gap)))
     return sheet
+
+
+def bands(
+    head: Sequence[Image.Image],
+    rows: Sequence[Sequence[Image.Image]],
+    lines: Mapping[str, str] | None = None,
+) -> Image.Image:
+    """Rows of tiles of one size below a head row; many rows go on beside each other.
+
+    Args:
+        head: the tiles above the first row; they are repeated where the rows go on.
+        rows: tiles, as many in each row as in the head.
+        lines: text above all, by what it is about; each is wrapped to three rows at most.
+    """
+    width, height = head[0].size
+    across = 1
+    while (math.ceil(len(rows) / across) + 1) * height > 2.5 * across * len(head) * width:
+        across += 1
+    deep = max(1, math.ceil(len(rows) / across))
+    sheets = []
+    for start in range(0, max(1, len(rows)), deep):
+        part = enumerate([head, *rows[start : start + deep]])
+        sheets.append(_sheet({(i, j): tile for i, row in part for j, tile in enumerate(row)}))
+    gap = width // 12
+    size = sum(one.width + gap for one in sheets) - gap, sheets[0].height
+    body = Image.new("RGB", size, _PAPER)
+    for i, one in enumerate(sheets):
+        body.paste(one, (i * (one.width + gap), 0))
+    return _headed(body, lines) if lines else body
+
+
+def _headed(body: Image.Image, lines: Mapping[str, str]) -> Image.Image:
+    """A picture below lines of text, each with its name on the left."""
+    size = min(36, max(14, body.width // 64))
+    font, draw = _font(size), ImageDraw.Draw(body)
+    left = round(max(draw.textlength(name, font) for name in lines)) + 2 * size
+    rows = [
+        ("" if i else name, row)
+        for name, text in lines.items()
+        for i, row in enumerate(_wrap(draw, text, font, body.width - left - size))
+    ]
+    top = round(1.5 * size * (len(rows) + 1))
+    out = Image.new("RGB", (body.width, body.height + top), _PAPER)
+    out.paste(body, (0, top))
+    draw = ImageDraw.Draw(out)
+    for i, (name, row) in enumerate(rows):
+        middle = 1.5 * size * (i + 1)
+        draw.text((size, middle), name, _FAINT, font, anchor="lm")
+        draw.text((left, middle), row, _INK, font, anchor="lm")
+    return out
+
+
+def _wrap(
+    draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, width: float
+) -> list[str]:
+    """The text in one to three rows; what has no room there ends in an ellipsis."""
+    rows: list[str] = []
+    words = text.split()
+    while words and len(rows) < 2:
+        number = min(len(words), 100)  # more have no room in any font
+        while number > 1 and draw.textlength(" ".join(words[:number]), font) > width:
+            number -= 1
+        rows.append(_fit(draw, " ".join(words[:number]), font, width))
+        words = words[number:]
+    return [*rows, _fit(draw, " ".join(words), font, width)] if words or not rows else rows

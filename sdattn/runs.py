@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
-import math
 import platform
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import __version__
+from .asking import encode_text
 from .capture import capture
+from .causes import knockouts, prepare
 from .files import check_target, save_run
-from .heatmaps import Heatmaps, cross_maps, heatmaps_of
+from .heatmaps import Heatmap, Heatmaps, heatmaps_of
+from .layermaps import LayerMaps, layer_maps
 from .layers import TEXT_KINDS
-from .maps import MapStore
-from .pipelines import DEMO_SETTINGS, default_size, is_demo, size_unit
+from .maps import MapStore, is_span
+from .pipelines import images_a_prompt, is_demo
+from .presets import PRESETS, Preset, preset_of
 from .prompts import read_prompts
-from .tokens import Prompt
+from .refinement import refining
+from .running import call_pipeline, checked_options, one_each, pictures_of
+from .tokens import PAD, Prompt
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -37,17 +38,24 @@ class Run:
     Attributes:
         images: PIL, one or more a prompt.
         heatmaps: those of each image.
+        store: the captured maps.
+        layers: the maps of the layers that see the text, as the preset reads them.
+        info: the settings of each image's run, as ``run.json`` holds them.
         negative_heatmaps: those of each image's negative prompt, where both branches were asked
             for; else empty.
-        store: the captured maps.
-        info: the settings of each image's run, as ``run.json`` holds them.
+        asked_heatmaps: those of the other text that was asked about; else empty.
+        causal_heatmaps: for each image where it changes without each of the prompt's words, see
+            :func:`sdattn.knockout`, where that was asked for; else empty.
     """
 
     images: list[Image.Image]
     heatmaps: list[Heatmaps]
     store: MapStore
+    layers: LayerMaps
     info: list[dict[str, Any]]
     negative_heatmaps: list[Heatmaps] = field(default_factory=list, kw_only=True)
+    asked_heatmaps: list[Heatmaps] = field(default_factory=list, kw_only=True)
+    causal_heatmaps: list[list[Heatmap]] = field(default_factory=list, kw_only=True)
 
     def save(self, folder: str | Path, *, force: bool = False) -> list[Path]:
         """Write a run's folder, see :func:`sdattn.files.save_run`; with several images one each,
@@ -55,20 +63,21 @@ class Run:
         folders = run_folders(folder, len(self.images))
         for path in folders:  # before any is written
             check_target(path, force=force)
-        maps = cross_maps(self.store)
         for i, path in enumerate(folders):
-            layers = {name: one[i] for name, one in maps.items()}
-            negative = self.negative_heatmaps[i] if self.negative_heatmaps else None
-            save_run(
-                path,
-                self.images[i],
-                self.heatmaps[i],
-                layers,
-                self.info[i],
-                negative=negative,
-                force=force,
-            )
+            self.save_image(i, path, force=force)
         return folders
+
+    def save_image(self, number: int, folder: Path, *, force: bool = False) -> None:
+        """Write the folder of one of the images."""
+        more: dict[str, Sequence[Heatmap]] = {}
+        for name, maps in (("negative", self.negative_heatmaps), ("asked", self.asked_heatmaps)):
+            if maps:
+                more[name] = maps[number].occurrences()
+        if self.causal_heatmaps:
+            more["causal"] = self.causal_heatmaps[number]
+        heatmaps, layers = self.heatmaps[number], self.layers.image(number)
+        image, info = self.images[number], self.info[number]
+        save_run(folder, image, heatmaps, layers, info, more=more, force=force)
 
 
 def run_folders(folder: str | Path, number: int) -> list[Path]:
@@ -82,6 +91,10 @@ def generate(
     *,
     seed: int = 0,
     words: Sequence[str] | None = None,
+    preset: str | Preset = "default",
+    refine: Literal["self"] | None = None,
+    ask: str | None = None,
+    causal: bool = False,
     capture_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
@@ -94,6 +107,14 @@ def generate(
         seed: of the first image; the next image has the next seed. Noise is drawn on the CPU, so
             that it does not depend on the device.
         words: keep the maps of these words and phrases only.
+        preset: of :data:`sdattn.presets.PRESETS`, or one of your own. What it reads is captured:
+            by default the mean over the second half of the steps.
+        refine: ``"self"``: sharper maps, see :mod:`sdattn.refinement`; 12.6 MB more an image for
+            SD 1.x at 512x512.
+        ask: another text, ``"wheel hat"``: where the picture would attend to its words, against
+            each other. Costs as much as the capture itself. UNets only.
+        causal: draw the picture again without each of the words and see where it changes, see
+            :func:`sdattn.knockout`; one more picture for each word.
         capture_options: handed to :func:`sdattn.capture`, ``{"layers": ("mid", "up")}`` say. With
             ``{"branch": "both"}`` the negative prompt gets heatmaps too.
         options: handed to the pipeline: ``num_inference_steps``, ``guidance_scale``,
@@ -103,18 +124,27 @@ def generate(
         Run: images and heatmaps, ``num_images_per_prompt`` for each prompt, in order.
 
     Raises:
-        ValueError: an empty prompt, a size or a number of steps that cannot be.
+        ValueError: an empty prompt, a size or a number of steps that cannot be, capture options
+            that the preset cannot do with.
         KeyError: a word that is in none of the prompts.
+        TypeError: a model that cannot be refined, asked, or have words knocked out.
     """
     options = checked_options(pipe, options)
     read = read_prompts(pipe, prompt, **options)
+    chosen = preset_of(preset, refine)
     settings = _checked_capture(capture_options or {}, options)
     if isinstance(words, str) or (words is not None and not words):
         raise ValueError(f"words={words!r}: pass a list of words and phrases, or None for all.")
     if words is not None:
         settings["tokens"] = columns_of(words, read)
+    settings = capture_settings(pipe, chosen, read, options, settings)
+    if causal:  # refuse now what would be refused after the picture
+        prepare(pipe, read[0].text, seed, None, 1.0, _of_one_image(options))
     seeds = [seed + i for i in range(len(read) * options.get("num_images_per_prompt", 1))]
-    return sample(pipe, read, seeds, options, settings)
+    run = sample(pipe, read, seeds, options, settings, preset=chosen, ask=ask)
+    if causal:
+        run.causal_heatmaps = _causes(pipe, run, seeds, words, options)
+    return run
 
 
 def sample(
@@ -123,70 +153,128 @@ def sample(
     seeds: Sequence[int],
     options: Mapping[str, Any],
     capture_options: Mapping[str, Any] | None = None,
+    *,
+    preset: Preset = PRESETS["default"],
+    ask: str | None = None,
 ) -> Run:
     """:func:`generate` for prompts that have been read and options that have been checked.
 
-    ``seeds`` has one for each image, in the order of the pipeline.
+    ``seeds`` has one for each image, in the order of the pipeline; ``capture_options`` are those of
+    :func:`capture_settings` where they are left out.
     """
-    settings = dict(capture_options or {})
+    settings = dict(capture_options or capture_settings(pipe, preset, prompts, options))
     both = settings.pop("branch", "conditional") == "both"
     with ExitStack() as captures:
         store = captures.enter_context(capture(pipe, **settings))
         if both:  # a capture of its own, since some pipelines run the two in turn
-            settings |= {"branch": "unconditional", "tokens": None}
-            of_negative = captures.enter_context(capture(pipe, **settings))
+            others = {**settings, "branch": "unconditional", "tokens": None, "among": None}
+            of_negative = captures.enter_context(capture(pipe, **others))
+        if ask is not None:
+            asked = _Asked(pipe, ask, options)
+            of_asked = captures.enter_context(capture(pipe, **settings | asked.settings))
         result = call_pipeline(pipe, [one.text for one in prompts], seeds, options)
     blanked = _blanked(result)
-    maps = heatmaps_of(store, prompts)
+    layers = layer_maps(store, preset)
+    maps = heatmaps_of(store, layers, preset, prompts)
     negative: list[Heatmaps] = []
     if both:
-        texts = _one_each(options["negative_prompt"], len(prompts))
+        texts = one_each(options["negative_prompt"], len(prompts))
         read = read_prompts(pipe, texts, of_negative.n_text, negative=True, **options)
-        negative = heatmaps_of(of_negative, read)
+        negative = _beside(of_negative, layers, preset, read)
     images = pictures_of(result)
+    info = _infos(pipe, store, images, prompts, seeds, options)
+    for i in blanked:
+        info[i]["blanked"] = True
+    run = Run(images, maps, store, layers, info, negative_heatmaps=negative)
+    if ask is not None:
+        run.asked_heatmaps = _beside(of_asked, layers, preset, [asked.prompt])
+        for one in info:
+            one["asked"] = ask
+    return run
+
+
+def _infos(
+    pipe: Any,
+    store: MapStore,
+    images: Sequence[Image.Image],
+    prompts: Sequence[Prompt],
+    seeds: Sequence[int],
+    options: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """The settings of each image's run."""
     common = _describe(pipe, store, options)
-    each = len(images) // len(seeds)  # the frames of a video share their seed
+    a_prompt, a_seed = len(images) // len(prompts), len(images) // len(seeds)
     info = [
-        {"prompt": maps[i].prompt.text, "seed": seeds[i // each], **common, "size": [*image.size]}
+        {
+            "prompt": prompts[i // a_prompt].text,
+            "seed": seeds[i // a_seed],  # the frames of a video share theirs
+            **common,
+            "size": [*image.size],
+        }
         for i, image in enumerate(images)
     ]
     negatives = options.get("negative_prompt")
     if negatives is not None:
-        a_prompt = len(images) // len(prompts)
+        texts = one_each(negatives, len(prompts))
         for i, one in enumerate(info):
-            text = _one_each(negatives, len(prompts))[i // a_prompt]
-            one["options"] = {**one["options"], "negative_prompt": text}
-    for i in blanked:
-        info[i]["blanked"] = True
-    return Run(images, maps, store, info, negative_heatmaps=negative)
+            one["options"] = {**one["options"], "negative_prompt": texts[i // a_prompt]}
+    return info
 
 
-def call_pipeline(
-    pipe: Any, prompts: list[str], seeds: Sequence[int], options: Mapping[str, Any]
-) -> Any:
-    """Run a pipeline on prompts, the noise of each image drawn on the CPU from its seed."""
-    options = dict(options)
-    if options.get("negative_prompt") is not None:  # diffusers wants a list beside a list
-        options["negative_prompt"] = _one_each(options["negative_prompt"], len(prompts))
-    generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-    return pipe(prompt=prompts, generator=generators, **options)
+class _Asked:
+    """A text that is asked about: as the model reads it, and how its maps are captured."""
+
+    def __init__(self, pipe: Any, text: str, options: Mapping[str, Any]):
+        [self.prompt] = read_prompts(pipe, text, **options)
+        states = encode_text(pipe, text, options)
+        self.settings = {
+            "text_states": states,
+            "among": [_between(self.prompt)],
+            "tokens": None,
+            "layers": None,
+        }
 
 
-def _one_each(negative: str | Sequence[str], prompts: int) -> list[str]:
-    return [negative] * prompts if isinstance(negative, str) else list(negative)
+def _beside(
+    store: MapStore, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
+) -> list[Heatmaps]:
+    """The heatmaps of another text, refined, where that is asked, along the same pictures."""
+    own = layer_maps(store, replace(preset, refine=None, among_words=False))
+    own = replace(own, affinity=layers.affinity, affinity_grid=layers.affinity_grid)
+    return heatmaps_of(store, own, preset, prompts)
 
 
-def pictures_of(result: Any) -> list[Any]:
-    """The PIL images of what a pipeline returned, the frames of a video in order."""
-    if hasattr(result, "images"):
-        return list(result.images)
-    return [frame for video in result.frames for frame in video]
+def _between(prompt: Prompt) -> list[int]:
+    """The columns of the words and of what is around them, without padding."""
+    return [i for i, token in enumerate(prompt.tokens) if token.special != PAD]
+
+
+def _of_one_image(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: one for name, one in options.items() if name != "num_images_per_prompt"}
+
+
+def _causes(
+    pipe: Any,
+    run: Run,
+    seeds: Sequence[int],
+    words: Sequence[str] | None,
+    options: Mapping[str, Any],
+) -> list[list[Heatmap]]:
+    """For each image the maps of :func:`sdattn.causes.knockouts` of its words."""
+    found = []
+    for heatmaps, seed in zip(run.heatmaps, seeds, strict=True):
+        chosen = [w for w in words or heatmaps.words if words is None or w in heatmaps]
+        asked = list(dict.fromkeys(chosen))
+        done = knockouts(pipe, heatmaps.prompt.text, asked, seed, **_of_one_image(options))
+        found.append([one.heatmap for one in done])
+    return found
 
 
 def _checked_capture(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Refuse what would leave the run without heatmaps, before it runs."""
     branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
-    if branch not in ("conditional", "both") or not set(kinds).intersection(TEXT_KINDS):
+    ours = {"text_states", "among"} & set(settings)
+    if branch not in ("conditional", "both") or not set(kinds).intersection(TEXT_KINDS) or ours:
         raise ValueError(
             f"capture_options={dict(settings)}: generate() shows where the words of the prompt "
             "went. For anything else use capture() around the pipeline."
@@ -196,87 +284,40 @@ def _checked_capture(settings: Mapping[str, Any], options: Mapping[str, Any]) ->
     return dict(settings)
 
 
-def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A pipeline's options, refused where they cannot be, filled in where that needs knowledge.
+def capture_settings(
+    pipe: Any,
+    preset: Preset,
+    prompts: Sequence[Prompt],
+    options: Mapping[str, Any],
+    chosen: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What :func:`sdattn.capture` has to keep for a preset, ``chosen`` options put in.
 
     Raises:
-        ValueError: an option that is not free here, a size or a number of steps that cannot be.
+        ValueError: ``chosen`` has what the preset cannot do with.
+        TypeError: the model cannot be refined.
     """
-    if is_demo(pipe):
-        options = {**DEMO_SETTINGS, **options}
-    if taken := sorted({"generator", "output_type", "prompt_embeds", "return_dict"} & set(options)):
+    needs: dict[str, Any] = {}
+    if preset.each_head:
+        needs["heads"] = "all"
+    if preset.steps == "last":
+        needs["steps"] = "last"
+    if preset.among_words:
+        images = images_a_prompt(pipe, options)
+        needs["among"] = [_between(one) for one in prompts for _ in range(images)]
+    if preset.contrast:
+        needs["tokens"] = None
+    if preset.refine:
+        needs |= {"kinds": (*TEXT_KINDS, "self"), "layers": refining(pipe, options)}
+    chosen = dict(chosen or {})
+    if clash := sorted(name for name in needs.keys() & chosen.keys()):
         raise ValueError(
-            f"{', '.join(taken)} cannot be chosen here. Use capture() around the pipeline."
+            f"The preset {preset.name!r}{' with refine' if preset.refine else ''} decides on "
+            f"{', '.join(clash)} of the capture itself. Leave that out, or choose another preset."
         )
-    _check_names(pipe, options)
-    for name, value in options.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{name}={value}: pass a finite number.")
-    _check_guidance(pipe, options)
-    options = {**options, **_checked_size(pipe, options)}
-    steps = options.get("num_inference_steps", 1)
-    most = pipe.scheduler.config.num_train_timesteps
-    if not isinstance(steps, int) or not 1 <= steps <= most:
-        raise ValueError(f"num_inference_steps={steps}: pass 1 to {most}, the scheduler's most.")
-    return options
-
-
-def _check_names(pipe: Any, options: Mapping[str, Any]) -> None:
-    """Refuse what the pipeline does not know: some of diffusers' take anything and heed nothing."""
-    known = [
-        name
-        for name, one in inspect.signature(pipe.__call__).parameters.items()
-        if one.kind is not one.VAR_KEYWORD and name != "prompt"
-    ]
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known) or known
-            raise ValueError(
-                f"A {type(pipe).__name__} has no option {name!r}. It has: {', '.join(near)}."
-            )
-
-
-def _check_guidance(pipe: Any, options: Mapping[str, Any]) -> None:
-    """Refuse a negative prompt that the pipeline would drop in silence."""
-    known = inspect.signature(pipe.__call__).parameters
-    name = next((one for one in ("true_cfg_scale", "guidance_scale") if one in known), None)
-    if not options.get("negative_prompt") or name is None:
-        return
-    scale = options.get(name, known[name].default)
-    if isinstance(scale, (int, float)) and scale <= 1:
-        raise ValueError(
-            f"A {type(pipe).__name__} heeds a negative prompt only with {name} above 1; found "
-            f"{scale}. Pass {name}=4, say, or no negative prompt."
-        )
-
-
-def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Both sides of the size, or none (of a lone side diffusers would take no notice), and a
-    picture that is as the model made it."""
-    found: dict[str, Any] = {}
-    if "use_resolution_binning" in inspect.signature(pipe.__call__).parameters:
-        if options.get("use_resolution_binning"):
-            raise ValueError(
-                "use_resolution_binning=True has the model make another size and cuts the picture "
-                "out of it, so that the heatmaps would not fit. Pass a size it was trained on, or "
-                "use capture() around the pipeline."
-            )
-        found["use_resolution_binning"] = False
-    given = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
-    unit = size_unit(pipe)
-    for side, value in given.items():
-        if not isinstance(value, int):
-            raise ValueError(f"{side}={value!r}: pass a whole number of pixels.")
-        if value < unit or value % unit:
-            lower = max(unit, value // unit * unit)
-            raise ValueError(
-                f"{side}={value}: this model makes sizes that are a multiple of {unit} pixels. "
-                f"The nearest are {lower} and {lower + unit}."
-            )
-    if given:
-        height, width = default_size(pipe)
-        found |= {"height": height, "width": width, **given}
-    return found
+    if is_span(preset.steps) and options.get("denoising_end") is None:
+        needs["steps"] = preset.steps  # a run that ends early may have no such part
+    return {**needs, **chosen}
 
 
 def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:

@@ -12,9 +12,11 @@ from functools import partial
 from itertools import permutations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from .masks import components
 from .scenes import (
     BACKGROUNDS,
     COLOURS,
@@ -57,8 +59,9 @@ def find_objects(picture: Image.Image | Picture, min_area: float = 0.012) -> lis
     small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX)
     labels = _label_colours(np.asarray(small, dtype=np.float64))
     found = []
-    for colour in COLOURS:
-        for patch in _patches(labels == list(COLOURS).index(colour)):
+    for index, colour in enumerate(COLOURS):
+        patches = components(torch.from_numpy(labels == index)).numpy()
+        for patch in (patches == number for number in range(1, patches.max() + 1)):
             if patch.mean() >= min_area and _eroded(patch).sum() >= SOLID:
                 x, y = cell_centres(SIDE)
                 centre = (float(x[patch].mean()), float(y[patch].mean()))
@@ -106,19 +109,6 @@ def _eroded(mask: Mask) -> Mask:
     rows, cols = mask.shape
     shifts = [padded[i : i + rows, j : j + cols] for i in range(3) for j in range(3)]
     return np.logical_and.reduce(shifts)
-
-
-def _patches(mask: Mask) -> list[Mask]:
-    """Connected patches (by sides and corners), each bool like ``mask``."""
-    rows, cols = mask.shape
-    names = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
-    while True:  # the highest name floods its patch
-        padded = np.pad(names, 1)
-        spread = [padded[i : i + rows, j : j + cols] for i in range(3) for j in range(3)]
-        flooded = np.where(mask, np.maximum.reduce(spread), 0)
-        if (flooded == names).all():
-            return [names == name for name in np.unique(names[mask])]
-        names = flooded
 
 
 def _name_shape(patch: Mask, centre: tuple[float, float]) -> str:

@@ -26,6 +26,7 @@ from safetensors import safe_open
 from safetensors.torch import load, save
 
 from sdattn import Heatmaps, read_prompt
+from sdattn.aggregation import aggregate
 from sdattn.batch import Request, merge, open_batch, run_batch, status, verify
 from sdattn.batch.folder import FORMAT, BatchFolder
 from sdattn.batch.layouts import layout_of
@@ -33,13 +34,15 @@ from sdattn.batch.locks import Lock
 from sdattn.batch.progress import Progress, Tally
 from sdattn.batch.writing import Writer
 from sdattn.files import write_files
-from sdattn.heatmaps import average_layers
+from sdattn.layermaps import LayerMap, LayerMaps
 from sdattn.packing import FORMAT as RUN_FORMAT
 from sdattn.packing import PARTS, pack_run, sha256, to_json
+from sdattn.presets import Preset
 
 FORMATS = ("folder", "shard")
 TOKENIZER = tiny_tokenizer()
 PROMPT = "a red cat"
+BOTH = Preset("both", ("down", "up"))  # of the layers that items have here
 
 
 def pack(item, line=1, **more):
@@ -50,16 +53,26 @@ def pack(item, line=1, **more):
 @cache
 def _pack(item, line, *, fingerprint=None, parts=("image", "overlays", "maps"), **options):
     numbers = torch.Generator().manual_seed(line)
-    layers = {
+    maps = {
         "down.a": torch.rand(4, 6, 77, generator=numbers).softmax(-1),
         "up.b": torch.rand(2, 3, 77, generator=numbers).softmax(-1),
     }
     noise = np.random.default_rng(line).integers(0, 256, (64, 96, 3), np.uint8)
-    maps = average_layers({name: one[None] for name, one in layers.items()})[0]
+    layers = as_layers(maps)
     info = {"id": item, "line": line, "fingerprint": fingerprint or f"of-{item}"}
     info |= {"prompt": PROMPT, "seed": line, "options": options, "size": [96, 64]}
-    heatmaps = Heatmaps(read_prompt(TOKENIZER, PROMPT), maps)
+    prompt = read_prompt(TOKENIZER, PROMPT)
+    heatmaps = Heatmaps(prompt, aggregate(layers, BOTH)[0], preset=BOTH)
     return pack_run(Image.fromarray(noise), heatmaps, layers, info, parts=parts)
+
+
+def as_layers(maps):
+    """Layers of one image, from ``[rows, cols, tokens]`` each."""
+    layers = {
+        name: LayerMap(name.split(".")[0], level, 2, one[None])
+        for level, (name, one) in enumerate(maps.items())
+    }
+    return LayerMaps(layers, tuple(range(77)), passes=2)
 
 
 def changed(files, name, data):
@@ -458,8 +471,8 @@ def test_a_run_is_a_mapping_of_its_items(tmp_path, format):
         assert one.image.tobytes() == picture.tobytes()
         assert one.info == json.loads(items[item]["run.json"])
         maps = load(items[item]["maps.safetensors"])
-        values = average_layers({name: each.float()[None] for name, each in maps.items()})[0]
-        assert torch.equal(one.heatmaps.maps, values)
+        saved = as_layers({name: maps[name].float() for name in ("down.a", "up.b")})
+        assert torch.equal(one.heatmaps.maps, aggregate(saved, BOTH)[0])
         assert one.heatmaps.words == ("a", "red", "cat")
     with pytest.raises(KeyError, match="holds no item 'x'"):
         run["x"]
@@ -508,7 +521,7 @@ DAMAGES = {  # of item b, whose folder is given
         ["b: items/0000/b/run.json is not of this version's format"],
     ),
     "an empty run.json": (
-        lambda b: (b / "run.json").write_text('{"format": "sdattn-run-2"}'),
+        lambda b: (b / "run.json").write_text(f'{{"format": "{RUN_FORMAT}"}}'),
         ["b: "],
     ),
     "run.json": (lambda b: (b / "run.json").unlink(), ["b: items/0000/b has no run.json"]),
@@ -1113,7 +1126,8 @@ def test_maps_that_are_not_finite_are_no_item():
     maps = torch.full((4, 6, 77), torch.nan)
     heatmaps = Heatmaps(read_prompt(TOKENIZER, PROMPT), maps)
     with pytest.raises(ValueError, match="up.b hold values that are not finite.*bfloat16"):
-        pack_run(Image.new("RGB", (96, 64)), heatmaps, {"up.b": maps}, {}, parts=("maps",))
+        layers = as_layers({"up.b": maps})
+        pack_run(Image.new("RGB", (96, 64)), heatmaps, layers, {}, parts=("maps",))
 
 
 def test_drawing_anew_in_a_merged_run_leaves_its_sources_alone(tmp_path):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,23 +14,26 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from sdattn import Heatmaps, load_run, read_prompt
+from sdattn.aggregation import aggregate
 from sdattn.files import check_target, file_name, new_folder, save_run
+from sdattn.layermaps import LayerMap, LayerMaps
+from sdattn.presets import Preset
 
 PROMPT = 'a "cat"/dog'
+BOTH = Preset("both", ("down", "up"))  # of the layers that runs have here
 
 
 @pytest.fixture
 def parts(tokenizer):
     torch.manual_seed(0)
-    layers = {
-        "down.a": torch.rand(4, 6, 77).softmax(-1),
-        "up.b": torch.rand(2, 3, 77).softmax(-1),
+    maps = {
+        "down.a": LayerMap("down", 0, 2, torch.rand(1, 4, 6, 77).softmax(-1)),
+        "up.b": LayerMap("up", 1, 2, torch.rand(1, 2, 3, 77).softmax(-1)),
     }
-    from sdattn.heatmaps import average_layers
-
-    values = average_layers({name: one[None] for name, one in layers.items()})[0]
+    layers = LayerMaps(maps, tuple(range(77)), passes=3)
+    values = aggregate(layers, BOTH)[0]
     image = Image.effect_noise((96, 64), 80).convert("RGB")
-    return image, Heatmaps(read_prompt(tokenizer, PROMPT), values), layers
+    return image, Heatmaps(read_prompt(tokenizer, PROMPT), values, preset=BOTH), layers
 
 
 def save(run, folder, **options):
@@ -49,11 +53,15 @@ def test_a_run_comes_back(parts, tmp_path):
     back = load_run(folder)
     assert back.image.tobytes() == image.tobytes()
     assert back.heatmaps.prompt == maps.prompt
+    assert back.heatmaps.preset == BOTH
     assert back.info["seed"] == 3
     torch.testing.assert_close(back.heatmaps.maps, maps.maps, atol=1e-5, rtol=1e-3)  # float16
     saved = load_file(folder / "maps.safetensors")
-    assert saved.keys() == layers.keys()
-    assert all(one.dtype == torch.float16 for one in saved.values())
+    assert saved.keys() == layers.layers.keys()
+    for name, one in saved.items():
+        assert torch.equal(one, layers.layers[name].maps[0].half())
+    assert back.info["layers"]["up.b"] == {"place": "up", "level": 1, "heads": 2, "grid": [2, 3]}
+    assert (back.info["passes"], back.info["self_attention"]) == (3, None)
     assert os.listdir(tmp_path) == ["run"]
 
 
@@ -178,8 +186,8 @@ def foreign_json(folder: Path, _: Path):
 def test_parts_that_do_not_belong_together_are_refused(parts, tmp_path, damage, message):
     image, maps, layers = parts
     folder = save(parts, tmp_path / "run")
-    turned = {name: one.flip(0) for name, one in layers.items()}
-    other = save((image.rotate(180), maps, turned), tmp_path / "other")
+    turned = {n: replace(one, maps=one.maps.flip(1)) for n, one in layers.layers.items()}
+    other = save((image.rotate(180), maps, replace(layers, layers=turned)), tmp_path / "other")
     damage(folder, other)
     with pytest.raises(ValueError, match=message):
         load_run(folder)
@@ -202,7 +210,7 @@ def test_file_names_are_safe(tmp_path, word):
 def test_words_that_differ_in_case_only_do_not_clash(tokenizer, tmp_path):
     image, prompt = Image.new("RGB", (64, 64)), "Cat cat CAT"
     maps = Heatmaps(read_prompt(tokenizer, prompt), torch.rand(4, 4, 77))
-    layers = {"layer": torch.rand(4, 4, 77)}
+    layers = LayerMaps({"up": LayerMap("up", 0, 2, maps.maps[None])}, maps.columns, passes=1)
     folder = save_run(tmp_path / "run", image, maps, layers, {"prompt": prompt})
     names = [name.lower() for name in os.listdir(folder / "heatmaps")]
     assert len(set(names)) == 3

@@ -19,7 +19,7 @@ def test_generate_gives_the_plain_pictures_and_their_maps():
     assert [info["seed"] for info in run.info] == [5, 6]
     for i in range(2):
         generator = torch.Generator().manual_seed(5 + i)
-        with capture(pipe) as store:
+        with capture(pipe, steps=(0.5, 1.0)) as store:
             alone = pipe(PROMPT, generator=generator, **QUICK).images[0]
         [expected] = heatmaps(store, pipe.tokenizer, PROMPT)
         difference = np.abs(np.asarray(alone, float) - np.asarray(run.images[i], float))

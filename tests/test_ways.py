@@ -97,7 +97,7 @@ def test_negative_prompts_have_heatmaps_with_their_own_words(name, tmp_path):
     for word in one.heatmaps[0]:
         assert torch.equal(one.heatmaps[0][word].values, both.heatmaps[0][word].values)
     given = {**options, "prompt": PROMPT, "generator": [torch.Generator().manual_seed(0)]}
-    with capture(pipe, branch="unconditional") as store:
+    with capture(pipe, branch="unconditional", steps=(0.5, 1.0)) as store:
         pipe(**given)
     [negative] = sdattn.heatmaps(store, pipe, "dog, dog", **row.options(pipe, way))
     for word in negative:

@@ -10,9 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor
-
-from ..heatmaps import Heatmaps, cross_maps
+from ..heatmaps import Heatmaps
+from ..layermaps import LayerMaps
 from ..packing import pack_run
 from ..prompts import read_prompts
 from ..runs import Run, columns_of, sample
@@ -75,13 +74,12 @@ class Drawer:
     def _attempt(self, part: list[Job], wanted: set[str]) -> None:
         try:
             run = self._sample(part)
-            maps = cross_maps(run.store)
         except Exception as error:
             # Text only: the traceback itself would keep what fills the memory.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             text, too_large = traceback.format_exc(), is_out_of_memory(error)
         else:
-            self._store(part, wanted, run, maps)
+            self._store(part, wanted, run)
             return
         if too_large:
             release_memory()
@@ -113,22 +111,22 @@ class Drawer:
             prompts = read_prompts(self.pipe, [job.item.prompt for job in part], **options)
             return sample(self.pipe, prompts, [job.item.seed for job in part], options)
 
-    def _store(
-        self, part: list[Job], wanted: set[str], run: Run, maps: Mapping[str, Tensor]
-    ) -> None:
+    def _store(self, part: list[Job], wanted: set[str], run: Run) -> None:
         for i, job in enumerate(part):
             if job.item.id in wanted:
-                layers = {name: one[i] for name, one in maps.items()}
-                arguments = run.images[i], run.heatmaps[i], layers, run.info[i]
+                arguments = run.images[i], run.heatmaps[i], run.layers.image(i), run.info[i]
                 self.writer.submit(self._write, job.item, *arguments)
 
-    def _write(self, item: Item, image: Any, heatmaps: Heatmaps, layers: Any, info: Any) -> None:
+    def _write(
+        self, item: Item, image: Any, heatmaps: Heatmaps, layers: LayerMaps, info: Any
+    ) -> None:
         """On a thread of the writer."""
         try:
             if item.words is not None:
                 columns = columns_of(item.words, [heatmaps.prompt])
-                heatmaps = Heatmaps(heatmaps.prompt, heatmaps.maps[..., columns], columns)
-                layers = {name: one[..., columns] for name, one in layers.items()}
+                heatmaps = heatmaps.keep(columns)
+                if not heatmaps.preset.contrast:  # which is between all words
+                    layers = layers.keep(columns)
             own = {"id": item.id, "line": item.line, "fingerprint": self.fingerprints[item.id]}
             files = pack_run(image, heatmaps, layers, {**own, **info}, parts=self.save)
         except Exception as error:

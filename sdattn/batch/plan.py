@@ -14,7 +14,7 @@ import torch
 from ..packing import sha256
 from ..pipelines import images_a_prompt
 from ..prompts import read_prompts
-from ..runs import checked_options
+from ..running import checked_options
 from .items import BadLine, Item, printable
 
 _BLOCK = 2**22  # numbers added up at a time

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from ..files import SavedRun
-from ..packing import NEEDED, read_info, sha256, unpack_run
+from ..packing import NEEDED, map_shapes, read_info, sha256, unpack_run
 from .folder import BatchFolder
 from .layouts import Layout
 
@@ -156,9 +156,8 @@ def _check_image(name: str, data: bytes) -> list[str]:
 
 def _check_maps(data: bytes, info: Mapping[str, Any]) -> list[str]:
     maps = load(data)
-    expected = {name: (*grid, len(info["columns"])) for name, grid in info["layers"].items()}
     problems = []
-    if {name: tuple(one.shape) for name, one in maps.items()} != expected:
+    if {name: tuple(one.shape) for name, one in maps.items()} != map_shapes(info):
         problems.append("maps.safetensors has other layers or sizes than run.json says")
     bad = [name for name, one in maps.items() if not torch.isfinite(one).all()]
     if bad:

@@ -1,4 +1,4 @@
-"""The command line: ``sdattn generate``, ``edit``, ``batch``, ``merge``, ``show`` and ``info``."""
+"""The command line: a function a command, see ``sdattn --help``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from .batches import batch, merge
+from .comparisons import diff
 from .edits import edit
+from .pictures import explain
 from .runs import generate, info, show
 
 app = typer.Typer(
@@ -18,10 +20,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(generate)
+app.command()(explain)
 app.command()(edit)
 app.command()(batch)
 app.command()(merge)
 app.command()(show)
+app.command()(diff)
 app.command()(info)
 
 

@@ -10,7 +10,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .options import Device, Dtype, Guidance, Model, Negative, Pixels, Steps, given, load
+from .options import (
+    Device,
+    Dtype,
+    Guidance,
+    Model,
+    Negative,
+    Pixels,
+    Steps,
+    given,
+    load,
+    open_picture,
+)
 
 
 def edit(
@@ -57,7 +68,7 @@ def edit(
     weights = dict(_parsed_weight(one) for one in weight or ())
     out = out or Path("outputs") / f"{file_name(source)}-edit-{seed}"
     check_target(out, force=force)
-    picture = _open(image) if image else None
+    picture = open_picture(image) if image else None
     pipe = load(load_pipeline, model, device, dtype)
     options = given(steps, guidance, negative, width, height)
     if picture is not None:
@@ -96,17 +107,6 @@ def _parsed_weight(text: str) -> tuple[str, float]:
         raise typer.BadParameter(
             f"{text!r} is not WORD=FACTOR, circle=2 for example.", param_hint="--weight"
         ) from None
-
-
-def _open(path: Path) -> Any:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as image:
-            image.load()
-            return image
-    except UnidentifiedImageError as error:
-        raise ValueError(f"{path} is no picture that can be read.") from error
 
 
 def _invert(pipe: Any, picture: Any, source: str, options: dict[str, Any], null_text: bool) -> Any:

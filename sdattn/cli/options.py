@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -92,3 +93,23 @@ def load(load_pipeline: Any, model: str, device: str | None, dtype: str | None) 
     name = str(pipe.dtype).removeprefix("torch.")
     print(f"{type(pipe).__name__} {model} on {pipe.device} in {name}", file=sys.stderr)
     return pipe
+
+
+def open_picture(path: Path) -> Any:
+    """A file as a PIL image, read whole.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it holds no picture, or a broken one.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    with open(path, "rb") as file:
+        try:
+            image = Image.open(file)
+            image.load()
+        except UnidentifiedImageError as error:
+            raise ValueError(f"{path} is no picture that can be read.") from error
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise ValueError(f"{path} is no picture that can be read: {error}") from error
+    return image

@@ -1,0 +1,108 @@
+"""Do the heatmaps point at the right thing? Presets, layers and steps against known objects.
+
+Scenes that the demo model never saw are drawn twice: by the model, with masks by colour from its
+pictures, and by the script, with exact masks, which the model then explains from one noising to
+each of a few timesteps or from its inversion. Each word's map is compared with its object's mask,
+and with where the picture changes when the word is knocked out.
+
+Prints the tables of the README and writes all figures (.json), the tables (.md) and a plot (.png).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from evaluation import pictures
+from evaluation.causes import correlations
+from evaluation.records import Records, read_picture
+from evaluation.tables import all_tables, plot
+from evaluation.variants import PEERS, VARIANTS
+
+import sdattn
+
+SETTINGS: dict[str, Callable[..., Iterator[pictures.Picture]]] = {
+    "generated": pictures.generated,
+    "noised": pictures.noised,
+    "inverted": pictures.inverted,
+}
+CHUNK = 50  # scenes a job
+
+
+def measure(setting: str, seed: int, asked: Sequence[pictures.Asked]) -> Records:
+    """One job, in a process of its own: some scenes in one setting with one seed."""
+    torch.set_num_threads(1)
+    pipe = sdattn.load_pipeline("demo", device="cpu")
+    pipe.set_progress_bar_config(disable=True)
+    records = Records()
+    if setting == "causes":
+        correlations(pipe, asked, seed, records)
+        return records
+    variants = VARIANTS if setting == "generated" else PEERS
+    for picture in SETTINGS[setting](pipe, asked, seed, variants):
+        read_picture(picture, setting, records)
+    return records
+
+
+def jobs(args: argparse.Namespace) -> list[tuple[str, int, list[pictures.Asked]]]:
+    """The longest first."""
+    asked = pictures.unseen_scenes(args.scenes, args.seed)
+    seeds = {"inverted": 1, "causes": 1, "generated": args.noises, "noised": args.noises}
+    counts = {"causes": args.causes}
+    return [
+        (setting, seed, asked[start : min(start + CHUNK, counts.get(setting, args.scenes))])
+        for setting, number in seeds.items()
+        for seed in range(number)
+        for start in range(0, counts.get(setting, args.scenes), CHUNK)
+    ]
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scenes", type=int, default=500)
+    parser.add_argument("--noises", type=int, default=3, help="seeds of noise for each scene")
+    parser.add_argument("--causes", type=int, default=250, help="scenes with knockouts")
+    parser.add_argument("--seed", type=int, default=2026, help="which unseen scenes")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--quick", action="store_true", help="24 scenes, one seed")
+    parser.add_argument("--out", type=Path, default=Path("outputs/heatmaps-evaluation"))
+    args = parser.parse_args()
+    if args.quick:
+        args.scenes, args.noises, args.causes = 24, 1, 12
+    return args
+
+
+def main() -> None:
+    args = options()
+    began, records = time.time(), Records()
+    todo = jobs(args)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(args.processes, mp_context=spawn) as pool:
+        for i, done in enumerate(pool.map(measure, *zip(*todo, strict=True)), start=1):
+            records.add_all(done)
+            print(f"{i} of {len(todo)} jobs, {time.time() - began:.0f} s", flush=True)
+    figures: dict[str, Any] = records.figures()
+    text = all_tables(figures, args)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    text += f"\n{time.time() - began:.0f} s with {args.processes} processes on {machine}\n"
+    print(text)
+    args.out.mkdir(parents=True, exist_ok=True)
+    told = {name: str(value) for name, value in vars(args).items()}
+    document = {"options": told, "machine": machine, "figures": figures}
+    (args.out / "figures.json").write_text(json.dumps(document, indent=1) + "\n")
+    (args.out / "tables.md").write_text(text)
+    plot(figures, args.out / "plot.png")
+    print(args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Pictures of scenes that training never saw, where each object is in them, and their maps.
+
+    unseen_scenes(count, seed)               scenes, each with one of its prompts
+    generated(pipe, asked, seed)             drawn by the model; masks by colour from the picture
+    noised, inverted (pipe, asked, seed)     drawn by the script, exact masks, explained
+
+A batch's maps are made by every variant from one run, which keeps every step and head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+import sdattn
+from sdattn import Heatmaps, MapStore
+from sdattn.heatmaps import heatmaps_of
+from sdattn.layermaps import LayerMaps, layer_maps
+from sdattn.pipelines import DEMO_SETTINGS
+from sdattn.presets import Preset
+from sdattn.prompts import read_prompts
+from sdattn.refinement import refining
+from sdattn.running import call_pipeline, pictures_of
+from sdattn.scene_checker import SIDE, find_objects, match
+from sdattn.scenes import Scene, random_scene
+from sdattn.tokens import PAD, Prompt
+
+BATCH = 10
+FULL = {"steps": "all", "heads": "all", "kinds": ("cross", "self")}
+
+Asked = tuple[int, Scene, str]  # a scene's number, the scene, what is said of it
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture and what is known of it.
+
+    Attributes:
+        number: of its scene.
+        seed: of its noise.
+        image: PIL.
+        masks: bool ``[objects, 64, 64]``; None where not all objects can be found.
+        heatmaps: by variant.
+    """
+
+    number: int
+    scene: Scene
+    prompt: str
+    seed: int
+    image: Image.Image
+    masks: NDArray[np.bool_] | None
+    heatmaps: Mapping[str, Heatmaps]
+
+
+def unseen_scenes(count: int, seed: int) -> list[Asked]:
+    """Scenes of the part that training never saw, each with one of its prompts."""
+    rng = np.random.default_rng(seed)
+    scenes = [random_scene(rng, held_out=True) for _ in range(count)]
+    return [(i, scene, scene.caption(rng)) for i, scene in enumerate(scenes)]
+
+
+def generated(
+    pipe: Any, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
+) -> Iterator[Picture]:
+    """The pictures that the model draws of the prompts; that of scene ``i`` from seed
+    ``seed * 100000 + i``."""
+    for part in _batches(asked):
+        prompts, seeds = [one[2] for one in part], [seed * 100_000 + one[0] for one in part]
+        with ExitStack() as captures:
+            stores = _stores(captures, pipe, prompts)
+            images = pictures_of(call_pipeline(pipe, prompts, seeds, DEMO_SETTINGS))
+        maps = _by_variant(stores, read_prompts(pipe, prompts), variants)
+        for one, at, image, heatmaps in zip(part, seeds, images, maps, strict=True):
+            yield Picture(*one, at, image, _found(one[1], image), heatmaps)
+
+
+def noised(
+    pipe: Any, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
+) -> Iterator[Picture]:
+    """The script's own pictures, each noised to the default timesteps of :func:`sdattn.explain`."""
+    for part in _batches(asked):
+        prompts, images = [one[2] for one in part], [_drawn(one[1]) for one in part]
+        with ExitStack() as captures:
+            stores = _stores(captures, pipe, prompts)
+            sdattn.explain(pipe, images, prompts, seed=seed * 100_000 + part[0][0])
+        # all timesteps were chosen, so none of them is a part to be left out
+        every = {n: replace(p, steps="mean") if _spans(p) else p for n, p in variants.items()}
+        yield from _given(part, images, _by_variant(stores, read_prompts(pipe, prompts), every))
+
+
+def inverted(
+    pipe: Any, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
+) -> Iterator[Picture]:
+    """The script's own pictures, each replayed from its inversion; ``seed`` has no effect."""
+    settings = {**FULL, "layers": refining(pipe)}
+    kept = {name: preset for name, preset in variants.items() if not preset.among_words}
+    for part in _batches(asked):
+        prompts, images = [one[2] for one in part], [_drawn(one[1]) for one in part]
+        run = sdattn.explain(pipe, images, prompts, invert=True, capture_options=settings)
+        stores = run.store, run.store
+        yield from _given(part, images, _by_variant(stores, read_prompts(pipe, prompts), kept))
+
+
+def _batches(asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
+    for start in range(0, len(asked), BATCH):
+        yield asked[start : start + BATCH]
+
+
+def _drawn(scene: Scene) -> Image.Image:
+    return Image.fromarray(scene.draw(SIDE))
+
+
+def _given(
+    part: Sequence[Asked], images: Sequence[Image.Image], maps: Sequence[Mapping[str, Heatmaps]]
+) -> Iterator[Picture]:
+    for one, image, heatmaps in zip(part, images, maps, strict=True):
+        yield Picture(*one, -1, image, one[1].masks(SIDE), heatmaps)
+
+
+def _found(scene: Scene, image: Image.Image) -> NDArray[np.bool_] | None:
+    """Where the objects are, if the picture has those that were asked for and no other."""
+    found = find_objects(image)
+    chosen = match(scene, found)
+    if chosen is None or len(found) != len(scene.objects):
+        return None
+    return np.stack([one.mask for one in chosen])
+
+
+def _stores(captures: ExitStack, pipe: Any, prompts: Sequence[str]) -> tuple[MapStore, MapStore]:
+    """Of the run that follows: every step and head; and the softmax over words, <sos>, <eos>."""
+    full = captures.enter_context(sdattn.capture(pipe, layers=refining(pipe), **FULL))
+    read = read_prompts(pipe, list(prompts))
+    among = [[i for i, token in enumerate(one.tokens) if token.special != PAD] for one in read]
+    return full, captures.enter_context(sdattn.capture(pipe, among=among))
+
+
+def _by_variant(
+    stores: tuple[MapStore, MapStore], read: Sequence[Prompt], variants: Mapping[str, Preset]
+) -> list[dict[str, Heatmaps]]:
+    """For each picture of a batch its heatmaps by variant."""
+    full, among = stores
+    layers: dict[Any, LayerMaps] = {}  # variants differ in little of what they read
+    found: list[dict[str, Heatmaps]] = [{} for _ in range(full.images)]
+    for name, preset in variants.items():
+        store = among if preset.among_words else full
+        key = (preset.among_words, preset.steps == "sum" or preset.steps, preset.each_head)
+        key = (*key, preset.refine)
+        if key not in layers:
+            layers[key] = layer_maps(store, preset)
+        for held, one in zip(found, heatmaps_of(store, layers[key], preset, read), strict=True):
+            held[name] = one
+    return found
+
+
+def _spans(preset: Preset) -> bool:
+    return isinstance(preset.steps, tuple)

@@ -1,0 +1,96 @@
+"""What was measured of each map, and the figures of many."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdattn import Heatmap, Heatmaps
+from sdattn.scene_checker import SIDE
+from sdattn.scenes import Scene
+
+from .measures import LEVELS, Floats, interval, lands_on_own, score
+from .pictures import Picture
+from .variants import DEFAULT, PEERS
+
+Key = tuple[str, str, str, str]  # setting, kind of word, variant, measure
+
+
+class Records:
+    """Values of each measure, with the number of the scene that each comes from."""
+
+    def __init__(self) -> None:
+        self._values: dict[Key, list[Floats]] = defaultdict(list)
+        self._scenes: dict[Key, list[NDArray[np.int64]]] = defaultdict(list)
+
+    def add(self, key: Key, scene: int, values: Floats) -> None:
+        """Values ``[n, ...]`` of one picture."""
+        self._values[key].append(values)
+        self._scenes[key].append(np.full(len(values), scene))
+
+    def add_all(self, other: Records) -> None:
+        """Those of another process."""
+        for key, values in other._values.items():
+            self._values[key] += values
+            self._scenes[key] += other._scenes[key]
+
+    def figures(self) -> dict[str, Any]:
+        """``[setting][kind][variant][measure]`` = [mean, low, high] of 95 %; ``"n"`` maps; the
+        ``"level"`` that is best for all of them, of which ``"iou"`` is; and ``"ahead"``: by how
+        much the default preset is ahead, map by map, in the same measures."""
+        found: dict[str, Any] = {}
+        for key in self._values:
+            setting, kind, variant, measure = key
+            entry = found.setdefault(setting, {}).setdefault(kind, {}).setdefault(variant, {})
+            values, scenes = self._of(key)
+            if measure == "ious":
+                entry["level"], measure = float(LEVELS[_best(self._raw(key))]), "iou"
+            entry[measure] = interval(values, scenes)
+            entry["n"] = len(values)
+            default = (setting, kind, DEFAULT, key[3])
+            if variant != DEFAULT and default in self._values:
+                ahead = self._of(default)[0] - values
+                entry.setdefault("ahead", {})[measure] = interval(ahead, scenes)
+        return found
+
+    def _raw(self, key: Key) -> Floats:
+        return np.concatenate(self._values[key])
+
+    def _of(self, key: Key) -> tuple[Floats, NDArray[np.int64]]:
+        """One value a map; of the IoUs those at the level that is best for all maps."""
+        values, scenes = self._raw(key), np.concatenate(self._scenes[key])
+        return (values[:, _best(values)] if values.ndim > 1 else values), scenes
+
+
+def _best(ious: Floats) -> int:
+    return int(ious.mean(0).argmax())
+
+
+def read_picture(picture: Picture, setting: str, records: Records) -> None:
+    """Score every variant's maps of the words of the objects; colours in the presets only."""
+    right = np.array([float(picture.masks is not None)])
+    records.add((setting, "picture", DEFAULT, "right"), picture.number, right)
+    if picture.masks is None:
+        return
+    for variant, heatmaps in picture.heatmaps.items():
+        for kind in ("shape", "colour") if variant in PEERS else ("shape",):
+            key, number = (setting, kind, variant), picture.number
+            maps = np.stack([_at_side(one) for one in words_of(picture.scene, heatmaps, kind)])
+            for measure, values in score(maps, picture.masks).items():
+                records.add((*key, measure), number, values)
+            if len(maps) == 2:
+                records.add((*key, "own"), number, lands_on_own(maps, picture.masks))
+
+
+def words_of(scene: Scene, heatmaps: Heatmaps, kind: str) -> list[Heatmap]:
+    """The map of each object's word; the second of two objects of one shape has the word's second
+    occurrence."""
+    names = [getattr(one, kind) for one in scene.objects]
+    return [heatmaps.find(name)[names[:i].count(name)] for i, name in enumerate(names)]
+
+
+def _at_side(one: Heatmap) -> Floats:
+    return one.resize((SIDE, SIDE)).numpy().astype(np.float64)

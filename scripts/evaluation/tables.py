@@ -1,0 +1,133 @@
+"""The figures as tables in Markdown, and a plot."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .causes import SPANS
+from .variants import DEFAULT, PARTS, PEERS
+
+MEASURES = {
+    "iou": "IoU, best threshold",
+    "fixed": "IoU, half of the range",
+    "otsu": "IoU, Otsu",
+    "pointing": "pointing game",
+    "precision": "average precision",
+}
+TITLES = {
+    "generated": "Pictures that the model drew (masks by colour)",
+    "noised": "Given pictures, noised to a few timesteps (exact masks)",
+    "inverted": "Given pictures, inverted (exact masks)",
+}
+Figures = Mapping[str, Any]
+
+
+def all_tables(figures: Figures, args: argparse.Namespace) -> str:
+    right = figures["generated"]["picture"][DEFAULT]["right"]
+    parts = [
+        f"{args.scenes} scenes that training never saw (seed {args.seed}), {args.noises} seeds of "
+        f"noise each. {right[0]:.1%} of the drawn pictures have the objects that were asked for, "
+        "and no others; the rest is left out. Intervals are 95 %, by resampling scenes.\n"
+    ]
+    for setting, title in TITLES.items():
+        parts.append(f"**{title}**\n")
+        parts.append(_table(figures[setting]["shape"], PEERS, MEASURES))
+    parts.append("**How far the default preset is ahead, map by map**\n")
+    parts += [_ahead(figures)]
+    parts.append(
+        "**Which word lands on its own object, of two; which map agrees with the cause**\n"
+    )
+    parts.append(_words(figures))
+    parts.append("**Layers and steps**, each the mean of all others, in drawn pictures\n")
+    parts.append(_table(figures["generated"]["shape"], PARTS, MEASURES))
+    return "\n".join(parts)
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _head(*names: str) -> list[str]:
+    return [_row(*names), "|---" * len(names) + "|"]
+
+
+def _cell(figure: Sequence[float] | None, sign: str = "") -> str:
+    """A mean and how far the farther end of its interval is."""
+    if figure is None:
+        return "-"
+    mean, low, high = figure
+    return f"{mean:{sign}.3f} ± {max(mean - low, high - mean):.3f}"
+
+
+def _table(by_variant: Figures, names: Mapping[str, Any], measures: Mapping[str, str]) -> str:
+    lines = _head("", *measures.values())
+    for name in names:
+        entry = by_variant.get(name)
+        if entry is not None:
+            cells = [_cell(entry[measure]) for measure in measures]
+            cells[0] += f" at {entry['level']:.2f}"
+            lines.append(_row(name, *cells))
+    return "\n".join(lines) + "\n"
+
+
+def _ahead(figures: Figures) -> str:
+    lines = _head("of", "in", *MEASURES.values())
+    for name in [one for one in PEERS if one != DEFAULT]:
+        for setting in TITLES:
+            entry = figures[setting]["shape"].get(name)
+            if entry is not None:
+                cells = [_cell(entry["ahead"][measure], "+") for measure in MEASURES]
+                lines.append(_row(name, setting, *cells))
+    return "\n".join(lines) + "\n"
+
+
+def _words(figures: Figures) -> str:
+    spans = [f"rank correlation with the change, word gone for {span}" for span in SPANS]
+    lines = _head("", "shape words", "colour words", *spans)
+    drawn, causes = figures["generated"], figures["causes"]["shape"]
+    for name in PEERS:
+        own = [_cell(drawn[kind][name]["own"]) for kind in ("shape", "colour")]
+        lines.append(_row(name, *own, *[_cell(causes[name][span]) for span in SPANS]))
+    return "\n".join(lines) + "\n"
+
+
+def plot(figures: Figures, path: Path) -> None:
+    """IoU of presets in each setting, and of layers and steps in drawn pictures."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5), constrained_layout=True)
+    colours = {"generated": "#1b6ca8", "noised": "#d1495b", "inverted": "#8f7a2e"}
+    for i, setting in enumerate(TITLES):
+        entries = figures[setting]["shape"]
+        names = [name for name in PEERS if name in entries]
+        places = [list(PEERS).index(name) + 0.22 * (i - 1) for name in names]
+        _points(left, places, [entries[name]["iou"] for name in names], colours[setting], setting)
+    left.set_yticks(range(len(PEERS)), list(PEERS))
+    left.set_title("Presets")
+    left.legend(title="pictures", loc="lower left", frameon=False)
+    entries = figures["generated"]["shape"]
+    _points(right, range(len(PARTS)), [entries[n]["iou"] for n in PARTS], colours["generated"], "")
+    right.set_yticks(range(len(PARTS)), list(PARTS))
+    right.set_title("Layers and steps, in drawn pictures")
+    for one in (left, right):
+        one.invert_yaxis()
+        one.set_xlim(0, 1)
+        one.set_xlabel("mean IoU at the best threshold, with 95 % intervals")
+        one.grid(axis="x", alpha=0.3)
+        one.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _points(
+    axes: Any, places: Sequence[float], found: Sequence[Any], colour: str, label: str
+) -> None:
+    means = [one[0] for one in found]
+    errors = [[one[0] - one[1] for one in found], [one[2] - one[0] for one in found]]
+    axes.errorbar(means, places, xerr=errors, fmt="o", color=colour, label=label, markersize=5)

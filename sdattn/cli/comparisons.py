@@ -1,0 +1,75 @@
+"""``sdattn diff``: two runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def diff(
+    run_a: Annotated[Path, typer.Argument(help="A run's folder, or a batch run's with --item.")],
+    run_b: Annotated[Path, typer.Argument(help="The other one.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Words or phrases; all words by default.")
+    ] = None,
+    item: Annotated[
+        list[str] | None,
+        typer.Option(help="The id of an item of both batch runs; twice: of A, then of B."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; outputs/A-vs-B by default.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a comparison that is there already.")
+    ] = False,
+) -> None:
+    """Show where two runs differ: the heatmaps of each word side by side and B - A. Of two prompts,
+    two seeds, a model with and without a LoRA."""
+    from ..batch.reading import open_batch
+    from ..comparison import diff
+    from ..files import file_name
+
+    if item and len(item) > 2:
+        raise typer.BadParameter("Pass it once for both runs, or twice.", param_hint="--item")
+    if item:
+        places = [(run_a, item[0]), (run_b, item[-1])]
+        a, b = (open_batch(run)[one] for run, one in places)
+        names = tuple(f"{run.resolve().name}/{one}" for run, one in places)
+        found = diff(a, b, words=words, names=(names[0], names[1]))
+    else:
+        found = diff(run_a, run_b, words=words)
+    out = out or Path("outputs") / "-vs-".join(file_name(name) for name in found.names)
+    found.save(out, force=force)
+    _print(found, out)
+
+
+def _print(found: Any, out: Path) -> None:
+    settings = Table("", "A", "B", title_justify="left")
+    settings.add_row("run", *map(Text, found.names))
+    settings.add_row("prompt", *map(Text, found.prompts))
+    for name, pair in found.told_settings().items():
+        settings.add_row(Text(name), *map(Text, pair))
+    words = Table("word", title_justify="left")
+    for column in ("mean A", "mean B", "correlation", "largest B - A", "at x, y"):
+        words.add_column(column, justify="right")
+    for word in found.words:
+        numbers = (word.mean_a, word.mean_b, word.correlation)
+        told = ["-" if one is None else f"{one:.2g}" for one in numbers]
+        words.add_row(Text(word.label), *told, *_largest(word, found.image_a.size))
+    console = Console()
+    console.print(settings)
+    console.print(words)
+    console.print(Text(f"{out}/: diff.png, run.json"))
+
+
+def _largest(word: Any, size: tuple[int, int]) -> tuple[str, str]:
+    """The largest difference, and the middle of its cell in pixels of A's picture."""
+    if word.largest is None:
+        return "-", "-"
+    value, (row, col) = word.largest
+    rows, cols = word.difference.shape
+    x, y = (col + 0.5) * size[0] / cols, (row + 0.5) * size[1] / rows
+    return f"{value:+.2g}", f"{x:.0f}, {y:.0f}"

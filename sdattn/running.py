@@ -1,0 +1,124 @@
+"""A pipeline's call: its options checked, the call with a seed for each image, its pictures.
+
+checked_options(pipe, options)                   refused where they cannot be, or filled in
+call_pipeline(pipe, prompts, seeds, options)     noise drawn on the CPU
+pictures_of(result)                              PIL
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .pipelines import DEMO_SETTINGS, default_size, is_demo, size_unit
+
+
+def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A pipeline's options, refused where they cannot be, filled in where that needs knowledge.
+
+    Raises:
+        ValueError: an option that is not free here, a size or a number of steps that cannot be.
+    """
+    if is_demo(pipe):
+        options = {**DEMO_SETTINGS, **options}
+    if taken := sorted({"generator", "output_type", "prompt_embeds", "return_dict"} & set(options)):
+        raise ValueError(
+            f"{', '.join(taken)} cannot be chosen here. Use capture() around the pipeline."
+        )
+    _check_names(pipe, options)
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name}={value}: pass a finite number.")
+    _check_guidance(pipe, options)
+    options = {**options, **_checked_size(pipe, options)}
+    steps = options.get("num_inference_steps", 1)
+    most = pipe.scheduler.config.num_train_timesteps
+    if not isinstance(steps, int) or not 1 <= steps <= most:
+        raise ValueError(f"num_inference_steps={steps}: pass 1 to {most}, the scheduler's most.")
+    return options
+
+
+def _check_names(pipe: Any, options: Mapping[str, Any]) -> None:
+    """Refuse what the pipeline does not know: some of diffusers' take anything and heed nothing."""
+    known = [
+        name
+        for name, one in inspect.signature(pipe.__call__).parameters.items()
+        if one.kind is not one.VAR_KEYWORD and name != "prompt"
+    ]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known) or known
+            raise ValueError(
+                f"A {type(pipe).__name__} has no option {name!r}. It has: {', '.join(near)}."
+            )
+
+
+def _check_guidance(pipe: Any, options: Mapping[str, Any]) -> None:
+    """Refuse a negative prompt that the pipeline would drop in silence."""
+    known = inspect.signature(pipe.__call__).parameters
+    name = next((one for one in ("true_cfg_scale", "guidance_scale") if one in known), None)
+    if not options.get("negative_prompt") or name is None:
+        return
+    scale = options.get(name, known[name].default)
+    if isinstance(scale, (int, float)) and scale <= 1:
+        raise ValueError(
+            f"A {type(pipe).__name__} heeds a negative prompt only with {name} above 1; found "
+            f"{scale}. Pass {name}=4, say, or no negative prompt."
+        )
+
+
+def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Both sides of the size, or none (of a lone side diffusers would take no notice), and a
+    picture that is as the model made it."""
+    found: dict[str, Any] = {}
+    if "use_resolution_binning" in inspect.signature(pipe.__call__).parameters:
+        if options.get("use_resolution_binning"):
+            raise ValueError(
+                "use_resolution_binning=True has the model make another size and cuts the picture "
+                "out of it, so that the heatmaps would not fit. Pass a size it was trained on, or "
+                "use capture() around the pipeline."
+            )
+        found["use_resolution_binning"] = False
+    given = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
+    unit = size_unit(pipe)
+    for side, value in given.items():
+        if not isinstance(value, int):
+            raise ValueError(f"{side}={value!r}: pass a whole number of pixels.")
+        if value < unit or value % unit:
+            lower = max(unit, value // unit * unit)
+            raise ValueError(
+                f"{side}={value}: this model makes sizes that are a multiple of {unit} pixels. "
+                f"The nearest are {lower} and {lower + unit}."
+            )
+    if given:
+        height, width = default_size(pipe)
+        found |= {"height": height, "width": width, **given}
+    return found
+
+
+def call_pipeline(
+    pipe: Any, prompts: list[str], seeds: Sequence[int], options: Mapping[str, Any]
+) -> Any:
+    """Run a pipeline on prompts, the noise of each image drawn on the CPU from its seed."""
+    options = dict(options)
+    if options.get("negative_prompt") is not None:  # diffusers wants a list beside a list
+        options["negative_prompt"] = one_each(options["negative_prompt"], len(prompts))
+    generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+    return pipe(prompt=prompts, generator=generators, **options)
+
+
+def one_each(negative: str | Sequence[str], prompts: int) -> list[str]:
+    """A negative prompt for each prompt."""
+    return [negative] * prompts if isinstance(negative, str) else list(negative)
+
+
+def pictures_of(result: Any) -> list[Any]:
+    """The PIL images of what a pipeline returned, the frames of a video in order."""
+    if hasattr(result, "images"):
+        return list(result.images)
+    return [frame for video in result.frames for frame in video]
