@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import attention
 from .capture import capture
-from .heatmaps import Heatmap, Heatmaps, heatmaps
+from .heatmap import Heatmap
+from .heatmaps import Heatmaps, heatmaps
 from .maps import CaptureError, CaptureWarning, MapStore
 from .processors import TorchAttnProcessor
 from .store import AttentionStore

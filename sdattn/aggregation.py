@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .layermaps import LayerMap, LayerMaps, resize_maps
 from .maps import CaptureError
-from .presets import Preset
+from .presets import Preset, nothing_read
 from .refinement import spread
 
 
@@ -47,15 +47,12 @@ def aggregate(maps: LayerMaps, preset: Preset) -> Tensor:
 
 
 def _chosen(maps: LayerMaps, preset: Preset) -> list[LayerMap]:
-    places = [one for one in maps.layers.values() if one.place in preset.places]
-    chosen = [one for one in places if preset.deepest is None or one.level <= preset.deepest]
+    every = list(maps.layers.values())
+    chosen = [one for one in every if preset.reads(one.place, one.level)]
+    if preset.or_all:
+        chosen = chosen or every
     if not chosen:
-        found = sorted({f"{one.place} at level {one.level}" for one in maps.layers.values()})
-        raise CaptureError(
-            f"The preset {preset.name!r} reads layers of the places {', '.join(preset.places)}"
-            f"{'' if preset.deepest is None else f' down to level {preset.deepest}'}, and the maps "
-            f"are of: {', '.join(found)}. Capture those layers, or choose another preset."
-        )
+        raise CaptureError(nothing_read(preset, [(one.place, one.level) for one in every]))
     sides = {min(one.grid) for one in chosen}
     if preset.cells is not None:
         wanted = preset.cells

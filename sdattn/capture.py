@@ -26,16 +26,9 @@ from .layers import (
     select_layers,
     unwrapped,
 )
-from .maps import (
-    CaptureError,
-    CaptureWarning,
-    MapStore,
-    Pass,
-    Selection,
-    expected_bytes,
-    is_span,
-)
+from .maps import CaptureError, CaptureWarning, MapStore, Pass
 from .processors import ObservingProcessor, ProbsOf, innermost
+from .selections import Selection, expected_bytes, is_span
 
 MUCH = 1e9  # bytes; a capture that will hold more says so before it starts
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from .controllers import Span
-from .heatmaps import Heatmap
+from .heatmap import Heatmap
 from .layers import LayerSelection, find_denoiser
 from .pipelines import images_a_prompt
 from .prompts import read_prompts

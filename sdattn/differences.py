@@ -10,7 +10,8 @@ from itertools import zip_longest
 
 from torch import Tensor
 
-from .heatmaps import Heatmap, Heatmaps
+from .heatmap import Heatmap
+from .heatmaps import Heatmaps
 from .words import split_phrase
 
 

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from . import inversion
 from .ddim import ddim, in_place
-from .layers import TEXT_KINDS
-from .maps import is_span
 from .pictures import encode, fit
 from .pipelines import check_text_to_image
 from .presets import Preset, preset_of
 from .prompts import read_prompts
 from .running import checked_options
-from .runs import Run, capture_settings, columns_of, sample
+from .runs import Run, sample
+from .selections import is_span
 from .tokens import Prompt
+from .watching import capture_settings, checked_capture
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -114,7 +114,7 @@ def explain(
     chosen = preset_of(preset, refine)
     if is_span(chosen.steps) and not invert:
         chosen = replace(chosen, steps="mean")
-    watch = _checked_capture(capture_options or {}, words, read)
+    watch = checked_capture(capture_options or {}, words, read, ("conditional",))
     settings = capture_settings(pipe, chosen, read, options, watch)
     seeds = [seed + i for i in range(len(read))]
     way = _replayed(pipe, images, read, options) if invert else _noised(pipe, images, seeds, places)
@@ -262,21 +262,3 @@ def _checked_options(
     if timesteps:
         decided["num_inference_steps"] = len(timesteps)
     return checked_options(pipe, {**options, **decided})
-
-
-def _checked_capture(
-    settings: Mapping[str, Any], words: Sequence[str] | None, read: Sequence[Prompt]
-) -> dict[str, Any]:
-    """Refuse what would leave the run without heatmaps, before it runs; find the words' columns."""
-    branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
-    ours = {"text_states", "among"} & set(settings)
-    if branch != "conditional" or not set(kinds).intersection(TEXT_KINDS) or ours:
-        raise ValueError(
-            f"capture_options={dict(settings)}: explain() shows where the words of the prompt go, "
-            "without guidance. For anything else use capture() around the pipeline."
-        )
-    if words is None:
-        return dict(settings)
-    if isinstance(words, str) or not words:
-        raise ValueError(f"words={words!r}: pass a list of words and phrases, or None for all.")
-    return {**settings, "tokens": columns_of(words, read)}

@@ -14,7 +14,8 @@ from typing import Any
 
 from PIL import Image
 
-from .heatmaps import Heatmap, Heatmaps
+from .heatmap import Heatmap
+from .heatmaps import Heatmaps
 from .layermaps import LayerMaps
 from .packing import NEEDED, USUAL, file_name, pack_run, unpack_run
 
@@ -54,7 +55,7 @@ def save_run(
     info: Mapping[str, Any],
     *,
     parts: Collection[str] = USUAL,
-    more: Mapping[str, Sequence[Heatmap]] | None = None,
+    more: Mapping[str, tuple[str, Sequence[Heatmap]]] | None = None,
     force: bool = False,
 ) -> Path:
     """Write the folder of one image's run, see :func:`sdattn.packing.pack_run`.

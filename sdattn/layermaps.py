@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from .layers import TEXT_KINDS, AttentionLayer
-from .maps import CaptureError, MapStore, is_span
+from .maps import CaptureError, MapStore
 from .presets import Preset
+from .selections import is_span
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from . import render
 from .aggregation import aggregate
-from .heatmaps import Heatmap, Heatmaps, finish
+from .heatmap import Heatmap
+from .heatmaps import Heatmaps, finish
 from .layermaps import LayerMap, LayerMaps
 from .presets import Preset
 from .tokens import Prompt, Token, Word
@@ -43,7 +44,7 @@ def pack_run(
     info: Mapping[str, Any],
     *,
     parts: Collection[str] = USUAL,
-    more: Mapping[str, Sequence[Heatmap]] | None = None,
+    more: Mapping[str, tuple[str, Sequence[Heatmap]]] | None = None,
 ) -> dict[str, bytes]:
     """The files of one image's run; the same run gives the same bytes.
 
@@ -53,8 +54,8 @@ def pack_run(
         layers: of this one image; kept as float16.
         info: settings of the run, anything JSON can hold.
         parts: which of ``PARTS``; ``run.json`` is always there.
-        more: further maps of the same picture, drawn into a folder of their own each: of the
-            negative prompt, of words that were asked about, of knockouts.
+        more: further maps of the same picture, drawn into a folder of their own each, with the
+            text that they are of: ``"negative"``, ``"asked"``, ``"causal"``.
 
     Returns:
         Path in the run's folder to bytes, ``run.json`` last.
@@ -75,8 +76,10 @@ def pack_run(
         halves = {name: one.to("cpu", torch.float16).contiguous() for name, one in tensors.items()}
         files[MAPS] = pack_maps(halves)
     files |= drawings(image, heatmaps.occurrences(), heatmaps.prompt.text, parts)
-    for folder, maps in (more or {}).items():
-        drawn = drawings(image, maps, heatmaps.prompt.text, parts)
+    for folder, (text, maps) in (more or {}).items():
+        # a knockout that changed nothing is not to glow
+        scale = (0.0, max(one.range[1] for one in maps)) if folder == "causal" else None
+        drawn = drawings(image, maps, text, parts, scale)
         files |= {f"{folder}/{name}": data for name, data in drawn.items()}
     document = {
         "format": FORMAT,
@@ -124,14 +127,19 @@ def pack_maps(layers: Mapping[str, Tensor]) -> bytes:
 
 
 def drawings(
-    image: Image.Image, maps: Sequence[Heatmap], title: str, parts: Collection[str] = USUAL
+    image: Image.Image,
+    maps: Sequence[Heatmap],
+    title: str,
+    parts: Collection[str] = USUAL,
+    scale: tuple[float, float] | None = None,
 ) -> dict[str, bytes]:
     """``heatmaps/NN-word.png`` for each map, ``grid.png``, and ``masks/NN-word.png`` (255 where a
-    map lies in the upper half of its range), as asked."""
+    map lies in the upper half of its range), as asked. ``scale`` is that of all maps; by default
+    each has its own range."""
     files: dict[str, bytes] = {}
     names = [f"{n:02d}-{file_name(one.label)}.png" for n, one in enumerate(maps, start=1)]
     wanted = {"overlays", "grid"}.intersection(parts)
-    tiles = [one.overlay(image) for one in maps] if wanted else []
+    tiles = [one.overlay(image, scale=scale) for one in maps] if wanted else []
     if "overlays" in parts:
         files |= {f"heatmaps/{n}": _png(tile, _QUICK) for n, tile in zip(names, tiles, strict=True)}
     if "grid" in parts:

@@ -12,6 +12,7 @@ google/prompt-to-prompt; Chefer et al. 2023, "Attend-and-Excite"; Marcos-Manchó
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ class Preset:
     Attributes:
         name: what it is called.
         places: the layers that are read, by place.
+        or_all: where there are none of these places, read all layers there are.
         cells: read only the grid whose shorter side is nearest to so many cells (in proportion).
         least_cells: leave out grids of fewer cells on their shorter side, unless all have fewer.
         deepest: leave out layers below this level; level 3 is an eighth of the latent's side.
@@ -45,6 +47,7 @@ class Preset:
 
     name: str
     places: tuple[str, ...]
+    or_all: bool = False
     cells: int | None = None
     least_cells: int = 0
     deepest: int | None = None
@@ -58,6 +61,10 @@ class Preset:
     sigma: float = 0.0
     words: Literal["sum", "mean"] = "sum"
     refine: Literal["self"] | None = None
+
+    def reads(self, place: str, level: int) -> bool:
+        """Whether a layer is of the places and levels that are read."""
+        return place in self.places and (self.deepest is None or level <= self.deepest)
 
     def to_json(self) -> dict[str, Any]:
         """Its attributes as JSON can hold them."""
@@ -84,7 +91,7 @@ class Preset:
 _ALL = (
     # Where it points is measured by scripts/evaluate_heatmaps.py: the way up, on grids fine enough
     # to point with, once the picture has formed.
-    Preset("default", ("up", "double", "single", "block"), least_cells=16, steps=(0.5, 1.0)),
+    Preset("default", ("up",), or_all=True, least_cells=16, steps=(0.5, 1.0)),
     Preset(
         "daam",
         ("down", "up"),
@@ -109,6 +116,16 @@ _ALL = (
     Preset("sum", (*UNET, "block", "double"), heads="sum"),
 )
 PRESETS = {preset.name: preset for preset in _ALL}
+
+
+def nothing_read(preset: Preset, found: Iterable[tuple[str, int]]) -> str:
+    """What to say where none of the layers, (place, level) each, is one that a preset reads."""
+    there = ", ".join(sorted({f"{place} at level {level}" for place, level in found}))
+    levels = "" if preset.deepest is None else f" down to level {preset.deepest}"
+    return (
+        f"The preset {preset.name!r} reads layers of the places {', '.join(preset.places)}{levels},"
+        f" and there are only: {there}. Choose other layers, or another preset."
+    )
 
 
 def preset_of(preset: str | Preset, refine: str | None = None) -> Preset:

@@ -16,19 +16,21 @@ from .asking import encode_text
 from .capture import capture
 from .causes import knockouts, prepare
 from .files import check_target, save_run
-from .heatmaps import Heatmap, Heatmaps, heatmaps_of
+from .heatmap import Heatmap
+from .heatmaps import Heatmaps, heatmaps_of
 from .layermaps import LayerMaps, layer_maps
-from .layers import TEXT_KINDS
-from .maps import MapStore, is_span
-from .pipelines import images_a_prompt, is_demo
+from .maps import MapStore
+from .pipelines import is_demo
 from .presets import PRESETS, Preset, preset_of
 from .prompts import read_prompts
-from .refinement import refining
 from .running import call_pipeline, checked_options, one_each, pictures_of
-from .tokens import PAD, Prompt
+from .tokens import Prompt
+from .watching import capture_settings, checked_capture, columns_around
 
 if TYPE_CHECKING:
     from PIL import Image
+
+CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
 
 
 @dataclass
@@ -69,13 +71,13 @@ class Run:
 
     def save_image(self, number: int, folder: Path, *, force: bool = False) -> None:
         """Write the folder of one of the images."""
-        more: dict[str, Sequence[Heatmap]] = {}
+        heatmaps, layers = self.heatmaps[number], self.layers.image(number)
+        more: dict[str, tuple[str, Sequence[Heatmap]]] = {}
         for name, maps in (("negative", self.negative_heatmaps), ("asked", self.asked_heatmaps)):
             if maps:
-                more[name] = maps[number].occurrences()
+                more[name] = maps[number].prompt.text, maps[number].occurrences()
         if self.causal_heatmaps:
-            more["causal"] = self.causal_heatmaps[number]
-        heatmaps, layers = self.heatmaps[number], self.layers.image(number)
+            more["causal"] = heatmaps.prompt.text, self.causal_heatmaps[number]
         image, info = self.images[number], self.info[number]
         save_run(folder, image, heatmaps, layers, info, more=more, force=force)
 
@@ -112,9 +114,10 @@ def generate(
         refine: ``"self"``: sharper maps, see :mod:`sdattn.refinement`; 12.6 MB more an image for
             SD 1.x at 512x512.
         ask: another text, ``"wheel hat"``: where the picture would attend to its words, against
-            each other. Costs as much as the capture itself. UNets only.
-        causal: draw the picture again without each of the words and see where it changes, see
-            :func:`sdattn.knockout`; one more picture for each word.
+            each other and ``<sos>`` and ``<eos>``. UNets only. It holds as much as the maps of so
+            many columns: 4 for these, 0.4 MB an image for SD 1.x at 512x512, however many steps.
+        causal: draw the picture again without each of the words, in the second half of the steps,
+            and see where it changes, see :func:`sdattn.knockout`; a picture more for each word.
         capture_options: handed to :func:`sdattn.capture`, ``{"layers": ("mid", "up")}`` say. With
             ``{"branch": "both"}`` the negative prompt gets heatmaps too.
         options: handed to the pipeline: ``num_inference_steps``, ``guidance_scale``,
@@ -132,18 +135,19 @@ def generate(
     options = checked_options(pipe, options)
     read = read_prompts(pipe, prompt, **options)
     chosen = preset_of(preset, refine)
-    settings = _checked_capture(capture_options or {}, options)
-    if isinstance(words, str) or (words is not None and not words):
-        raise ValueError(f"words={words!r}: pass a list of words and phrases, or None for all.")
-    if words is not None:
-        settings["tokens"] = columns_of(words, read)
-    settings = capture_settings(pipe, chosen, read, options, settings)
+    watch = checked_capture(capture_options or {}, words, read)
+    if watch.get("branch") == "both" and not options.get("negative_prompt"):
+        raise ValueError("branch='both' shows the words of a negative prompt. Pass one.")
+    settings = capture_settings(pipe, chosen, read, options, watch)
     if causal:  # refuse now what would be refused after the picture
-        prepare(pipe, read[0].text, seed, None, 1.0, _of_one_image(options))
+        prepare(pipe, read[0].text, seed, None, CAUSAL_STEPS, _of_one_image(options))
     seeds = [seed + i for i in range(len(read) * options.get("num_images_per_prompt", 1))]
     run = sample(pipe, read, seeds, options, settings, preset=chosen, ask=ask)
     if causal:
-        run.causal_heatmaps = _causes(pipe, run, seeds, words, options)
+        try:
+            run.causal_heatmaps = _causes(pipe, run, seeds, words, options)
+        except RuntimeError as error:  # the picture and its maps are there
+            warnings.warn(f"There are no causal maps: {error}", stacklevel=2)
     return run
 
 
@@ -163,14 +167,14 @@ def sample(
     :func:`capture_settings` where they are left out.
     """
     settings = dict(capture_options or capture_settings(pipe, preset, prompts, options))
+    asked = None if ask is None else _Asked(pipe, ask, options)
     both = settings.pop("branch", "conditional") == "both"
     with ExitStack() as captures:
         store = captures.enter_context(capture(pipe, **settings))
         if both:  # a capture of its own, since some pipelines run the two in turn
             others = {**settings, "branch": "unconditional", "tokens": None, "among": None}
             of_negative = captures.enter_context(capture(pipe, **others))
-        if ask is not None:
-            asked = _Asked(pipe, ask, options)
+        if asked is not None:
             of_asked = captures.enter_context(capture(pipe, **settings | asked.settings))
         result = call_pipeline(pipe, [one.text for one in prompts], seeds, options)
     blanked = _blanked(result)
@@ -186,10 +190,10 @@ def sample(
     for i in blanked:
         info[i]["blanked"] = True
     run = Run(images, maps, store, layers, info, negative_heatmaps=negative)
-    if ask is not None:
+    if asked is not None:
         run.asked_heatmaps = _beside(of_asked, layers, preset, [asked.prompt])
         for one in info:
-            one["asked"] = ask
+            one["asked"] = asked.prompt.text
     return run
 
 
@@ -226,12 +230,12 @@ class _Asked:
 
     def __init__(self, pipe: Any, text: str, options: Mapping[str, Any]):
         [self.prompt] = read_prompts(pipe, text, **options)
-        states = encode_text(pipe, text, options)
+        columns = columns_around(self.prompt)
         self.settings = {
-            "text_states": states,
-            "among": [_between(self.prompt)],
-            "tokens": None,
-            "layers": None,
+            "text_states": encode_text(pipe, text, options),
+            "among": [columns],
+            "tokens": columns,
+            "kinds": ("cross",),
         }
 
 
@@ -242,11 +246,6 @@ def _beside(
     own = layer_maps(store, replace(preset, refine=None, among_words=False))
     own = replace(own, affinity=layers.affinity, affinity_grid=layers.affinity_grid)
     return heatmaps_of(store, own, preset, prompts)
-
-
-def _between(prompt: Prompt) -> list[int]:
-    """The columns of the words and of what is around them, without padding."""
-    return [i for i, token in enumerate(prompt.tokens) if token.special != PAD]
 
 
 def _of_one_image(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,78 +264,11 @@ def _causes(
     for heatmaps, seed in zip(run.heatmaps, seeds, strict=True):
         chosen = [w for w in words or heatmaps.words if words is None or w in heatmaps]
         asked = list(dict.fromkeys(chosen))
-        done = knockouts(pipe, heatmaps.prompt.text, asked, seed, **_of_one_image(options))
+        done = knockouts(
+            pipe, heatmaps.prompt.text, asked, seed, steps=CAUSAL_STEPS, **_of_one_image(options)
+        )
         found.append([one.heatmap for one in done])
     return found
-
-
-def _checked_capture(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuse what would leave the run without heatmaps, before it runs."""
-    branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
-    ours = {"text_states", "among"} & set(settings)
-    if branch not in ("conditional", "both") or not set(kinds).intersection(TEXT_KINDS) or ours:
-        raise ValueError(
-            f"capture_options={dict(settings)}: generate() shows where the words of the prompt "
-            "went. For anything else use capture() around the pipeline."
-        )
-    if branch == "both" and not options.get("negative_prompt"):
-        raise ValueError("branch='both' shows the words of a negative prompt. Pass one.")
-    return dict(settings)
-
-
-def capture_settings(
-    pipe: Any,
-    preset: Preset,
-    prompts: Sequence[Prompt],
-    options: Mapping[str, Any],
-    chosen: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """What :func:`sdattn.capture` has to keep for a preset, ``chosen`` options put in.
-
-    Raises:
-        ValueError: ``chosen`` has what the preset cannot do with.
-        TypeError: the model cannot be refined.
-    """
-    needs: dict[str, Any] = {}
-    if preset.each_head:
-        needs["heads"] = "all"
-    if preset.steps == "last":
-        needs["steps"] = "last"
-    if preset.among_words:
-        images = images_a_prompt(pipe, options)
-        needs["among"] = [_between(one) for one in prompts for _ in range(images)]
-    if preset.contrast:
-        needs["tokens"] = None
-    if preset.refine:
-        needs |= {"kinds": (*TEXT_KINDS, "self"), "layers": refining(pipe, options)}
-    chosen = dict(chosen or {})
-    if clash := sorted(name for name in needs.keys() & chosen.keys()):
-        raise ValueError(
-            f"The preset {preset.name!r}{' with refine' if preset.refine else ''} decides on "
-            f"{', '.join(clash)} of the capture itself. Leave that out, or choose another preset."
-        )
-    if is_span(preset.steps) and options.get("denoising_end") is None:
-        needs["steps"] = preset.steps  # a run that ends early may have no such part
-    return {**needs, **chosen}
-
-
-def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
-    """The token columns of words and phrases in any of the prompts, in order.
-
-    Raises:
-        KeyError: one that is in none of them.
-    """
-    columns: set[int] = set()
-    for word in words:
-        errors = []
-        for one in prompts:
-            try:
-                columns.update(*one.find(word))
-            except KeyError as error:
-                errors.append(error)
-        if len(errors) == len(prompts):
-            raise errors[0]
-    return sorted(columns)
 
 
 def _blanked(result: Any) -> list[int]:

@@ -26,7 +26,7 @@ from diffusers.models.attention_processor import (
 import sdattn
 from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture
 from sdattn.layers import find_layers
-from sdattn.maps import expected_bytes
+from sdattn.selections import expected_bytes
 
 PROMPT = "a red cat"
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"

@@ -26,7 +26,7 @@ from sdattn.pipelines import (
     shortcomings,
     size_unit,
 )
-from sdattn.runs import checked_options
+from sdattn.running import checked_options
 
 # Left out are those that differ from one of these in weights only or are not saved as they are
 # (LoRA, IP-Adapter, FreeU), and Stable Diffusion 3 without T5, of which diffusers saves an index

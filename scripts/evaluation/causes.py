@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from sdattn import Heatmap
 from sdattn.causes import knockouts
-from sdattn.heatmaps import Heatmap
 from sdattn.pipelines import DEMO_SETTINGS
 
 from .measures import rank_correlation

@@ -15,7 +15,7 @@ from .plan import Job, digest, digest_inputs
 from .request import Request
 from .rows import Known
 
-_TOLD = ("weights", "dtype", "save")  # settings that the items' files follow from
+_TOLD = ("weights", "dtype", "save", "preset")  # settings that the items' files follow from
 
 
 def settings_of(request: Request, pipe: Any, weights: str) -> dict[str, Any]:
@@ -26,6 +26,7 @@ def settings_of(request: Request, pipe: Any, weights: str) -> dict[str, Any]:
         "pipeline": type(pipe).__name__,
         "dtype": str(pipe.dtype).removeprefix("torch."),
         "save": sorted(request.save),
+        "preset": json.loads(json.dumps(request.preset.to_json())),
         "options": json.loads(json.dumps(dict(request.options))),  # as it will be read again
         "format": request.format,
         "shard_bytes": request.shard_bytes,
@@ -116,7 +117,7 @@ class Claim:
         """How the run that made a folder differs from this one, a phrase each."""
         found = []
         before = manifest["settings"]
-        for name in ("weights", "pipeline", "dtype", "save", "options", "format"):
+        for name in ("weights", "pipeline", "dtype", "save", "preset", "options", "format"):
             old, new = before.get(name), self.settings[name]
             if old != new:
                 what = "the model's weights or configuration" if name == "weights" else name

@@ -13,8 +13,10 @@ from typing import Any
 from ..heatmaps import Heatmaps
 from ..layermaps import LayerMaps
 from ..packing import pack_run
+from ..presets import Preset
 from ..prompts import read_prompts
-from ..runs import Run, columns_of, sample
+from ..runs import Run, sample
+from ..watching import columns_of
 from .folder import BatchFolder
 from .items import Item
 from .plan import Job
@@ -34,6 +36,7 @@ class Drawer:
         writer: whose threads encode and write.
         name: of this process, for what it notes in the folder.
         fingerprints: of each item, by id.
+        preset: how the heatmaps are made.
         save: the parts of an item to keep.
         max_errors: stop the run once so many items have failed, of all processes.
     """
@@ -45,11 +48,13 @@ class Drawer:
         writer: Writer,
         name: str,
         fingerprints: Mapping[str, str],
+        preset: Preset,
         save: Collection[str],
         max_errors: int | None,
     ):
         self.pipe, self.folder, self.writer, self.name = pipe, folder, writer, name
-        self.fingerprints, self.save, self.max_errors = fingerprints, save, max_errors
+        self.fingerprints, self.max_errors = fingerprints, max_errors
+        self.preset, self.save = preset, save
         self.layout, self.tally = folder.layout, Tally(folder.hidden)
         self.limits: dict[int, int] = {}  # by shape: how many items fit
         self.drawn = 0  # batches
@@ -109,7 +114,8 @@ class Drawer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of one item each; its row tells what was cut off
             prompts = read_prompts(self.pipe, [job.item.prompt for job in part], **options)
-            return sample(self.pipe, prompts, [job.item.seed for job in part], options)
+            seeds = [job.item.seed for job in part]
+            return sample(self.pipe, prompts, seeds, options, preset=self.preset)
 
     def _store(self, part: list[Job], wanted: set[str], run: Run) -> None:
         for i, job in enumerate(part):

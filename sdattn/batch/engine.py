@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from ..outlines import outline
 from ..pipelines import load_pipeline
+from ..watching import capture_settings
 from .claims import Claim, describe_input, settings_of
 from .drawing import Drawer
 from .folder import BatchFolder
@@ -93,6 +94,7 @@ class _BatchRun:
         self, pipe: Any, items: list[Item], bad: list[BadLine]
     ) -> tuple[list[Job], list[BadLine]]:
         """The jobs, and the lines that are bad with those that were before."""
+        capture_settings(pipe, self.request.preset, (), self.request.options)  # refuses, early
         jobs, more = check_items(pipe, items, self.request.options)
         bad = sorted([*bad, *more], key=lambda one: one.line)
         self._tell(jobs, bad)
@@ -182,7 +184,7 @@ class _BatchRun:
         if isinstance(asked, int):
             return asked
         before = None if self.folder.is_new else self.folder.manifest["batch_size"]
-        return before or find_batch_size(pipe, jobs, self.team.size)
+        return before or find_batch_size(pipe, jobs, self.request.preset, self.team.size)
 
     def _work(self, pipe: Any, batches: list[list[Job]], missing: set[str]) -> Exception | None:
         """Draw batches until all are done or the run is to stop; returns what ended it."""
@@ -194,7 +196,7 @@ class _BatchRun:
                     progress = Progress(folder.hidden, total, total - len(missing))
                     stack.enter_context(progress)
                 writer = stack.enter_context(_writer(max(map(len, batches), default=1)))
-                made = self.fingerprints, request.save, request.max_errors
+                made = self.fingerprints, request.preset, request.save, request.max_errors
                 drawer = Drawer(pipe, folder, writer, name, *made)
                 for batch in batches:
                     if folder.stopped:

@@ -105,7 +105,7 @@ def _merged(manifests: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dic
 
 def _told(manifest: Mapping[str, Any]) -> str:
     settings = manifest["settings"]
-    names = ("model", "weights", "dtype", "save", "format")
+    names = ("model", "weights", "dtype", "save", "preset", "format")
     return ", ".join(f"{name} {settings[name]}" for name in names)
 
 

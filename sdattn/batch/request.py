@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..packing import PARTS, USUAL
+from ..presets import PRESETS, Preset
 
 STOPS = {"SIGINT": 130, "SIGTERM": 143}  # and the exit code of each
 
@@ -29,6 +30,7 @@ class Request:
         batch_size: items that run together, or ``"auto"``.
         format: ``"folder"``, a folder an item, or ``"shard"``.
         shard_bytes: a shard is written once it holds so much.
+        preset: how the heatmaps are made.
         save: of :data:`sdattn.packing.PARTS`.
         part: (which, of how many), to share an input between runs that know nothing of each other.
         strict: stop if a line cannot be read.
@@ -45,6 +47,7 @@ class Request:
     batch_size: int | str = "auto"
     format: str = "folder"
     shard_bytes: int = 256_000_000
+    preset: Preset = PRESETS["default"]
     save: Sequence[str] = USUAL
     part: tuple[int, int] = (1, 1)
     strict: bool = False

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..pipelines import default_size
+from ..presets import Preset
 from ..prompts import read_prompts
 from ..runs import sample
 from .plan import Job
@@ -20,7 +21,7 @@ _MOST = 64
 _WORTH = 0.95  # of the time an item; a larger batch that is not quicker by this is not taken
 
 
-def find_batch_size(pipe: Any, jobs: Sequence[Job], processes: int = 1) -> int:
+def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, processes: int = 1) -> int:
     """The batch size, a power of two, that takes the least time an item.
 
     Two steps of the largest picture are drawn in ever larger batches until the memory is full, the
@@ -28,10 +29,10 @@ def find_batch_size(pipe: Any, jobs: Sequence[Job], processes: int = 1) -> int:
     """
     most = min(_MOST, max(1, len(jobs) // processes))
     best, least, size = 1, float("inf"), 1
-    largest = _largest(pipe, jobs)
+    largest = _largest(pipe, jobs, preset)
     while largest is not None and size <= most:
         try:
-            each = _time(pipe, largest, size)
+            each = _time(pipe, largest, preset, size)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -44,7 +45,7 @@ def find_batch_size(pipe: Any, jobs: Sequence[Job], processes: int = 1) -> int:
     return best
 
 
-def _largest(pipe: Any, jobs: Sequence[Job]) -> Job | None:
+def _largest(pipe: Any, jobs: Sequence[Job], preset: Preset) -> Job | None:
     """An item of the largest picture that can be drawn alone, one a shape being tried; this is
     also the first call of the model, which is slow. None where there is none: each item then tells
     why."""
@@ -55,21 +56,21 @@ def _largest(pipe: Any, jobs: Sequence[Job]) -> Job | None:
     }
     for _, job in sorted(size.values(), key=lambda one: -one[0]):
         try:
-            _time(pipe, job, 1)
+            _time(pipe, job, preset, 1)
             return job
         except Exception:
             release_memory()
     return None
 
 
-def _time(pipe: Any, job: Job, size: int) -> float:
+def _time(pipe: Any, job: Job, preset: Preset, size: int) -> float:
     """Seconds an item, and a step."""
     options = {**job.options, "num_inference_steps": 2}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         prompts = read_prompts(pipe, [job.item.prompt] * size, **options)
         start = time.perf_counter()
-        sample(pipe, prompts, range(size), options)
+        sample(pipe, prompts, range(size), options, preset=preset)
     return (time.perf_counter() - start) / size
 
 

@@ -15,10 +15,13 @@ from .options import (
     Model,
     Negative,
     Pixels,
+    Preset,
+    Refine,
     Settings,
     Steps,
     dtype_of,
     given,
+    preset_of,
     quiet,
     settings,
 )
@@ -38,6 +41,8 @@ def batch(
     width: Pixels = None,
     height: Pixels = None,
     set_: Settings = None,
+    preset: Preset = "default",
+    refine: Refine = None,
     batch_size: Annotated[
         str, typer.Option(help="Items that run together; auto finds the quickest number.")
     ] = "auto",
@@ -106,6 +111,7 @@ def batch(
         options={**given(steps, guidance, negative, width, height), **settings(set_ or [])},
         seed=seed,
         batch_size=_size(batch_size),
+        preset=preset_of(preset, refine),
         format=format_,
         shard_bytes=shard_mb * 1_000_000,
         save=tuple(part.strip() for part in save.split(",")),

@@ -25,6 +25,13 @@ Settings = Annotated[
         "--set", help="NAME=VALUE: any other option of the pipeline, true_cfg_scale=4 say."
     ),
 ]
+Preset = Annotated[
+    str, typer.Option(help="How maps are made: default, daam, p2p, ovam, sum, attend-and-excite.")
+]
+Refine = Annotated[
+    str | None, typer.Option(help="self: sharper maps, along the picture's self-attention.")
+]
+Ask = Annotated[str | None, typer.Option(help="Another text: where its words would go, in asked/.")]
 Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels.")]
 
 
@@ -64,6 +71,16 @@ def settings(texts: list[str]) -> dict[str, Any]:
         except json.JSONDecodeError:
             found[name] = value
     return found
+
+
+def preset_of(name: str, refine: str | None) -> Any:
+    """The preset that was asked for."""
+    from ..presets import preset_of
+
+    try:
+        return preset_of(name, refine)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def dtype_of(name: str | None) -> Any:

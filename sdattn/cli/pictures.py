@@ -8,8 +8,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from .options import Device, Dtype, Model, Steps, load, open_picture
-from .runs import _print_words
+from .options import (
+    Ask,
+    Device,
+    Dtype,
+    Model,
+    Preset,
+    Refine,
+    Steps,
+    load,
+    open_picture,
+    preset_of,
+)
+from .runs import print_run
 
 
 def explain(
@@ -24,6 +35,9 @@ def explain(
     model: Model = "demo",
     seed: int = 0,
     steps: Steps = None,
+    preset: Preset = "default",
+    refine: Refine = None,
+    ask: Ask = None,
     device: Device = None,
     dtype: Dtype = None,
     out: Annotated[
@@ -43,12 +57,13 @@ def explain(
     places = None if timesteps is None else _parsed(timesteps)
     options: dict[str, Any] = {} if steps is None else {"num_inference_steps": steps}
     out = out or Path("outputs") / f"{file_name(image.stem)}-explained-{seed}"
+    watch: dict[str, Any] = {"preset": preset_of(preset, refine), "ask": ask}
     picture = open_picture(image)
     check_target(out, force=force)
     pipe = load(load_pipeline, model, device, dtype)
-    run = explain(pipe, picture, prompt, seed=seed, timesteps=places, invert=invert, **options)
-    run.save(out, force=force)
-    _print_words(run.heatmaps[0], out)
+    way: dict[str, Any] = {"timesteps": places, "invert": invert}
+    run = explain(pipe, picture, prompt, seed=seed, **way, **watch, **options)
+    print_run(run, run.save(out, force=force))
     if (psnr := run.info[0]["explained"].get("reconstruction_psnr")) is not None:
         Console().print(f"reconstruction: {psnr:.1f} dB")
 

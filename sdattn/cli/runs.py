@@ -11,16 +11,20 @@ from rich.table import Table
 from rich.text import Text
 
 from .options import (
+    Ask,
     Device,
     Dtype,
     Guidance,
     Model,
     Negative,
     Pixels,
+    Preset,
+    Refine,
     Settings,
     Steps,
     given,
     load,
+    preset_of,
     settings,
 )
 
@@ -38,6 +42,15 @@ def generate(
     negative_maps: Annotated[
         bool, typer.Option("--negative-maps", help="Draw where the negative prompt's words went.")
     ] = False,
+    preset: Preset = "default",
+    refine: Refine = None,
+    ask: Ask = None,
+    causal: Annotated[
+        bool,
+        typer.Option(
+            "--causal", help="Draw again without each word and show what changes, in causal/."
+        ),
+    ] = False,
     device: Device = None,
     dtype: Dtype = None,
     out: Annotated[
@@ -51,6 +64,7 @@ def generate(
     from ..runs import generate, run_folders
 
     options = {**given(steps, guidance, negative, width, height), **settings(set_ or [])}
+    chosen = preset_of(preset, refine)
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
     if options.get("num_images_per_prompt", 1) == 1:  # known before the model is loaded
         check_target(out, force=force)
@@ -58,9 +72,17 @@ def generate(
     for folder in run_folders(out, images_a_prompt(pipe, options)):
         check_target(folder, force=force)
     watch = {"branch": "both"} if negative_maps else {}
-    run = generate(pipe, prompt, seed=seed, capture_options=watch, **options)
-    for folder, heatmaps in zip(run.save(out, force=force), run.heatmaps, strict=True):
-        _print_words(heatmaps, folder)
+    run = generate(
+        pipe,
+        prompt,
+        seed=seed,
+        preset=chosen,
+        ask=ask,
+        causal=causal,
+        capture_options=watch,
+        **options,
+    )
+    print_run(run, run.save(out, force=force))
 
 
 def show(
@@ -87,7 +109,8 @@ def show(
     folder = out or run
     folder.mkdir(parents=True, exist_ok=True)
     write_files(folder, drawings(saved.image, maps, saved.heatmaps.prompt.text))
-    _print_words(saved.heatmaps, folder, maps)
+    _print_words(maps)
+    _print_folder(folder)
 
 
 def info(
@@ -98,9 +121,9 @@ def info(
     """List a model's attention layers, tell how much memory capture would hold, and what of sdattn
     does not apply to the model."""
     from ..layers import TEXT_KINDS, find_denoiser, find_layers
-    from ..maps import expected_bytes
     from ..pipelines import latent_size, load_pipeline, shortcomings
     from ..prompts import read_prompts
+    from ..selections import expected_bytes
 
     pipe = load(load_pipeline, model, device, dtype)
     latent = latent_size(pipe)
@@ -136,12 +159,28 @@ def info(
         console.print(Text(f"- {one}"))
 
 
-def _print_words(heatmaps: Any, folder: Path, maps: list[Any] | None = None) -> None:
-    table = Table("word", "tokens", "lowest", "highest", title_justify="left")
-    for one in heatmaps.occurrences() if maps is None else maps:
+def print_run(run: Any, folders: list[Path]) -> None:
+    """The words of each image, of its prompt and of whatever else was asked for."""
+    parts = {"negative": run.negative_heatmaps, "asked": run.asked_heatmaps}
+    for i, folder in enumerate(folders):
+        _print_words(run.heatmaps[i].occurrences())
+        for name, maps in parts.items():
+            if maps:
+                _print_words(maps[i].occurrences(), name)
+        if run.causal_heatmaps:
+            _print_words(run.causal_heatmaps[i], "causal")
+        _print_folder(folder)
+
+
+def _print_words(maps: list[Any], title: str | None = None) -> None:
+    table = Table("word", "tokens", "lowest", "highest", title=title, title_justify="left")
+    for one in maps:
         low, high = one.range
         columns = ", ".join(map(str, one.columns))
         table.add_row(Text(one.label), columns, f"{low:.2g}", f"{high:.2g}")
-    console = Console()
-    console.print(table)
-    console.print(Text(f"{folder}/: image.png, grid.png, heatmaps/, maps.safetensors, run.json"))
+    Console().print(table)
+
+
+def _print_folder(folder: Path) -> None:
+    names = sorted(f"{one.name}/" if one.is_dir() else one.name for one in folder.iterdir())
+    Console().print(Text(f"{folder}/: {', '.join(names)}"))

@@ -1,0 +1,188 @@
+"""Refined maps against ``affinity @ maps``, written out in float64 from every step and head."""
+
+import pytest
+import torch
+from conftest import make_pipeline, make_sdxl_pipeline, make_unet
+from diffusers import UNet2DConditionModel
+from torch.nn.functional import interpolate
+from transformer_rows import sd3
+
+from sdattn import capture, generate, heatmaps
+from sdattn.layermaps import LayerMaps
+from sdattn.layers import find_layers
+from sdattn.presets import preset_of
+from sdattn.refinement import MOST_CELLS, refining, spread
+from sdattn.selections import expected_bytes
+
+PROMPTS = ["a red cat", "dog dog and more"]
+# 32x48 cells at level 0, then 16x24: the finest of at most 32 * 32
+OPTIONS = {"height": 256, "width": 384, "num_inference_steps": 4, "guidance_scale": 5.0}
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """A pipeline, and every step and head of its run in float64."""
+    unet = make_unet()
+    for layer in find_layers(unet):
+        layer.module.to_q.weight.data *= 4
+    pipe = make_pipeline(unet=unet)
+    generators = [torch.Generator().manual_seed(3 + i) for i in range(2)]
+
+    def wanted(layer):
+        return layer.kind == "cross" or (layer.place == "up" and layer.level == 1)
+
+    settings = {"kinds": ("cross", "self"), "layers": wanted, "steps": "all", "heads": "all"}
+    with capture(pipe, **settings) as store:
+        pipe(PROMPTS, generator=generators, **OPTIONS)
+    return pipe, {name: one.double() for name, one in store.maps.items()}
+
+
+def at(maps, size):
+    """``[images, rows, cols, tokens]`` at another size."""
+    return interpolate(maps.permute(0, 3, 1, 2), size, mode="bilinear").permute(0, 2, 3, 1)
+
+
+def refined(maps, everything, steps):
+    """``sum_j affinity[i, j] maps[j]``, at 16x24 and back."""
+    layers = [one[:, steps].mean((1, 2)) for name, one in everything.items() if "attn1" in name]
+    assert len(layers) == 3
+    affinity = (sum(layers) / 3).flatten(1, 2)  # [images, 384, 384]
+    assert affinity.shape == (2, 384, 384)
+    cells = at(maps, (16, 24)).flatten(1, 2)
+    mixed = torch.einsum("bij,bjt->bit", affinity, cells)
+    return at(mixed.unflatten(1, (16, 24)), tuple(maps.shape[1:3]))
+
+
+@pytest.mark.parametrize("preset", ["default", "p2p", "sum"])
+def test_each_cell_is_the_mean_of_what_it_attends_to(reference, preset):
+    pipe, everything = reference
+    plain = generate(pipe, PROMPTS, seed=3, preset=preset, **OPTIONS)
+    sharper = generate(pipe, PROMPTS, seed=3, preset=preset, refine="self", **OPTIONS)
+    steps = [2, 3] if preset == "default" else [0, 1, 2, 3]
+    maps = torch.stack([one.maps for one in plain.heatmaps]).double()
+    expected = refined(maps, everything, steps)
+    for found, one, other in zip(sharper.heatmaps, expected, plain.heatmaps, strict=True):
+        torch.testing.assert_close(found.maps.double(), one, atol=1e-6, rtol=0)
+        assert (found.maps - other.maps).abs().max() > 1e-3
+        assert found.preset == preset_of(preset, "self")
+    for one, other in zip(plain.images, sharper.images, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_a_sum_over_steps_is_refined_too(reference):
+    """DAAM's maps are sums over four calls; the affinity is a mean."""
+    pipe, everything = reference
+    plain = generate(pipe, PROMPTS, seed=3, preset="daam", **OPTIONS)
+    sharper = generate(pipe, PROMPTS, seed=3, preset="daam", refine="self", **OPTIONS)
+    maps = torch.stack([one.maps for one in plain.heatmaps]).double()
+    expected = refined(maps, everything, [0, 1, 2, 3])
+    for found, one in zip(sharper.heatmaps, expected, strict=True):
+        torch.testing.assert_close(found.maps.double(), one, atol=1e-5, rtol=1e-5)
+
+
+def test_a_cells_attention_still_sums_to_1(reference):
+    pipe, _ = reference
+    run = generate(pipe, PROMPTS, seed=3, refine="self", **OPTIONS)
+    for one in run.heatmaps:
+        torch.testing.assert_close(one.maps.sum(-1), torch.ones(32, 48))
+    rows = run.layers.affinity.sum(-1)
+    torch.testing.assert_close(rows, torch.ones_like(rows))
+
+
+def test_a_store_with_self_attention_is_refined_afterwards(reference):
+    pipe, _ = reference
+    run = generate(pipe, PROMPTS, seed=3, refine="self", **OPTIONS)
+    kinds = ("cross", "self")
+    with capture(pipe, kinds=kinds, layers=refining(pipe, OPTIONS), steps=(0.5, 1.0)) as store:
+        generators = [torch.Generator().manual_seed(3 + i) for i in range(2)]
+        pipe(PROMPTS, generator=generators, **OPTIONS)
+    for one, other in zip(heatmaps(store, pipe, PROMPTS, refine="self"), run.heatmaps, strict=True):
+        torch.testing.assert_close(one.maps, other.maps)
+    for one, other in zip(
+        heatmaps(store, pipe, PROMPTS), generate(pipe, PROMPTS, seed=3, **OPTIONS).heatmaps
+    ):
+        torch.testing.assert_close(one.maps, other.maps)
+
+
+def test_images_are_never_mixed(reference):
+    pipe, _ = reference
+    together = generate(pipe, PROMPTS, seed=3, refine="self", **OPTIONS)
+    for i, prompt in enumerate(PROMPTS):
+        [alone] = generate(pipe, prompt, seed=3 + i, refine="self", **OPTIONS).heatmaps
+        torch.testing.assert_close(together.heatmaps[i].maps, alone.maps, atol=1e-5, rtol=0)
+
+
+def test_an_affinity_by_hand():
+    """Four cells: the first two stay, the others take the mean of both rows."""
+    affinity = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]])
+    maps = torch.tensor([[[8.0], [4.0]], [[2.0], [6.0]]])[None]  # [1, 2, 2, 1]
+    found = spread(maps, LayerMaps({}, (0,), 1, affinity[None], (2, 2)))
+    assert found.flatten().tolist() == [8.0, 4.0, 5.0, 5.0]
+
+
+# -- which layers ---------------------------------------------------------------------------------
+
+
+def chosen(pipe, **options):
+    wanted = refining(pipe, options)
+    layers = [layer for layer in find_layers(pipe.unet) if wanted(layer)]
+    return [la for la in layers if la.kind == "self"], [la for la in layers if la.kind == "cross"]
+
+
+@pytest.mark.parametrize(
+    ("size", "level", "cells"),
+    [((128, 128), 0, 256), ((256, 256), 0, 1024), ((264, 256), 1, 17 * 16), ((512, 512), 1, 1024),
+     ((512, 768), 2, 384), ((768, 512), 2, 384), ((1024, 1024), 2, 1024), ((4096, 4096), 2, 16384)],
+)  # fmt: skip
+def test_the_finest_grid_of_at_most_1024_cells_is_chosen(size, level, cells):
+    """Or the coarsest of the way up."""
+    pipe = make_pipeline()
+    ours, texts = chosen(pipe, height=size[0], width=size[1])
+    assert [(layer.place, layer.level) for layer in ours] == [("up", level)] * 3
+    rows, cols = ours[0].grid((size[0] // 8, size[1] // 8))
+    assert rows * cols == cells
+    assert len(texts) == 16
+    assert MOST_CELLS == 1024
+
+
+def test_without_a_size_it_is_the_pipelines_own():
+    pipe = make_pipeline(unet=make_unet(sample_size=64))
+    assert {layer.level for layer in chosen(pipe)[0]} == {1}
+    pipe = make_pipeline(unet=make_unet(sample_size=96))
+    assert {layer.level for layer in chosen(pipe)[0]} == {2}
+
+
+def test_sd15_holds_the_bytes_that_are_told():
+    """12.6 MB an image at 512x512: three layers of 1024 x 1024 numbers in float32."""
+    with torch.device("meta"):
+        unet = UNet2DConditionModel(sample_size=64, cross_attention_dim=768)
+    ours, texts = chosen(make_pipeline(unet=unet))
+    assert expected_bytes(ours, (64, 64), 77) == 3 * 1024 * 1024 * 4 == 12_582_912
+    assert expected_bytes(texts, (64, 64), 77) == 26_944 * 77 * 4
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_what_is_held_does_not_grow_with_the_steps(steps):
+    pipe = make_pipeline()
+    options = {"height": 128, "width": 192, "num_inference_steps": steps}
+    plain, sharper = (
+        generate(pipe, PROMPTS, refine=refine, **options).store for refine in (None, "self")
+    )
+    assert sharper.nbytes == sharper.expected_nbytes
+    assert sharper.nbytes - plain.nbytes == 2 * 3 * (16 * 24) ** 2 * 4
+
+
+def test_sdxl_is_refined_on_its_own_grid():
+    pipe = make_sdxl_pipeline()
+    options = {"height": 128, "width": 192, "num_inference_steps": 2}
+    run = generate(pipe, PROMPTS, refine="self", **options)
+    assert run.layers.affinity.shape == (2, 96, 96)
+    assert run.layers.affinity_grid == (8, 12)
+    for one in run.heatmaps:
+        torch.testing.assert_close(one.maps.sum(-1), torch.ones(8, 12))
+
+
+def test_a_transformer_has_nothing_to_refine_along():
+    message = "self-attention of a UNet's way up, and a SD3Transformer2DModel has none"
+    with pytest.raises(TypeError, match=message):
+        generate(sd3(), "a cat", refine="self", num_inference_steps=1, max_sequence_length=16)
