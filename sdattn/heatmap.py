@@ -62,14 +62,15 @@ class Heatmap:
 
         Args:
             size: (height, width) in pixels; the map's own cells by default.
-            threshold: share of the largest value, in [0, 1], 0.5 by default; or ``"otsu"``, which
-                parts the values into the two classes that differ most.
+            threshold: share of the range from the lowest value to the highest, in [0, 1], 0.5 by
+                default; or ``"otsu"``, which parts the values into the two classes that differ
+                most.
             quantile: in place of a threshold: the part of the cells that is left out.
             largest: only the largest connected part.
             sigma: blur the map first, by a Gaussian of so many of its cells.
 
         Returns:
-            bool ``[height, width]``; all False for a map of zeros.
+            bool ``[height, width]``; all False for a map of one value.
 
         Raises:
             ValueError: a threshold, quantile or sigma that cannot be, or more than one of the

@@ -131,7 +131,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         """Several words in one picture: which of them a pixel belongs to.
 
         A pixel belongs to the words whose masks hold it; of several to the one whose map is
-        nearest to its own peak there.
+        highest in its own range there.
 
         Args:
             words: words or phrases, each all its occurrences together; for one occurrence use

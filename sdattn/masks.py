@@ -100,21 +100,21 @@ def otsu(values: Tensor) -> float:
 def threshold_level(values: Tensor, threshold: float | Literal["otsu"]) -> float:
     """The level that a threshold stands for, see :func:`mask_of`; the mask is ``values >= level``.
 
-    It is ``inf``, which no value reaches, where no value is above 0 or, with ``"otsu"``, all are
-    equal. Raises ValueError for a threshold that is not known, and for values as in :func:`otsu`.
+    It is ``inf``, which no value reaches, where all values are equal. Raises ValueError for a
+    threshold that is not known, and for values as in :func:`otsu`.
     """
     if isinstance(threshold, str):
         if threshold == "otsu":
             return otsu(values)
         raise ValueError(
-            f'threshold={threshold!r} is not known. Pass "otsu" or a share of the largest value, '
-            "from 0 to 1."
+            f'threshold={threshold!r} is not known. Pass "otsu" or a share of the range, from 0 '
+            "(its lowest value) to 1 (its highest)."
         )
     if not 0 <= threshold <= 1:
-        raise ValueError(f"threshold={threshold}: pass a share of the largest value, from 0 to 1.")
+        raise ValueError(f"threshold={threshold}: pass a share of the range, from 0 to 1.")
     _check_finite(values)
-    peak = values.max()
-    return float(threshold * peak) if peak > 0 else math.inf
+    low, high = values.min(), values.max()
+    return float(low + threshold * (high - low)) if high > low else math.inf
 
 
 def quantile_level(values: Tensor, quantile: float) -> float:
@@ -144,15 +144,15 @@ def mask_of(
 
     Args:
         values: real numbers ``[rows, cols]``.
-        threshold: a share of the largest value, in [0, 1], or ``"otsu"``, see :func:`otsu`; 0.5
-            by default.
+        threshold: a share of the range from the lowest value to the highest, in [0, 1], or
+            ``"otsu"``, see :func:`otsu`; 0.5 by default.
         quantile: in [0, 1), in place of ``threshold``: what lies at or above this quantile of the
             values, about ``1 - quantile`` of the cells, and more where many are equal to it.
         largest: keep only the largest connected part, see :func:`largest_component`.
 
     Returns:
-        bool, shaped like ``values``. All False for a map of zeros; for any map of one value also
-        with ``"otsu"`` and ``quantile``, as nothing in it stands out.
+        bool, shaped like ``values``. All False for a map of one value, as nothing in it stands
+        out.
 
     Raises:
         ValueError: a threshold or quantile that is none of these, or both; a map that is empty,
@@ -252,8 +252,8 @@ def largest_component(mask: Tensor) -> Tensor:
 def label_map(values: Tensor, masks: Tensor) -> Tensor:
     """In each cell the number of the word that is strongest there, among those whose mask holds.
 
-    Strength is the value as a share of the word's own largest value. A word that has no value
-    above 0 has strength 0.
+    Strength is where the value lies in the range of the word's own, from 0 to 1; 0 for a word that
+    has one value everywhere.
 
     Args:
         values: real numbers ``[words, rows, cols]``, at least one word.
@@ -273,8 +273,8 @@ def label_map(values: Tensor, masks: Tensor) -> Tensor:
             f"of {masks.dtype}. Pass both as [words, rows, cols], the masks as bool."
         )
     _check_finite(values)
-    peaks = values.amax((1, 2), keepdim=True)
-    strength = torch.where(peaks > 0, values / peaks, 0.0)
+    low, high = (limit(values, (1, 2), keepdim=True) for limit in (torch.amin, torch.amax))
+    strength = torch.where(high > low, (values - low) / (high - low), 0.0)
     strongest = strength.masked_fill(~masks, -math.inf).argmax(0) + 1
     return strongest * masks.any(0)
 

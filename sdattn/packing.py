@@ -150,9 +150,8 @@ def drawings(
 
 
 def _mask(one: Heatmap, image: Image.Image) -> bytes:
-    values = one.resize((image.height, image.width)).numpy()
-    low, high = one.range
-    return _png(Image.fromarray((values > (low + high) / 2).astype(np.uint8) * 255), _QUICK)
+    mask = one.mask((image.height, image.width)).numpy()
+    return _png(Image.fromarray(mask.astype(np.uint8) * 255), _QUICK)
 
 
 def unpack_run(

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 import torch
-from conftest import make_pipeline, make_sdxl_pipeline, make_unet
+from conftest import make_pipeline, make_scheduler, make_sdxl_pipeline, make_unet
 from diffusers import (
+    HeunDiscreteScheduler,
     StableDiffusionImg2ImgPipeline,
     StableDiffusionInstructPix2PixPipeline,
     StableDiffusionPAGPipeline,
@@ -543,3 +544,177 @@ def test_the_public_store_of_a_bare_unet_has_an_image_a_row(tiny_unet):
         tiny_unet(torch.randn(3, 4, 16, 16), 1, torch.randn(3, 77, 32))
     assert store.images == 3
     assert isinstance(store, sdattn.MapStore)
+
+
+# -- parts of the schedule ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steps", "passes"),
+    [
+        ((0.5, 1.0), [3, 4, 5]),
+        ((0.0, 0.5), [0, 1, 2]),
+        ((0.25, 0.75), [1, 2, 3, 4]),  # a pass stands in the middle of its part: 3/12 is in
+        ((0.0, 1.0), [0, 1, 2, 3, 4, 5]),
+        ((0.9, 1.0), [5]),
+        ("last", [5]),
+    ],
+)
+@pytest.mark.parametrize("heads", ["mean", "all"])
+def test_a_part_of_the_schedule_is_the_mean_of_its_passes(steps, passes, heads):
+    pipe = make_pipeline()
+    options = {"num_inference_steps": 6, "guidance_scale": 5.0, "num_images_per_prompt": 2}
+    with (
+        capture(pipe, steps="all", heads=heads, kinds=("cross", "self")) as every,
+        capture(pipe, steps=steps, heads=heads, kinds=("cross", "self")) as some,
+    ):
+        run(pipe, height=64, width=96, **options)
+    assert [one.position for one in some.passes] == [(i + 0.5) / 6 for i in range(6)]
+    assert list(some.maps) == list(every.maps)
+    assert len(some.maps) == 32
+    for name, full in every.maps.items():
+        torch.testing.assert_close(some.maps[name], full[:, passes].mean(1), atol=1e-7, rtol=1e-5)
+    assert (every.maps[MID][:, passes[0]] - every.maps[MID][:, 0]).abs().max() > 1e-5 or 0 in passes
+
+
+@pytest.mark.parametrize("steps", [(0.5, 1.0), (0.0, 0.5), "last"])
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_a_part_of_the_schedule_holds_no_more_than_the_mean(steps, number):
+    pipe = make_pipeline()
+    with capture(pipe) as mean, capture(pipe, steps=steps) as some:
+        run(pipe, num_inference_steps=number)
+    layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
+    said = expected_bytes(layers, (16, 16), 77, passes=number, steps=steps)
+    assert some.nbytes == some.expected_nbytes == mean.nbytes == mean.expected_nbytes == said
+
+
+def test_a_run_of_one_step_keeps_it_in_either_half():
+    pipe = make_pipeline()
+    with (
+        capture(pipe) as mean,
+        capture(pipe, steps=(0.5, 1.0)) as second,
+        capture(pipe, steps=(0.0, 0.5)) as first,
+    ):
+        run(pipe, num_inference_steps=1)
+    for name, maps in mean.maps.items():
+        assert torch.equal(maps, second.maps[name])
+        assert torch.equal(maps, first.maps[name])
+    assert second.kept_passes == 1
+
+
+def test_image_to_image_begins_in_the_middle_of_the_schedule():
+    pipe = make_pipeline(StableDiffusionImg2ImgPipeline)
+    options = {"image": torch.rand(1, 3, 128, 128), "strength": 0.5, "num_inference_steps": 4}
+    with capture(pipe) as mean, capture(pipe, steps=(0.5, 1.0)) as second:
+        pipe(PROMPT, output_type="np", **options)
+    assert [one.position for one in second.passes] == [5 / 8, 7 / 8]
+    for name, maps in mean.maps.items():
+        assert torch.equal(maps, second.maps[name])
+    with pytest.raises(CaptureError, match=r"none of the 16 watched layers ran in steps \(0.0, 0."):
+        with capture(pipe, steps=(0.0, 0.5)):
+            pipe(PROMPT, output_type="np", **options)
+
+
+def test_a_second_order_scheduler_has_two_calls_at_a_place_of_the_schedule():
+    """Heun looks ahead to the next timestep, which counts as that step's own."""
+    pipe = make_pipeline(scheduler=HeunDiscreteScheduler.from_config(make_scheduler().config))
+    with capture(pipe, steps="all") as every, capture(pipe, steps=(0.5, 1.0)) as second:
+        run(pipe, num_inference_steps=4)
+    assert len(every.passes) == 7
+    times = every.timesteps
+    assert times == sorted(times, reverse=True)
+    assert (times[1], times[3], times[5]) == (times[2], times[4], times[6])
+    kept = [i for i in range(7) if second.keeps(i)]
+    assert kept == [3, 4, 5, 6]  # whole pairs
+    for name, full in every.maps.items():
+        torch.testing.assert_close(second.maps[name], full[:, kept].mean(1), atol=1e-7, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "steps", [(0.5, 0.5), (0.7, 0.2), (-0.1, 1.0), (0.5, 1.5), "first", (1, 1)]
+)
+def test_parts_that_cannot_be_are_refused(tiny_pipe, steps):
+    before = tiny_pipe.unet.attn_processors
+    with pytest.raises(ValueError, match=r'"last", a part of the run such as \(0.5, 1.0\)'):
+        with capture(tiny_pipe, steps=steps):
+            pass
+    assert_untouched(tiny_pipe.unet, before)
+
+
+def test_a_pair_of_whole_numbers_is_a_pair_of_steps(tiny_pipe):
+    with capture(tiny_pipe, steps=(0, 1)) as store:
+        run(tiny_pipe)
+    assert store.maps[MID].shape[:2] == (1, 2)
+
+
+def test_a_bare_model_has_no_schedule_to_take_a_part_of(tiny_unet):
+    before = tiny_unet.attn_processors
+    with pytest.raises(ValueError, match="not known of a model without its pipeline"):
+        with capture(tiny_unet, steps=(0.5, 1.0)):
+            pass
+    assert_untouched(tiny_unet, before)
+    with capture(tiny_unet, steps="last") as store:
+        for timestep in (500, 3):
+            tiny_unet(torch.randn(1, 4, 16, 16), timestep, torch.randn(1, 77, 32))
+    assert [one.position for one in store.passes] == [None, None]
+
+
+def test_the_last_call_alone_keeps_its_graph(tiny_unet):
+    latents = [torch.randn(1, 4, 16, 16, requires_grad=True) for _ in range(2)]
+    with capture(tiny_unet, steps="last", grad=True) as store:
+        for i, one in enumerate(latents):
+            tiny_unet(one, 2 - i, torch.randn(1, 77, 32))
+    store.maps[MID][..., 2].sum().backward()
+    assert latents[0].grad is None
+    assert latents[1].grad.abs().sum() > 0
+
+
+# -- the softmax over some of the keys ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lists", [[[0, 1, 4]], [[0, 1, 4], [2, 76]]], ids=str)
+@pytest.mark.parametrize("tokens", [None, [4, 1, 2]])
+def test_the_softmax_over_some_keys_is_what_is_left_over_its_sum(lists, tokens):
+    pipe = make_pipeline()
+    options = {"num_images_per_prompt": 2, "guidance_scale": 5.0}
+    full = {"steps": "all", "heads": "all", "kinds": ("cross", "self")}
+    with (
+        capture(pipe, **full) as every,
+        capture(pipe, **full, among=lists, tokens=tokens) as some,
+        capture(pipe, among=lists, tokens=tokens) as mean,
+    ):
+        run(pipe, **options)
+    for name, maps in every.maps.items():
+        if name.endswith("attn1"):
+            assert torch.equal(some.maps[name], maps)
+            continue
+        expected = torch.zeros_like(maps, dtype=torch.float64)
+        for image in range(2):
+            columns = lists[image % len(lists)]
+            kept = maps[image, ..., columns].double()
+            expected[image, ..., columns] = kept / kept.sum(-1, keepdim=True)
+        expected = expected[..., tokens or slice(None)]
+        torch.testing.assert_close(some.maps[name].double(), expected, atol=1e-6, rtol=0)
+        averaged = expected.mean((1, 2))  # of the softmaxes, not the softmax of an average
+        torch.testing.assert_close(mean.maps[name].double(), averaged, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("among", "message"),
+    [
+        ([[0], [1], [2]], r"among has 3 list\(s\) of columns up to 2; .* has 2 image\(s\) and col"),
+        ([[0, 77]], r"columns up to 77; .* columns 0 to 76. Pass one list, or one for each image"),
+    ],
+)
+def test_keys_of_other_images_or_beyond_the_text_are_refused(tiny_pipe, among, message):
+    before = tiny_pipe.unet.attn_processors
+    with pytest.raises(CaptureError, match=message), capture(tiny_pipe, among=among):
+        run(tiny_pipe, num_images_per_prompt=2)
+    assert_untouched(tiny_pipe.unet, before)
+
+
+@pytest.mark.parametrize("among", [[], [[]], [[0], []], "words"])
+def test_the_softmax_over_nothing_is_refused(tiny_pipe, among):
+    with pytest.raises(ValueError, match="pass a list of columns, not empty, for each image"):
+        with capture(tiny_pipe, among=among):
+            pass

@@ -203,7 +203,7 @@ def blob():
     return Heatmap("cat", values, (2,))
 
 
-def test_mask_is_where_the_map_reaches_its_share_of_the_peak(blob):
+def test_mask_is_where_the_map_reaches_its_share_of_the_range(blob):
     assert blob.range == pytest.approx((0.0, 0.4))
     assert blob.mask(threshold=0.6).nonzero().tolist() == [[1, 3]]
     assert blob.mask(threshold=0.5).nonzero().tolist() == [[1, 3], [2, 3]]
@@ -231,7 +231,7 @@ def cells(mask):
 def test_otsus_threshold_parts_the_two_classes():
     one = as_heatmap([[0.1, 0.2, 0.1, 0.3], [0.2, 0.9, 1.0, 0.2]])
     assert cells(one.mask(threshold="otsu")) == [(1, 1), (1, 2)]
-    assert cells(one.mask(threshold=0.25)) != cells(one.mask(threshold="otsu"))
+    assert (0, 3) in cells(one.mask(threshold=0.2))
 
 
 def test_a_quantile_leaves_out_its_part_of_the_cells():
@@ -261,11 +261,11 @@ def test_the_map_is_blurred_in_its_own_cells_before_it_is_enlarged(size):
             for (dy, dx), weight in weights.items():
                 at = mirrored(y + dy, 7), mirrored(x + dx, 15)
                 blurred[y, x] += weight * values[at].item() / sum(weights.values())
-    np.testing.assert_array_equal(mask.numpy(), blurred >= blurred.max() / 2)
+    np.testing.assert_array_equal(mask.numpy(), blurred >= (blurred.min() + blurred.max()) / 2)
     assert not mask[3, 2]
     large = one.mask((70, 150), sigma=1.0)
     expected = stretch(blurred, (70, 150))
-    np.testing.assert_array_equal(large.numpy(), expected >= expected.max() / 2)
+    np.testing.assert_array_equal(large.numpy(), expected >= (expected.min() + expected.max()) / 2)
 
 
 R3 = range(-3, 4)
@@ -309,7 +309,7 @@ def scattered(tokenizer):
      {"sigma": 0.8, "threshold": 0.8}],
     ids=str,
 )  # fmt: skip
-def test_a_pixel_belongs_to_the_word_that_is_nearest_to_its_peak_there(scattered, size, options):
+def test_a_pixel_belongs_to_the_word_that_is_highest_in_its_range_there(scattered, size, options):
     words = ["cat", "a", "red cat"]
     found = scattered.segment(words, size, **options)
     assert found.dtype == torch.int64
@@ -318,7 +318,7 @@ def test_a_pixel_belongs_to_the_word_that_is_nearest_to_its_peak_there(scattered
     assert tuple(found.shape) == (size or (5, 8))
     for y in range(found.shape[0]):
         for x in range(found.shape[1]):
-            nearness = [float(one[y, x] / one.max()) for one in values]
+            nearness = [float((one[y, x] - one.min()) / (one.max() - one.min())) for one in values]
             held = [i for i in range(3) if masks[i][y, x]]
             nearest = max(held, key=lambda i: nearness[i], default=-1)
             assert found[y, x] == nearest + 1

@@ -157,18 +157,20 @@ def test_nothing_stands_out_of_a_flat_map(value, size):
     assert otsu(flat) == quantile_level(flat, 0.0) == math.inf
     assert not mask_of(flat, "otsu").any()
     assert not mask_of(flat, quantile=0.0).any()
-    assert mask_of(flat).all() == (value > 0)
+    assert not mask_of(flat, 0.0).any()
 
 
-def test_a_share_is_of_the_largest_value():
-    values = random_values(3, 50)
-    for share in (0.0, 0.3, 1.0):
-        expected = values.numpy() >= share * values.numpy().max()
+def test_a_share_is_of_the_range():
+    values = 0.4 + 0.1 * random_values(3, 50, dtype=torch.float64)
+    low, high = float(values.min()), float(values.max())
+    for share in (0.1, 0.3, 1.0):
+        expected = values.numpy() >= low + share * (high - low)
         assert (mask_of(values, share).numpy() == expected).all()
+    assert mask_of(values, 0.0).all()
     assert torch.equal(mask_of(values), mask_of(values, 0.5))
     assert mask_of(values, 1.0).sum() == 1
-    assert threshold_level(values, 0.0) == 0
-    assert not mask_of(-values, 0.0).any()
+    assert threshold_level(values, 0.0) == low
+    assert torch.equal(mask_of(values - 7), mask_of(values))
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.1, 0.5, 0.77, 0.999])
@@ -322,7 +324,11 @@ def test_labels_are_those_of_a_loop_over_cells():
     for r in range(6):
         for c in range(9):
             holding = [word for word in range(4) if masks[word, r, c]]
-            shares = [float(values[word, r, c] / values[word].max()) for word in holding]
+            ranges = [(float(one.min()), float(one.max())) for one in values]
+            shares = [
+                (float(values[word, r, c]) - ranges[word][0]) / (ranges[word][1] - ranges[word][0])
+                for word in holding
+            ]
             if holding:
                 expected[r, c] = holding[shares.index(max(shares))] + 1
     found = label_map(values, masks)
@@ -331,13 +337,15 @@ def test_labels_are_those_of_a_loop_over_cells():
     assert set(expected.flatten()) == {0, 1, 2, 3, 4}
 
 
-def test_equal_words_go_to_the_first_and_words_without_a_value_to_the_last():
-    some = torch.tensor([[0.2, 0.1]])
-    values = torch.stack([torch.zeros(1, 2), some, 2 * some])
+def test_equal_words_go_to_the_first_and_words_of_one_value_to_the_last():
+    some = torch.tensor([[0.2, 0.1]])  # 1 and 0 in its range
+    values = torch.stack([torch.full((1, 2), 9.0), some, 2 * some])
     masks = torch.ones(3, 1, 2, dtype=torch.bool)
-    assert label_map(values, masks).tolist() == [[2, 2]]
-    masks[1:, 0, 1] = False
     assert label_map(values, masks).tolist() == [[2, 1]]
+    masks[0, 0, 1] = False
+    assert label_map(values, masks).tolist() == [[2, 2]]
+    masks[1:, 0, 0] = False
+    assert label_map(values, masks).tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize(
