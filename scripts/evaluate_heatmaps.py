@@ -74,6 +74,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=2026, help="which unseen scenes")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--quick", action="store_true", help="24 scenes, one seed")
+    parser.add_argument("--again", action="store_true", help="only the tables of --out, again")
     parser.add_argument("--out", type=Path, default=Path("outputs/heatmaps-evaluation"))
     args = parser.parse_args()
     if args.quick:
@@ -81,8 +82,8 @@ def options() -> argparse.Namespace:
     return args
 
 
-def main() -> None:
-    args = options()
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure all, and tell how."""
     began, records = time.time(), Records()
     todo = jobs(args)
     spawn = multiprocessing.get_context("spawn")
@@ -90,17 +91,29 @@ def main() -> None:
         for i, done in enumerate(pool.map(measure, *zip(*todo, strict=True)), start=1):
             records.add_all(done)
             print(f"{i} of {len(todo)} jobs, {time.time() - began:.0f} s", flush=True)
-    figures: dict[str, Any] = records.figures()
-    text = all_tables(figures, args)
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
-    text += f"\n{time.time() - began:.0f} s with {args.processes} processes on {machine}\n"
+    return {
+        "options": {name: str(value) for name, value in vars(args).items() if name != "out"},
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+        "seconds": round(time.time() - began),
+        "figures": records.figures(),
+    }
+
+
+def main() -> None:
+    args = options()
+    saved = args.out / "figures.json"
+    if args.again:
+        document = json.loads(saved.read_text())
+    else:
+        document = run(args)
+        args.out.mkdir(parents=True, exist_ok=True)
+        saved.write_text(json.dumps(document, indent=1) + "\n")
+    text = all_tables(document["figures"], document["options"])
+    made = f"{document['seconds']} s with {document['options']['processes']} processes"
+    text += f"\n{made} on {document['machine']}\n"
     print(text)
-    args.out.mkdir(parents=True, exist_ok=True)
-    told = {name: str(value) for name, value in vars(args).items()}
-    document = {"options": told, "machine": machine, "figures": figures}
-    (args.out / "figures.json").write_text(json.dumps(document, indent=1) + "\n")
     (args.out / "tables.md").write_text(text)
-    plot(figures, args.out / "plot.png")
+    plot(document["figures"], args.out / "plot.png")
     print(args.out)
 
 

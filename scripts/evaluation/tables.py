@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,17 @@ TITLES = {
 Figures = Mapping[str, Any]
 
 
-def all_tables(figures: Figures, args: argparse.Namespace) -> str:
+OWN = "word on its own object"
+
+
+def all_tables(figures: Figures, options: Mapping[str, str]) -> str:
+    """All of them; ``options`` are those of the run."""
     right = figures["generated"]["picture"][DEFAULT]["right"]
     parts = [
-        f"{args.scenes} scenes that training never saw (seed {args.seed}), {args.noises} seeds of "
-        f"noise each. {right[0]:.1%} of the drawn pictures have the objects that were asked for, "
-        "and no others; the rest is left out. Intervals are 95 %, by resampling scenes.\n"
+        f"{options['scenes']} scenes that training never saw (seed {options['seed']}), "
+        f"{options['noises']} seeds of noise each; {options['causes']} scenes with knockouts, one "
+        f"seed. {right[0]:.1%} of the drawn pictures have the objects that were asked for, and no "
+        "others; the rest is left out. Intervals are 95 %, by resampling scenes.\n"
     ]
     for setting, title in TITLES.items():
         parts.append(f"**{title}**\n")
@@ -42,7 +46,7 @@ def all_tables(figures: Figures, args: argparse.Namespace) -> str:
     )
     parts.append(_words(figures))
     parts.append("**Layers and steps**, each the mean of all others, in drawn pictures\n")
-    parts.append(_table(figures["generated"]["shape"], PARTS, MEASURES))
+    parts.append(_table(figures["generated"]["shape"], PARTS, {**MEASURES, "own": OWN}))
     return "\n".join(parts)
 
 
@@ -86,7 +90,7 @@ def _ahead(figures: Figures) -> str:
 
 def _words(figures: Figures) -> str:
     spans = [f"rank correlation with the change, word gone for {span}" for span in SPANS]
-    lines = _head("", "shape words", "colour words", *spans)
+    lines = _head("", f"shape {OWN}", f"colour {OWN}", *spans)
     drawn, causes = figures["generated"], figures["causes"]["shape"]
     for name in PEERS:
         own = [_cell(drawn[kind][name]["own"]) for kind in ("shape", "colour")]
