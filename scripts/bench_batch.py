@@ -171,19 +171,27 @@ def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
     from transformers import CLIPTokenizer
 
     from sdattn import Heatmaps, read_prompt
+    from sdattn.aggregation import aggregate
     from sdattn.batch.layouts import Folders
-    from sdattn.heatmaps import average_layers
+    from sdattn.layermaps import LayerMap, LayerMaps
     from sdattn.packing import USUAL, pack_run
     from sdattn.pipelines import DEMO
+    from sdattn.presets import PRESETS
 
     torch.set_num_threads(1)
 
     tokenizer = CLIPTokenizer.from_pretrained(DEMO / "tokenizer")
     prompt = read_prompt(tokenizer, "a red circle left of a blue square on white", max_length=77)
-    sides = [64] * 5 + [32] * 5 + [16] * 5 + [8]  # SD 1.5's 16 cross-attention layers
-    layers = {f"layer.{i}": torch.rand(n, n, 77).softmax(-1) for i, n in enumerate(sides)}
-    values = average_layers({name: one[None] for name, one in layers.items()})[0]
-    heatmaps = Heatmaps(prompt, values)
+    places = {"down": (0, 0, 1, 1, 2, 2), "mid": (3,), "up": (2, 2, 2, 1, 1, 1, 0, 0, 0)}
+    maps = {  # SD 1.5's 16 cross-attention layers
+        f"{place}.{i}": LayerMap(
+            place, level, 8, torch.rand(1, n := 64 >> level, n, 77).softmax(-1)
+        )
+        for place, levels in places.items()
+        for i, level in enumerate(levels)
+    }
+    layers = LayerMaps(maps, tuple(range(77)), passes=25)
+    heatmaps = Heatmaps(prompt, aggregate(layers, PRESETS["default"])[0])
     image = Image.effect_noise((512, 512), 80).convert("RGB")
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:

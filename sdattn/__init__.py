@@ -16,6 +16,7 @@ from .capture import capture
 from .heatmap import Heatmap
 from .heatmaps import Heatmaps, heatmaps
 from .maps import CaptureError, CaptureWarning, MapStore
+from .presets import PRESETS, Preset
 from .processors import TorchAttnProcessor
 from .store import AttentionStore
 from .tokens import TruncationWarning, read_prompt
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "PRESETS",
     "AttentionStore",
     "CaptureError",
     "CaptureWarning",
@@ -40,6 +42,7 @@ __all__ = [
     "Heatmaps",
     "Knockout",
     "MapStore",
+    "Preset",
     "Run",
     "TorchAttnProcessor",
     "TruncationWarning",

@@ -167,7 +167,7 @@ def sample(
     :func:`capture_settings` where they are left out.
     """
     settings = dict(capture_options or capture_settings(pipe, preset, prompts, options))
-    asked = None if ask is None else _Asked(pipe, ask, options)
+    asked = None if ask is None else _Asked(pipe, ask, preset, options)
     both = settings.pop("branch", "conditional") == "both"
     with ExitStack() as captures:
         store = captures.enter_context(capture(pipe, **settings))
@@ -228,13 +228,13 @@ def _infos(
 class _Asked:
     """A text that is asked about: as the model reads it, and how its maps are captured."""
 
-    def __init__(self, pipe: Any, text: str, options: Mapping[str, Any]):
+    def __init__(self, pipe: Any, text: str, preset: Preset, options: Mapping[str, Any]):
         [self.prompt] = read_prompts(pipe, text, **options)
         columns = columns_around(self.prompt)
         self.settings = {
             "text_states": encode_text(pipe, text, options),
             "among": [columns],
-            "tokens": columns,
+            "tokens": None if preset.contrast else columns,
             "kinds": ("cross",),
         }
 

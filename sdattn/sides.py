@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from PIL import Image
 from .files import SavedRun, load_run
 from .heatmaps import Heatmaps
 from .packing import to_json
+from .presets import Preset
 from .runs import Run
 
 RunLike = str | Path | SavedRun | Run | tuple[Run, int]
@@ -82,7 +83,7 @@ def check_sides(a: Side, b: Side) -> None:
     Warns:
         UserWarning: the maps come from different layers.
     """
-    presets = a.heatmaps.preset.to_json(), b.heatmaps.preset.to_json()
+    presets = [_in_unit(one.heatmaps.preset).to_json() for one in (a, b)]
     if differ := [name for name in presets[0] if presets[0][name] != presets[1][name]]:
         told = (", ".join(f"{name}={one[name]!r}" for name in differ) for one in presets)
         raise ValueError(
@@ -103,6 +104,12 @@ def check_sides(a: Side, b: Side) -> None:
                 "float16, try bfloat16 or float32."
             )
     _compare_layers(a.layers, b.layers)
+
+
+def _in_unit(preset: Preset) -> Preset:
+    """The preset as far as values are compared by it: a mean over other steps is one too, as of a
+    run that was drawn and of a picture that was explained."""
+    return preset if preset.steps == "sum" else replace(preset, steps="mean")
 
 
 def _compare_layers(a: Sequence[str], b: Sequence[str]) -> None:

@@ -37,7 +37,7 @@ from sdattn.files import write_files
 from sdattn.layermaps import LayerMap, LayerMaps
 from sdattn.packing import FORMAT as RUN_FORMAT
 from sdattn.packing import PARTS, pack_run, sha256, to_json
-from sdattn.presets import Preset
+from sdattn.presets import PRESETS, Preset
 
 FORMATS = ("folder", "shard")
 TOKENIZER = tiny_tokenizer()
@@ -96,7 +96,7 @@ def manifest(**changes):
     """A batch.json; changes of ``input`` and ``settings`` by name."""
     settings = {"model": "tiny", "weights": "w", "pipeline": "P", "dtype": "float32"}
     settings |= {"save": ["image", "maps"], "options": {}, "format": "folder"}
-    settings |= {"shard_bytes": 10**9, "fingerprint": "f"}
+    settings |= {"shard_bytes": 10**9, "fingerprint": "f", "preset": BOTH.to_json()}
     made = {"source": "in.txt", "digest": "d", "part": "1/1", "items": 3, "all_items": 3}
     made |= {"bad_lines": 0}
     settings |= {name: one for name, one in changes.items() if name in settings}
@@ -853,10 +853,16 @@ def test_two_items_of_one_name_are_refused(tmp_path):
     assert not (tmp_path / "all").exists()
 
 
-@pytest.mark.parametrize("changes", [{"fingerprint": "g", "dtype": "float16"}, {"format": "shard"}])
-def test_runs_that_differ_in_settings_are_refused(tmp_path, changes):
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"fingerprint": "g", "dtype": "float16"}, "float16"),
+        ({"format": "shard"}, "shard"),
+        ({"fingerprint": "g", "preset": PRESETS["daam"].to_json()}, "daam"),
+    ],
+)
+def test_runs_that_differ_in_settings_are_refused(tmp_path, changes, told):
     roots = [part(tmp_path / "1", 1, 2, "ac"), part(tmp_path / "2", 2, 2, "bd", **changes)]
-    told = "; ".join(map(str, changes.values())).split("; ")[-1]
     with pytest.raises(ValueError, match=f"different models or settings: .*{told}.* and .*float32"):
         merge(roots, tmp_path / "all")
     assert not (tmp_path / "all").exists()

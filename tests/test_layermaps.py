@@ -153,23 +153,51 @@ def test_no_self_attention_is_told():
 
 
 @pytest.mark.parametrize(
-    ("preset", "layers", "message"),
+    ("preset", "message"),
     [
-        ("default", "down", "places up, double, single, block, and the maps are of: down at le"),
-        ("p2p", "mid", "places down, up, and the maps are of: mid at level 3. Capture those"),
-        ("daam", "mid", "places down, up down to level 2, and the maps are of: mid at level 3"),
+        ("p2p", "places down, up, and there are only: mid at level 3. Choose other layers"),
+        ("daam", "places down, up down to level 2, and there are only: mid at level 3. Choose"),
     ],
 )
-def test_no_layer_of_the_presets_places_is_told(preset, layers, message):
-    pipe, store = captured(layers=layers, heads="all")
-    with pytest.raises(CaptureError, match=f"The preset '{preset}' reads layers of the {message}"):
+def test_no_layer_of_the_presets_places_is_told(preset, message):
+    """After a capture; before the run where that captures for the preset."""
+    message = f"The preset '{preset}' reads layers of the {message}"
+    pipe, store = captured(layers="mid", heads="all")
+    with pytest.raises(CaptureError, match=message):
         heatmaps(store, pipe, PROMPT, preset=preset)
+    ran = []
+    pipe.unet.register_forward_pre_hook(lambda *_: ran.append(1))
+    with pytest.raises(ValueError, match=message):
+        generate(pipe, PROMPT, preset=preset, capture_options={"layers": "mid"}, **SMALL)
+    assert not ran
+
+
+@pytest.mark.parametrize("layers", ["down", "mid"])
+def test_without_a_way_up_the_default_reads_all_there_is(layers):
+    """On the finest grid: none has 16 cells here."""
+    pipe, store = captured(layers=layers)
+    [found] = heatmaps(store, pipe, PROMPT)
+    finest = max(one.shape[1] for one in store.maps.values())
+    kept = [one[0] for one in store.maps.values() if one.shape[1] == finest]
+    assert len(kept) == (2 if layers == "down" else 1)
+    torch.testing.assert_close(found.maps, torch.stack(kept).mean(0))
 
 
 @pytest.mark.parametrize("name", ["daam", "p2p", "attend-and-excite", "ovam"])
 def test_presets_of_unets_are_refused_for_a_transformer(name):
-    with pytest.raises(CaptureError, match=f"'{name}' reads layers of the places .* are of: doub"):
-        generate(sd3(), PROMPT, preset=name, max_sequence_length=16, **SMALL)
+    pipe, ran = sd3(), []
+    options = {"max_sequence_length": 16, **SMALL}
+    message = f"'{name}' reads layers of the places .* there are only: double at level 0"
+    hook = pipe.transformer.register_forward_pre_hook(lambda *_: ran.append(1))
+    with pytest.raises(ValueError, match=message):
+        generate(pipe, PROMPT, preset=name, **options)
+    assert not ran
+    hook.remove()
+    among = [[0, 1]]
+    with capture(pipe, heads="all", steps="all", among=among) as store:
+        pipe(PROMPT, output_type="np", **options)
+    with pytest.raises(CaptureError, match=message):
+        heatmaps(store, pipe, PROMPT, preset=name, max_sequence_length=16)
 
 
 @pytest.mark.parametrize("name", ["default", "sum"])

@@ -101,7 +101,7 @@ MAY_IMPORT = {
         "tokens",
         "watching",
     },
-    "sides": {"files", "heatmaps", "packing", "runs"},
+    "sides": {"files", "heatmaps", "packing", "presets", "runs"},
     "comparison": {"differences", "files", "packing", "render", "sides"},
     "explaining": {
         "ddim",

@@ -27,6 +27,29 @@ def test_generate_gives_the_plain_pictures_and_their_maps():
         torch.testing.assert_close(run.heatmaps[i].maps, expected.maps, atol=1e-5, rtol=0)
 
 
+def test_a_run_that_ends_early_has_the_maps_of_what_it_ran():
+    """Of its half of the schedule no pass is in the second half."""
+    pipe = make_sdxl_pipeline()
+    options = {**QUICK, "num_inference_steps": 4, "denoising_end": 0.5}
+    run = generate(pipe, PROMPT, seed=5, **options)
+    generator = torch.Generator().manual_seed(5)
+    with capture(pipe) as store:
+        pipe(PROMPT, generator=generator, **options)
+    assert [one.timestep for one in run.store.passes] == store.timesteps
+    assert len(store.passes) == 2
+    [expected] = heatmaps(store, pipe, PROMPT)
+    torch.testing.assert_close(run.heatmaps[0].maps, expected.maps, atol=1e-6, rtol=0)
+
+
+def test_a_word_of_one_prompt_has_its_causes_there_only(tmp_path):
+    prompts = ["a cat", "a red dog"]
+    run = generate(make_pipeline(), prompts, words=["cat"], causal=True, **QUICK)
+    assert [[one.label for one in found] for found in run.causal_heatmaps] == [["cat"], []]
+    first, second = run.save(tmp_path / "run")
+    assert (second / "run.json").is_file()
+    assert (first / "causal" / "heatmaps" / "01-cat.png").is_file()
+
+
 def test_one_seed_is_one_picture():
     pipe = make_pipeline()
     first, again, other = (generate(pipe, PROMPT, seed=s, **QUICK).images[0] for s in (1, 1, 2))
