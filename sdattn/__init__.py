@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from .comparison import diff
     from .explaining import explain
     from .files import load_run
+    from .generation import generate
     from .pipelines import load_pipeline
     from .prompts import read_prompts
-    from .runs import Run, generate
+    from .runs import Run
 
 __version__ = "0.1.0"
 
@@ -66,7 +67,7 @@ _LATER = {
     "Run": "runs",
     "diff": "comparison",
     "explain": "explaining",
-    "generate": "runs",
+    "generate": "generation",
     "knockout": "causes",
     "load_pipeline": "pipelines",
     "load_run": "files",

@@ -34,7 +34,7 @@ def aggregate(maps: LayerMaps, preset: Preset) -> Tensor:
     by_grid: dict[tuple[int, int], Tensor] = {}
     for one, weight in zip(layers, weights, strict=True):
         if preset.each_head:
-            part = _resized(one.maps, finest, preset.resize).sum(1)
+            part = _resized(one.maps, finest, preset.resize).mean(1) * weight
         else:  # one resize a resolution: bilinear is linear
             part = one.maps * weight
         grid = finest if preset.each_head else one.grid

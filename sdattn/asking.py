@@ -51,14 +51,21 @@ def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) 
     """What the pipeline hands to the cross-attention of a prompt, ``[1, T, width]``.
 
     Args:
-        options: of the pipeline's call; ``clip_skip`` is heeded.
+        options: of the pipeline's call; ``clip_skip`` and the LoRA's scale are heeded.
 
     Raises:
-        TypeError: the pipeline has no UNet.
+        TypeError: the pipeline has no UNet, or no ``encode_prompt``.
     """
     _check_unet(find_denoiser(pipe).model)
-    skip = (options or {}).get("clip_skip")
-    told = {} if skip is None else {"clip_skip": skip}
+    if not hasattr(pipe, "encode_prompt"):
+        raise TypeError(
+            f"A {type(pipe).__name__} has no encode_prompt, so another text cannot be asked about. "
+            "Encode it yourself and use capture(text_states=...)."
+        )
+    given = options or {}
+    scale = (given.get("cross_attention_kwargs") or {}).get("scale")
+    told = {"clip_skip": given.get("clip_skip"), "lora_scale": scale}
+    told = {name: one for name, one in told.items() if one is not None}
     with torch.no_grad():
         states: Tensor = pipe.encode_prompt(
             prompt=text,

@@ -105,6 +105,8 @@ def capture(
     found = find_layers(denoiser.model)
     if text_states is not None:
         check_asked(denoiser.model, text_states)
+        if "cross" not in kinds:
+            raise ValueError(f"kinds={kinds!r}: text_states are about cross-attention.")
         kinds = ("cross",)
     chosen = select_layers(found, layers, kinds)
     if branch not in BRANCHES or (branch != "conditional" and denoiser.pipeline is None):

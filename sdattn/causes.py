@@ -24,7 +24,7 @@ from .layers import LayerSelection, find_denoiser
 from .pipelines import images_a_prompt
 from .prompts import read_prompts
 from .removal import Columns, Removal
-from .running import call_pipeline, checked_options, pictures_of
+from .running import call_pipeline, checked_options, is_of_pictures, pictures_of
 from .tokens import Prompt
 
 
@@ -249,10 +249,14 @@ def _for_each(name: str, value: Any, rows: int) -> Any:
     Pipelines share a lone picture by themselves, but not always well: inpainting takes noise for
     it from the first row's generator alone, and the rows differ from there on.
     """
-    if not ("image" in name or "prompt" in name or name == "latents"):
+    if not is_of_pictures(name):
         return value
     if isinstance(value, (np.ndarray, Tensor)) and value.ndim == 4 and len(value) == 1:
         return value.repeat(rows, 0) if isinstance(value, np.ndarray) else torch.cat([value] * rows)
+    if isinstance(value, list) and len(value) > 1:
+        raise ValueError(
+            f"{name} has {len(value)} entries, and a knockout is about one picture. Pass its own."
+        )
     if isinstance(value, list) and len(value) == 1:
         [value] = value
     return [value] * rows if isinstance(value, (str, Image.Image)) else value

@@ -47,7 +47,8 @@ from .pipelines import (
 )
 from .prompts import read_prompts
 from .running import checked_options
-from .runs import Run, sample
+from .runs import Run
+from .sampling import sample
 from .tokens import Prompt
 
 __all__ = [

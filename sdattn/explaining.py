@@ -26,7 +26,8 @@ from .pipelines import check_text_to_image
 from .presets import Preset, preset_of
 from .prompts import read_prompts
 from .running import checked_options
-from .runs import Run, sample
+from .runs import Run
+from .sampling import sample
 from .selections import is_span
 from .tokens import Prompt
 from .watching import capture_settings, checked_capture
@@ -120,6 +121,8 @@ def explain(
     way = _replayed(pipe, images, read, options) if invert else _noised(pipe, images, seeds, places)
     with way as start:
         run = sample(pipe, read, seeds, {**options, **start}, settings, preset=chosen, ask=ask)
+    for one in run.info:
+        one["scheduler"] = type(pipe.scheduler).__name__  # whose noise schedule it was
     return _told(run, images, "inversion" if invert else "noise")
 
 

@@ -117,7 +117,15 @@ class Heatmaps(Mapping[str, Heatmap]):
         return [self._of(word.text, word.columns) for word in words]
 
     def keep(self, columns: Sequence[int]) -> Heatmaps:
-        """The heatmaps of some token columns only."""
+        """The heatmaps of some token columns only.
+
+        Raises:
+            KeyError: one that was not captured, or that the preset leaves out.
+        """
+        if missing := [column for column in columns if not self._holds((column,))]:
+            raise KeyError(
+                f"There are no maps of token columns {missing}. There are: {self.columns}."
+            )
         maps = self.maps[..., [self._place[column] for column in columns]]
         return Heatmaps(self.prompt, maps, columns, preset=self.preset)
 
@@ -126,6 +134,8 @@ class Heatmaps(Mapping[str, Heatmap]):
         words: Sequence[str],
         size: tuple[int, int] | None = None,
         threshold: float | Literal["otsu"] | None = None,
+        *,
+        sigma: float = 0.0,
         **options: Any,
     ) -> Tensor:
         """Several words in one picture: which of them a pixel belongs to.
@@ -137,7 +147,7 @@ class Heatmaps(Mapping[str, Heatmap]):
             words: words or phrases, each all its occurrences together; for one occurrence use
                 :meth:`find` and :meth:`Heatmap.mask`.
             size: (height, width) in pixels; the maps' own cells by default.
-            threshold, options: as of :meth:`Heatmap.mask`.
+            threshold, sigma, options: as of :meth:`Heatmap.mask`.
 
         Returns:
             int64 ``[height, width]``: 0 for no word, else the number of the word in ``words``,
@@ -150,6 +160,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         if isinstance(words, str) or not words:
             raise ValueError(f"words={words!r}: pass a list of words and phrases.")
         maps = [self[word] for word in words]
+        maps = [replace(one, values=smooth(one.values, sigma)) for one in maps]
         masks = [one.mask(size, threshold, **options) for one in maps]
         values = [one.values if size is None else one.resize(size) for one in maps]
         return label_map(torch.stack(values), torch.stack(masks))

@@ -17,15 +17,16 @@ from torch import Tensor
 from .layers import TEXT_KINDS, AttentionLayer
 from .maps import CaptureError, MapStore
 from .presets import Preset
-from .selections import is_span
+from .selections import is_summed
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LayerMap:
     """The map of one layer.
 
     Attributes:
-        place, level, heads: of the layer, see :class:`sdattn.layers.AttentionLayer`.
+        place, level: of the layer, see :class:`sdattn.layers.AttentionLayer`.
+        heads: how many of its heads were kept.
         maps: float32 ``[images, (heads,) rows, cols, tokens]`` on the CPU, probabilities; the mean
             over the steps that were kept, with its graph where the store has one. The heads axis is
             there where the preset reads each head by itself.
@@ -42,7 +43,7 @@ class LayerMap:
         return self.maps.shape[-3], self.maps.shape[-2]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LayerMaps:
     """The maps of a run's layers, in the order in which they run.
 
@@ -76,30 +77,34 @@ class LayerMaps:
         return replace(self, layers=kept, columns=tuple(columns))
 
 
-def layer_maps(store: MapStore, preset: Preset) -> LayerMaps:
+def layer_maps(
+    store: MapStore, preset: Preset, self_attention: MapStore | None = None
+) -> LayerMaps:
     """The maps of a store's layers, averaged over heads and steps as far as the preset does that.
+
+    Args:
+        store: what is read.
+        preset: how.
+        self_attention: the store that holds what refines the maps; ``store`` itself by default.
 
     Raises:
         CaptureError: the store holds no layer that sees the text, or has averaged over what the
             preset reads one by one.
     """
     _check_kept(store, preset)
-    texts = [layer for layer in store.layers if layer.kind in TEXT_KINDS]
-    found = {layer.name: _of_layer(store, layer, preset) for layer in texts if _held(store, layer)}
+    ran = [layer for layer in store.layers if layer.name in store.maps]
+    texts = [layer for layer in ran if layer.kind in TEXT_KINDS]
+    found = {layer.name: _of_layer(store, layer, preset) for layer in texts}
     if not found:
         raise CaptureError(
             "There are no maps of cross- or joint attention, and only those have token columns. "
             'Capture with kinds=("cross", "joint") and run the pipeline inside the with block.'
         )
-    passes = 1 if preset.steps == "last" else store.kept_passes
     columns = store.tokens or tuple(range(store.n_keys or 0))
+    passes = len(_read_steps(store, preset))
     if preset.refine is None:
         return LayerMaps(found, columns, passes)
-    return LayerMaps(found, columns, passes, *_affinity(store, preset))
-
-
-def _held(store: MapStore, layer: AttentionLayer) -> bool:
-    return layer.name in store.maps
+    return LayerMaps(found, columns, passes, *_affinity(self_attention or store, preset))
 
 
 def _check_kept(store: MapStore, preset: Preset) -> None:
@@ -123,27 +128,31 @@ def _of_layer(store: MapStore, layer: AttentionLayer, preset: Preset) -> LayerMa
     maps = _over_steps(store, store.maps[layer.name], preset)
     if store.heads != "mean" and not preset.each_head:
         maps = maps.mean(1)
-    return LayerMap(layer.place, layer.level, layer.heads, maps.float().cpu())
+    heads = layer.heads if isinstance(store.heads, str) else len(store.heads)
+    return LayerMap(layer.place, layer.level, heads, maps.float().cpu())
+
+
+def _read_steps(store: MapStore, preset: Preset) -> list[int]:
+    """The places on the steps axis, or the passes in its place, that the preset's maps are of."""
+    kept = [i for i in range(len(store.passes)) if store.keeps(i)]
+    if "last" in (store.steps, preset.steps):
+        return [len(kept) - 1]
+    if isinstance(preset.steps, str) or store.steps != "all":  # a list of steps was chosen
+        return list(range(len(kept)))
+    first, last = preset.steps
+    places = [store.passes[i].position for i in kept]
+    wanted = [i for i, at in enumerate(places) if at is None or first <= at <= last]
+    return wanted or list(range(len(kept)))
 
 
 def _over_steps(store: MapStore, maps: Tensor, preset: Preset) -> Tensor:
     """``[images, steps, ...]`` without its steps; a store that has none is left as it is."""
-    if store.steps in ("mean", "last") or is_span(store.steps):
-        return maps
-    if preset.steps == "last":
-        return maps[:, -1]
-    numbers = [i for i in range(len(store.passes)) if store.keeps(i)]
-    if isinstance(preset.steps, str):
-        return maps.mean(1)
-    first, last = preset.steps
-    places = [store.passes[i].position for i in numbers]
-    wanted = [i for i, at in enumerate(places) if at is None or first <= at <= last]
-    return maps[:, wanted or slice(None)].mean(1)
+    return maps if is_summed(store.steps) else maps[:, _read_steps(store, preset)].mean(1)
 
 
 def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, tuple[int, int]]:
     """The mean of the finest self-attention layers that the store holds, and their grid."""
-    held = [layer for layer in store.layers if layer.kind == "self" and _held(store, layer)]
+    held = [layer for layer in store.layers if layer.kind == "self" and layer.name in store.maps]
     if not held:
         raise CaptureError(
             f"refine={preset.refine!r} spreads the maps along the self-attention, and this store "

@@ -11,6 +11,7 @@ softmax over the tokens of text and picture together (Esser et al. 2024, section
 """
 
 import fnmatch
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -82,7 +83,10 @@ class AttentionLayer:
 
 
 LayerChoice = str | int | tuple[int, int]
-LayerSelection = LayerChoice | Sequence[LayerChoice] | Callable[[AttentionLayer], bool] | None
+LayerPredicate = (
+    Callable[[AttentionLayer], bool] | Callable[[AttentionLayer, tuple[int, int] | None], bool]
+)
+LayerSelection = LayerChoice | Sequence[LayerChoice] | LayerPredicate | None
 
 
 @dataclass(frozen=True)
@@ -189,10 +193,10 @@ def select_layers(
 
     Args:
         found: what :func:`find_layers` gave.
-        layers: None for all; a predicate ``AttentionLayer -> bool``; or one or more of: a layer's
-            name, a part of it that starts and ends at a dot (``"down_blocks.0"``), a place
-            (``"down"``), a resolution: ``(rows, cols)``, or an integer for the grid whose shorter
-            side it is.
+        layers: None for all; a predicate ``AttentionLayer -> bool``, or of the layer and
+            ``latent_size``; or one or more of: a layer's name, a part of it that starts and ends
+            at a dot (``"down_blocks.0"``), a place (``"down"``), a resolution: ``(rows, cols)``, or
+            an integer for the grid whose shorter side it is.
         kinds: of ``"cross"``, ``"joint"``, ``"self"``; by default both kinds that see the text.
         latent_size: (rows, cols) of the latent. While it is None, resolutions are not known yet
             and fit every layer.
@@ -205,7 +209,7 @@ def select_layers(
         raise ValueError(f"kinds={kinds!r}: pass a tuple of {' and/or '.join(map(repr, KINDS))}.")
     candidates = [layer for layer in found if layer.kind in kinds]
     if callable(layers):
-        chosen = [layer for layer in candidates if layers(layer)]
+        chosen = [layer for layer in candidates if _holds(layers, layer, latent_size)]
         if not chosen:
             raise ValueError(_nothing_fits("the predicate", candidates, latent_size))
         return chosen
@@ -220,6 +224,12 @@ def select_layers(
     if not chosen:
         raise ValueError(_nothing_fits(f"kinds={tuple(kinds)}", found, latent_size))
     return chosen
+
+
+def _holds(predicate: Any, layer: AttentionLayer, latent_size: tuple[int, int] | None) -> bool:
+    given = inspect.signature(predicate).parameters.values()
+    needed = [one for one in given if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    return bool(predicate(layer, latent_size) if len(needed) > 1 else predicate(layer))
 
 
 def _as_choices(layers: Any) -> list[LayerChoice]:

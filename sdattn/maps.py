@@ -68,7 +68,8 @@ class MapStore:
 
     Attributes:
         layers: the attention layers that are watched.
-        passes: one :class:`Pass` for each call of the model that is kept, in order.
+        passes: one :class:`Pass` for each call of the model for these images, in order, whether its
+            maps are kept or not.
         skipped: calls of the model that are not: those of the other branch, where a pipeline runs
             the two in turn, and those of skip-layer guidance.
         tokens: the key columns that are kept, or None for all.
@@ -153,7 +154,7 @@ class MapStore:
 
     @property
     def kept_passes(self) -> int:
-        """How many passes the maps come from."""
+        """How many passes the layers have handed in; with ``"last"`` each in place of the other."""
         return sum(map(self.keeps, range(len(self.passes))))
 
     @property
@@ -220,17 +221,19 @@ class MapStore:
             return probs
         images, n_keys = len(probs), probs.shape[-1]
         lists = list(self.among) * (images if len(self.among) == 1 else 1)
-        if len(lists) != images or max(map(max, lists)) >= n_keys:
+        if len(lists) != images or max(map(max, lists)) >= (self.n_text or n_keys):
             raise CaptureError(
                 f"among has {len(self.among)} list(s) of columns up to {max(map(max, lists))}; "
-                f"{layer.name} has {images} image(s) and columns 0 to {n_keys - 1}. Pass one list, "
-                "or one for each image."
+                f"{layer.name} has {images} image(s) and {self.n_text or n_keys} columns of text. "
+                "Pass one list, or one for each image."
             )
-        keep = torch.zeros(images, 1, 1, n_keys, dtype=torch.bool)
+        n_text = self.n_text or n_keys  # those of image prompts have a softmax of their own
+        keep = torch.zeros(images, 1, 1, n_text, dtype=torch.bool)
         for one, columns in zip(keep, lists, strict=True):
             one[..., list(columns)] = True
-        probs = probs * keep.to(probs.device)
-        return probs / probs.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
+        text = probs[..., :n_text] * keep.to(probs.device)
+        text = text / text.sum(-1, keepdim=True).clamp(min=torch.finfo(text.dtype).tiny)
+        return torch.cat([text, probs[..., n_text:]], dim=-1)
 
     def _over_tokens(self, layer: AttentionLayer, probs: Tensor) -> Tensor:
         self.n_keys = probs.shape[-1]
@@ -355,6 +358,9 @@ class _Maps(Mapping[str, Tensor]):
                 f"No map of a layer {name!r}. The store has: {', '.join(self) or 'none yet'}."
             )
         return self._store.map(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._store._slots  # without making the map
 
     def __iter__(self) -> Iterator[str]:
         return (la.name for la in self._store.layers if la.name in self._store._slots)

@@ -1,7 +1,7 @@
 """Maps -> masks: smoothing, thresholds, connected components and a map of labels.
 
 smooth(maps, sigma)              ->  the maps, blurred with a Gaussian
-mask_of(values, threshold)       ->  bool: a share of the largest value, Otsu's cut, a quantile
+mask_of(values, threshold)       ->  bool: a share of the range, Otsu's cut, a quantile
 threshold_level, quantile_level  ->  the level at which that mask begins
 components, largest_component    ->  the connected parts of a mask, and the largest of them
 label_map(values, masks)         ->  in each cell the number of the word that is strongest there
@@ -114,7 +114,8 @@ def threshold_level(values: Tensor, threshold: float | Literal["otsu"]) -> float
         raise ValueError(f"threshold={threshold}: pass a share of the range, from 0 to 1.")
     _check_finite(values)
     low, high = values.min(), values.max()
-    return float(low + threshold * (high - low)) if high > low else math.inf
+    level = min(low + threshold * (high - low), high)  # rounding might lift it above
+    return float(level) if high > low else math.inf
 
 
 def quantile_level(values: Tensor, quantile: float) -> float:

@@ -25,7 +25,7 @@ def outline(model: str | Path = "demo") -> Any | None:
     It is of the pipeline's own class and has its own tokenizers, scheduler and processors; its
     models are of their own classes, as ``config.json`` has them, on torch's meta device. So what
     asks for classes, configurations and tokens works on it, and says what it would say of the
-    loaded pipeline: :func:`sdattn.runs.checked_options`, :func:`sdattn.read_prompts` and the
+    loaded pipeline: :func:`sdattn.running.checked_options`, :func:`sdattn.read_prompts` and the
     questions of :mod:`sdattn.pipelines`. It cannot be run.
 
     Args:

@@ -1,8 +1,9 @@
 """One image's run as files in memory, name to bytes: what a folder or a shard holds of it.
 
 image.png  heatmaps/NN-word.png  grid.png  masks/NN-word.png  maps.safetensors
-negative/  asked/  causal/     heatmaps/NN-word.png and grid.png of each, where asked for
-run.json                       the settings, and every file's checksum
+run.json           the settings, and every file's checksum
+negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, grid.png and
+                               maps.safetensors, [rows, cols] by word
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ def pack_run(
         # a knockout that changed nothing is not to glow
         scale = (0.0, max(one.range[1] for one in maps)) if folder == "causal" else None
         drawn = drawings(image, maps, text, parts, scale)
+        if "maps" in parts:
+            drawn[MAPS] = pack_maps({n: one.values.half() for n, one in _named(maps).items()})
         files |= {f"{folder}/{name}": data for name, data in drawn.items()}
     document = {
         "format": FORMAT,
@@ -137,7 +140,7 @@ def drawings(
     map lies in the upper half of its range), as asked. ``scale`` is that of all maps; by default
     each has its own range."""
     files: dict[str, bytes] = {}
-    names = [f"{n:02d}-{file_name(one.label)}.png" for n, one in enumerate(maps, start=1)]
+    names = [f"{name}.png" for name in _named(maps)]
     wanted = {"overlays", "grid"}.intersection(parts)
     tiles = [one.overlay(image, scale=scale) for one in maps] if wanted else []
     if "overlays" in parts:
@@ -147,6 +150,11 @@ def drawings(
     if "masks" in parts:
         files |= {f"masks/{n}": _mask(one, image) for n, one in zip(names, maps, strict=True)}
     return files
+
+
+def _named(maps: Sequence[Heatmap]) -> dict[str, Heatmap]:
+    """By number and word, as files are called."""
+    return {f"{n:02d}-{file_name(one.label)}": one for n, one in enumerate(maps, start=1)}
 
 
 def _mask(one: Heatmap, image: Image.Image) -> bytes:

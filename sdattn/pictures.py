@@ -59,7 +59,8 @@ def encode(pipe: Any, image: Image.Image) -> Tensor:
         if dtype != torch.float32:  # SDXL's overflows in float16
             undo.callback(vae.to, dtype)
             vae.to(torch.float32)
-        latent = vae.encode(pixels).latent_dist.mode()
+        encoded = vae.encode(pixels)  # AutoencoderTiny has no distribution
+        latent = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latents
     if getattr(config, "latents_mean", None) is not None:
         mean, std = latent.new_tensor([config.latents_mean, config.latents_std])[..., None, None]
         latent = (latent - mean) / std

@@ -12,8 +12,9 @@ google/prompt-to-prompt; Chefer et al. 2023, "Attend-and-Excite"; Marcos-Manchó
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 UNET = ("down", "mid", "up")
@@ -28,7 +29,8 @@ class Preset:
         places: the layers that are read, by place.
         or_all: where there are none of these places, read all layers there are.
         cells: read only the grid whose shorter side is nearest to so many cells (in proportion).
-        least_cells: leave out grids of fewer cells on their shorter side, unless all have fewer.
+        least_cells: leave out grids of fewer cells on their shorter side; where all have fewer,
+            all but the finest.
         deepest: leave out layers below this level; level 3 is an eighth of the latent's side.
         steps: ``"mean"`` or ``"sum"`` over the calls of the model that were kept; ``"last"``, the
             last call alone; a part of the schedule, whose mean it is.
@@ -115,7 +117,7 @@ _ALL = (
     Preset("ovam", ("down", "up"), steps="sum", heads="sum", layers="sum", among_words=True),
     Preset("sum", (*UNET, "block", "double"), heads="sum"),
 )
-PRESETS = {preset.name: preset for preset in _ALL}
+PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})
 
 
 def nothing_read(preset: Preset, found: Iterable[tuple[str, int]]) -> str:

@@ -1,6 +1,6 @@
 """Sharper maps: a word's map spread along the picture's own self-attention.
 
-    refining(pipe, options)       the layers to capture for it: a predicate for capture(layers=...)
+    refining(pipe)                the layers to capture for it: a predicate for capture(layers=...)
     spread(maps, layers)          [images, rows, cols, tokens], refined
 
 Cells that attend to each other belong together, so a cell takes the mean of what the cells it
@@ -10,29 +10,27 @@ Open Vocabulary Semantic Segmenter" (DiffSegmenter), equation 5; RishiDarkDevil/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from .layermaps import LayerMaps, resize_maps
 from .layers import TEXT_KINDS, AttentionLayer, find_denoiser, find_layers
-from .pipelines import latent_size
 
 MOST_CELLS = 32 * 32  # of the self-attention: 4.2 MB a layer in float32
 PLACE = "up"
 
 
-def refining(
-    pipe: Any, options: Mapping[str, Any] | None = None
-) -> Callable[[AttentionLayer], bool]:
+def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], bool]:
     """The layers that refined maps are made of: all that see the text, and the self-attention of
     the way up on the finest grid of at most ``MOST_CELLS`` cells (or the coarsest, if all have
     more), 12.6 MB an image for SD 1.x at 512x512.
 
     Args:
-        pipe: a pipeline with a UNet.
-        options: of its call; ``height`` and ``width`` are heeded.
+        target: a pipeline with a UNet, or the UNet.
 
     Returns:
         For ``capture(pipe, kinds=("cross", "self"), layers=...)``.
@@ -40,21 +38,20 @@ def refining(
     Raises:
         TypeError: the model has no self-attention on its way up.
     """
-    model = find_denoiser(pipe).model
-    size = latent_size(pipe, options)
+    model = find_denoiser(target).model
     found = [la for la in find_layers(model) if la.kind == "self" and la.place == PLACE]
     if not found:
         raise TypeError(
             f"refine='self' spreads the maps along the self-attention of a UNet's way up, and a "
             f"{type(model).__name__} has none."
         )
-    cells = {layer.level: layer.grid(size)[0] * layer.grid(size)[1] for layer in found}
-    few = [level for level, number in cells.items() if number <= MOST_CELLS]
-    level = min(few) if few else max(cells)
 
-    def wanted(layer: AttentionLayer) -> bool:
-        is_self = layer.kind == "self" and layer.place == PLACE and layer.level == level
-        return is_self or layer.kind in TEXT_KINDS
+    def wanted(layer: AttentionLayer, latent_size: tuple[int, int] | None) -> bool:
+        if layer.kind in TEXT_KINDS or latent_size is None:
+            return layer.kind in TEXT_KINDS or layer in found
+        few = [one.level for one in found if math.prod(one.grid(latent_size)) <= MOST_CELLS]
+        level = min(few) if few else max(one.level for one in found)
+        return layer in found and layer.level == level
 
     return wanted
 
@@ -71,7 +68,8 @@ def spread(maps: Tensor, layers: LayerMaps) -> Tensor:
     """
     assert layers.affinity is not None and layers.affinity_grid is not None
     size = maps.shape[1], maps.shape[2]
-    coarse = resize_maps(maps.movedim(-1, 1), layers.affinity_grid)  # [images, tokens, rows, cols]
+    # [images, tokens, rows, cols]; each cell counts, also where the grid is much coarser
+    coarse = adaptive_avg_pool2d(maps.movedim(-1, 1), layers.affinity_grid)
     refined = coarse.flatten(2) @ layers.affinity.mT  # [images, tokens, N]
     back = resize_maps(refined.unflatten(2, layers.affinity_grid), size)
     return back.movedim(1, -1)

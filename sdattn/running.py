@@ -2,6 +2,7 @@
 
 checked_options(pipe, options)                   refused where they cannot be, or filled in
 call_pipeline(pipe, prompts, seeds, options)     noise drawn on the CPU
+options_of_image(options, 0, images=4, prompts=2)    for a run of that image alone
 pictures_of(result)                              PIL
 """
 
@@ -110,6 +111,24 @@ def call_pipeline(
         options["negative_prompt"] = one_each(options["negative_prompt"], len(prompts))
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     return pipe(prompt=prompts, generator=generators, **options)
+
+
+def is_of_pictures(name: str) -> bool:
+    """Whether an option may have a value of its own for each picture."""
+    return "image" in name or "prompt" in name or name == "latents"
+
+
+def options_of_image(
+    options: Mapping[str, Any], number: int, *, images: int, prompts: int
+) -> dict[str, Any]:
+    """The options that draw one image of a run alone, in the order of the pipeline."""
+    found = {name: one for name, one in options.items() if name != "num_images_per_prompt"}
+    for name, value in found.items():
+        if is_of_pictures(name) and isinstance(value, (list, tuple)) and len(value) == prompts:
+            found[name] = value[number // (images // prompts)]
+        elif name == "latents" and len(value) == images:
+            found[name] = value[number : number + 1]
+    return found
 
 
 def one_each(negative: str | Sequence[str], prompts: int) -> list[str]:

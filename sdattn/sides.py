@@ -33,6 +33,7 @@ class Side:
         image, heatmaps: its picture and the maps of its words.
         info: its settings, as ``run.json`` holds them.
         layers: the names of the layers that the maps come from.
+        passes: how many calls of the model they come from.
         folder: where it was read from, if it was.
     """
 
@@ -40,6 +41,7 @@ class Side:
     heatmaps: Heatmaps
     info: dict[str, Any]
     layers: list[str]
+    passes: int
     folder: Path | None = None
 
 
@@ -55,7 +57,7 @@ def read_side(run: RunLike) -> Side:
         run = load_run(run)
     if isinstance(run, SavedRun):
         layers = list(run.info["layers"])
-        return Side(run.image, run.heatmaps, run.info, layers, run.folder)
+        return Side(run.image, run.heatmaps, run.info, layers, run.info["passes"], run.folder)
     run, number = run if isinstance(run, tuple) else (run, None)
     if not isinstance(run, Run):
         raise TypeError(
@@ -70,7 +72,8 @@ def read_side(run: RunLike) -> Side:
             f"The run has {last + 1} image(s), and {asked}. Pass one of (run, 0) to (run, {last})."
         )
     info = json.loads(to_json(run.info[number]))  # tuples are lists, as in a folder
-    return Side(run.images[number], run.heatmaps[number], info, list(run.layers.layers))
+    layers = list(run.layers.layers)
+    return Side(run.images[number], run.heatmaps[number], info, layers, run.layers.passes)
 
 
 def check_sides(a: Side, b: Side) -> None:
@@ -89,6 +92,11 @@ def check_sides(a: Side, b: Side) -> None:
         raise ValueError(
             "The maps were made by different presets: A with {}, B with {}. Their values cannot be "
             "compared; make both runs with one preset.".format(*told)
+        )
+    if a.heatmaps.preset.steps == "sum" and a.passes != b.passes:
+        raise ValueError(
+            f"The maps are sums over {a.passes} and {b.passes} steps, so their values cannot be "
+            "compared. Make both runs with one number of steps, or with another preset."
         )
     ratios = [one.image.width / one.image.height for one in (a, b)]
     if max(ratios) > 1.01 * min(ratios):
@@ -109,7 +117,7 @@ def check_sides(a: Side, b: Side) -> None:
 def _in_unit(preset: Preset) -> Preset:
     """The preset as far as values are compared by it: a mean over other steps is one too, as of a
     run that was drawn and of a picture that was explained."""
-    return preset if preset.steps == "sum" else replace(preset, steps="mean")
+    return preset if isinstance(preset.steps, str) else replace(preset, steps="mean")
 
 
 def _compare_layers(a: Sequence[str], b: Sequence[str]) -> None:

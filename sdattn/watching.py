@@ -69,12 +69,13 @@ def capture_settings(
     if preset.contrast:
         needs["tokens"] = None
     if preset.refine:
-        needs |= {"kinds": (*TEXT_KINDS, "self"), "layers": refining(pipe, options)}
+        refining(pipe)  # or refuse
     chosen = dict(chosen or {})
     if clash := sorted(name for name in needs.keys() & chosen.keys()):
+        told = ", ".join("words (tokens)" if name == "tokens" else name for name in clash)
         raise ValueError(
-            f"The preset {preset.name!r}{' with refine' if preset.refine else ''} decides on "
-            f"{', '.join(clash)} of the capture itself. Leave that out, or choose another preset."
+            f"The preset {preset.name!r} decides on {told} of the capture itself. Leave that out, "
+            "or choose another preset."
         )
     if is_span(preset.steps) and options.get("denoising_end") is None:
         needs["steps"] = preset.steps  # a run that ends early may have no such part

@@ -11,7 +11,7 @@ from transformer_rows import sd3
 
 from sdattn import capture, generate, heatmaps
 from sdattn.layermaps import LayerMaps
-from sdattn.layers import find_layers
+from sdattn.layers import find_layers, select_layers
 from sdattn.presets import preset_of
 from sdattn.refinement import MOST_CELLS, refining, spread
 from sdattn.selections import expected_bytes
@@ -45,13 +45,24 @@ def at(maps, size):
     return interpolate(maps.permute(0, 3, 1, 2), size, mode="bilinear").permute(0, 2, 3, 1)
 
 
+def pooled(maps, size):
+    """The mean of all cells that a coarser one touches, ``[images, rows, cols, tokens]``."""
+    (rows, cols), (r, c) = maps.shape[1:3], size
+    means = [
+        maps[:, i * rows // r : -(-(i + 1) * rows // r), j * cols // c : -(-(j + 1) * cols // c)]
+        for i in range(r)
+        for j in range(c)
+    ]
+    return torch.stack([one.mean((1, 2)) for one in means], dim=1)
+
+
 def refined(maps, everything, steps):
     """``sum_j affinity[i, j] maps[j]``, at 17x20 and back."""
     layers = [one[:, steps].mean((1, 2)) for name, one in everything.items() if "attn1" in name]
     assert len(layers) == 3
     affinity = (sum(layers) / 3).flatten(1, 2)
     assert affinity.shape == (2, 340, 340)
-    cells = at(maps, (17, 20)).flatten(1, 2)
+    cells = pooled(maps, (17, 20))
     mixed = torch.einsum("bij,bjt->bit", affinity, cells)
     return at(mixed.unflatten(1, (17, 20)), tuple(maps.shape[1:3]))
 
@@ -93,7 +104,7 @@ def test_a_cells_attention_still_sums_to_1(reference):
 def test_a_store_with_self_attention_is_refined_afterwards(reference):
     pipe, runs, _ = reference
     kinds = ("cross", "self")
-    with capture(pipe, kinds=kinds, layers=refining(pipe, OPTIONS), steps=(0.5, 1.0)) as store:
+    with capture(pipe, kinds=kinds, layers=refining(pipe), steps=(0.5, 1.0)) as store:
         generators = [torch.Generator().manual_seed(3 + i) for i in range(2)]
         pipe(PROMPTS, generator=generators, **OPTIONS)
     for refine in ("self", None):
@@ -122,9 +133,9 @@ def test_an_affinity_by_hand():
 # -- which layers ---------------------------------------------------------------------------------
 
 
-def chosen(pipe, **options):
-    wanted = refining(pipe, options)
-    layers = [layer for layer in find_layers(pipe.unet) if wanted(layer)]
+def chosen(pipe, size):
+    """(self, cross) of a run whose latent has that size."""
+    layers = select_layers(find_layers(pipe.unet), refining(pipe), ("cross", "self"), size)
     return [la for la in layers if la.kind == "self"], [la for la in layers if la.kind == "cross"]
 
 
@@ -136,7 +147,7 @@ def chosen(pipe, **options):
 def test_the_finest_grid_of_at_most_1024_cells_is_chosen(size, level, cells):
     """Or the coarsest of the way up."""
     pipe = make_pipeline()
-    ours, texts = chosen(pipe, height=size[0], width=size[1])
+    ours, texts = chosen(pipe, (size[0] // 8, size[1] // 8))
     assert [(layer.place, layer.level) for layer in ours] == [("up", level)] * 3
     rows, cols = ours[0].grid((size[0] // 8, size[1] // 8))
     assert rows * cols == cells
@@ -144,18 +155,11 @@ def test_the_finest_grid_of_at_most_1024_cells_is_chosen(size, level, cells):
     assert MOST_CELLS == 1024
 
 
-def test_without_a_size_it_is_the_pipelines_own():
-    pipe = make_pipeline(unet=make_unet(sample_size=64))
-    assert {layer.level for layer in chosen(pipe)[0]} == {1}
-    pipe = make_pipeline(unet=make_unet(sample_size=96))
-    assert {layer.level for layer in chosen(pipe)[0]} == {2}
-
-
 def test_sd15_holds_the_bytes_that_are_told():
     """12.6 MB an image at 512x512: three layers of 1024 x 1024 numbers in float32."""
     with torch.device("meta"):
         unet = UNet2DConditionModel(sample_size=64, cross_attention_dim=768)
-    ours, texts = chosen(make_pipeline(unet=unet))
+    ours, texts = chosen(make_pipeline(unet=unet), (64, 64))
     assert expected_bytes(ours, (64, 64), 77) == 3 * 1024 * 1024 * 4 == 12_582_912
     assert expected_bytes(texts, (64, 64), 77) == 26_944 * 77 * 4
 
@@ -164,11 +168,16 @@ def test_sd15_holds_the_bytes_that_are_told():
 def test_what_is_held_does_not_grow_with_the_steps(steps):
     pipe = make_pipeline()
     options = {"height": 128, "width": 192, "num_inference_steps": steps}
-    plain, sharper = (
-        generate(pipe, PROMPTS, refine=refine, **options).store for refine in (None, "self")
-    )
-    assert sharper.nbytes == sharper.expected_nbytes
-    assert sharper.nbytes - plain.nbytes == 2 * 3 * (16 * 24) ** 2 * 4
+    with capture(pipe, kinds=("self",), layers=refining(pipe)) as store:
+        pipe(PROMPTS, **options)
+    assert store.nbytes == store.expected_nbytes == 2 * 3 * (16 * 24) ** 2 * 4
+
+
+def test_the_heads_that_a_preset_reads_are_not_those_of_self_attention():
+    run = generate(make_pipeline(), PROMPTS, preset="daam", refine="self", num_inference_steps=1)
+    assert run.store.heads == "all"
+    assert all(layer.kind == "cross" for layer in run.store.layers)
+    assert run.layers.affinity.shape[0] == 2
 
 
 def test_sdxl_is_refined_on_its_own_grid():

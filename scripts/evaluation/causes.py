@@ -1,4 +1,8 @@
-"""Heatmaps against causes: does a map rank the cells as the change does when its word is gone?"""
+"""Heatmaps against causes: does a map rank the cells as the change does when its word is gone?
+
+The control is the map of the other object's word: a map that only tells objects from ground would
+agree as well with the change of either.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +27,21 @@ def correlations(pipe: Any, asked: Sequence[Asked], seed: int, records: Records)
     """Of the shape words of each picture, with the change where the word is gone for all steps and
     for the second half of them."""
     for picture in generated(pipe, asked, seed, PEERS):
+        if picture.masks is None:
+            continue
         words = list(dict.fromkeys(one.shape for one in picture.scene.objects))
         for span, steps in SPANS.items():
             done = knockouts(
                 pipe, picture.prompt, words, picture.seed, steps=steps, **DEMO_SETTINGS
             )
             for variant, heatmaps in picture.heatmaps.items():
+                key = "causes", "shape", variant
                 found = [_agreement(heatmaps[one.word], one.heatmap) for one in done]
-                values = np.array([value for value in found if np.isfinite(value)])
-                records.add(("causes", "shape", variant, span), picture.number, values)
+                records.add((*key, span), picture.number, np.array(found))
+                if len(words) == 2:
+                    others = zip(words[::-1], done, strict=True)
+                    found = [_agreement(heatmaps[word], one.heatmap) for word, one in others]
+                    records.add((*key, f"{span}, control"), picture.number, np.array(found))
 
 
 def _agreement(one: Heatmap, change: Heatmap) -> float:

@@ -29,7 +29,8 @@ from sdattn.refinement import refining
 from sdattn.running import call_pipeline, pictures_of
 from sdattn.scene_checker import SIDE, find_objects, match
 from sdattn.scenes import Scene, random_scene
-from sdattn.tokens import PAD, Prompt
+from sdattn.tokens import Prompt
+from sdattn.watching import columns_around
 
 BATCH = 10
 FULL = {"steps": "all", "heads": "all", "kinds": ("cross", "self")}
@@ -136,7 +137,7 @@ def _stores(captures: ExitStack, pipe: Any, prompts: Sequence[str]) -> tuple[Map
     """Of the run that follows: every step and head; and the softmax over words, <sos>, <eos>."""
     full = captures.enter_context(sdattn.capture(pipe, layers=refining(pipe), **FULL))
     read = read_prompts(pipe, list(prompts))
-    among = [[i for i, token in enumerate(one.tokens) if token.special != PAD] for one in read]
+    among = [columns_around(one) for one in read]
     return full, captures.enter_context(sdattn.capture(pipe, among=among))
 
 

@@ -48,12 +48,12 @@ class Records:
             values, scenes = self._of(key)
             if measure == "ious":
                 entry["level"], measure = float(LEVELS[_best(self._raw(key))]), "iou"
-            entry[measure] = interval(values, scenes)
+            entry[measure] = _known(values, scenes)
             entry["n"] = len(values)
             default = (setting, kind, DEFAULT, key[3])
             if variant != DEFAULT and default in self._values:
                 ahead = self._of(default)[0] - values
-                entry.setdefault("ahead", {})[measure] = interval(ahead, scenes)
+                entry.setdefault("ahead", {})[measure] = _known(ahead, scenes)
         return found
 
     def _raw(self, key: Key) -> Floats:
@@ -63,6 +63,12 @@ class Records:
         """One value a map; of the IoUs those at the level that is best for all maps."""
         values, scenes = self._raw(key), np.concatenate(self._scenes[key])
         return (values[:, _best(values)] if values.ndim > 1 else values), scenes
+
+
+def _known(values: Floats, scenes: NDArray[np.int64]) -> tuple[float, float, float]:
+    """The interval of those that there are: a flat map has no rank correlation."""
+    known = np.isfinite(values)
+    return interval(values[known], scenes[known])
 
 
 def _best(ious: Floats) -> int:

@@ -89,12 +89,17 @@ def _ahead(figures: Figures) -> str:
 
 
 def _words(figures: Figures) -> str:
-    spans = [f"rank correlation with the change, word gone for {span}" for span in SPANS]
-    lines = _head("", f"shape {OWN}", f"colour {OWN}", *spans)
+    keys = [key for span in SPANS for key in (span, f"{span}, control")]
+    told = [f"rank correlation with the change, word gone for {key}" for key in keys]
+    lines = _head("", f"shape {OWN}", f"colour {OWN}", *told)
     drawn, causes = figures["generated"], figures["causes"]["shape"]
     for name in PEERS:
         own = [_cell(drawn[kind][name]["own"]) for kind in ("shape", "colour")]
-        lines.append(_row(name, *own, *[_cell(causes[name][span]) for span in SPANS]))
+        lines.append(_row(name, *own, *[_cell(causes[name][key]) for key in keys]))
+    lines += ["", "The control is the map of the other object's word.", "", *_head("", *told[::2])]
+    for name in [one for one in PEERS if one != DEFAULT]:
+        ahead = [_cell(causes[name]["ahead"][span], "+") for span in SPANS]
+        lines.append(_row(f"default ahead of {name}", *ahead))
     return "\n".join(lines) + "\n"
 
 

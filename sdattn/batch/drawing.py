@@ -15,7 +15,8 @@ from ..layermaps import LayerMaps
 from ..packing import pack_run
 from ..presets import Preset
 from ..prompts import read_prompts
-from ..runs import Run, sample
+from ..runs import Run
+from ..sampling import sample
 from ..watching import columns_of
 from .folder import BatchFolder
 from .items import Item

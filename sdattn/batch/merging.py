@@ -105,8 +105,9 @@ def _merged(manifests: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dic
 
 def _told(manifest: Mapping[str, Any]) -> str:
     settings = manifest["settings"]
-    names = ("model", "weights", "dtype", "save", "preset", "format")
-    return ", ".join(f"{name} {settings[name]}" for name in names)
+    names = ("model", "weights", "dtype", "save", "format")
+    told = [f"{name} {settings[name]}" for name in names]
+    return ", ".join([*told, f"preset {settings['preset']['name']}"])
 
 
 def _check_twins(runs: Sequence[BatchFolder], rows: Sequence[Mapping[str, Known]]) -> None:

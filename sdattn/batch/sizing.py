@@ -14,7 +14,7 @@ import torch
 from ..pipelines import default_size
 from ..presets import Preset
 from ..prompts import read_prompts
-from ..runs import sample
+from ..sampling import sample
 from .plan import Job
 
 _MOST = 64

@@ -54,7 +54,7 @@ def given(
 
 
 _OWN = {"prompt", "pipe", "seed", "words", "capture_options", "num_inference_steps", "width"}
-_OWN |= {"guidance_scale", "negative_prompt", "height"}
+_OWN |= {"guidance_scale", "negative_prompt", "height", "preset", "refine", "ask", "causal"}
 
 
 def settings(texts: list[str]) -> dict[str, Any]:

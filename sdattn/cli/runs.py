@@ -60,8 +60,9 @@ def generate(
 ) -> None:
     """Draw a picture from PROMPT and show where each of its words went."""
     from ..files import check_target, file_name
+    from ..generation import generate
     from ..pipelines import images_a_prompt, load_pipeline
-    from ..runs import generate, run_folders
+    from ..runs import run_folders
 
     options = {**given(steps, guidance, negative, width, height), **settings(set_ or [])}
     chosen = preset_of(preset, refine)

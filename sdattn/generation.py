@@ -1,0 +1,111 @@
+"""`generate()`: run a pipeline and see where each word of the prompt went."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from .causes import knockouts, prepare
+from .heatmap import Heatmap
+from .presets import Preset, preset_of
+from .prompts import read_prompts
+from .running import checked_options, options_of_image
+from .runs import Run
+from .sampling import read_negative, sample
+from .watching import capture_settings, checked_capture
+
+CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
+
+
+def generate(
+    pipe: Any,
+    prompt: str | Sequence[str],
+    *,
+    seed: int = 0,
+    words: Sequence[str] | None = None,
+    preset: str | Preset = "default",
+    refine: Literal["self"] | None = None,
+    ask: str | None = None,
+    causal: bool = False,
+    capture_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Run a pipeline and see where each word of the prompt went.
+
+    Args:
+        pipe: a pipeline that :func:`sdattn.capture` and :func:`sdattn.read_prompts` know. The
+            frames of a video are images.
+        prompt: one prompt or several.
+        seed: of the first image; the next image has the next seed. Noise is drawn on the CPU, so
+            that it does not depend on the device.
+        words: keep the maps of these words and phrases only.
+        preset: of :data:`sdattn.presets.PRESETS`, or one of your own. What it reads is captured:
+            by default the mean over the second half of the steps.
+        refine: ``"self"``: sharper maps, see :mod:`sdattn.refinement`; 12.6 MB more an image for
+            SD 1.x at 512x512.
+        ask: another text, ``"wheel hat"``: where the picture would attend to its words, against
+            each other and ``<sos>`` and ``<eos>``. UNets only. In the default preset it holds as
+            much as the maps of so many columns: 4 for these, 0.4 MB an image for SD 1.x at 512x512,
+            however many steps.
+        causal: draw the picture again without each of the words, in the second half of the steps,
+            and see where it changes, see :func:`sdattn.knockout`; a picture more for each word.
+        capture_options: handed to :func:`sdattn.capture`, ``{"layers": ("mid", "up")}`` say. With
+            ``{"branch": "both"}`` the negative prompt gets heatmaps too.
+        options: handed to the pipeline: ``num_inference_steps``, ``guidance_scale``,
+            ``negative_prompt``, ``height``, ``width``, ``num_images_per_prompt`` and so on.
+
+    Returns:
+        Run: images and heatmaps, ``num_images_per_prompt`` for each prompt, in order.
+
+    Raises:
+        ValueError: an empty prompt, a size or a number of steps that cannot be, capture options
+            that the preset cannot do with.
+        KeyError: a word that is in none of the prompts.
+        TypeError: a model that cannot be refined, asked, or have words knocked out.
+    """
+    options = checked_options(pipe, options)
+    read = read_prompts(pipe, prompt, **options)
+    chosen = preset_of(preset, refine)
+    watch = checked_capture(capture_options or {}, words, read)
+    if watch.get("branch") == "both":
+        if not options.get("negative_prompt"):
+            raise ValueError("branch='both' shows the words of a negative prompt. Pass one.")
+        read_negative(pipe, options, len(read))
+    settings = capture_settings(pipe, chosen, read, options, watch)
+    seeds = [seed + i for i in range(len(read) * options.get("num_images_per_prompt", 1))]
+    alone = [
+        options_of_image(options, i, images=len(seeds), prompts=len(read))
+        for i in range(len(seeds))
+    ]
+    if causal:  # refuse now what would be refused after the pictures
+        for i, own in enumerate(alone):
+            text = read[i // (len(seeds) // len(read))].text
+            prepare(pipe, text, seeds[i], None, CAUSAL_STEPS, own)
+    run = sample(pipe, read, seeds, options, settings, preset=chosen, ask=ask)
+    if causal:
+        try:
+            run.causal_heatmaps = _causes(pipe, run, seeds, words, alone)
+        except Exception as error:  # the pictures and their maps are there
+            warnings.warn(f"There are no causal maps: {error}", stacklevel=2)
+    return run
+
+
+def _causes(
+    pipe: Any,
+    run: Run,
+    seeds: Sequence[int],
+    words: Sequence[str] | None,
+    options: Sequence[Mapping[str, Any]],
+) -> list[list[Heatmap]]:
+    """For each image the maps of :func:`sdattn.causes.knockouts` of its words, with its options."""
+    found: list[list[Heatmap]] = []
+    for heatmaps, seed, own in zip(run.heatmaps, seeds, options, strict=True):
+        chosen = [w for w in words or heatmaps.words if words is None or w in heatmaps]
+        asked = list(dict.fromkeys(chosen))
+        if not asked:  # they are other prompts' words
+            found.append([])
+            continue
+        done = knockouts(pipe, heatmaps.prompt.text, asked, seed, steps=CAUSAL_STEPS, **own)
+        found.append([one.heatmap for one in done])
+    return found
