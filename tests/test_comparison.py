@@ -24,7 +24,13 @@ def run(prompt, seed=0, grid=(4, 6), size=(96, 64), folder="runs/one", **info):
     random = torch.Generator().manual_seed(seed)
     maps = torch.rand(*grid, 77, generator=random).softmax(-1)
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    info = {"prompt": prompt, "seed": seed, "layers": {"down.a": {"grid": grid}}, **info}
+    info = {
+        "prompt": prompt,
+        "seed": seed,
+        "layers": {"down.a": {"grid": grid}},
+        "passes": 2,
+        **info,
+    }
     heatmaps = Heatmaps(read_prompt(TOKENIZER, prompt), maps)
     return SavedRun(Path(folder), Image.fromarray(pixels), heatmaps, info)
 
@@ -186,6 +192,28 @@ def test_maps_of_other_presets_are_refused():
         diff(a, b)
     b.heatmaps.preset = preset_of("default", refine="self")
     assert diff(a, b).settings == {}
+
+
+def test_sums_over_other_numbers_of_steps_are_refused():
+    a, b = run("red cat", passes=2), run("red cat", passes=8)
+    diff(a, b)  # means can be compared
+    for one in (a, b):
+        one.heatmaps.preset = preset_of("daam")
+    with pytest.raises(ValueError, match="sums over 2 and 8 steps"):
+        diff(a, b)
+
+
+@pytest.mark.parametrize(
+    ("steps", "refused"), [("mean", False), ((0.0, 0.5), False), ("last", True)]
+)
+def test_means_over_other_steps_are_means(steps, refused):
+    a, b = run("red cat"), run("red cat")
+    b.heatmaps.preset = replace(a.heatmaps.preset, steps=steps)
+    if refused:
+        with pytest.raises(ValueError, match="steps='last'"):
+            diff(a, b)
+    else:
+        assert diff(a, b).settings == {}
 
 
 def test_maps_of_other_layers_are_told():

@@ -173,6 +173,12 @@ def test_a_share_is_of_the_range():
     assert torch.equal(mask_of(values - 7), mask_of(values))
 
 
+def test_the_highest_value_reaches_any_share():
+    for seed in range(200):  # where low + 1.0 * (high - low) may round above high
+        values = random_values(2, 3, seed=seed) * 3 + 0.1
+        assert mask_of(values, 1.0).any()
+
+
 @pytest.mark.parametrize("quantile", [0.0, 0.1, 0.5, 0.77, 0.999])
 def test_a_quantile_keeps_its_share_of_the_cells(quantile):
     values = random_values(40, 25, dtype=torch.float64)

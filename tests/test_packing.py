@@ -111,10 +111,15 @@ def test_further_maps_have_folders_of_their_own(run_of):
         "asked/grid.png",
         "asked/masks/01-cat.png",
         "asked/masks/02-and.png",
+        "asked/maps.safetensors",
         "negative/heatmaps/01-cat.png",
         "negative/grid.png",
         "negative/masks/01-cat.png",
+        "negative/maps.safetensors",
     ]
+    saved = load(files["asked/maps.safetensors"])
+    assert saved.keys() == {"01-cat", "02-and"}
+    torch.testing.assert_close(saved["02-and"], maps[1].values.half(), rtol=0, atol=0)
     assert files["asked/heatmaps/01-cat.png"] == files["heatmaps/03-cat.png"]
     assert set(read_info(files, "run")["files"]) == set(files) - {"run.json"}
 

@@ -104,6 +104,7 @@ def test_chosen_words_only(tmp_path):
         ({"guidance_scale": float("nan")}, "guidance_scale=nan: pass a finite number"),
         ({"output_type": "np"}, "output_type cannot be chosen here"),
         ({"capture_options": {"branch": "both"}}, "words of a negative prompt. Pass one"),
+        ({"capture_options": {"branch": "both"}, "negative_prompt": " "}, "prompt .* is empty"),
         ({"capture_options": {"branch": "unconditional"}}, "where the words of the prompt go"),
         ({"capture_options": {"kinds": ("self",)}}, "where the words of the prompt go"),
         ({"prompt": ["a cat", " "]}, "is empty"),
