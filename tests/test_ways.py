@@ -236,6 +236,19 @@ def test_image_prompts_have_columns_of_their_own():
         torch.testing.assert_close(second, torch.ones_like(second))
 
 
+def test_a_softmax_over_words_leaves_image_prompts_as_they_are():
+    pipe = ip_adapter(2)()
+    options = with_image_prompts(2)(pipe, WAYS[0])
+    embeds = {name: options[name] for name in options if "ip" in name}
+    with capture(pipe, among=[[0, 1, 2]]) as some, capture(pipe) as whole:
+        run(pipe, **embeds)
+    for name in whole.maps:
+        text, images = some.maps[name][..., :77], some.maps[name][..., 77:]
+        torch.testing.assert_close(images, whole.maps[name][..., 77:])
+        torch.testing.assert_close(text.sum(-1), torch.ones(text.shape[:-1]))
+        assert not text[..., 3:].any()
+
+
 # -- memory and speed savers ----------------------------------------------------------------------
 
 SAVERS = {
