@@ -703,7 +703,7 @@ def test_the_softmax_over_some_keys_is_what_is_left_over_its_sum(lists, tokens):
     ("among", "message"),
     [
         ([[0], [1], [2]], r"among has 3 list\(s\) of columns up to 2; .* has 2 image\(s\)"),
-        ([[0, 77]], r"columns up to 77; .* 77 columns of text. Pass one list, or one for each image"),
+        ([[0, 77]], r"columns up to 77; .* 77 columns of text. Pass one list, or one for each"),
     ],
 )
 def test_keys_of_other_images_or_beyond_the_text_are_refused(tiny_pipe, among, message):
