@@ -101,11 +101,8 @@ def _causes(
     """For each image the maps of :func:`sdattn.causes.knockouts` of its words, with its options."""
     found: list[list[Heatmap]] = []
     for heatmaps, seed, own in zip(run.heatmaps, seeds, options, strict=True):
-        chosen = [w for w in words or heatmaps.words if words is None or w in heatmaps]
-        asked = list(dict.fromkeys(chosen))
-        if not asked:  # they are other prompts' words
-            found.append([])
-            continue
-        done = knockouts(pipe, heatmaps.prompt.text, asked, seed, steps=CAUSAL_STEPS, **own)
+        asked = [word for word in words or heatmaps if word in heatmaps]
+        text = heatmaps.prompt.text
+        done = knockouts(pipe, text, asked, seed, steps=CAUSAL_STEPS, **own) if asked else []
         found.append([one.heatmap for one in done])
     return found

@@ -47,64 +47,52 @@ def sample(
     """
     settings = capture_options or capture_settings(pipe, preset, prompts, options)
     asked = None if ask is None else _Asked(pipe, ask, preset, options)
-    watch = _Watch(pipe, prompts, preset, options, settings, asked)
-    with watch:
+    watched = _watched(pipe, prompts, preset, options, settings, asked)
+    with ExitStack() as captures:
+        stores = {of: captures.enter_context(capture(pipe, **kept)) for of, kept in watched.items()}
         result = call_pipeline(pipe, [one.text for one in prompts], seeds, options)
-    images, store = pictures_of(result), watch.store
-    layers = layer_maps(store, preset, watch.of_self)
+    images, store = pictures_of(result), stores["prompt"]
+    layers = layer_maps(store, preset, stores.get("self"))
     info = _infos(pipe, store, images, prompts, seeds, options)
     for i in _blanked(result):
         info[i]["blanked"] = True
     run = Run(images, heatmaps_of(store, layers, preset, prompts), store, layers, info)
-    if watch.of_negative is not None:
-        read = read_negative(pipe, options, len(prompts), watch.of_negative.n_text)
-        run.negative_heatmaps = _beside(watch.of_negative, layers, preset, read)
-    if watch.of_asked is not None and asked is not None:
-        run.asked_heatmaps = _beside(watch.of_asked, layers, preset, [asked.prompt])
+    if "negative" in stores:
+        read = read_negative(pipe, options, len(prompts), stores["negative"].n_text)
+        run.negative_heatmaps = _beside(stores["negative"], layers, preset, read)
+    if asked is not None:
+        run.asked_heatmaps = _beside(stores["asked"], layers, preset, [asked.prompt])
         for one in info:
             one["asked"] = asked.prompt.text
     return run
 
 
-class _Watch(ExitStack):
-    """The captures around one run: of the prompt, and of all that is asked for beside it."""
-
-    def __init__(
-        self,
-        pipe: Any,
-        prompts: Sequence[Prompt],
-        preset: Preset,
-        options: Mapping[str, Any],
-        settings: Mapping[str, Any],
-        asked: _Asked | None,
-    ):
-        super().__init__()
-        settings = dict(settings)
-        both = settings.pop("branch", "conditional") == "both"
-        self.stores: dict[str, dict[str, Any]] = {"store": settings}
-        if preset.refine:
-            kept = ("steps", "dtype", "device")
-            alike = {name: settings[name] for name in kept if name in settings}
-            self.stores["of_self"] = {**alike, "kinds": ("self",), "layers": refining(pipe)}
-        if both:  # a capture of its own, since some pipelines run the two in turn
-            own: dict[str, Any] = {"branch": "unconditional", "tokens": None, "among": None}
-            if preset.among_words:
-                read = read_negative(pipe, options, len(prompts))
-                images = images_a_prompt(pipe, options)
-                own["among"] = [columns_around(one) for one in read for _ in range(images)]
-            self.stores["of_negative"] = {**settings, **own}
-        if asked is not None:
-            self.stores["of_asked"] = {**settings, **asked.settings}
-        self.pipe = pipe
-        self.store: MapStore
-        self.of_self: MapStore | None = None
-        self.of_negative: MapStore | None = None
-        self.of_asked: MapStore | None = None
-
-    def __enter__(self) -> _Watch:
-        for name, settings in self.stores.items():
-            setattr(self, name, self.enter_context(capture(self.pipe, **settings)))
-        return self
+def _watched(
+    pipe: Any,
+    prompts: Sequence[Prompt],
+    preset: Preset,
+    options: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    asked: _Asked | None,
+) -> dict[str, dict[str, Any]]:
+    """What is captured of one run, each in a store of its own: the options of each capture."""
+    settings = dict(settings)
+    both = settings.pop("branch", "conditional") == "both"
+    found = {"prompt": settings}
+    if preset.refine:
+        kept = ("steps", "dtype", "device")
+        alike = {name: settings[name] for name in kept if name in settings}
+        found["self"] = {**alike, "kinds": ("self",), "layers": refining(pipe)}
+    if both:  # a capture of its own, since some pipelines run the two in turn
+        own: dict[str, Any] = {"branch": "unconditional", "tokens": None, "among": None}
+        if preset.among_words:
+            read = read_negative(pipe, options, len(prompts))
+            images = images_a_prompt(pipe, options)
+            own["among"] = [columns_around(one) for one in read for _ in range(images)]
+        found["negative"] = {**settings, **own}
+    if asked is not None:
+        found["asked"] = {**settings, **asked.settings}
+    return found
 
 
 def _infos(
