@@ -24,6 +24,7 @@ TITLES = {
 Figures = Mapping[str, Any]
 
 
+CALLED = {"generated": "drawn", "noised": "noised", "inverted": "inverted"}
 OWN = "word on its own object"
 
 
@@ -84,7 +85,7 @@ def _ahead(figures: Figures) -> str:
             entry = figures[setting]["shape"].get(name)
             if entry is not None:
                 cells = [_cell(entry["ahead"][measure], "+") for measure in MEASURES]
-                lines.append(_row(name, setting, *cells))
+                lines.append(_row(name, CALLED[setting], *cells))
     return "\n".join(lines) + "\n"
 
 
@@ -116,7 +117,8 @@ def plot(figures: Figures, path: Path) -> None:
         entries = figures[setting]["shape"]
         names = [name for name in PEERS if name in entries]
         places = [list(PEERS).index(name) + 0.22 * (i - 1) for name in names]
-        _points(left, places, [entries[name]["iou"] for name in names], colours[setting], setting)
+        means = [entries[name]["iou"] for name in names]
+        _points(left, places, means, colours[setting], CALLED[setting])
     left.set_yticks(range(len(PEERS)), list(PEERS))
     left.set_title("Presets")
     left.legend(title="pictures", loc="lower left", frameon=False)
