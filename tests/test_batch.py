@@ -23,11 +23,12 @@ from transformer_rows import flux, qwen_image, sd3
 from unet_rows import animatediff
 
 from sdattn import cli, generate, load_pipeline
-from sdattn.batch import Request, open_batch, run_batch
+from sdattn.batch import Request, open_batch, run_batch, verify
 from sdattn.batch.items import Item, read_items
 from sdattn.batch.plan import Job, check_items, digest_model, plan_batches
 from sdattn.batch.team import Team
 from sdattn.packing import USUAL
+from sdattn.presets import PRESETS, preset_of
 
 SMALL = {"num_inference_steps": 1, "height": 64, "width": 64, "guidance_scale": 1.0}
 ALL = ("a cat", "a red dog", "dog and cat", "red", "a dog", "cat, cat", "a", "red cat and dog")
@@ -447,6 +448,38 @@ def test_options_that_are_tuples_make_no_other_run(tmp_path):
     for before in (0, 1):
         outcome = draw(tmp_path / "model", tmp_path / "run", ["a cat"], options=options)
         assert (outcome.before, outcome.whole) == (before, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [*((name, "folder") for name in [*PRESETS, "default, refined"]), ("daam, refined", "shard")],
+)
+def test_items_have_the_maps_of_their_preset(model, tmp_path, name, format):
+    """Those of single runs, live and read back; ``verify`` knows their shapes."""
+    preset = preset_of(name.split(",")[0], "self" if "refined" in name else None)
+    outcome = draw(model, tmp_path / "run", ALL[:3], preset=preset, format=format)
+    assert outcome.exit_code == 0
+    assert verify(tmp_path / "run") == (3, [])
+    pipe = load_pipeline(model, device="cpu")
+    for i, (_, item) in enumerate(sorted(open_batch(tmp_path / "run").items())):
+        [alone] = generate(pipe, ALL[i], seed=i, preset=preset, **SMALL).heatmaps
+        assert item.heatmaps.preset == preset
+        scale = float(alone.maps.max())
+        torch.testing.assert_close(item.heatmaps.maps, alone.maps, atol=2e-3 * scale, rtol=0)
+
+
+def test_another_preset_is_another_run(model, tmp_path):
+    draw(model, tmp_path / "run", ALL[:2])
+    with pytest.raises(ValueError, match="belongs to another run: .*preset"):
+        draw(model, tmp_path / "run", ALL[:2], preset=PRESETS["p2p"])
+
+
+def test_a_preset_that_the_model_cannot_have_is_refused_before_it_is_loaded(tmp_path):
+    sd3().save_pretrained(tmp_path / "model")
+    for preset in (PRESETS["daam"], preset_of("default", "self")):
+        with pytest.raises((TypeError, ValueError), match="daam|way up"):
+            draw(tmp_path / "model", tmp_path / "run", ["a cat"], preset=preset)
+    assert not (tmp_path / "run").exists()
 
 
 # Memory
