@@ -18,6 +18,14 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 UNET = ("down", "mid", "up")
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "steps": ("mean", "sum", "last"),
+    "heads": ("mean", "sum", "pool"),
+    "layers": ("mean", "sum"),
+    "resize": ("bilinear", "bicubic"),
+    "words": ("sum", "mean"),
+    "refine": (None, "self"),
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,9 @@ class Preset:
         words: a word of several columns is their ``"sum"`` or their ``"mean"``.
         refine: ``"self"``: spread along the picture's self-attention, see
             :mod:`sdattn.refinement`; None for as they are.
+
+    Raises:
+        ValueError: a value that is none of these.
     """
 
     name: str
@@ -63,6 +74,21 @@ class Preset:
     sigma: float = 0.0
     words: Literal["sum", "mean"] = "sum"
     refine: Literal["self"] | None = None
+
+    def __post_init__(self) -> None:
+        chosen = {name: getattr(self, name) for name in _CHOICES}
+        if not isinstance(self.steps, str):
+            first, last = self.steps
+            chosen["steps"] = "mean" if 0 <= first < last <= 1 else self.steps
+        for name, value in chosen.items():
+            if value not in _CHOICES[name]:
+                told = ", ".join(map(repr, _CHOICES[name]))
+                more = ", or a part of the schedule, (0.5, 1.0)" if name == "steps" else ""
+                raise ValueError(
+                    f"The preset {self.name!r} has {name}={value!r}: pass {told}{more}."
+                )
+        if not self.places or isinstance(self.places, str):
+            raise ValueError(f"The preset {self.name!r} has places={self.places!r}: pass a tuple.")
 
     def reads(self, place: str, level: int) -> bool:
         """Whether a layer is of the places and levels that are read."""

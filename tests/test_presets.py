@@ -55,3 +55,20 @@ def test_unknown_names_are_refused_before_the_model_runs(options, message):
     with pytest.raises(ValueError, match=message):
         generate(pipe, "a cat", **options)
     assert not ran
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heads": "max"}, "heads='max': pass 'mean', 'sum', 'pool'"),
+        ({"steps": "first"}, "steps='first': .*or a part of the schedule"),
+        ({"steps": (0.9, 0.1)}, "steps=\\(0.9, 0.1\\)"),
+        ({"resize": "nearest"}, "resize='nearest'"),
+        ({"refine": "cross"}, "refine='cross'"),
+        ({"places": ()}, "places=\\(\\): pass a tuple"),
+        ({"places": "up"}, "places='up': pass a tuple"),
+    ],
+)
+def test_a_preset_of_ones_own_is_checked(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(PRESETS["default"], **change)
