@@ -88,7 +88,7 @@ class Preset:
                     f"The preset {self.name!r} has {name}={value!r}: pass {told}{more}."
                 )
         if not self.places or isinstance(self.places, str):
-            raise ValueError(f"The preset {self.name!r} has places={self.places!r}: pass a tuple.")
+            raise ValueError(f"Preset {self.name!r} has places={self.places!r}: pass a tuple.")
 
     def reads(self, place: str, level: int) -> bool:
         """Whether a layer is of the places and levels that are read."""
