@@ -44,10 +44,10 @@ def generate(
             by default the mean over the second half of the steps.
         refine: ``"self"``: sharper maps, see :mod:`sdattn.refinement`; 12.6 MB more an image for
             SD 1.x at 512x512.
-        ask: another text, ``"wheel hat"``: where the picture would attend to its words, against
-            each other and ``<sos>`` and ``<eos>``. UNets only. In the default preset it holds as
-            much as the maps of so many columns: 4 for these, 0.4 MB an image for SD 1.x at 512x512,
-            however many steps.
+        ask: another text, ``"wheel, hat"``: where the picture would attend to its words, against
+            each other and ``<sos>`` and ``<eos>``; commas are left out. UNets only. In the default
+            preset it holds as much as the maps of so many columns: 4 for these, 0.4 MB an image for
+            SD 1.x at 512x512, however many steps.
         causal: draw the picture again without each of the words, in the second half of the steps,
             and see where it changes, see :func:`sdattn.knockout`; a picture more for each word.
         capture_options: handed to :func:`sdattn.capture`, ``{"layers": ("mid", "up")}`` say. With

@@ -127,6 +127,7 @@ class _Asked:
     """A text that is asked about: as the model reads it, and how its maps are captured."""
 
     def __init__(self, pipe: Any, text: str, preset: Preset, options: Mapping[str, Any]):
+        text = " ".join(text.replace(",", " ").split())  # a comma would take part in the softmax
         [self.prompt] = read_prompts(pipe, text, **options)
         columns = columns_around(self.prompt)
         self.settings = {

@@ -214,7 +214,7 @@ def test_asked_words_stand_against_each_other(make):
     """The softmax over <sos>, the words and the first <eos>, then as the default preset has it."""
     pipe, options = make(), {**SMALL, "num_inference_steps": 4}
     prompts = [PROMPT, "dog and more"]
-    found = generate(pipe, prompts, ask="dog cat", seed=5, **options)
+    found = generate(pipe, prompts, ask="dog, cat", seed=5, **options)  # without the comma
     plain = generate(pipe, prompts, seed=5, **options)
     for i in range(2):
         assert found.images[i].tobytes() == plain.images[i].tobytes()

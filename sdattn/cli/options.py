@@ -31,7 +31,10 @@ Preset = Annotated[
 Refine = Annotated[
     str | None, typer.Option(help="self: sharper maps, along the picture's self-attention.")
 ]
-Ask = Annotated[str | None, typer.Option(help="Another text: where its words would go, in asked/.")]
+Ask = Annotated[
+    str | None,
+    typer.Option(help="Another text, 'wheel, hat': where its words would go, in asked/."),
+]
 Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels.")]
 
 
