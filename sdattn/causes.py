@@ -26,6 +26,7 @@ from .prompts import read_prompts
 from .removal import Columns, Removal
 from .running import call_pipeline, checked_options, is_of_pictures, pictures_of
 from .tokens import Prompt
+from .watching import columns_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +152,7 @@ def knockouts(
             "least 1 picture a batch."
         )
     plan = prepare(pipe, prompt, seed, layers, steps, options)
-    columns = [_columns(plan.prompt, word) for word in words]
+    columns = [tuple(columns_of([word], [plan.prompt])) for word in words]
     rows = [(), *columns]  # of the first, nothing is removed
     images: list[Image.Image] = []
     for start in range(0, len(rows), batch_size):
@@ -186,10 +187,6 @@ def change(image: Image.Image, other: Image.Image, grid: tuple[int, int]) -> Ten
     pair = [np.asarray(one.convert("RGB"), dtype=np.float32) for one in (image, other)]
     difference = torch.from_numpy(abs(pair[0] - pair[1])).mean(-1) / 255  # [height, width]
     return torch.nn.functional.adaptive_avg_pool2d(difference[None], grid)[0]
-
-
-def _columns(prompt: Prompt, word: str) -> Columns:
-    return tuple(sorted({column for found in prompt.find(word) for column in found}))
 
 
 @dataclass(frozen=True)

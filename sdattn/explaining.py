@@ -121,9 +121,8 @@ def explain(
     way = _replayed(pipe, images, read, options) if invert else _noised(pipe, images, seeds, places)
     with way as start:
         run = sample(pipe, read, seeds, {**options, **start}, settings, preset=chosen, ask=ask)
-    for one in run.info:
-        one["scheduler"] = type(pipe.scheduler).__name__  # whose noise schedule it was
-    return _told(run, images, "inversion" if invert else "noise")
+    scheduler = type(pipe.scheduler).__name__  # whose noise schedule it was
+    return _told(run, images, "inversion" if invert else "noise", scheduler)
 
 
 class Noised:
@@ -186,11 +185,11 @@ def _replayed(
         yield {**found[0].options(), "latents": torch.cat([one.noise for one in found])}
 
 
-def _told(run: Run, images: Sequence[Image.Image], way: str) -> Run:
+def _told(run: Run, images: Sequence[Image.Image], way: str, scheduler: str) -> Run:
     """The run with the pictures in the place of what came back, and told how it was made."""
     timesteps = [int(t) for t in run.store.timesteps]
     for one, image, back in zip(run.info, images, run.images, strict=True):
-        one["explained"] = {"way": way, "timesteps": timesteps}
+        one |= {"scheduler": scheduler, "explained": {"way": way, "timesteps": timesteps}}
         if way == "inversion":
             one["seed"] = None  # the noise is the picture's own
         if not one.pop("blanked", False):  # by a safety checker, which saw what came back

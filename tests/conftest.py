@@ -1,6 +1,7 @@
 """Tiny models of the real classes, with random weights."""
 
 import json
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from transformers import (
     CLIPTextModelWithProjection,
     CLIPTokenizer,
 )
+
+from sdattn import cli
 
 # Tiny models gain nothing from threads, which wait for each other on a machine with other work.
 torch.set_num_threads(1)
@@ -157,3 +160,18 @@ def tiny_pipe() -> StableDiffusionPipeline:
 @pytest.fixture
 def tokenizer() -> CLIPTokenizer:
     return tiny_tokenizer()
+
+
+@pytest.fixture(name="sdattn")
+def command_line(monkeypatch, capsys, tmp_path):
+    """Run the command line in an empty folder, without a process: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["sdattn", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        printed = capsys.readouterr()
+        return stop.value.code or 0, printed.out, printed.err
+
+    return call

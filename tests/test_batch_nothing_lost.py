@@ -14,13 +14,13 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 import sdattn
-from sdattn import cli
 from sdattn.batch.folder import BatchFolder
 from sdattn.batch.reading import open_batch, status, verify
 from sdattn.outlines import outline
@@ -70,18 +70,9 @@ def run(*arguments, launch=COMMAND, cwd):
 
 
 @pytest.fixture
-def batch(monkeypatch, capsys, tmp_path):
+def batch(sdattn):
     """The same without a process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["sdattn", "batch", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        printed = capsys.readouterr()
-        return stop.value.code or 0, printed.out, printed.err
-
-    return call
+    return partial(sdattn, "batch")
 
 
 def stamps(root):

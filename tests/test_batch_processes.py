@@ -19,7 +19,6 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import sdattn
-from sdattn import cli
 from sdattn.batch.engine import Request, run_batch
 from sdattn.batch.reading import open_batch
 
@@ -254,18 +253,9 @@ def reference(shared):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
+def run(sdattn):
     """The command line without a process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["sdattn", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        printed = capsys.readouterr()
-        return stop.value.code or 0, printed.out, printed.err
-
-    return call
+    return sdattn
 
 
 def assert_finds_all(run, monkeypatch, source, out, number):

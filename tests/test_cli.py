@@ -15,7 +15,7 @@ from PIL import Image
 from transformer_rows import flux, sana
 from unet_rows import animatediff
 
-from sdattn import cli, load_run
+from sdattn import load_run
 
 PROMPT = "a red cat and a dog"
 
@@ -25,21 +25,6 @@ def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "tiny"
     make_pipeline().save_pretrained(path)
     return str(path)
-
-
-@pytest.fixture
-def sdattn(monkeypatch, capsys, tmp_path):
-    """Run the command line in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["sdattn", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        printed = capsys.readouterr()
-        return stop.value.code or 0, printed.out, printed.err
-
-    return call
 
 
 def generate(sdattn, model, *more, prompt=PROMPT):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from conftest import tiny_tokenizer
 from PIL import Image
 
-from sdattn import Heatmaps, cli, diff, generate, load_pipeline, load_run, read_prompt, render
+from sdattn import Heatmaps, diff, generate, load_pipeline, load_run, read_prompt, render
 from sdattn.files import SavedRun
 from sdattn.presets import preset_of
 
@@ -325,20 +324,9 @@ def test_a_comparison_is_saved_whole_and_once(tmp_path):
     assert os.listdir(tmp_path) == ["diff"]
 
 
-@pytest.fixture
-def sdattn(monkeypatch, capsys, tmp_path):
-    """Run the command line in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["sdattn", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        printed = capsys.readouterr()
-        return stop.value.code or 0, printed.out, printed.err
-
-    return call
 
 
 def test_the_command_line_writes_and_tells(sdattn, folders):

@@ -1,7 +1,7 @@
 """Maps of given pictures: against the formula, on drawn scenes, and that nothing is left behind."""
 
 import json
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from conftest import make_pipeline, make_sdxl_pipeline
 from diffusers import EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from PIL import Image
 
-from sdattn import capture, cli, generate, load_pipeline, load_run
+from sdattn import capture, generate, load_pipeline, load_run
 from sdattn.explaining import TIMESTEPS, explain
 from sdattn.inversion import invert, psnr
 from sdattn.pictures import fit
@@ -338,26 +338,18 @@ def test_other_pipelines_are_refused():
 
 
 @pytest.fixture
-def sdattn(monkeypatch, capsys, tmp_path):
-    """Run the command line in a folder with pictures: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
+def explained(sdattn, tmp_path):
+    """Run ``sdattn explain`` in a folder with pictures: (exit code, stdout, stderr)."""
     scene = random_scene(np.random.default_rng(0))
     Image.fromarray(scene.draw()).save("My photo.png")
     (tmp_path / "half.png").write_bytes((tmp_path / "My photo.png").read_bytes()[:200])
     (tmp_path / "notes.png").write_text("words")
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["sdattn", "explain", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        printed = capsys.readouterr()
-        return stop.value.code or 0, printed.out, printed.err
-
-    return call
+    return partial(sdattn, "explain")
 
 
-def test_the_command_writes_a_run(sdattn, demo):
-    code, out, err = sdattn("My photo.png", "a red circle", "--device", "cpu", "--seed", "2")
+def test_the_command_writes_a_run(explained, demo):
+    code, out, err = explained("My photo.png", "a red circle", "--device", "cpu", "--seed", "2")
     assert code == 0, err
     folder = "outputs/My-photo-explained-2"
     for text in (folder, "circle", "lowest", "reconstruction: "):
@@ -372,11 +364,11 @@ def test_the_command_writes_a_run(sdattn, demo):
     )
 
 
-def test_the_command_with_choices_of_its_own(sdattn):
+def test_the_command_with_choices_of_its_own(explained):
     options = ("--device", "cpu", "--out", "run", "--force")
-    assert sdattn("My photo.png", "a circle", "--timesteps", "30, 600", *options)[0] == 0
+    assert explained("My photo.png", "a circle", "--timesteps", "30, 600", *options)[0] == 0
     assert json.loads(Path("run/run.json").read_text())["explained"]["timesteps"] == [600, 30]
-    assert sdattn("My photo.png", "a circle", "--invert", "--steps", "2", *options)[0] == 0
+    assert explained("My photo.png", "a circle", "--invert", "--steps", "2", *options)[0] == 0
     assert json.loads(Path("run/run.json").read_text())["explained"]["way"] == "inversion"
 
 
@@ -395,8 +387,8 @@ def test_the_command_with_choices_of_its_own(sdattn):
         (("My photo.png",), 2, "Missing argument"),
     ],
 )
-def test_commands_that_cannot_be(sdattn, tmp_path, arguments, code, message):
-    found, _, err = sdattn(*arguments, *(("--device", "cpu") if code == 1 else ()))
+def test_commands_that_cannot_be(explained, tmp_path, arguments, code, message):
+    found, _, err = explained(*arguments, *(("--device", "cpu") if code == 1 else ()))
     assert found == code
     assert message in " ".join(err.replace("│", " ").split())
     assert "Traceback" not in err

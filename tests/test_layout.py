@@ -84,6 +84,7 @@ MAY_IMPORT = {
         "removal",
         "running",
         "tokens",
+        "watching",
     },
     "runs": {"files", "heatmap", "heatmaps", "layermaps", "maps"},
     "sides": {"files", "heatmaps", "packing", "presets", "runs"},
