@@ -164,6 +164,10 @@ def _say_eager(model: Any) -> None:
     )
 
 
+def _nothing(_batch: int, _probs_of: ProbsOf) -> None:
+    """What an observer does whose capture has ended."""
+
+
 class _Watch:
     """One capture at work: what is installed, and which pass is running."""
 
@@ -205,8 +209,13 @@ class _Watch:
         layer.module.set_processor(observer)
 
     def close(self) -> None:
+        """Let go of all, so that the maps go with the store and not when garbage is collected."""
         if self.guidance is not None:
             self.guidance.close()
+        for observer in (*self.observers.values(), *self.firsts.values()):
+            observer.observe = _nothing  # it would hold this watch, and the watch the store
+        self.observers.clear()
+        self.firsts.clear()
 
     def uninstall(self, layer: AttentionLayer, before: Any) -> None:
         """Put back what was there; where another capture has wrapped ours since, only step out."""

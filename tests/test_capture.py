@@ -4,8 +4,10 @@ The oracle for the maps recomputes each layer's softmax in float64 from the inpu
 which hooks of its own record.
 """
 
+import gc
 import math
 import sys
+import weakref
 
 import pytest
 import torch
@@ -711,6 +713,20 @@ def test_keys_of_other_images_or_beyond_the_text_are_refused(tiny_pipe, among, m
     with pytest.raises(CaptureError, match=message), capture(tiny_pipe, among=among):
         run(tiny_pipe, num_images_per_prompt=2)
     assert_untouched(tiny_pipe.unet, before)
+
+
+def test_maps_are_freed_with_their_store(tiny_pipe):
+    """Not some time later: a long batch would hold the maps of many."""
+    gc.collect()
+    gc.disable()
+    try:
+        with capture(tiny_pipe) as store, capture(tiny_pipe, steps="all") as other:
+            run(tiny_pipe)
+        gone = [weakref.ref(one) for one in (store, other)]
+        del store, other
+        assert [one() for one in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("among", [[], [[]], [[0], []], "words"])
