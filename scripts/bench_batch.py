@@ -173,6 +173,7 @@ def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
     from sdattn import Heatmaps, read_prompt
     from sdattn.aggregation import aggregate
     from sdattn.batch.layouts import Folders
+    from sdattn.imagerun import ImageRun
     from sdattn.layermaps import LayerMap, LayerMaps
     from sdattn.packing import USUAL, pack_run
     from sdattn.pipelines import DEMO
@@ -201,7 +202,8 @@ def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
         for name, parts in {"image and maps": ("image", "maps"), "all": USUAL}.items():
             start, size = time.process_time(), 0
             for i in range(repeats):
-                files = pack_run(image, heatmaps, layers, {"prompt": prompt.text}, parts=parts)
+                run = ImageRun(image, heatmaps, layers, {"prompt": prompt.text})
+                files = pack_run(run, parts)
                 layout.add(f"{name}-{i}", 0, files, lambda *_: None)
                 size = sum(map(len, files.values()))
             each = (time.process_time() - start) / repeats

@@ -1,6 +1,7 @@
 """Maps of layers -> one map a token: the formula that a preset is an entry of.
 
 aggregate(layers, preset)          [images, rows, cols, tokens]
+read_by(layers, preset)            which layers that is of
 contrast(maps, columns, factor)    the softmax over words of Attend-and-Excite
 """
 
@@ -28,7 +29,7 @@ def aggregate(maps: LayerMaps, preset: Preset) -> Tensor:
     Raises:
         CaptureError: none of the layers is one that the preset reads.
     """
-    layers = _chosen(maps, preset)
+    layers = list(read_by(maps, preset).values())
     finest = max((one.grid for one in layers), key=lambda grid: grid[0] * grid[1])
     weights, divisor = _weights(layers, preset)
     by_grid: dict[tuple[int, int], Tensor] = {}
@@ -46,20 +47,25 @@ def aggregate(maps: LayerMaps, preset: Preset) -> Tensor:
     return values * maps.passes if preset.steps == "sum" else values
 
 
-def _chosen(maps: LayerMaps, preset: Preset) -> list[LayerMap]:
-    every = list(maps.layers.values())
-    chosen = [one for one in every if preset.reads(one.place, one.level)]
+def read_by(maps: LayerMaps, preset: Preset) -> dict[str, LayerMap]:
+    """The layers that a preset reads, by name, in the order in which they run.
+
+    Raises:
+        CaptureError: there are none.
+    """
+    every = maps.layers
+    chosen = {name: one for name, one in every.items() if preset.reads(one.place, one.level)}
     if preset.or_all:
-        chosen = chosen or every
+        chosen = chosen or dict(every)
     if not chosen:
-        raise CaptureError(nothing_read(preset, [(one.place, one.level) for one in every]))
-    sides = {min(one.grid) for one in chosen}
+        raise CaptureError(nothing_read(preset, [(one.place, one.level) for one in every.values()]))
+    sides = {min(one.grid) for one in chosen.values()}
     if preset.cells is not None:
         wanted = preset.cells
         nearest = min(sides, key=lambda side: (max(side / wanted, wanted / side), -side))
-        return [one for one in chosen if min(one.grid) == nearest]
+        return {name: one for name, one in chosen.items() if min(one.grid) == nearest}
     least = min(preset.least_cells, max(sides))
-    return [one for one in chosen if min(one.grid) >= least]
+    return {name: one for name, one in chosen.items() if min(one.grid) >= least}
 
 
 def _weights(layers: Sequence[LayerMap], preset: Preset) -> tuple[list[int], int]:

@@ -6,18 +6,14 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from PIL import Image
-
-from .heatmap import Heatmap
-from .heatmaps import Heatmaps
-from .layermaps import LayerMaps
-from .packing import NEEDED, USUAL, file_name, pack_run, unpack_run
+from .imagerun import ImageRun
+from .packing import USUAL, file_name, pack_run
+from .unpacking import READ, unpack_run
 
 __all__ = [
     "SavedRun",
@@ -26,37 +22,24 @@ __all__ = [
     "load_run",
     "new_folder",
     "save_run",
+    "saved_run",
     "write_files",
 ]
 
 
-@dataclass
-class SavedRun:
-    """A run's folder, read back.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SavedRun(ImageRun):
+    """A run's folder, read back; its heatmaps are made anew from the saved maps.
 
     Attributes:
         folder: where it is.
-        image: the picture.
-        heatmaps: made anew from the saved maps.
-        info: what ``run.json`` says.
     """
 
     folder: Path
-    image: Image.Image
-    heatmaps: Heatmaps
-    info: dict[str, Any]
 
 
 def save_run(
-    folder: str | Path,
-    image: Image.Image,
-    heatmaps: Heatmaps,
-    layers: LayerMaps,
-    info: Mapping[str, Any],
-    *,
-    parts: Collection[str] = USUAL,
-    more: Mapping[str, tuple[str, Sequence[Heatmap]]] | None = None,
-    force: bool = False,
+    folder: str | Path, run: ImageRun, *, parts: Collection[str] = USUAL, force: bool = False
 ) -> Path:
     """Write the folder of one image's run, see :func:`sdattn.packing.pack_run`.
 
@@ -72,7 +55,7 @@ def save_run(
         OSError: the folder cannot be written.
     """
     with new_folder(folder, force=force) as temporary:
-        write_files(temporary, pack_run(image, heatmaps, layers, info, parts=parts, more=more))
+        write_files(temporary, pack_run(run, parts))
     return Path(folder)
 
 
@@ -93,8 +76,13 @@ def load_run(folder: str | Path) -> SavedRun:
         ValueError: it is no run of sdattn, or a part is not what the run wrote.
     """
     folder = Path(folder)
-    files = {name: (folder / name).read_bytes() for name in NEEDED if (folder / name).is_file()}
-    return SavedRun(folder, *unpack_run(files, str(folder)))
+    files = {name: (folder / name).read_bytes() for name in READ if (folder / name).is_file()}
+    return saved_run(files, folder, str(folder))
+
+
+def saved_run(files: Mapping[str, bytes], folder: Path, where: str) -> SavedRun:
+    """The run whose files these are; raises as :func:`sdattn.unpacking.unpack_run` does."""
+    return SavedRun(**vars(unpack_run(files, where)), folder=folder)
 
 
 def check_target(folder: str | Path, *, force: bool = False) -> None:

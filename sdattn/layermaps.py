@@ -3,6 +3,7 @@
 layer_maps(store, preset)      MapStore -> LayerMaps
 LayerMaps.image(0)             those of one image
 LayerMaps.keep([2, 3])         those of some token columns
+over_steps(store, maps, preset) the steps of a map that a preset reads, averaged
 resize_maps(maps, size)        [..., rows, cols] at another size
 """
 
@@ -125,7 +126,7 @@ def _check_kept(store: MapStore, preset: Preset) -> None:
 
 
 def _of_layer(store: MapStore, layer: AttentionLayer, preset: Preset) -> LayerMap:
-    maps = _over_steps(store, store.maps[layer.name], preset)
+    maps = over_steps(store, store.maps[layer.name], preset)
     if store.heads != "mean" and not preset.each_head:
         maps = maps.mean(1)
     heads = layer.heads if isinstance(store.heads, str) else len(store.heads)
@@ -145,7 +146,7 @@ def _read_steps(store: MapStore, preset: Preset) -> list[int]:
     return wanted or list(range(len(kept)))
 
 
-def _over_steps(store: MapStore, maps: Tensor, preset: Preset) -> Tensor:
+def over_steps(store: MapStore, maps: Tensor, preset: Preset) -> Tensor:
     """``[images, steps, ...]`` without its steps; a store that has none is left as it is."""
     return maps if is_summed(store.steps) else maps[:, _read_steps(store, preset)].mean(1)
 
@@ -163,7 +164,7 @@ def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, tuple[int, int]]
     total, grid = torch.zeros(()), (0, 0)
     finest_layers = [layer for layer in held if layer.level == finest]
     for layer in finest_layers:
-        maps = _over_steps(store, store.maps[layer.name], preset)
+        maps = over_steps(store, store.maps[layer.name], preset)
         maps = maps.mean(1) if store.heads != "mean" else maps  # [images, rows, cols, N]
         grid = (maps.shape[1], maps.shape[2])
         total = total + maps.float().cpu().flatten(1, 2)

@@ -1,6 +1,7 @@
 """One image's run as files in memory, name to bytes: what a folder or a shard holds of it.
 
 image.png  heatmaps/NN-word.png  grid.png  masks/NN-word.png  maps.safetensors
+steps.safetensors  heads.safetensors        where kept, of the words' columns
 run.json           the settings, and every file's checksum
 negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, grid.png and
                                maps.safetensors, [rows, cols] by word
@@ -11,52 +12,37 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from . import render
-from .aggregation import aggregate
 from .heatmap import Heatmap
-from .heatmaps import Heatmaps, finish
-from .layermaps import LayerMap, LayerMaps
-from .presets import Preset
-from .tokens import Prompt, Token, Word
+from .imagerun import ImageRun
+from .layermaps import LayerMaps
 
-FORMAT = "sdattn-run-3"
+FORMAT = "sdattn-run-4"
 PARTS = ("image", "overlays", "grid", "maps", "masks")
 USUAL = ("image", "overlays", "grid", "maps")
-MAPS = "maps.safetensors"
+MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"
+FURTHER = ("negative", "asked", "causal")
 AFFINITY = "self-attention"  # the name among the maps of what refined them
-NEEDED = ("run.json", "image.png", MAPS)  # by unpack_run()
 _QUICK = 1  # zlib's level for drawings: a quarter more bytes than at 6 in a quarter of the time
 
 
-def pack_run(
-    image: Image.Image,
-    heatmaps: Heatmaps,
-    layers: LayerMaps,
-    info: Mapping[str, Any],
-    *,
-    parts: Collection[str] = USUAL,
-    more: Mapping[str, tuple[str, Sequence[Heatmap]]] | None = None,
-) -> dict[str, bytes]:
+def pack_run(run: ImageRun, parts: Collection[str] = USUAL) -> dict[str, bytes]:
     """The files of one image's run; the same run gives the same bytes.
 
     Args:
-        image: the picture.
-        heatmaps: its heatmaps.
-        layers: of this one image; kept as float16.
-        info: settings of the run, anything JSON can hold.
-        parts: which of ``PARTS``; ``run.json`` is always there.
-        more: further maps of the same picture, drawn into a folder of their own each, with the
-            text that they are of: ``"negative"``, ``"asked"``, ``"causal"``.
+        run: its maps are kept as float16.
+        parts: which of ``PARTS``; ``run.json`` is always there. What was kept of single steps and
+            heads, and further maps, each drawn into a folder of their own, go with ``maps``.
 
     Returns:
         Path in the run's folder to bytes, ``run.json`` last.
@@ -64,44 +50,73 @@ def pack_run(
     Raises:
         ValueError: a map holds values that are not finite.
     """
-    tensors = _tensors(layers)
-    if broken := [name for name, one in tensors.items() if not one.isfinite().all()]:
-        raise ValueError(
-            f"The maps of {broken[0]} hold values that are not finite. If the model runs in "
-            "float16, try bfloat16 or float32."
-        )
+    tensors = {MAPS: _tensors(run.layers)}
+    for name, one in ((STEPS, run.details.steps), (HEADS, run.details.heads)):
+        if one is not None:
+            tensors[name] = {layer: _unbatched(held.maps) for layer, held in one.layers.items()}
+    _check_finite(tensors)
     files: dict[str, bytes] = {}
     if "image" in parts:
-        files["image.png"] = _png(image)
+        files["image.png"] = _png(run.image)
     if "maps" in parts:
-        halves = {name: one.to("cpu", torch.float16).contiguous() for name, one in tensors.items()}
-        files[MAPS] = pack_maps(halves)
-    files |= drawings(image, heatmaps.occurrences(), heatmaps.prompt.text, parts)
-    for folder, (text, maps) in (more or {}).items():
+        files |= {name: pack_maps(held) for name, held in tensors.items()}
+    heatmaps = run.heatmaps
+    files |= drawings(run.image, heatmaps.occurrences(), heatmaps.prompt.text, parts)
+    for folder, (text, maps) in run.more.items():
         # a knockout that changed nothing is not to glow
         scale = (0.0, max(one.range[1] for one in maps)) if folder == "causal" else None
-        drawn = drawings(image, maps, text, parts, scale)
+        drawn = drawings(run.image, maps, text, parts, scale)
         if "maps" in parts:
-            drawn[MAPS] = pack_maps({n: one.values.half() for n, one in _named(maps).items()})
+            names = named(one.label for one in maps)
+            drawn[MAPS] = pack_maps({n: m.values for n, m in zip(names, maps, strict=True)})
         files |= {f"{folder}/{name}": data for name, data in drawn.items()}
-    document = {
+    document = {**_document(run), "files": {name: sha256(data) for name, data in files.items()}}
+    files["run.json"] = to_json(document)
+    return files
+
+
+def _document(run: ImageRun) -> dict[str, Any]:
+    """What ``run.json`` says of a run, but for its files."""
+    layers, details, prompt = run.layers, run.details, run.heatmaps.prompt
+    kept = details.steps or details.heads
+    return {
         "format": FORMAT,
-        **info,
-        "words": [asdict(word) for word in heatmaps.prompt.words],
-        "truncated": [word.text for word in heatmaps.prompt.truncated],
-        "tokens": [asdict(token) for token in heatmaps.prompt.tokens],
+        **run.info,
+        "words": [asdict(word) for word in prompt.words],
+        "truncated": [word.text for word in prompt.truncated],
+        "tokens": [asdict(token) for token in prompt.tokens],
         "columns": layers.columns,
-        "preset": heatmaps.preset.to_json(),
+        "preset": run.heatmaps.preset.to_json(),
         "passes": layers.passes,
         "layers": {
             name: {"place": one.place, "level": one.level, "heads": one.heads, "grid": one.grid}
             for name, one in layers.layers.items()
         },
         "self_attention": layers.affinity_grid,
-        "files": {name: sha256(data) for name, data in files.items()},
+        "details": {
+            "steps": None if details.steps is None else details.calls,
+            "heads": None if details.heads is None else details.head_numbers,
+            "columns": kept.columns if kept else [],
+        },
+        "more": {
+            name: {"text": text, "maps": [[one.label, one.columns] for one in maps]}
+            for name, (text, maps) in run.more.items()
+        },
     }
-    files["run.json"] = to_json(document)
-    return files
+
+
+def _check_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+    for held in tensors.values():
+        if broken := [name for name, one in held.items() if not one.isfinite().all()]:
+            raise ValueError(
+                f"The maps of {broken[0]} hold values that are not finite. If the model runs in "
+                "float16, try bfloat16 or float32."
+            )
+
+
+def _unbatched(maps: Tensor) -> Tensor:
+    """``[heads, ...]`` of ``[1, heads, ...]``; steps, ``[steps, ...]``, as they are."""
+    return maps[0] if maps.dim() == 5 else maps
 
 
 def _tensors(layers: LayerMaps) -> dict[str, Tensor]:
@@ -110,23 +125,12 @@ def _tensors(layers: LayerMaps) -> dict[str, Tensor]:
     return found if layers.affinity is None else {**found, AFFINITY: layers.affinity[0]}
 
 
-def map_shapes(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in ``maps.safetensors``, as ``run.json`` tells them."""
-    each_head = Preset.from_json(info["preset"]).each_head
-    shapes = {
-        name: (*([one["heads"]] if each_head else []), *one["grid"], len(info["columns"]))
-        for name, one in info["layers"].items()
-    }
-    if info["self_attention"] is None:
-        return shapes
-    rows, cols = info["self_attention"]
-    return {**shapes, AFFINITY: (rows * cols, rows * cols)}
-
-
-def pack_maps(layers: Mapping[str, Tensor]) -> bytes:
-    """The bytes of ``maps.safetensors``, the same for the same layers in any order."""
+def pack_maps(maps: Mapping[str, Tensor]) -> bytes:
+    """Maps as the bytes of a safetensors file in float16, the same for the same maps in any
+    order."""
+    halves = {name: one.to("cpu", torch.float16).contiguous() for name, one in maps.items()}
     # One key only: safetensors writes several in an order that changes from run to run.
-    return save(dict(layers), metadata={"format": FORMAT})
+    return save(halves, metadata={"format": FORMAT})
 
 
 def drawings(
@@ -140,7 +144,7 @@ def drawings(
     map lies in the upper half of its range), as asked. ``scale`` is that of all maps; by default
     each has its own range."""
     files: dict[str, bytes] = {}
-    names = [f"{name}.png" for name in _named(maps)]
+    names = [f"{name}.png" for name in named(one.label for one in maps)]
     wanted = {"overlays", "grid"}.intersection(parts)
     tiles = [one.overlay(image, scale=scale) for one in maps] if wanted else []
     if "overlays" in parts:
@@ -152,81 +156,14 @@ def drawings(
     return files
 
 
-def _named(maps: Sequence[Heatmap]) -> dict[str, Heatmap]:
-    """By number and word, as files are called."""
-    return {f"{n:02d}-{file_name(one.label)}": one for n, one in enumerate(maps, start=1)}
+def named(labels: Iterable[str]) -> list[str]:
+    """Names of files for maps: number and word."""
+    return [f"{n:02d}-{file_name(label)}" for n, label in enumerate(labels, start=1)]
 
 
 def _mask(one: Heatmap, image: Image.Image) -> bytes:
     mask = one.mask((image.height, image.width)).numpy()
     return _png(Image.fromarray(mask.astype(np.uint8) * 255), _QUICK)
-
-
-def unpack_run(
-    files: Mapping[str, bytes], where: str
-) -> tuple[Image.Image, Heatmaps, dict[str, Any]]:
-    """What :func:`pack_run` packed: the picture, heatmaps made anew from the maps, the settings.
-
-    Raises:
-        FileNotFoundError: ``run.json``, ``image.png`` or ``maps.safetensors`` is missing.
-        ValueError: it is no run of sdattn, or a part is not what the run wrote.
-    """
-    info = read_info(files, where)
-    for part in NEEDED[1:]:
-        if part not in info["files"]:
-            raise FileNotFoundError(f"{where} was saved without {part}, so it cannot be shown.")
-        if part not in files:
-            raise missing(where, part)
-        if sha256(files[part]) != info["files"][part]:
-            raise ValueError(
-                f"{where}/{part} is not what this run wrote: its checksum differs from run.json. "
-                "Restore it or generate the run again."
-            )
-    prompt = Prompt(
-        info["prompt"],
-        tuple(Word(**{**word, "columns": tuple(word["columns"])}) for word in info["words"]),
-        tuple(Token(**token) for token in info["tokens"]),
-    )
-    preset, layers = Preset.from_json(info["preset"]), _unpack_maps(files[MAPS], info)
-    image = Image.open(io.BytesIO(files["image.png"])).convert("RGB")
-    return image, finish(aggregate(layers, preset)[0], prompt, preset, info["columns"]), info
-
-
-def _unpack_maps(data: bytes, info: Mapping[str, Any]) -> LayerMaps:
-    tensors = load(data)  # in an order that changes from call to call
-    layers = {
-        name: LayerMap(one["place"], one["level"], one["heads"], tensors[name].float()[None])
-        for name, one in info["layers"].items()
-    }
-    columns, passes = tuple(info["columns"]), info["passes"]
-    if info["self_attention"] is None:
-        return LayerMaps(layers, columns, passes)
-    rows, cols = info["self_attention"]
-    return LayerMaps(layers, columns, passes, tensors[AFFINITY].float()[None], (rows, cols))
-
-
-def read_info(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
-    """``run.json``, checked; raises as :func:`unpack_run` does."""
-    if "run.json" not in files:
-        raise missing(where, "run.json")
-    try:
-        info = json.loads(files["run.json"].decode())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{where}/run.json is corrupt: {error}.") from error
-    if not isinstance(info, dict) or info.get("format") != FORMAT:
-        found = info.get("format") if isinstance(info, dict) else type(info).__name__
-        raise ValueError(
-            f"{where}/run.json is not of this version's format {FORMAT!r}; found {found!r}."
-        )
-    if not isinstance(info.get("files"), dict):
-        raise ValueError(f"{where}/run.json is corrupt: it names no files.")
-    return info
-
-
-def missing(where: str, part: str) -> FileNotFoundError:
-    return FileNotFoundError(
-        f"{where} has no {part}, so it is no run's folder. Runs are made by `sdattn generate`."
-    )
 
 
 def file_name(word: str) -> str:

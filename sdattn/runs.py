@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .details import details_of
 from .files import check_target, save_run
 from .heatmap import Heatmap
 from .heatmaps import Heatmaps
+from .imagerun import ImageRun
 from .layermaps import LayerMaps
 from .maps import MapStore
 
@@ -55,15 +57,20 @@ class Run:
 
     def save_image(self, number: int, folder: Path, *, force: bool = False) -> None:
         """Write the folder of one of the images."""
-        heatmaps, layers = self.heatmaps[number], self.layers.image(number)
+        save_run(folder, self.image_run(number), force=force)
+
+    def image_run(self, number: int) -> ImageRun:
+        """One of the images with all that there is of it."""
+        heatmaps = self.heatmaps[number]
         more: dict[str, tuple[str, Sequence[Heatmap]]] = {}
         for name, maps in (("negative", self.negative_heatmaps), ("asked", self.asked_heatmaps)):
             if maps:
                 more[name] = maps[number].prompt.text, maps[number].occurrences()
         if self.causal_heatmaps and self.causal_heatmaps[number]:
             more["causal"] = heatmaps.prompt.text, self.causal_heatmaps[number]
-        image, info = self.images[number], self.info[number]
-        save_run(folder, image, heatmaps, layers, info, more=more, force=force)
+        details = details_of(self.store, number, heatmaps)
+        layers, info = self.layers.image(number), self.info[number]
+        return ImageRun(self.images[number], heatmaps, layers, info, details, more)
 
 
 def run_folders(folder: str | Path, number: int) -> list[Path]:

@@ -39,7 +39,7 @@ class Side:
 
     image: Image.Image
     heatmaps: Heatmaps
-    info: dict[str, Any]
+    info: Mapping[str, Any]
     layers: list[str]
     passes: int
     folder: Path | None = None

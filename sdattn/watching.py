@@ -71,7 +71,8 @@ def capture_settings(
     if preset.refine:
         refining(pipe)  # or refuse
     chosen = dict(chosen or {})
-    if clash := sorted(name for name in needs.keys() & chosen.keys()):
+    # every step and every head hold what any preset reads of them
+    if clash := sorted(name for name in needs.keys() & chosen.keys() if chosen[name] != "all"):
         told = ", ".join("words (tokens)" if name == "tokens" else name for name in clash)
         raise ValueError(
             f"The preset {preset.name!r} decides on {told} of the capture itself. Leave that out, "

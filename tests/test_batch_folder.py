@@ -34,6 +34,7 @@ from sdattn.batch.locks import Lock
 from sdattn.batch.progress import Progress, Tally
 from sdattn.batch.writing import Writer
 from sdattn.files import write_files
+from sdattn.imagerun import ImageRun
 from sdattn.layermaps import LayerMap, LayerMaps
 from sdattn.packing import FORMAT as RUN_FORMAT
 from sdattn.packing import PARTS, pack_run, sha256, to_json
@@ -63,7 +64,7 @@ def _pack(item, line, *, fingerprint=None, parts=("image", "overlays", "maps"), 
     info |= {"prompt": PROMPT, "seed": line, "options": options, "size": [96, 64]}
     prompt = read_prompt(TOKENIZER, PROMPT)
     heatmaps = Heatmaps(prompt, aggregate(layers, BOTH)[0], preset=BOTH)
-    return pack_run(Image.fromarray(noise), heatmaps, layers, info, parts=parts)
+    return pack_run(ImageRun(Image.fromarray(noise), heatmaps, layers, info), parts)
 
 
 def as_layers(maps):
@@ -1133,7 +1134,7 @@ def test_maps_that_are_not_finite_are_no_item():
     heatmaps = Heatmaps(read_prompt(TOKENIZER, PROMPT), maps)
     with pytest.raises(ValueError, match="up.b hold values that are not finite.*bfloat16"):
         layers = as_layers({"up.b": maps})
-        pack_run(Image.new("RGB", (96, 64)), heatmaps, layers, {}, parts=("maps",))
+        pack_run(ImageRun(Image.new("RGB", (96, 64)), heatmaps, layers, {}), ("maps",))
 
 
 def test_drawing_anew_in_a_merged_run_leaves_its_sources_alone(tmp_path):

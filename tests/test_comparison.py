@@ -13,6 +13,7 @@ from PIL import Image
 
 from sdattn import Heatmaps, diff, generate, load_pipeline, load_run, read_prompt, render
 from sdattn.files import SavedRun
+from sdattn.layermaps import LayerMaps
 from sdattn.presets import preset_of
 
 TOKENIZER = tiny_tokenizer()
@@ -31,7 +32,8 @@ def run(prompt, seed=0, grid=(4, 6), size=(96, 64), folder="runs/one", **info):
         **info,
     }
     heatmaps = Heatmaps(read_prompt(TOKENIZER, prompt), maps)
-    return SavedRun(Path(folder), Image.fromarray(pixels), heatmaps, info)
+    layers = LayerMaps({}, heatmaps.columns, passes=2)  # a comparison reads run.json's
+    return SavedRun(Image.fromarray(pixels), heatmaps, layers, info, folder=Path(folder))
 
 
 def values(run, *columns):

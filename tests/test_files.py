@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from sdattn import Heatmaps, load_run, read_prompt
 from sdattn.aggregation import aggregate
 from sdattn.files import check_target, file_name, new_folder, save_run
+from sdattn.imagerun import ImageRun
 from sdattn.layermaps import LayerMap, LayerMaps
 from sdattn.presets import Preset
 
@@ -38,7 +39,8 @@ def parts(tokenizer):
 
 def save(run, folder, **options):
     image, maps, layers = run
-    return save_run(folder, image, maps, layers, {"prompt": PROMPT, "seed": 3}, **options)
+    run = ImageRun(image, maps, layers, {"prompt": PROMPT, "seed": 3})
+    return save_run(folder, run, **options)
 
 
 def test_a_run_comes_back(parts, tmp_path):
@@ -211,6 +213,6 @@ def test_words_that_differ_in_case_only_do_not_clash(tokenizer, tmp_path):
     image, prompt = Image.new("RGB", (64, 64)), "Cat cat CAT"
     maps = Heatmaps(read_prompt(tokenizer, prompt), torch.rand(4, 4, 77))
     layers = LayerMaps({"up": LayerMap("up", 0, 2, maps.maps[None])}, maps.columns, passes=1)
-    folder = save_run(tmp_path / "run", image, maps, layers, {"prompt": prompt})
+    folder = save_run(tmp_path / "run", ImageRun(image, maps, layers, {"prompt": prompt}))
     names = [name.lower() for name in os.listdir(folder / "heatmaps")]
     assert len(set(names)) == 3

@@ -215,7 +215,7 @@ def test_the_others_read_a_transformer_too(name):
     ("options", "message"),
     [
         ({"preset": "daam", "capture_options": {"heads": [0]}}, "'daam' decides on heads of the"),
-        ({"preset": "attend-and-excite", "capture_options": {"steps": "all"}}, "decides on steps"),
+        ({"preset": "attend-and-excite", "capture_options": {"steps": [0]}}, "decides on steps"),
         ({"preset": "attend-and-excite", "words": ["cat"]}, "decides on words"),
         ({"capture_options": {"among": [[0, 1]]}}, "where the words of the prompt go"),
     ],

@@ -9,8 +9,9 @@ from conftest import make_pipeline
 from safetensors.torch import load
 
 from sdattn import generate
-from sdattn.packing import AFFINITY, MAPS, map_shapes, pack_run, read_info, unpack_run
+from sdattn.packing import AFFINITY, MAPS, pack_run
 from sdattn.presets import PRESETS, Preset
+from sdattn.unpacking import map_shapes, read_info, unpack_run
 
 PROMPTS = ["a red cat and a turquoise dog", "dog dog"]
 OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 2}  # 16x24 cells and coarser ones
@@ -32,12 +33,8 @@ def run_of():
     return run
 
 
-def packed(run, image, **options):
-    parts = ("image", "maps")
-    return pack_run(
-        run.images[image], run.heatmaps[image], run.layers.image(image), run.info[image],
-        parts=parts, **options,
-    )  # fmt: skip
+def packed(run, image):
+    return pack_run(run.image_run(image), ("image", "maps"))
 
 
 CASES = [*itertools.product([*PRESETS.values(), OWN], [None, "self"])]
@@ -50,7 +47,8 @@ def test_a_run_comes_back_with_its_heatmaps(run_of, preset, refine):
     run = run_of(preset, refine)
     for i in range(2):
         files = packed(run, i)
-        image, back, info = unpack_run(files, "run")
+        read = unpack_run(files, "run")
+        image, back, info = read.image, read.heatmaps, read.info
         expected = run.heatmaps[i]
         assert image.tobytes() == run.images[i].tobytes()
         assert back.preset == expected.preset == replace(preset, refine=refine)
@@ -74,7 +72,7 @@ def test_a_run_comes_back_with_its_heatmaps(run_of, preset, refine):
 def test_run_json_tells_what_the_maps_are_of(run_of):
     run = run_of(PRESETS["daam"], "self")
     info = read_info(packed(run, 1), "run")
-    assert info["format"] == "sdattn-run-3"
+    assert info["format"] == "sdattn-run-4"
     assert Preset.from_json(info["preset"]) == run.heatmaps[1].preset
     assert (info["passes"], info["self_attention"]) == (2, [16, 24])
     assert info["columns"] == list(range(77))
@@ -87,8 +85,9 @@ def test_of_some_words_only_their_columns_are_packed():
     pipe = make_pipeline()
     run = generate(pipe, PROMPTS[0], words=["cat", "dog"], preset="p2p", refine="self", **OPTIONS)
     files = packed(run, 0)
-    _, back, info = unpack_run(files, "run")
-    assert info["columns"] == [3, 17]
+    read = unpack_run(files, "run")
+    back = read.heatmaps
+    assert read.info["columns"] == [3, 17]
     assert back.words == ("cat", "dog")
     torch.testing.assert_close(
         back["dog"].values, run.heatmaps[0]["dog"].values, atol=1e-5, rtol=1e-3
@@ -101,10 +100,8 @@ def test_further_maps_have_folders_of_their_own(run_of):
     run = run_of(PRESETS["default"], None)
     maps = run.heatmaps[0].occurrences()[2:4]
     parts = ("image", "maps", "overlays", "grid", "masks")
-    files = pack_run(
-        run.images[0], run.heatmaps[0], run.layers.image(0), run.info[0], parts=parts,
-        more={"asked": ("cat and", maps), "negative": ("cat", maps[:1])},
-    )  # fmt: skip
+    more = {"asked": ("cat and", maps), "negative": ("cat", maps[:1])}
+    files = pack_run(replace(run.image_run(0), more=more), parts)
     assert [name for name in files if name.startswith(("asked", "negative"))] == [
         "asked/heatmaps/01-cat.png",
         "asked/heatmaps/02-and.png",
@@ -122,6 +119,14 @@ def test_further_maps_have_folders_of_their_own(run_of):
     torch.testing.assert_close(saved["02-and"], maps[1].values.half(), rtol=0, atol=0)
     assert files["asked/heatmaps/01-cat.png"] == files["heatmaps/03-cat.png"]
     assert set(read_info(files, "run")["files"]) == set(files) - {"run.json"}
+    back = unpack_run(files, "run").more
+    assert {name: (text, [one.label for one in maps]) for name, (text, maps) in back.items()} == {
+        "asked": ("cat and", ["cat", "and"]),
+        "negative": ("cat", ["cat"]),
+    }
+    again = back["asked"][1][1]
+    assert again.columns == maps[1].columns
+    assert torch.equal(again.values, maps[1].values.half().float())
 
 
 @pytest.mark.parametrize("where", ["layer", "affinity"])
@@ -135,4 +140,4 @@ def test_maps_that_are_not_finite_are_refused(run_of, where):
     else:
         layers, name = replace(layers, affinity=layers.affinity * torch.nan), AFFINITY
     with pytest.raises(ValueError, match=f"The maps of {name} hold values that are not finite"):
-        pack_run(run.images[0], run.heatmaps[0], layers, run.info[0])
+        pack_run(replace(run.image_run(0), layers=layers))

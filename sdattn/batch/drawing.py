@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..heatmaps import Heatmaps
+from ..imagerun import ImageRun
 from ..layermaps import LayerMaps
 from ..packing import pack_run
 from ..presets import Preset
@@ -135,7 +136,7 @@ class Drawer:
                 if not heatmaps.preset.contrast:  # which is between all words
                     layers = layers.keep(columns)
             own = {"id": item.id, "line": item.line, "fingerprint": self.fingerprints[item.id]}
-            files = pack_run(image, heatmaps, layers, {**own, **info}, parts=self.save)
+            files = pack_run(ImageRun(image, heatmaps, layers, {**own, **info}), self.save)
         except Exception as error:
             self._fail(item, f"{type(error).__name__}: {error}", traceback.format_exc())
             return

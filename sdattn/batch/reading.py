@@ -14,8 +14,9 @@ from PIL import Image, UnidentifiedImageError
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from ..files import SavedRun
-from ..packing import NEEDED, map_shapes, read_info, sha256, unpack_run
+from ..files import SavedRun, saved_run
+from ..packing import MAPS, sha256
+from ..unpacking import READ, map_shapes, read_info
 from .folder import BatchFolder
 from .layouts import Layout
 
@@ -37,9 +38,9 @@ class SavedBatch(Mapping[str, SavedRun]):
         if item not in self._places:
             raise KeyError(f"{self._folder.root} holds no item {item!r}.")
         place = self._places[item]
-        files = self._layout.read(item, place, NEEDED)
+        files = self._layout.read(item, place, READ)
         where = self._folder.root / place
-        return SavedRun(where, *unpack_run(files, f"{where} ({item})"))
+        return saved_run(files, where, f"{where} ({item})")
 
     def __contains__(self, item: object) -> bool:
         return item in self._places  # a Mapping's own would read the item
@@ -140,7 +141,7 @@ def _check(layout: Layout, item: str, place: str) -> list[str]:
             problems.append(f"{name} is not what was written: its checksum differs")
         elif name.endswith(".png"):
             problems += _check_image(name, files[name])
-        else:
+        elif name == MAPS:
             problems += _check_maps(files[name], info)
     return problems
 

@@ -51,6 +51,10 @@ def generate(
             "--causal", help="Draw again without each word and show what changes, in causal/."
         ),
     ] = False,
+    keep: Annotated[
+        str | None,
+        typer.Option(help="steps, heads or both with a comma: each by itself, for --figure."),
+    ] = None,
     device: Device = None,
     dtype: Dtype = None,
     out: Annotated[
@@ -65,14 +69,15 @@ def generate(
     from ..runs import run_folders
 
     options = {**given(steps, guidance, negative, width, height), **settings(set_ or [])}
-    chosen = preset_of(preset, refine)
+    chosen, watch = preset_of(preset, refine), _kept(keep)
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
     if options.get("num_images_per_prompt", 1) == 1:  # known before the model is loaded
         check_target(out, force=force)
     pipe = load(load_pipeline, model, device, dtype)
     for folder in run_folders(out, images_a_prompt(pipe, options)):
         check_target(folder, force=force)
-    watch = {"branch": "both"} if negative_maps else {}
+    if negative_maps:
+        watch["branch"] = "both"
     run = generate(
         pipe,
         prompt,
@@ -158,6 +163,14 @@ def info(
     )
     for one in lacks:
         console.print(Text(f"- {one}"))
+
+
+def _kept(keep: str | None) -> dict[str, str]:
+    """The capture options of --keep."""
+    names = [] if keep is None else [one.strip() for one in keep.split(",")]
+    if unknown := [name for name in names if name not in ("steps", "heads")]:
+        raise typer.BadParameter(f"{unknown[0]!r} is neither steps nor heads.", param_hint="--keep")
+    return dict.fromkeys(names, "all")
 
 
 def print_run(run: Any, folders: list[Path]) -> None:

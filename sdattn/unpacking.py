@@ -1,0 +1,149 @@
+"""A run's files read back: :func:`sdattn.packing.pack_run` the other way, with checks."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from PIL import Image
+from safetensors.torch import load
+
+from .aggregation import aggregate
+from .details import Details
+from .heatmap import Heatmap
+from .heatmaps import finish
+from .imagerun import ImageRun
+from .layermaps import LayerMap, LayerMaps
+from .packing import AFFINITY, FORMAT, FURTHER, HEADS, MAPS, STEPS, named, sha256
+from .presets import Preset
+from .tokens import Prompt, Token, Word
+
+NEEDED = ("run.json", "image.png", MAPS)
+READ = (*NEEDED, STEPS, HEADS, *(f"{name}/{MAPS}" for name in FURTHER))
+
+
+def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
+    """What :func:`sdattn.packing.pack_run` packed, the heatmaps made anew from the maps.
+
+    Args:
+        files: those of ``READ`` that there are.
+        where: they come from, for errors.
+
+    Raises:
+        FileNotFoundError: ``run.json``, ``image.png`` or ``maps.safetensors`` is missing, or
+            another file of maps that the run wrote.
+        ValueError: it is no run of sdattn, or a part is not what the run wrote.
+    """
+    info = read_info(files, where)
+    _check(files, info, where)
+    prompt = Prompt(
+        info["prompt"],
+        tuple(Word(**{**word, "columns": tuple(word["columns"])}) for word in info["words"]),
+        tuple(Token(**token) for token in info["tokens"]),
+    )
+    preset, layers = Preset.from_json(info["preset"]), _unpack_layers(files[MAPS], info)
+    return ImageRun(
+        Image.open(io.BytesIO(files["image.png"])).convert("RGB"),
+        finish(aggregate(layers, preset)[0], prompt, preset, info["columns"]),
+        layers,
+        info,
+        _unpack_details(files, info),
+        {name: _unpack_further(files[f"{name}/{MAPS}"], info, name) for name in info["more"]},
+    )
+
+
+def _check(files: Mapping[str, bytes], info: Mapping[str, Any], where: str) -> None:
+    for part in NEEDED[1:]:
+        if part not in info["files"]:
+            raise FileNotFoundError(f"{where} was saved without {part}, so it cannot be shown.")
+    for part in READ[1:]:
+        if part not in info["files"]:
+            continue
+        if part not in files:
+            raise missing(where, part)
+        if sha256(files[part]) != info["files"][part]:
+            raise ValueError(
+                f"{where}/{part} is not what this run wrote: its checksum differs from run.json. "
+                "Restore it or generate the run again."
+            )
+
+
+def _unpack_layers(data: bytes, info: Mapping[str, Any]) -> LayerMaps:
+    tensors = load(data)  # in an order that changes from call to call
+    layers = {
+        name: LayerMap(one["place"], one["level"], one["heads"], tensors[name].float()[None])
+        for name, one in info["layers"].items()
+    }
+    columns, passes = tuple(info["columns"]), info["passes"]
+    if info["self_attention"] is None:
+        return LayerMaps(layers, columns, passes)
+    rows, cols = info["self_attention"]
+    return LayerMaps(layers, columns, passes, tensors[AFFINITY].float()[None], (rows, cols))
+
+
+def _unpack_details(files: Mapping[str, bytes], info: Mapping[str, Any]) -> Details:
+    told = info["details"]
+    numbers: Literal["all"] | tuple[int, ...]
+
+    def layers(name: str) -> LayerMaps | None:
+        if name not in files:
+            return None
+        tensors, found = load(files[name]), {}
+        for layer, one in info["layers"].items():
+            if layer in tensors:
+                maps = tensors[layer].float()
+                maps = maps[None] if name == HEADS else maps
+                found[layer] = LayerMap(one["place"], one["level"], one["heads"], maps)
+        return LayerMaps(found, tuple(told["columns"]), passes=1)
+
+    numbers = tuple(told["heads"]) if isinstance(told["heads"], list) else "all"
+    return Details(layers(STEPS), tuple(told["steps"] or ()), layers(HEADS), numbers)
+
+
+def _unpack_further(data: bytes, info: Mapping[str, Any], name: str) -> tuple[str, list[Heatmap]]:
+    told, tensors = info["more"][name], load(data)
+    labels = [label for label, _ in told["maps"]]
+    maps = [
+        Heatmap(label, tensors[key].float(), tuple(columns))
+        for key, (label, columns) in zip(named(labels), told["maps"], strict=True)
+    ]
+    return told["text"], maps
+
+
+def map_shapes(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in ``maps.safetensors``, as ``run.json`` tells them."""
+    each_head = Preset.from_json(info["preset"]).each_head
+    shapes = {
+        name: (*([one["heads"]] if each_head else []), *one["grid"], len(info["columns"]))
+        for name, one in info["layers"].items()
+    }
+    if info["self_attention"] is None:
+        return shapes
+    rows, cols = info["self_attention"]
+    return {**shapes, AFFINITY: (rows * cols, rows * cols)}
+
+
+def read_info(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
+    """``run.json``, checked; raises as :func:`unpack_run` does."""
+    if "run.json" not in files:
+        raise missing(where, "run.json")
+    try:
+        info = json.loads(files["run.json"].decode())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{where}/run.json is corrupt: {error}.") from error
+    if not isinstance(info, dict) or info.get("format") != FORMAT:
+        found = info.get("format") if isinstance(info, dict) else type(info).__name__
+        raise ValueError(
+            f"{where}/run.json is not of this version's format {FORMAT!r}; found {found!r}."
+        )
+    if not isinstance(info.get("files"), dict):
+        raise ValueError(f"{where}/run.json is corrupt: it names no files.")
+    return info
+
+
+def missing(where: str, part: str) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"{where} has no {part}, so it is no run's folder. Runs are made by `sdattn generate`."
+    )
