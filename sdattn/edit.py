@@ -177,6 +177,8 @@ def edit(
         for one in run.info:
             one["seed"] = None  # the noise is the picture's own
     settings = {**run.info[0], **plan.settings}
+    for one in run.info:
+        one["edited"] = json.loads(json.dumps(plan.settings, default=_plain))
     words = [alignment.edited_words(read, i, list(weights or ())) for i in range(len(read))]
     return EditRun(
         run.images, run.heatmaps, run.store, run.layers, run.info, plan.mode, words, settings

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from typing import Any, Literal
 
 import torch
@@ -164,6 +165,12 @@ class Heatmaps(Mapping[str, Heatmap]):
         masks = [one.mask(size, threshold, **options) for one in maps]
         values = [one.values if size is None else one.resize(size) for one in maps]
         return label_map(torch.stack(values), torch.stack(masks))
+
+    def _repr_html_(self) -> str:
+        from .notebook import stills  # pillow is loaded only when something is drawn
+
+        maps = stills((one.label, one.values.numpy()) for one in self.occurrences())
+        return f"<p><bdi>{escape(self.prompt.text)}</bdi></p>{maps}"
 
     def _holds(self, columns: Sequence[int]) -> bool:
         return all(column in self._place for column in columns)

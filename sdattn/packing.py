@@ -1,6 +1,6 @@
 """One image's run as files in memory, name to bytes: what a folder or a shard holds of it.
 
-image.png  heatmaps/NN-word.png  grid.png  masks/NN-word.png  maps.safetensors
+image.png  heatmaps/NN-word.png  grid.png  masks/NN-word.png  report.html  maps.safetensors
 steps.safetensors  heads.safetensors        where kept, of the words' columns
 run.json           the settings, and every file's checksum
 negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, grid.png and
@@ -26,10 +26,11 @@ from . import render
 from .heatmap import Heatmap
 from .imagerun import ImageRun
 from .layermaps import LayerMaps
+from .report import report
 
 FORMAT = "sdattn-run-4"
-PARTS = ("image", "overlays", "grid", "maps", "masks")
-USUAL = ("image", "overlays", "grid", "maps")
+PARTS = ("image", "overlays", "grid", "maps", "masks", "report")
+USUAL = ("image", "overlays", "grid", "maps", "report")
 MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"
 FURTHER = ("negative", "asked", "causal")
 AFFINITY = "self-attention"  # the name among the maps of what refined them
@@ -70,6 +71,8 @@ def pack_run(run: ImageRun, parts: Collection[str] = USUAL) -> dict[str, bytes]:
             names = named(one.label for one in maps)
             drawn[MAPS] = pack_maps({n: m.values for n, m in zip(names, maps, strict=True)})
         files |= {f"{folder}/{name}": data for name, data in drawn.items()}
+    if "report" in parts:
+        files["report.html"] = report(run)
     document = {**_document(run), "files": {name: sha256(data) for name, data in files.items()}}
     files["run.json"] = to_json(document)
     return files

@@ -18,6 +18,8 @@ from .maps import MapStore
 if TYPE_CHECKING:
     from PIL import Image
 
+_MOST_PAGES = 4  # in a notebook, which keeps them
+
 
 @dataclass
 class Run:
@@ -71,6 +73,20 @@ class Run:
         details = details_of(self.store, number, heatmaps)
         layers, info = self.layers.image(number), self.info[number]
         return ImageRun(self.images[number], heatmaps, layers, info, details, more)
+
+    def _repr_html_(self) -> str:
+        from .notebook import framed, stills
+        from .report import report
+
+        shown = [self.image_run(i) for i in range(min(len(self.images), _MOST_PAGES))]
+        parts = []
+        for one in shown:
+            maps = [(m.label, m.values.numpy()) for m in one.heatmaps.occurrences()]
+            still = f"<details><summary>stills</summary>{stills(maps, one.image)}</details>"
+            parts.append(framed(report(one)) + still)
+        if more := len(self.images) - len(shown):
+            parts.append(f"<p>{more} more images: save() writes a page of each.</p>")
+        return "".join(parts)
 
 
 def run_folders(folder: str | Path, number: int) -> list[Path]:

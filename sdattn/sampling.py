@@ -175,6 +175,11 @@ def _describe(pipe: Any, store: MapStore, options: Mapping[str, Any]) -> dict[st
         "pipeline": type(pipe).__name__,
         "scheduler": type(pipe.scheduler).__name__,
         "options": {key: value for key, value in options.items() if isinstance(value, plain)},
+        "options_left_out": sorted(
+            key
+            for key, value in options.items()
+            if not isinstance(value, plain) and key != "negative_prompt"  # which is put in by image
+        ),
         "device": pipe.device.type,
         "dtype": str(pipe.dtype).removeprefix("torch."),
         "timesteps": store.timesteps,

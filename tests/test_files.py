@@ -47,7 +47,7 @@ def test_a_run_comes_back(parts, tmp_path):
     image, maps, layers = parts
     folder = save(parts, tmp_path / "run")
     assert sorted(os.listdir(folder)) == [
-        "grid.png", "heatmaps", "image.png", "maps.safetensors", "run.json",
+        "grid.png", "heatmaps", "image.png", "maps.safetensors", "report.html", "run.json",
     ]  # fmt: skip
     assert sorted(os.listdir(folder / "heatmaps")) == [
         "01-a.png", "02-sign.png", "03-cat.png", "04-sign.png", "05-dog.png",
@@ -139,7 +139,7 @@ def test_a_run_is_the_same_bytes_each_time(parts, tmp_path):
     for path in first.rglob("*.*"):
         assert path.read_bytes() == (again / path.relative_to(first)).read_bytes()
     files = json.loads((first / "run.json").read_bytes())["files"]
-    assert len(files) == 8
+    assert len(files) == 9
     for name, digest in files.items():
         assert hashlib.sha256((first / name).read_bytes()).hexdigest() == digest
 

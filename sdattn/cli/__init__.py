@@ -11,6 +11,7 @@ import typer
 from .batches import batch, merge
 from .comparisons import diff
 from .edits import edit
+from .live import app as live
 from .pictures import explain
 from .runs import generate, info, show
 
@@ -27,6 +28,7 @@ app.command()(merge)
 app.command()(show)
 app.command()(diff)
 app.command()(info)
+app.command("app")(live)
 
 
 def main() -> None:

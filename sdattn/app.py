@@ -1,0 +1,152 @@
+"""The report's view in a live page: type a prompt, see where its words go. Wants ``sdattn[app]``.
+
+build_app(pipe)                 a gradio Blocks, to launch or to put into a page of one's own
+serve(pipe, host, port)         launched, on this machine only unless told otherwise
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .generation import generate
+from .layers import find_denoiser
+from .notebook import framed
+from .pipelines import DEMO_SETTINGS, is_demo
+from .presets import PRESETS
+from .report import report
+
+_EXAMPLES = {
+    True: ["a red circle left of a blue square", "on the left a green star, on the right a ring"],
+    False: ["a cat on a sofa", "an astronaut riding a horse on the moon"],
+}
+_EMPTY = "<p>The picture and where its words went come here.</p>"
+
+
+def build_app(pipe: Any) -> Any:
+    """A gradio app that draws with a loaded pipeline, one picture at a time.
+
+    Raises:
+        ImportError: gradio is not installed.
+    """
+    gradio = _gradio()
+    bar = gradio.Progress()  # which gradio looks for among a function's defaults
+
+    def draw(
+        prompt: str,
+        negative: str | None,
+        seed: float,
+        steps: float,
+        guidance: float,
+        preset: str,
+        each_step: bool,
+        progress: Any = bar,
+    ) -> str:
+        options: dict[str, Any] = {"num_inference_steps": int(steps), "guidance_scale": guidance}
+        if negative and negative.strip():
+            options["negative_prompt"] = negative
+        watch = {"steps": "all"} if each_step else {}
+        try:
+            with _told(pipe, progress):
+                run = generate(
+                    pipe, prompt, seed=int(seed), preset=preset, capture_options=watch, **options
+                )
+        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+            raise gradio.Error(str(error.args[0] if error.args else error)) from error
+        return framed(report(run.image_run(0)))
+
+    settings = DEMO_SETTINGS if is_demo(pipe) else {}
+    with gradio.Blocks(title="sdattn", analytics_enabled=False, fill_width=True) as app:
+        gradio.Markdown("# sdattn: where each word went")
+        with gradio.Row():
+            prompt = gradio.Textbox(label="Prompt", lines=2, scale=4, autofocus=True)
+            button = gradio.Button("Draw", variant="primary", scale=1)
+        with gradio.Accordion("Settings", open=False):
+            negative = gradio.Textbox(label="Negative prompt")
+            with gradio.Row():
+                seed = gradio.Number(0, label="Seed", precision=0, minimum=0)
+                many = settings.get("num_inference_steps", 30)
+                steps = gradio.Slider(1, 100, many, step=1, label="Steps")
+                scale = settings.get("guidance_scale", 7.5)
+                guidance = gradio.Slider(0, 20, scale, step=0.1, label="Guidance")
+                preset = gradio.Dropdown(list(PRESETS), value="default", label="Preset")
+                each_step = gradio.Checkbox(False, label="Keep each step")
+        gradio.Examples(_EXAMPLES[is_demo(pipe)], prompt)
+        view = gradio.HTML(_EMPTY)
+        asked = [prompt, negative, seed, steps, guidance, preset, each_step]
+        # the pipeline draws for one at a time
+        common = {
+            "inputs": asked,
+            "outputs": view,
+            "concurrency_limit": 1,
+            "concurrency_id": "pipe",
+        }
+        button.click(draw, **common)
+        prompt.submit(draw, **common)
+    return app
+
+
+def serve(
+    pipe: Any, host: str = "127.0.0.1", port: int | None = None, *, browser: bool = False
+) -> None:
+    """Serve :func:`build_app` until it is interrupted.
+
+    Args:
+        pipe: as :func:`sdattn.load_pipeline` gives it.
+        host: this machine alone by default; ``"0.0.0.0"`` lets everyone in who can reach it.
+        port: the first free one from 7860 by default.
+        browser: open one.
+
+    Raises:
+        ImportError: gradio is not installed.
+        OSError: the port is taken.
+    """
+    app = build_app(pipe)
+    settings = launch_settings(host, port)
+    app.launch(**settings, inbrowser=browser, quiet=True, prevent_thread_lock=True)
+    print(f"Open {app.local_url}, and stop with Ctrl+C.", flush=True)
+    app.block_thread()
+
+
+def launch_settings(host: str, port: int | None) -> dict[str, Any]:
+    """How gradio serves the app: nothing is loaded from or told to another machine."""
+    gradio = _gradio()
+    sans, mono = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
+    return {
+        "server_name": host,
+        "server_port": port,
+        "share": False,
+        "ssr_mode": False,
+        "enable_monitoring": False,
+        "footer_links": [],
+        "theme": gradio.themes.Default(font=sans, font_mono=mono),  # its own come from a network
+    }
+
+
+def _gradio() -> Any:
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # it is read at the import
+    try:
+        import gradio
+    except ImportError as error:
+        raise ImportError("The live page wants gradio: pip install 'sdattn[app]'.") from error
+    return gradio
+
+
+@contextmanager
+def _told(pipe: Any, progress: Any) -> Iterator[None]:
+    """Inside, each call of the model moves the bar of ``progress``."""
+    calls = 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        number = len(pipe.scheduler.timesteps)
+        progress(min(calls / number, 1.0), desc=f"step {min(calls, number)} of {number}")
+
+    hook = find_denoiser(pipe).model.register_forward_pre_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()

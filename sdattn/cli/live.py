@@ -1,0 +1,29 @@
+"""``sdattn app``: the report's view in a live page."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .options import Device, Dtype, Model, load
+
+
+def app(
+    model: Model = "demo",
+    device: Device = None,
+    dtype: Dtype = None,
+    host: Annotated[
+        str, typer.Option(help="0.0.0.0 lets everyone in who can reach this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="The first free one from 7860 by default.")
+    ] = None,
+    browser: Annotated[bool, typer.Option("--browser", help="Open a browser.")] = False,
+) -> None:
+    """Draw pictures in a page and see where the words of their prompts went. Wants sdattn[app]."""
+    from ..app import serve
+    from ..pipelines import load_pipeline
+
+    pipe = load(load_pipeline, model, device, dtype)
+    serve(pipe, host, port, browser=browser)

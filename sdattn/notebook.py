@@ -1,0 +1,64 @@
+"""What a notebook shows: stills that stay where scripts are taken out, and pages in a frame."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable
+from html import escape
+
+import numpy as np
+from PIL import Image
+
+from . import render
+
+_SIDE = 160  # pixels of a still's longer side
+
+
+def stills(maps: Iterable[tuple[str, np.ndarray]], image: Image.Image | None = None) -> str:
+    """Maps in colour beside each other, each with its label and range.
+
+    Args:
+        maps: (label, values ``[rows, cols]``) of each.
+        image: what they are of; it comes first, and the maps lie over it.
+
+    Returns:
+        HTML without scripts or addresses; labels are escaped.
+    """
+    found = [] if image is None else [_figure(_small(image), "", "")]
+    for label, values in maps:
+        low, high = float(values.min()), float(values.max())
+        if image is None:
+            picture = _small(Image.fromarray(render.colorize(values)))
+        else:
+            picture = render.overlay(_small(image), values)
+        found.append(_figure(_small(picture), label, f"{low:.2g} to {high:.2g}"))
+    return f'<div style="display:flex;flex-wrap:wrap;gap:10px">{"".join(found)}</div>'
+
+
+def framed(page: bytes) -> str:
+    """A page in a frame of its own: it can run its script and reach nothing around it."""
+    style = "width:100%;height:820px;border:0;border-radius:10px"
+    return (
+        f'<iframe style="{style}" sandbox="allow-scripts" allow="clipboard-write" title="sdattn" '
+        f'srcdoc="{escape(page.decode())}"></iframe>'
+    )
+
+
+def _small(image: Image.Image) -> Image.Image:
+    share = _SIDE / max(image.size)
+    size = max(1, round(image.width * share)), max(1, round(image.height * share))
+    return image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+
+
+def _figure(picture: Image.Image, label: str, note: str) -> str:
+    buffer = io.BytesIO()
+    picture.save(buffer, "WEBP", quality=85)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    text = f'<bdi>{escape(label)}</bdi><br><span style="opacity:.7">{escape(note)}</span>'
+    return (
+        f'<figure style="margin:0;max-width:{_SIDE}px">'
+        f'<img src="data:image/webp;base64,{data}" alt="{escape(label)}" '
+        f'width="{picture.width}" height="{picture.height}">'
+        f'<figcaption style="font-size:12px;overflow-wrap:anywhere">{text}</figcaption></figure>'
+    )

@@ -1,0 +1,78 @@
+"""Pages in a real browser, for the modules that test them.
+
+from browser import list_troubles, page_opener, start_browser  # noqa: F401  (the fixtures)
+
+def test_a_page(open_page):
+    page = open_page(path)                                    # a page of playwright's
+    page = open_page(path, viewport={"width": 390, "height": 844}, color_scheme="dark")
+"""
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+NAMES = ("chromium", "google-chrome", "chromium-browser")
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--no-first-run",
+)  # fmt: skip
+
+
+@pytest.fixture(name="browser", scope="module")
+def start_browser():
+    """One for a module: a fixture that several modules import is another one in each."""
+    api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        pytest.skip(f"no browser: install one of {', '.join(NAMES)}")
+    with api.sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield made
+        made.close()
+
+
+@pytest.fixture(name="troubles")
+def list_troubles():
+    """What a page did that none may do, a line each. What is left at the end fails the test."""
+    found = []
+    yield found
+    assert found == []
+
+
+@pytest.fixture(name="open_page")
+def page_opener(browser, troubles):
+    """Open a file, or an address, in a browser that knows nothing of earlier pages. No error, no
+    dialog and nothing from the network: see ``troubles``."""
+    contexts = []
+
+    def opened(place, **options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda one: one.type == "error" and note("console", one.text))
+        page.on("pageerror", lambda one: note("error", one))
+        page.on("request", lambda one: local(one.url) or note("network", one.url))
+        page.on("dialog", lambda one: (note("dialog", one.message), one.dismiss()))
+        page.goto(place.as_uri() if isinstance(place, Path) else place)
+        return page
+
+    def note(kind, what):
+        troubles.append(f"{kind}: {what}")
+
+    def local(address):
+        return address.startswith(("file:", "data:"))
+
+    yield opened
+    for one in contexts:
+        one.close()
+
+
+def wait_for(page, expression, seconds=20):
+    """Wait until a page finds an expression true. Playwright's own evaluates it in the page, where
+    the policies of our pages forbid it."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"not within {seconds} s: {expression}"
+        page.wait_for_timeout(20)

@@ -1,0 +1,218 @@
+"""The page of a run: its numbers, its size and its command; test_report_browser opens it."""
+
+import base64
+import json
+import re
+import shlex
+import zlib
+from dataclasses import replace
+from html import unescape
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_tokenizer
+from PIL import Image
+
+import sdattn as library
+from sdattn import Heatmaps, generate, load_pipeline, load_run, read_prompt
+from sdattn.aggregation import aggregate
+from sdattn.details import Details
+from sdattn.imagerun import ImageRun
+from sdattn.layermaps import LayerMap, LayerMaps
+from sdattn.presets import PRESETS
+from sdattn.report import report
+from sdattn.report.command import command_of
+from sdattn.views import group_heatmaps, step_groups, step_heatmaps
+
+PROMPT = "a red circle left of a blue square"
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return load_pipeline("demo", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def run(demo):
+    """With a step, further texts and what changes without a word."""
+    watch = {"steps": "all", "branch": "both"}
+    return generate(
+        demo, PROMPT, negative_prompt="yellow", ask="star ring", capture_options=watch,
+        num_inference_steps=6,
+    )  # fmt: skip
+
+
+def data_of(page):
+    found = re.search(rb'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return json.loads(found[1])
+
+
+def maps_of(data):
+    """The values of every map, decoded as the documentation says."""
+    cells, found = zlib.decompress(base64.b64decode(data["data"])), []
+    for rows, cols, low, high in data["maps"]:
+        part, cells = cells[: rows * cols], cells[rows * cols :]
+        differences = np.frombuffer(part, np.uint8).reshape(rows, cols).astype(int)
+        found.append(low + differences.cumsum(1) % 256 / 255 * (high - low))
+    assert not cells
+    return found
+
+
+def values(heatmaps):
+    return [one.values.double().numpy() for one in heatmaps.occurrences()]
+
+
+def close(shown, wanted):
+    assert len(shown) == len(wanted)
+    for one, other in zip(shown, wanted, strict=True):
+        assert one.shape == other.shape
+        spread = other.max() - other.min()
+        np.testing.assert_allclose(one, other, atol=0.51 / 255 * spread + 1e-5 * other.max())
+
+
+def test_the_page_holds_the_values_of_the_run(run):
+    one = run.image_run(0)
+    data = data_of(report(one))
+    groups, steps, by_step = group_heatmaps(one), step_heatmaps(one), step_groups(one)
+    wanted = values(one.heatmaps) + [m for g in groups.values() for m in values(g)]
+    for i, step in enumerate(steps):
+        wanted += values(step) + [m for g in groups for m in values(by_step[g][i])]
+    for name in ("negative", "asked"):
+        wanted += [m.values.double().numpy() for m in one.more[name][1]]
+    wanted += [one.heatmaps[name].values.double().numpy() for name in ("<sos>", "<eos>", "<pad>")]
+    close(maps_of(data), wanted)
+    assert data["words"] == PROMPT.split()
+    assert data["groups"] == list(groups)
+    times = run.info[0]["timesteps"]
+    assert data["steps"] == [f"step {i + 1}, t = {t:g}" for i, t in enumerate(times)]
+    assert [text["name"] for text in data["texts"]] == ["negative", "asked", "special"]
+
+
+def test_the_same_run_gives_the_same_page(run):
+    assert report(run.image_run(0)) == report(run.image_run(0))
+
+
+def test_a_page_loads_nothing(run):
+    page = unescape(report(run.image_run(0)).decode())
+    assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:)""", page.split("<script>")[0])
+    assert "default-src 'none'" in page
+    assert "unsafe" not in page
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "pixels"), [(10, 0, 512), (10, 50, 512), (73, 50, 512), (10, 0, 1024)]
+)
+def test_the_page_of_sd15_is_under_3_mb(words, steps, pixels):
+    """Of noise, which does not pack, at SD 1.5's 16 layers."""
+    page = report(sd15(words, steps, pixels))
+    assert len(page) < 3_000_000
+    data = data_of(page)
+    assert data["maps"][0][:2] == [64, 64]
+    assert len(data["steps"]) == (min(steps, 50) if words == 10 else len(data["steps"]))
+    assert (len(data["steps"]) >= 8) == (steps > 0)
+
+
+def sd15(words, steps, pixels):
+    torch.manual_seed(0)
+    tokenizer = tiny_tokenizer()
+    prompt = read_prompt(tokenizer, " ".join(["a"] * words))
+    levels = {"down": (0, 0, 1, 1, 2, 2), "mid": (3,), "up": (2, 2, 2, 1, 1, 1, 0, 0, 0)}
+    grids = [(p, level, 64 >> level) for p, some in levels.items() for level in some]
+
+    def maps(images, columns):
+        return LayerMaps(
+            {
+                f"{place}.{i}": LayerMap(place, level, 8, torch.rand(images, n, n, len(columns)))
+                for i, (place, level, n) in enumerate(grids)
+            },
+            columns, 25,
+        )  # fmt: skip
+
+    layers = maps(1, tuple(range(77)))
+    details = (
+        Details(maps(steps, tuple(range(1, words + 1))), tuple(range(steps)))
+        if steps
+        else Details()
+    )
+    noise = np.random.default_rng(0).integers(0, 256, (pixels, pixels, 3), dtype=np.uint8)
+    heatmaps = Heatmaps(prompt, aggregate(layers, PRESETS["default"])[0])
+    return ImageRun(Image.fromarray(noise), heatmaps, layers, {"prompt": prompt.text}, details)
+
+
+def test_where_there_are_very_many_cells_neighbours_are_averaged():
+    run = sd15(73, 9, 512)
+    data, groups = data_of(report(run)), group_heatmaps(run)
+    assert data["groups"][0] == "down 64x64"
+    rows, cols = data["maps"][73][:2]  # the first word's in the first group
+    factor = 64 // rows
+    assert factor in (2, 4, 8)
+    fine = groups["down 64x64"].occurrences()[0].values.double().numpy()
+    coarse = fine.reshape(rows, factor, cols, factor).mean((1, 3))
+    np.testing.assert_allclose(maps_of(data)[73], coarse, atol=np.ptp(coarse) / 250)
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": 3},
+        {"prompt": "--a red circle -- 'it'", "num_inference_steps": 2},
+        {"preset": "p2p", "refine": "self", "num_inference_steps": 4, "guidance_scale": 3.5},
+        {"negative_prompt": "a \"red\" 'x' $HOME", "ask": "star ring", "num_inference_steps": 4},
+        {"capture_options": {"steps": "all"}, "num_inference_steps": 4, "causal": True},
+        {"height": 64, "width": 96, "num_inference_steps": 4, "guidance_rescale": 0.5},
+    ],
+)
+def test_the_command_makes_the_run_again(demo, sdattn, options):
+    made = generate(demo, **{"prompt": PROMPT, **options}).image_run(0)
+    program, *words = shlex.split(command_of(made))
+    assert program == "sdattn"
+    assert sdattn(words[0], "--out", "again", *words[1:])[0] == 0
+    again = load_run("again")
+    assert again.image.tobytes() == made.image.tobytes()
+    assert again.heatmaps.preset == made.heatmaps.preset
+    assert again.more.keys() == made.more.keys()
+    assert again.details.calls == made.details.calls
+    torch.testing.assert_close(again.heatmaps.maps, made.heatmaps.maps, atol=1e-3, rtol=1e-2)
+    assert command_of(again) == command_of(made)
+
+
+@pytest.mark.parametrize(
+    "options", [{"timesteps": [100, 300], "seed": 2}, {"invert": True, "num_inference_steps": 4}]
+)
+def test_the_command_explains_again(demo, sdattn, tmp_path, options):
+    picture = generate(demo, PROMPT, seed=5).images[0]
+    seen = library.explain(demo, picture, PROMPT, **options)
+    seen.save(tmp_path / "run")
+    (tmp_path / "image.png").write_bytes((tmp_path / "run" / "image.png").read_bytes())
+    made = seen.image_run(0)
+    _, *words = shlex.split(command_of(made))
+    assert sdattn(*words, "--out", "again")[0] == 0
+    torch.testing.assert_close(
+        load_run("again").heatmaps.maps, made.heatmaps.maps, atol=1e-3, rtol=1e-2
+    )
+
+
+def test_the_command_edits_again(demo, sdattn):
+    target = PROMPT.replace("circle", "star")
+    made = library.edit.edit(demo, PROMPT, target, blend="circle", num_inference_steps=4)
+    _, *words = shlex.split(command_of(made.image_run(1)))
+    assert sdattn(*words, "--out", "again")[0] == 0
+    assert load_run("again/target").image.tobytes() == made.images[1].tobytes()
+
+
+def test_no_command_is_told_that_would_make_another_run(demo):
+    one = generate(demo, PROMPT, num_inference_steps=2).image_run(0)
+    own = replace(one.heatmaps.preset, name="mine")
+    made = Heatmaps(one.heatmaps.prompt, one.heatmaps.maps, preset=own)
+    for changed, why in (
+        (replace(one, heatmaps=made), "preset 'mine' was made in Python"),
+        (replace(one, info={**one.info, "model": ""}), "no name of a model"),
+        (replace(one, info={**one.info, "options_left_out": ["image"]}), "only Python can: image"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            command_of(changed)
+        assert why.split(":")[-1].strip("'") in report(changed).decode().replace("&#39;", "'")
