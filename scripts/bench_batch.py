@@ -167,33 +167,13 @@ def print_memory(found: dict[str, dict[int, float]]) -> None:
 def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
     """Milliseconds of one core and MB an item, by what is saved."""
     import torch
-    from PIL import Image
-    from transformers import CLIPTokenizer
+    from random_run import random_run
 
-    from sdattn import Heatmaps, read_prompt
-    from sdattn.aggregation import aggregate
     from sdattn.batch.layouts import Folders
-    from sdattn.imagerun import ImageRun
-    from sdattn.layermaps import LayerMap, LayerMaps
     from sdattn.packing import USUAL, pack_run
-    from sdattn.pipelines import DEMO
-    from sdattn.presets import PRESETS
 
     torch.set_num_threads(1)
-
-    tokenizer = CLIPTokenizer.from_pretrained(DEMO / "tokenizer")
-    prompt = read_prompt(tokenizer, "a red circle left of a blue square on white", max_length=77)
-    places = {"down": (0, 0, 1, 1, 2, 2), "mid": (3,), "up": (2, 2, 2, 1, 1, 1, 0, 0, 0)}
-    maps = {  # SD 1.5's 16 cross-attention layers
-        f"{place}.{i}": LayerMap(
-            place, level, 8, torch.rand(1, n := 64 >> level, n, 77).softmax(-1)
-        )
-        for place, levels in places.items()
-        for i, level in enumerate(levels)
-    }
-    layers = LayerMaps(maps, tuple(range(77)), passes=25)
-    heatmaps = Heatmaps(prompt, aggregate(layers, PRESETS["default"])[0])
-    image = Image.effect_noise((512, 512), 80).convert("RGB")
+    run = random_run()
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder, "temporary")
@@ -202,7 +182,6 @@ def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
         for name, parts in {"image and maps": ("image", "maps"), "all": USUAL}.items():
             start, size = time.process_time(), 0
             for i in range(repeats):
-                run = ImageRun(image, heatmaps, layers, {"prompt": prompt.text})
                 files = pack_run(run, parts)
                 layout.add(f"{name}-{i}", 0, files, lambda *_: None)
                 size = sum(map(len, files.values()))

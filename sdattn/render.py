@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +33,18 @@ def colorize(
     Raises:
         ValueError: values that are not finite.
     """
+    table = _table(colormap)
+    places = (_normalise(values, scale) * len(table)).astype(np.int32)
+    return table[np.minimum(places, len(table) - 1)]
+
+
+@cache
+def _table(colormap: str) -> np.ndarray:
+    """The colours of a colour map, uint8 ``[colours, 3]``."""
     import matplotlib  # heavy, and needed only here
 
-    return (matplotlib.colormaps[colormap](_normalise(values, scale))[..., :3] * 255).astype(
-        np.uint8
-    )
+    colours = matplotlib.colormaps[colormap]
+    return (colours(np.arange(colours.N))[:, :3] * 255).astype(np.uint8)
 
 
 def _normalise(values: np.ndarray, scale: tuple[float, float] | None) -> np.ndarray:
@@ -125,10 +133,9 @@ def overlay(
         Image.fromarray(_normalise(values, scale)).resize(base.size, Image.Resampling.BILINEAR)
     )
     # The picture keeps its drawing in grey, so that every colour on it is heat.
-    grey = np.asarray(base.convert("L"), dtype=np.float32)[..., None].repeat(3, axis=2)
-    colours = colorize(heat, (0.0, 1.0), colormap).astype(np.float32)
-    mixed = (1 - opacity) * grey + opacity * colours
-    picture = Image.fromarray(mixed.round().clip(0, 255).astype(np.uint8))
+    grey = base.convert("L").convert("RGB")
+    colours = Image.fromarray(colorize(heat, (0.0, 1.0), colormap))
+    picture = Image.blend(grey, colours, opacity)
     if not label:
         return picture
     low, high = scale or (float(values.min()), float(values.max()))

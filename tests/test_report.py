@@ -11,16 +11,10 @@ from html import unescape
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_tokenizer
-from PIL import Image
+from random_run import random_run
 
 import sdattn as library
-from sdattn import Heatmaps, generate, load_pipeline, load_run, read_prompt
-from sdattn.aggregation import aggregate
-from sdattn.details import Details
-from sdattn.imagerun import ImageRun
-from sdattn.layermaps import LayerMap, LayerMaps
-from sdattn.presets import PRESETS
+from sdattn import Heatmaps, generate, load_pipeline, load_run
 from sdattn.report import report
 from sdattn.report.command import command_of
 from sdattn.views import group_heatmaps, step_groups, step_heatmaps
@@ -105,7 +99,7 @@ def test_a_page_loads_nothing(run):
 )
 def test_the_page_of_sd15_is_under_3_mb(words, steps, pixels):
     """Of noise, which does not pack, at SD 1.5's 16 layers."""
-    page = report(sd15(words, steps, pixels))
+    page = report(random_run(words, steps, pixels))
     assert len(page) < 3_000_000
     data = data_of(page)
     assert data["maps"][0][:2] == [64, 64]
@@ -113,35 +107,8 @@ def test_the_page_of_sd15_is_under_3_mb(words, steps, pixels):
     assert (len(data["steps"]) >= 8) == (steps > 0)
 
 
-def sd15(words, steps, pixels):
-    torch.manual_seed(0)
-    tokenizer = tiny_tokenizer()
-    prompt = read_prompt(tokenizer, " ".join(["a"] * words))
-    levels = {"down": (0, 0, 1, 1, 2, 2), "mid": (3,), "up": (2, 2, 2, 1, 1, 1, 0, 0, 0)}
-    grids = [(p, level, 64 >> level) for p, some in levels.items() for level in some]
-
-    def maps(images, columns):
-        return LayerMaps(
-            {
-                f"{place}.{i}": LayerMap(place, level, 8, torch.rand(images, n, n, len(columns)))
-                for i, (place, level, n) in enumerate(grids)
-            },
-            columns, 25,
-        )  # fmt: skip
-
-    layers = maps(1, tuple(range(77)))
-    details = (
-        Details(maps(steps, tuple(range(1, words + 1))), tuple(range(steps)))
-        if steps
-        else Details()
-    )
-    noise = np.random.default_rng(0).integers(0, 256, (pixels, pixels, 3), dtype=np.uint8)
-    heatmaps = Heatmaps(prompt, aggregate(layers, PRESETS["default"])[0])
-    return ImageRun(Image.fromarray(noise), heatmaps, layers, {"prompt": prompt.text}, details)
-
-
 def test_where_there_are_very_many_cells_neighbours_are_averaged():
-    run = sd15(73, 9, 512)
+    run = random_run(73, 9)
     data, groups = data_of(report(run)), group_heatmaps(run)
     assert data["groups"][0] == "down 64x64"
     rows, cols = data["maps"][73][:2]  # the first word's in the first group
