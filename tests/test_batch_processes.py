@@ -5,7 +5,6 @@ import json
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
+from forks import Fork, free_port, two_ranks
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -23,7 +23,7 @@ from sdattn.batch.engine import Request, run_batch
 from sdattn.batch.reading import open_batch
 
 DEMO = Path(sdattn.__file__).parent / "demo"
-FEW = 20  # the lines of a smaller input; its batches are batches of the whole input too
+FEW = 16  # the lines of a smaller input; its batches are batches of the whole input too
 SETTINGS = ["--steps", "2", "--save", "image,maps", "--batch-size", "4", "--device", "cpu"]
 LIMIT = 240  # seconds a command may take on a machine with other work
 FILES = {"image.png", "maps.safetensors", "run.json"}
@@ -33,27 +33,31 @@ FILES = {"image.png", "maps.safetensors", "run.json"}
 
 
 def line_of(number):
-    """A line of the input, from 0. Of twenty lines four are wide, four have a negative prompt and
-    four name words; the last lines are of many shapes, so that batches are not full."""
+    """A line of the input, from 0. Of sixteen lines four are wide, four have a negative prompt and
+    four name words; the last lines are of many shapes, so that batches are not full.
+
+    Every other line of sixteen fills its batches too, so that a part draws the bytes of the whole:
+    in batches of another size the last bits may differ.
+    """
     names = ("cat", "dog", "red house", "tree")
     first, second = names[number % 4], names[number // 4 % 4]
     line = {"prompt": f"a {first} and a blue {second}"}
-    if number % 20 in (3, 7, 11, 15):
+    if number % 16 in (3, 7, 11, 15):
         line["width"] = 96
-    if number % 20 in (1, 6, 13, 18):
+    if number % 16 in (2, 6, 8, 12):
         line["negative_prompt"] = "green" if number % 3 else "a red circle"
-    if number % 20 in (0, 3, 9, 13):
+    if number % 16 in (0, 3, 9, 12):
         line["words"] = [first, "blue"]
-    if number in (50, 120):
+    if number in (50, 70):
         line |= {"id": f"chosen-{number}", "seed": 7 * number}
-    if number >= 180 and number % 3 == 0:
+    if number >= 80 and number % 3 == 0:
         line["height"] = 96
-    if number == 190:
+    if number == 90:
         line["num_inference_steps"] = 3
     return line
 
 
-LINES = [line_of(number) for number in range(200)]
+LINES = [line_of(number) for number in range(96)]
 IDS = [line.get("id", f"{number:06d}") for number, line in enumerate(LINES, start=1)]
 
 
@@ -66,35 +70,36 @@ def write_lines(path, lines):
 
 
 class Command:
-    """`sdattn batch` as a process, under `accelerate launch` or alone.
+    """`sdattn batch` under `accelerate launch`, or a fork of it alone.
 
     Args:
         cwd: where it works; what it prints goes to files there.
         arguments: of `sdattn batch`.
         launch: of `accelerate launch`; None for a process without it.
-        ranks: variables that tell the process its rank, where no launcher does.
-        options: of Popen.
+        rank: variables that tell the process its rank, where no launcher does.
     """
 
-    def __init__(self, cwd, *arguments, launch=None, ranks=None, **options):
+    def __init__(self, cwd, *arguments, launch=None, rank=None):
+        arguments = ["batch", *map(str, arguments), *SETTINGS]
+        if launch is None:
+            self.process = Fork(*arguments, cwd=cwd, variables=rank)
+            self.logs = self.process.logs
+            return
         self.logs = [cwd / f"{name}-{time.monotonic_ns()}.log" for name in ("out", "err")]
-        command = [sys.executable, "-m"]
-        if launch is not None:
-            # Its --cpu starts one process, however many are asked for; sdattn's --device cpu sees
-            # to the CPU.
-            command += ["accelerate.commands.launch", "--multi_gpu", "--mixed_precision", "no"]
-            command += ["--dynamo_backend", "no", *map(str, launch), "-m"]
-        command += ["sdattn", "batch", *map(str, arguments), *SETTINGS]
+        # Its --cpu starts one process, however many are asked for; sdattn's --device cpu sees to
+        # the CPU.
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
+        command += ["--mixed_precision", "no", "--dynamo_backend", "no", *map(str, launch)]
+        command += ["-m", "sdattn", *arguments]
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "HF_HOME": str(cwd / "hub"),  # without the user's own settings of accelerate
             "HF_HUB_OFFLINE": "1",
-            **(ranks or {}),
         }
         with self.logs[0].open("w") as out, self.logs[1].open("w") as err:
             self.process = subprocess.Popen(
-                command, cwd=cwd, env=environment, stdout=out, stderr=err, **options
+                command, cwd=cwd, env=environment, stdout=out, stderr=err
             )
 
     @property
@@ -142,12 +147,6 @@ def succeed(*commands, **options):
         assert one.process.returncode == 0, str(one)
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def two_processes():
     """Options of `accelerate launch`."""
     return ["--num_processes", 2, "--num_machines", 1, "--main_process_port", free_port()]
@@ -159,14 +158,6 @@ def two_machines():
     common = ["--num_processes", 2, "--num_machines", 2]
     common += ["--main_process_ip", "127.0.0.1", "--main_process_port", port]
     return [[*common, "--machine_rank", rank] for rank in range(2)]
-
-
-def two_ranks():
-    """The same machines without `accelerate launch`: the variables that it sets, as batch systems
-    do. Nothing but the processes themselves ends them."""
-    common = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return [{**common, "RANK": str(rank)} for rank in range(2)]
 
 
 class Writers:
@@ -303,7 +294,7 @@ def test_two_processes_write_the_bytes_of_one(shared, reference, tmp_path):
     command = Command(tmp_path, shared / "all.jsonl", "--out", out, launch=two_processes())
     succeed(command, meanwhile=writers.look)
     assert len(writers.seen) == 2
-    assert " ".join(command.out.split()).count("200 of 200 items") == 1
+    assert " ".join(command.out.split()).count("96 of 96 items") == 1
     assert_same_files(files_below(out), files_below(reference))
 
 
@@ -311,12 +302,12 @@ def test_two_machines_that_share_a_folder_write_the_bytes_of_one(shared, referen
     out = tmp_path / "out"
     writers = Writers(out)
     first, second = (
-        Command(tmp_path, shared / "all.jsonl", "--out", out, launch=launch)
-        for launch in two_machines()
+        Command(tmp_path, shared / "all.jsonl", "--out", out, rank=rank)
+        for rank in two_ranks(machines=2)
     )
     succeed(first, second, meanwhile=writers.look)
     assert len(writers.seen) == 2
-    assert " ".join(first.out.split()).count("200 of 200 items") == 1
+    assert " ".join(first.out.split()).count("96 of 96 items") == 1
     assert second.out == ""
     assert_same_files(files_below(out), files_below(reference))
 
@@ -416,13 +407,15 @@ def test_parts_with_different_batch_sizes_are_the_whole(tmp_path, run):
 def test_other_processes_make_only_what_is_missing(shared, reference, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(reference, out)
-    removed = [IDS[i] for i in (0, 3, 49, 77, 78, 189, 199)]
+    removed = [IDS[i] for i in (0, 3, 49, 50, 77, 78, 90, 95)]
     for one in removed:
         shutil.rmtree(out / "items/0000" / one)
     before = stamps(out)
-    command = Command(tmp_path, shared / "all.jsonl", "--out", out, launch=two_processes())
-    succeed(command)
-    assert "200 of 200 items, 193 of them were there" in " ".join(command.out.split())
+    first, second = (
+        Command(tmp_path, shared / "all.jsonl", "--out", out, rank=rank) for rank in two_ranks()
+    )
+    succeed(first, second)
+    assert "96 of 96 items, 88 of them were there" in " ".join(first.out.split())
     after = stamps(out)
     assert before.items() <= after.items()
     new = {path.parent.name for path in after.keys() - before.keys()}
@@ -451,8 +444,8 @@ def test_a_model_that_one_machine_lacks_ends_both(shared, tmp_path):
     (machines[0] / "model").symlink_to(DEMO)
     out = tmp_path / "out"
     commands = [
-        Command(machine, shared / "few.jsonl", "--out", out, "--model", "model", ranks=ranks)
-        for machine, ranks in zip(machines, two_ranks(), strict=True)
+        Command(machine, shared / "few.jsonl", "--out", out, "--model", "model", rank=rank)
+        for machine, rank in zip(machines, two_ranks(machines=2), strict=True)
     ]
     wait(*commands, limit=120)
     assert [one.process.returncode for one in commands] == [1, 1]
@@ -464,14 +457,10 @@ def test_a_model_that_one_machine_lacks_ends_both(shared, tmp_path):
 def test_a_process_that_cannot_write_ends_both_and_the_rest_comes_later(shared, tmp_path, run):
     """One machine may write no file of more than 20 kB, which maps have."""
     source, out = shared / "few.jsonl", tmp_path / "out"
-
-    def limit_files():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-
     first, second = (
-        Command(tmp_path, source, "--out", out, ranks=ranks, preexec_fn=before)
-        for ranks, before in zip(two_ranks(), (None, limit_files), strict=True)
+        Command(tmp_path, source, "--out", out, rank=rank) for rank in two_ranks(machines=2)
     )
+    resource.prlimit(second.process.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
     wait(first, second, limit=120)
     assert [one.process.returncode for one in (first, second)] == [1, 1]
     [line] = second.told
@@ -491,7 +480,7 @@ def test_a_process_that_cannot_write_ends_both_and_the_rest_comes_later(shared, 
 def test_shards_of_two_processes_hold_what_folders_hold(shared, reference, tmp_path, run):
     out = tmp_path / "out"
     arguments = [shared / "few.jsonl", "--out", out, "--format", "shard"]
-    succeed(Command(tmp_path, *arguments, launch=two_processes()))
+    succeed(*(Command(tmp_path, *arguments, rank=rank) for rank in two_ranks()))
     assert len(list((out / "shards").iterdir())) == 2  # one a process
     shards, folders = open_batch(out), open_batch(reference)
     assert list(shards) == IDS[:FEW]
