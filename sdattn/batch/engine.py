@@ -18,6 +18,7 @@ from ..watching import capture_settings
 from .claims import Claim, describe_input, settings_of
 from .drawing import Drawer
 from .folder import BatchFolder
+from .gallery import write_gallery
 from .items import BadLine, Item, kind_of, read_items
 from .plan import Job, check_items, digest_model, fingerprint, plan_batches
 from .progress import Progress
@@ -222,6 +223,7 @@ class _BatchRun:
                 self.folder.gather()
                 whole = set(self.folder.rows()) & set(self.fingerprints)
                 failed = self.folder.gather_errors(map(asdict, bad), whole, self.fingerprints)
+                write_gallery(self.folder)
         except OSError as another:
             error = error or another
         found = self.team.gather((whole, failed))

@@ -3,6 +3,7 @@
     batch.json         what the run is: settings, input
     metadata.jsonl     a row an item, in the layout of datasets' "imagefolder"
     README.md          tells datasets which pictures are the items'
+    index.html         the items to look through, see gallery
     errors.jsonl       a row an item that failed and a line that could not be read
     items/ or shards/  the items, see layouts
     .batch/            at work: the lock, what each process has done, unfinished files

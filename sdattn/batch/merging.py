@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from .folder import BatchFolder
+from .gallery import write_gallery
 from .plan import digest
 from .rows import Known
 
@@ -53,6 +54,7 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
         _take_missing(target, name, runs, rows)
         number = target.gather()
         _merge_errors(runs, target)
+        write_gallery(target)
         return number, manifest["input"]["items"]
     finally:
         target.close()

@@ -1,0 +1,115 @@
+"""``index.html`` of a batch run: its items to look through, each linked to its report.
+
+    index.html  index-2.html ...      a page an ``EACH`` of items, in the order of the input
+
+Pages are made of ``metadata.jsonl`` and ``errors.jsonl``; what an item's folder holds follows from
+the run's settings, so no item is opened. They say neither the folder's name nor the time: the same
+run gives the same bytes wherever it lies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..report.pages import page
+from .folder import BatchFolder
+from .rows import rows_in
+
+EACH = 10_000  # items a page: what a browser searches at once without a wait
+_IMAGES = "'self' file:"  # beside the page, from a server and from a disk
+_OPENS = ("report.html", "grid.png", "image.png")  # what a card opens: the first that was saved
+_NEAR = 2  # pages either side of a page that it links
+
+
+class _Span(NamedTuple):
+    """A page's items: how many, and the first and the last one's line in the input."""
+
+    items: int
+    first: int
+    last: int
+
+
+def write_gallery(folder: BatchFolder) -> None:
+    """Write ``index.html``, and ``index-2.html`` and so on where one page cannot hold all items.
+
+    Each is written whole or not at all, with one page's rows in memory; pages that an earlier,
+    larger run left are removed.
+
+    Args:
+        folder: open, its rows and its errors gathered.
+
+    Raises:
+        OSError: a page cannot be written.
+    """
+    path, manifest = folder.root / "metadata.jsonl", folder.manifest
+    spans = list(_spans(path)) or [_Span(0, 0, 0)]
+    total = sum(one.items for one in spans)
+    about = {
+        "settings": manifest["settings"],
+        "wanted": max(total, manifest["input"]["items"]),
+        "total": total,
+        "failed": sum(1 for _ in rows_in(folder.root / "errors.jsonl")),
+        "bad_lines": manifest["input"]["bad_lines"],
+        **_cards(manifest["settings"]),
+    }
+    rows = rows_in(path)
+    for number in range(1, len(spans) + 1):
+        data = {
+            "opens": about["opens"],
+            "pictures": about["pictures"],
+            "rows": [_compact(row) for row in islice(rows, EACH)],
+        }
+        made = page("gallery", images=_IMAGES, data=data, pages=_links(number, spans), **about)
+        folder.write(_name(number), made)
+    _remove_after(len(spans), folder.root)
+
+
+def _name(number: int) -> str:
+    return "index.html" if number == 1 else f"index-{number}.html"
+
+
+def _remove_after(number: int, root: Path) -> None:
+    for path in root.glob("index-*.html"):
+        found = re.fullmatch(r"index-([1-9][0-9]*)\.html", path.name)
+        if found and int(found[1]) > number:
+            path.unlink()
+
+
+def _spans(path: Path) -> Iterator[_Span]:
+    rows = rows_in(path)
+    while lines := [row["line"] for row in islice(rows, EACH)]:
+        yield _Span(len(lines), lines[0], lines[-1])
+
+
+def _cards(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the items' cards can offer: a picture, a file that they open, a command."""
+    save, in_folders = settings["save"], settings["format"] == "folder"
+    saved = [name for name in _OPENS if in_folders and name.partition(".")[0] in save]
+    return {
+        "pictures": "image.png" in saved,
+        "opens": saved[0] if saved else None,
+        "in_shards": not in_folders,
+        "can_show": {"image", "maps"}.issubset(save),  # else `sdattn show` has nothing to draw
+    }
+
+
+def _compact(row: Mapping[str, Any]) -> list[Any]:
+    """A row of ``metadata.jsonl`` as gallery.js unpacks it. The seed is text: JavaScript's numbers
+    are exact up to 2**53."""
+    seen = row["id"], row["place"], row["prompt"], str(row["seed"]), row["words"]
+    return [*seen, row["width"], row["height"], row["truncated"], int(row.get("blanked", False))]
+
+
+def _links(number: int, spans: list[_Span]) -> list[dict[str, Any]]:
+    """The pages that a page links: the first, the last and those nearby."""
+    last = len(spans)
+    near = {1, last, *range(max(1, number - _NEAR), min(last, number + _NEAR) + 1)}
+    return [
+        {"name": _name(one), "here": one == number, "gap": one - 1 not in near, **span._asdict()}
+        for one, span in enumerate(spans, 1)
+        if one in near
+    ]

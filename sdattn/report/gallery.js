@@ -1,0 +1,252 @@
+"use strict";
+
+const CHUNK = 60; // cards made at a time, as the end of the list comes near
+const PAUSE = 120; // milliseconds without a key before a search
+const THEMES = ["auto", "light", "dark"];
+const $ = (id) => document.getElementById(id);
+const data = JSON.parse($("data").textContent);
+const number = new Intl.NumberFormat("en-US");
+const folder = decode(location.pathname.split("/").at(-2) ?? "");
+
+let found = []; // rows that match the search
+let made = 0; // cards of them that are on the page
+
+function decode(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+function make(tag, name, text) {
+  const one = document.createElement(tag);
+  if (name) one.className = name;
+  if (text !== undefined) one.textContent = text;
+  return one;
+}
+
+// Theme
+
+function setTheme(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  $("theme").textContent = `Theme: ${theme}`;
+}
+
+function keptTheme() {
+  try {
+    const kept = localStorage.getItem("sdattn-theme");
+    return THEMES.includes(kept) ? kept : "auto";
+  } catch {
+    return "auto"; // a browser that keeps nothing for pages on a disk
+  }
+}
+
+function nextTheme() {
+  const now = document.documentElement.dataset.theme ?? "auto";
+  const next = THEMES[(THEMES.indexOf(now) + 1) % THEMES.length];
+  setTheme(next);
+  try {
+    localStorage.setItem("sdattn-theme", next);
+  } catch {
+    // it lasts as long as the page
+  }
+}
+
+// Cards
+
+const address = (place, file) => `./${place.split("/").map(encodeURIComponent).join("/")}/${file}`;
+const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
+const command = (id) => `sdattn show ${quoted(folder || "RUN")} --item ${quoted(id)} --out ${quoted(id)}`;
+
+function picture(place, width, height) {
+  const image = make("img");
+  Object.assign(image, { loading: "lazy", decoding: "async", width, height, alt: "" });
+  image.src = address(place, "image.png");
+  return image;
+}
+
+function badge(text, title) {
+  const one = make("span", "badge", text);
+  one.title = title;
+  return one;
+}
+
+function copier(id) {
+  const button = make("button", "button", "Copy command");
+  button.type = "button";
+  button.title = command(id);
+  button.setAttribute("aria-label", `Copy the command that draws ${id}`);
+  button.addEventListener("click", () => copy(button, id));
+  return button;
+}
+
+async function copy(button, id) {
+  try {
+    await navigator.clipboard.writeText(command(id));
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy command"), 1500);
+    $("said").textContent = `Copied: ${command(id)}`;
+  } catch {
+    const shown = make("code", "mono", command(id)); // to be copied by hand
+    button.replaceWith(shown);
+    getSelection().selectAllChildren(shown);
+  }
+}
+
+function card([id, place, prompt, seed, words, width, height, cut, blanked]) {
+  const item = make(data.opens ? "a" : "div", "card item");
+  if (data.opens) item.href = address(place, data.opens);
+  if (data.pictures) item.append(picture(place, width, height));
+  const text = make("div", "text");
+  const said = make("p", "prompt", prompt);
+  said.dir = "auto";
+  said.title = prompt;
+  text.append(said);
+  if (!data.pictures) {
+    const list = make("p", "words", words.join(" · "));
+    list.dir = "auto";
+    text.append(list);
+  }
+  const meta = make("p", "meta");
+  meta.append(make("span", "mono", id), make("span", "", `seed ${seed}`));
+  if (cut.length) meta.append(badge("cut off", `Too long for the model, cut off: ${cut.join(" ")}`));
+  if (blanked) meta.append(badge("blanked", "Blanked by the model's safety checker"));
+  if ($("command")) meta.append(copier(id));
+  text.append(meta);
+  item.append(text);
+  const entry = make("li");
+  entry.append(item);
+  return entry;
+}
+
+function append(count) {
+  const more = found.slice(made, made + count).map((index) => card(data.rows[index]));
+  $("cards").append(...more);
+  made += more.length;
+}
+
+// Search
+
+const plain = (text) => text.normalize("NFKC").toLowerCase();
+const terms = () => plain($("search").value).split(/\s+/).filter(Boolean);
+const pressed = (id) => $(id).getAttribute("aria-pressed") === "true";
+
+function matcher() {
+  const wanted = terms();
+  const [cut, blanked] = [pressed("cut"), pressed("blanked")];
+  return (row, index) =>
+    (!cut || row[7].length > 0) && (!blanked || row[8]) && wanted.every((one) => texts[index].includes(one));
+}
+
+function search(count = CHUNK) {
+  const matches = matcher();
+  found = [...data.rows.keys()].filter((index) => matches(data.rows[index], index));
+  made = 0;
+  $("cards").replaceChildren();
+  append(count);
+  const all = `${number.format(data.rows.length)} ${data.rows.length === 1 ? "item" : "items"}`;
+  const where = document.querySelector("nav") ? " on this page" : "";
+  const some = found.length < data.rows.length || terms().length > 0;
+  $("status").textContent = (some ? `${number.format(found.length)} of ${all}` : all) + where;
+  $("none").hidden = found.length > 0;
+  watch();
+}
+
+function near(sightings) {
+  if (!sightings.at(-1).isIntersecting) return; // the latest of those that came together
+  append(CHUNK);
+  watch();
+}
+
+function watch() {
+  observer.unobserve($("more")); // what is observed anew is told of at once
+  if (made < found.length) observer.observe($("more"));
+}
+
+// What is looked for is in the address, so that the way back from a report, other pages and a copied
+// link keep it; how many cards there are is in the history, so that the way back finds its place.
+
+function remember() {
+  const asked = new URLSearchParams();
+  if ($("search").value) asked.set("q", $("search").value);
+  for (const one of ["cut", "blanked"]) if (pressed(one)) asked.set(one, "1");
+  const hash = asked.toString() && `#${asked}`;
+  for (const link of document.querySelectorAll("nav a")) link.hash = hash;
+  try {
+    history.replaceState({ made }, "", hash || location.pathname + location.search);
+  } catch {
+    // a browser that counts them has had enough
+  }
+}
+
+function recall() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  $("search").value = asked.get("q") ?? "";
+  for (const one of ["cut", "blanked"]) $(one).setAttribute("aria-pressed", String(asked.has(one)));
+  search(Math.max(CHUNK, history.state?.made ?? 0));
+  remember();
+}
+
+function ask() {
+  search();
+  remember();
+  if (scrollY > $("cards").offsetTop) scrollTo({ top: $("cards").offsetTop - $("find").offsetHeight - 8 });
+}
+
+function offer(id, count) {
+  $(id).hidden = count === 0;
+  $(id).append(" ", make("span", "soft", number.format(count)));
+}
+
+function listen() {
+  let waiting;
+  $("search").addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(ask, PAUSE);
+  });
+  $("find").addEventListener("submit", (event) => event.preventDefault());
+  for (const one of ["cut", "blanked"]) {
+    $(one).addEventListener("click", () => {
+      $(one).setAttribute("aria-pressed", String(!pressed(one)));
+      ask();
+    });
+  }
+  $("clear").addEventListener("click", () => {
+    $("search").value = "";
+    for (const one of ["cut", "blanked"]) $(one).setAttribute("aria-pressed", "false");
+    ask();
+    $("search").focus();
+  });
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.matches?.("input, textarea, select");
+    if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    $("search").select();
+  });
+  addEventListener("hashchange", recall);
+  addEventListener("pagehide", remember);
+}
+
+// Start
+
+const texts = data.rows.map(([id, , prompt, seed, words]) => plain([prompt, id, seed, ...words].join("\n")));
+const observer = new IntersectionObserver(near, { rootMargin: "1200px" });
+
+setTheme(keptTheme());
+$("theme").addEventListener("click", nextTheme);
+if (folder) {
+  $("name").textContent = folder;
+  document.title = `${folder} · sdattn`;
+}
+if ($("command")) $("command").textContent = `sdattn show ${quoted(folder || "RUN")} --item ID --out ID`;
+if (data.rows.length) {
+  $("find").hidden = false;
+  offer("cut", data.rows.filter((row) => row[7].length).length);
+  offer("blanked", data.rows.filter((row) => row[8]).length);
+  const shapes = new Set(data.rows.map((row) => row[5] / row[6]));
+  if (shapes.size === 1) $("cards").style.setProperty("--ratio", [...shapes][0]);
+  listen();
+  recall();
+}
