@@ -153,7 +153,9 @@ def drawings(
     wanted = {"overlays", "grid"}.intersection(parts)
     tiles = [one.overlay(image, scale=scale) for one in maps] if wanted else []
     if "overlays" in parts:
-        files |= {f"heatmaps/{n}": _png(tile, **_QUICK) for n, tile in zip(names, tiles, strict=True)}
+        files |= {
+            f"heatmaps/{n}": _png(tile, **_QUICK) for n, tile in zip(names, tiles, strict=True)
+        }
     if "grid" in parts:
         files["grid.png"] = _png(render.grid(image, tiles, title), **_QUICK)
     if "masks" in parts:

@@ -13,7 +13,8 @@ from .comparisons import diff
 from .edits import edit
 from .live import app as live
 from .pictures import explain
-from .runs import generate, info, show
+from .runs import generate, info
+from .shows import show
 
 app = typer.Typer(
     help="Shows where each word of a prompt went in a Stable Diffusion image.",

@@ -53,7 +53,7 @@ def batch(
         int, typer.Option(min=1, help="A shard's size in MB, with --format shard.")
     ] = 256,
     save: Annotated[
-        str, typer.Option(help="Of image, overlays, grid, maps, masks, report, with commas between.")
+        str, typer.Option(help="Of image, overlays, grid, maps, masks, report; commas between.")
     ] = "image,overlays,grid,maps,report",
     part: Annotated[
         str, typer.Option(help="K/N: draw the K-th of N parts of the input, for job arrays.")

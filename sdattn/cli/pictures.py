@@ -20,7 +20,7 @@ from .options import (
     open_picture,
     preset_of,
 )
-from .runs import print_run
+from .printing import print_run
 
 
 def explain(

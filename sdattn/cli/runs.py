@@ -1,9 +1,9 @@
-"""``sdattn generate``, ``show`` and ``info``: runs, and the models that draw them."""
+"""``sdattn generate`` and ``info``: runs, and the models that draw them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -27,6 +27,7 @@ from .options import (
     preset_of,
     settings,
 )
+from .printing import print_run
 
 
 def generate(
@@ -91,34 +92,6 @@ def generate(
     print_run(run, run.save(out, force=force))
 
 
-def show(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or a batch run's.")],
-    words: Annotated[
-        list[str] | None, typer.Argument(help="Words or phrases; all words by default.")
-    ] = None,
-    item: Annotated[str | None, typer.Option(help="The id of an item of a batch run.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where to draw; into the run's folder by default.")
-    ] = None,
-) -> None:
-    """Draw the heatmaps of a saved run again, without the model."""
-    from ..batch.reading import open_batch
-    from ..files import load_run, write_files
-    from ..packing import drawings
-
-    if item is not None and out is None:  # a batch run's items stay as their checksums say
-        raise typer.BadParameter(f"Say where to draw item {item}: --out FOLDER.")
-    saved = load_run(run) if item is None else open_batch(run)[item]
-    maps = saved.heatmaps.occurrences()
-    if words:
-        maps = [one for word in words for one in saved.heatmaps.find(word)]
-    folder = out or run
-    folder.mkdir(parents=True, exist_ok=True)
-    write_files(folder, drawings(saved.image, maps, saved.heatmaps.prompt.text))
-    _print_words(maps)
-    _print_folder(folder)
-
-
 def info(
     model: Annotated[str, typer.Argument(help="As --model of generate.")] = "demo",
     device: Device = "cpu",
@@ -171,30 +144,3 @@ def _kept(keep: str | None) -> dict[str, str]:
     if unknown := [name for name in names if name not in ("steps", "heads")]:
         raise typer.BadParameter(f"{unknown[0]!r} is neither steps nor heads.", param_hint="--keep")
     return dict.fromkeys(names, "all")
-
-
-def print_run(run: Any, folders: list[Path]) -> None:
-    """The words of each image, of its prompt and of whatever else was asked for."""
-    parts = {"negative": run.negative_heatmaps, "asked": run.asked_heatmaps}
-    for i, folder in enumerate(folders):
-        _print_words(run.heatmaps[i].occurrences())
-        for name, maps in parts.items():
-            if maps:
-                _print_words(maps[i].occurrences(), name)
-        if run.causal_heatmaps:
-            _print_words(run.causal_heatmaps[i], "causal")
-        _print_folder(folder)
-
-
-def _print_words(maps: list[Any], title: str | None = None) -> None:
-    table = Table("word", "tokens", "lowest", "highest", title=title, title_justify="left")
-    for one in maps:
-        low, high = one.range
-        columns = ", ".join(map(str, one.columns))
-        table.add_row(Text(one.label), columns, f"{low:.2g}", f"{high:.2g}")
-    Console().print(table)
-
-
-def _print_folder(folder: Path) -> None:
-    names = sorted(f"{one.name}/" if one.is_dir() else one.name for one in folder.iterdir())
-    Console().print(Text(f"{folder}/: {', '.join(names)}"))

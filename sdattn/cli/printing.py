@@ -1,0 +1,37 @@
+"""What commands tell of runs: tables of words, and the files that were written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def print_run(run: Any, folders: list[Path]) -> None:
+    """The words of each image, of its prompt and of whatever else was asked for."""
+    parts = {"negative": run.negative_heatmaps, "asked": run.asked_heatmaps}
+    for i, folder in enumerate(folders):
+        print_words(run.heatmaps[i].occurrences())
+        for name, maps in parts.items():
+            if maps:
+                print_words(maps[i].occurrences(), name)
+        if run.causal_heatmaps:
+            print_words(run.causal_heatmaps[i], "causal")
+        print_folder(folder)
+
+
+def print_words(maps: list[Any], title: str | None = None) -> None:
+    table = Table("word", "tokens", "lowest", "highest", title=title, title_justify="left")
+    for one in maps:
+        low, high = one.range
+        columns = ", ".join(map(str, one.columns))
+        table.add_row(Text(one.label), columns, f"{low:.2g}", f"{high:.2g}")
+    Console().print(table)
+
+
+def print_folder(folder: Path) -> None:
+    names = sorted(f"{one.name}/" if one.is_dir() else one.name for one in folder.iterdir())
+    Console().print(Text(f"{folder}/: {', '.join(names)}"))

@@ -1,0 +1,102 @@
+"""``sdattn show``: a saved run drawn again: pictures and a page, a figure, a moving picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from .printing import print_folder, print_words
+
+
+def show(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a batch run's.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Words or phrases; all words by default.")
+    ] = None,
+    item: Annotated[str | None, typer.Option(help="The id of an item of a batch run.")] = None,
+    figure: Annotated[
+        str | None,
+        typer.Option(help="A figure for papers instead: words, steps, layers or heads."),
+    ] = None,
+    animate: Annotated[
+        bool, typer.Option("--animate", help="The maps over the steps instead, as GIF or WebP.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="The folder to draw into, the run's by default; with --figure a .pdf, .svg or "
+            ".png file, with --animate a .gif or .webp file.",
+        ),
+    ] = None,
+) -> None:
+    """Draw the heatmaps of a saved run again, without the model."""
+    if figure is not None and animate:
+        raise typer.BadParameter("Pass --figure or --animate, each has a file of its own.")
+    if figure is not None:
+        _figure(run, item, words, figure, out)
+    elif animate:
+        _animation(run, item, words, out)
+    else:
+        _drawings(run, item, words, out)
+
+
+def _figure(
+    run: Path, item: str | None, words: list[str] | None, kind: Any, out: Path | None
+) -> None:
+    from ..figures import FORMATS, KINDS, figure, save_figure
+
+    if kind not in KINDS:
+        raise typer.BadParameter(f"{kind!r} is none of {', '.join(KINDS)}.", param_hint="--figure")
+    file = _file(out, FORMATS)
+    save_figure(figure(_load(run, item), kind, words), file)
+    Console().print(Text(str(file)))
+
+
+def _animation(run: Path, item: str | None, words: list[str] | None, out: Path | None) -> None:
+    from ..figures.animation import FORMATS, animate, save_animation
+
+    file = _file(out, FORMATS)
+    save_animation(animate(_load(run, item), words), file)
+    Console().print(Text(str(file)))
+
+
+def _file(out: Path | None, formats: tuple[str, ...]) -> Path:
+    if out is None or out.suffix.lower() not in formats:
+        raise typer.BadParameter(
+            f"Name a file that ends in {' or '.join(formats)}.", param_hint="--out"
+        )
+    return out
+
+
+def _drawings(run: Path, item: str | None, words: list[str] | None, out: Path | None) -> None:
+    from ..files import write_files
+    from ..packing import drawings
+    from ..report import report
+
+    if item is not None and out is None:  # a batch run's items stay as their checksums say
+        raise typer.BadParameter(f"Say where to draw item {item}: --out FOLDER.")
+    saved = _load(run, item)
+    maps = all_words = saved.heatmaps.occurrences()
+    if words:
+        maps = [one for word in words for one in saved.heatmaps.find(word)]
+    held = {one.columns for one in all_words}
+    page = report(saved, [one for one in maps if one.columns not in held])
+    folder = out or run
+    folder.mkdir(parents=True, exist_ok=True)
+    made = drawings(saved.image, maps, saved.heatmaps.prompt.text)
+    write_files(folder, {**made, "report.html": page})
+    print_words(maps)
+    print_folder(folder)
+
+
+def _load(run: Path, item: str | None) -> Any:
+    from ..batch.reading import open_batch
+    from ..files import load_run
+
+    return load_run(run) if item is None else open_batch(run)[item]

@@ -1,0 +1,112 @@
+"""The maps of one image's run over its steps, as a moving picture.
+
+frames = animate(run, ["red circle"])        a picture a step
+save_animation(frames, "maps.gif")           as GIF or WebP, whole or not at all
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import render
+from ..imagerun import ImageRun
+from .choosing import chosen, kept_steps
+from .saving import format_of, write_whole
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMATS = (".gif", ".webp")
+HOLD = 1500  # milliseconds: the last step stands at least so long
+_SAMPLE = 8  # steps that a GIF's colours are chosen from
+
+
+def animate(
+    run: ImageRun, words: Sequence[str] | None = None, *, size: int = 1600
+) -> list[Image.Image]:
+    """A frame for each step that was kept: the picture with the step's number and timestep, and
+    each word in colour over it.
+
+    A word has one scale in all frames, from its smallest value in any step to its largest, so that
+    the same colour is the same number.
+
+    Args:
+        run: of :meth:`sdattn.Run.image_run` or :func:`sdattn.load_run`, with its steps.
+        words: words or phrases, each occurrence by itself; all words by default.
+        size: pixels of a frame's longer side at most. A word's picture has 256 pixels on its
+            shorter side where there is room for all.
+
+    Returns:
+        RGB, all of one size, in the order in which the steps ran.
+
+    Raises:
+        ValueError: the run has not kept its steps.
+        KeyError: a word that is not in the prompt.
+    """
+    kept = kept_steps(run)
+    steps = [chosen(heatmaps, words) for _, heatmaps in kept]
+    ranges = [[one.range for one in word] for word in zip(*steps, strict=True)]
+    scales = [(min(low for low, _ in one), max(high for _, high in one)) for one in ranges]
+    picture = _reduced(run.image)
+    frames = []
+    for (name, _), maps in zip(kept, steps, strict=True):
+        pairs = zip(maps, scales, strict=True)
+        tiles = [one.overlay(picture, scale=scale) for one, scale in pairs]
+        frame = render.grid(picture, tiles, ", ".join(name))
+        frame.thumbnail((size, size))
+        frames.append(frame)
+    return frames
+
+
+def save_animation(
+    frames: Sequence[Image.Image], path: str | Path, *, milliseconds: int = 200
+) -> None:
+    """Write frames as the file's name says, ``.gif`` or ``.webp``; they are shown over and over.
+
+    A file that is there is replaced once the new one is whole. A GIF has 256 colours for all
+    frames together, a WebP all of them.
+
+    Args:
+        frames: RGB, all of one size.
+        path: of the file.
+        milliseconds: of each frame; the last one stands for ``HOLD`` or longer.
+
+    Raises:
+        ValueError: another format, or no time that can be.
+        OSError: it cannot be written.
+    """
+    kind = format_of(path, FORMATS)
+    if milliseconds < 20:
+        raise ValueError(f"milliseconds={milliseconds}: pass 20 or more, browsers go no faster.")
+    options: dict[str, Any] = {"quality": 85} if kind == "webp" else {"optimize": False}
+    first, *rest = _in_few_colours(frames) if kind == "gif" else frames
+    times = [milliseconds] * len(rest) + [max(milliseconds, HOLD)]
+    held = io.BytesIO()
+    first.save(
+        held, kind.upper(), save_all=True, append_images=rest, duration=times, loop=0, **options
+    )
+    write_whole(path, held.getvalue())
+
+
+def _reduced(image: Image.Image) -> Image.Image:
+    """With ``SHORTEST_SIDE`` pixels on its shorter side, if it has more."""
+    factor = min(1.0, render.SHORTEST_SIDE / min(image.size))
+    return image.convert("RGB").resize(
+        (round(image.width * factor), round(image.height * factor)), reducing_gap=3.0
+    )
+
+
+def _in_few_colours(frames: Sequence[Image.Image]) -> list[Image.Image]:
+    """All frames in the same 256 colours, so that nothing flickers that has not changed."""
+    from PIL import Image
+
+    some = frames[:: -(-len(frames) // _SAMPLE)]
+    width, height = frames[0].size
+    sheet = Image.new("RGB", (width, height * len(some)))
+    for i, frame in enumerate(some):
+        sheet.paste(frame, (0, i * height))
+    palette = sheet.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    return [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]

@@ -1,0 +1,51 @@
+"""What of a run a figure shows: words, and the steps that were kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..heatmap import Heatmap
+from ..heatmaps import Heatmaps
+from ..imagerun import ImageRun
+from ..views import step_heatmaps
+from .lettering import plain
+from .placing import Lines
+
+
+def chosen(heatmaps: Heatmaps, words: Sequence[str] | None) -> list[Heatmap]:
+    """The maps of words or phrases, each occurrence by itself; of all words by default.
+
+    Raises:
+        KeyError: a word that is not in the prompt.
+        ValueError: one text in place of a list, or no word has a map.
+    """
+    if isinstance(words, str):
+        raise ValueError(f"words={words!r}: pass a list of words and phrases.")
+    found = [one for word in words or () for one in heatmaps.find(word)]
+    found = found or heatmaps.occurrences()
+    if not found:
+        raise ValueError(f"No word of {heatmaps.prompt.text!r} has a map. Name token columns.")
+    return [replace(one, label=plain(one.label)) for one in found]
+
+
+def kept_steps(run: ImageRun) -> list[tuple[Lines, Heatmaps]]:
+    """Each step that was kept: its number, from 1, its timestep, and its heatmaps.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = step_heatmaps(run)
+    if not found:
+        raise not_kept("steps")
+    times = run.info["timesteps"]
+    names = [(f"step {call + 1}", f"t = {times[call]:.4g}") for call in run.details.calls]
+    return list(zip(names, found, strict=True))
+
+
+def not_kept(what: str) -> ValueError:
+    """The error of a run without ``"steps"`` or ``"heads"``."""
+    return ValueError(
+        f"This run kept no single {what}, only their mean. Make it again with `sdattn generate "
+        f'... --keep {what}`, or with sdattn.generate(..., capture_options={{"{what}": "all"}}).'
+    )
