@@ -133,7 +133,7 @@ def test_the_policy_allows_our_script_and_pictures_beside_the_page(tmp_path):
     policy = html.unescape(re.search('Content-Security-Policy" content="([^"]*)"', text)[1])
     rules = dict(one.strip().split(" ", 1) for one in policy.split(";"))
     assert rules["default-src"] == "'none'"
-    assert rules["img-src"] == "'self' file:"
+    assert rules["img-src"] == "data: 'self' file:"
     assert re.fullmatch("'sha256-[^ ]*'", rules["script-src"])
     assert text.count("<script") == 2
 

@@ -1,9 +1,5 @@
-"use strict";
-
 const CHUNK = 60; // cards made at a time, as the end of the list comes near
 const PAUSE = 120; // milliseconds without a key before a search
-const THEMES = ["auto", "light", "dark"];
-const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const number = new Intl.NumberFormat("en-US");
 const folder = decode(location.pathname.split("/").at(-2) ?? "");
@@ -24,34 +20,6 @@ function make(tag, name, text) {
   if (name) one.className = name;
   if (text !== undefined) one.textContent = text;
   return one;
-}
-
-// Theme
-
-function setTheme(theme) {
-  if (theme === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
-  $("theme").textContent = `Theme: ${theme}`;
-}
-
-function keptTheme() {
-  try {
-    const kept = localStorage.getItem("sdattn-theme");
-    return THEMES.includes(kept) ? kept : "auto";
-  } catch {
-    return "auto"; // a browser that keeps nothing for pages on a disk
-  }
-}
-
-function nextTheme() {
-  const now = document.documentElement.dataset.theme ?? "auto";
-  const next = THEMES[(THEMES.indexOf(now) + 1) % THEMES.length];
-  setTheme(next);
-  try {
-    localStorage.setItem("sdattn-theme", next);
-  } catch {
-    // it lasts as long as the page
-  }
 }
 
 // Cards
@@ -234,8 +202,6 @@ function listen() {
 const texts = data.rows.map(([id, , prompt, seed, words]) => plain([prompt, id, seed, ...words].join("\n")));
 const observer = new IntersectionObserver(near, { rootMargin: "1200px" });
 
-setTheme(keptTheme());
-$("theme").addEventListener("click", nextTheme);
 if (folder) {
   $("name").textContent = folder;
   document.title = `${folder} · sdattn`;

@@ -15,17 +15,19 @@ from typing import Any
 _HERE = Path(__file__).parent
 
 
-def page(name: str, *, images: str = "data:", **values: Any) -> bytes:
+def page(name: str, *, images: str = "", **values: Any) -> bytes:
     """A page.
 
     Args:
-        name: of the template: ``NAME.html``, with ``theme.css``, ``NAME.css`` and ``NAME.js``.
-        images: where pictures may come from, as a content security policy puts it.
+        name: of the template: ``NAME.html``, with ``theme.css`` and ``theme.js``, then ``NAME.css``
+            and ``NAME.js``.
+        images: where pictures may come from but the page itself, as a content security policy puts
+            it.
         values: for the template, escaped wherever they stand.
     """
     style = "\n".join(_read(one) for one in ("theme.css", f"{name}.css"))
-    script = _read(f"{name}.js")
-    policy = f"default-src 'none'; img-src {images}; style-src '{_hash(style)}'; "
+    script = "\n".join(_read(one) for one in ("theme.js", f"{name}.js"))
+    policy = f"default-src 'none'; img-src data: {images}; style-src '{_hash(style)}'; "
     policy += f"script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
     return _template(name).render(style=style, script=script, policy=policy, **values).encode()
 

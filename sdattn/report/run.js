@@ -1,9 +1,7 @@
-"use strict";
 /* The page of a run. Maps come as bytes; they are brought to the picture's size here, as
    sdattn.render does it: bilinear between the centres of cells. */
 
-const page = JSON.parse(document.getElementById("data").textContent);
-const $ = (id) => document.getElementById(id);
+const page = JSON.parse($("data").textContent);
 const buttons = [...document.querySelectorAll(".word")];
 const stage = $("stage"), canvas = $("heat"), context = canvas.getContext("2d");
 const LONG_SIDE = 512;
@@ -324,14 +322,6 @@ $("copy")?.addEventListener("click", async () => {
     if (!document.execCommand("copy")) { $("copied").textContent = "selected: press Ctrl+C"; return; }
   }
   $("copied").textContent = "copied";
-});
-
-const themes = ["auto", "light", "dark"];
-$("theme").addEventListener("click", () => {
-  const now = document.documentElement.dataset.theme ?? "auto", next = themes[(themes.indexOf(now) + 1) % 3];
-  if (next === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = next;
-  $("theme").lastElementChild.textContent = next;
 });
 
 const [width, height] = page.size, scale = LONG_SIDE / Math.max(width, height);

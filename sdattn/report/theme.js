@@ -1,0 +1,30 @@
+"use strict";
+/* What both pages share: a short name for elements, and the choice of light or dark, which a
+   browser keeps from page to page where it lets pages of a disk keep anything. */
+
+const $ = (id) => document.getElementById(id);
+{
+  const themes = ["auto", "light", "dark"], key = "sdattn-theme";
+  const show = (theme) => {
+    if (theme === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+    $("theme").textContent = `Theme: ${theme}`;
+  };
+  let theme = "auto";
+  try {
+    const kept = localStorage.getItem(key);
+    if (themes.includes(kept)) theme = kept;
+  } catch {
+    // nothing is kept
+  }
+  show(theme);
+  $("theme").addEventListener("click", () => {
+    theme = themes[(themes.indexOf(theme) + 1) % themes.length];
+    show(theme);
+    try {
+      localStorage.setItem(key, theme);
+    } catch {
+      // it lasts as long as the page
+    }
+  });
+}
