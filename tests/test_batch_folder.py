@@ -576,7 +576,9 @@ def test_verify_finds_what_is_wrong(tmp_path, damage):
         (lambda b: pack("other"), "b: run.json is that of item 'other'"),
         (lambda b: changed(b, "image.png", b["image.png"][:-200]), "b: image.png does not open"),
         (
-            lambda b: changed(b, "maps.safetensors", to_maps({"up.b": torch.zeros(2, 3, 77)})),
+            lambda b: changed(
+                b, "maps.safetensors", to_maps({"up.b": torch.zeros(2, 3, 77).half()})
+            ),
             "b: maps.safetensors has other layers or sizes than run.json says",
         ),
         (lambda b: {n: d for n, d in b.items() if n != "image.png"}, "b: image.png is missing"),

@@ -241,7 +241,7 @@ def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
             "no whole number from 1",
         ),
         (("batch", "prompts.txt", "--out", "run", "--part", "3/2"), 2, "not K/N"),
-        (("batch", "prompts.txt", "--out", "run", "--save", "image,report"), 2, "save=['report']"),
+        (("batch", "prompts.txt", "--out", "run", "--save", "image,page"), 2, "save=['page']"),
         (("batch", "prompts.txt", "--out", "run", "--format", "zip"), 2, "'folder' or 'shard'"),
         (("batch", "prompts.txt", "--out", "run", "--dtype", "int8"), 2, "not one of float32"),
         (("batch", "--status", "nowhere"), 1, "nowhere has no batch.json"),
