@@ -91,6 +91,7 @@ def two_ranks(machines=1):
     `accelerate launch` and batch systems set them."""
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": str(2 // machines)}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common |= {"OMP_NUM_THREADS": "1"}  # else accelerate sets them, and says so
     return [
         {**common, "RANK": str(rank), "LOCAL_RANK": str(rank % (2 // machines))}
         for rank in range(2)
