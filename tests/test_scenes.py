@@ -111,8 +111,8 @@ def test_the_relation_is_true_of_the_centres():
 
 def test_nothing_held_out_is_ever_said_in_training():
     rng = np.random.default_rng(6)
-    kept = {p for _ in range(800) for p in random_scene(rng, held_out=True).prompts()}
-    used = {p for _ in range(4000) for p in random_scene(rng).prompts()}
+    kept = {p for _ in range(300) for p in random_scene(rng, held_out=True).prompts()}
+    used = {p for _ in range(1500) for p in random_scene(rng).prompts()}
     assert kept and used and not kept & used
 
 
