@@ -115,7 +115,8 @@ def table(
 
 def _beside_bar(place: Callable[[float], Layout], page: Page, pen: Pen) -> tuple[Layout, str]:
     """The layout that leaves room for the colour bar, and the bar's note in lines that fit it."""
-    numbers = max(pen.width(number, SMALL) for number in _numbers(page.scale)[1])
+    written = [number for height in (0, _BAR) for number in _numbers(page.scale, height)[1]]
+    numbers = max(pen.width(number, SMALL) for number in written)
     for letters in _NOTE:
         number = len(wrap(page.note, letters))
         even = next(n for n in range(1, letters + 1) if len(wrap(page.note, n)) == number)
@@ -192,7 +193,7 @@ def _name_axes(figure: Figure, layout: Layout, size: tuple[int, int]) -> None:
     x, y = (left + across - layout.right) / 2, (top + down - layout.foot) / 2
     names = [f"{one} (pixels)" for one in "xy"]
     if not layout.ticked:
-        names = [f"{one} (0 to {most} pixels)" for one, most in zip("xy", size, strict=True)]
+        names = [f"x (0 to {size[0]} pixels)", f"y (0 to {size[1]})"]
     text: dict[str, Any] = {"size": SIZE, "color": _INK}
     figure.text(x / across, EDGE / down, names[0], ha="center", va="bottom", **text)
     figure.text(EDGE / across, 1 - y / down, names[1], va="center", rotation=90, **text)
@@ -209,18 +210,22 @@ def _bar(figure: Figure, layout: Layout, page: Page) -> None:
     axes = _axes(figure, across - layout.right + _BESIDE, (top + low - height) / 2, _THICK, height)
     bar = figure.colorbar(ScalarMappable(Normalize(*page.scale), COLORMAP), cax=axes)
     bar.outline.set_edgecolor(_INK)
-    numbers, texts = _numbers(page.scale)
+    numbers, texts = _numbers(page.scale, height)
     bar.set_ticks(numbers, labels=texts)
     bar.ax.tick_params(**_TICK)
     bar.set_label(page.note, size=SIZE, labelpad=3, color=_INK)
 
 
-def _numbers(scale: tuple[float, float]) -> tuple[list[float], list[str]]:
-    """Round values of a scale and how they are written: with as many digits as they differ in."""
+def _numbers(scale: tuple[float, float], height: float) -> tuple[list[float], list[str]]:
+    """What stands along a bar of so many inches and how it is written: round values with as many
+    digits as they differ in, or both ends where there is no room for two of those."""
     from matplotlib.ticker import MaxNLocator
 
     low, high = scale
-    found = [float(one) for one in MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)]
-    digits = max(0, -math.floor(math.log10(found[1] - found[0]) + 1e-6))
-    shown = [one for one in found if low <= one <= high]
-    return shown, [f"{one:.{digits}f}" for one in shown]
+    for most in (5, 4, 3, 2):
+        found = [float(x) for x in MaxNLocator(most, steps=[1, 2, 5, 10]).tick_values(low, high)]
+        shown, step = [x for x in found if low <= x <= high], found[1] - found[0]
+        if len(shown) > 1 and step * height >= LINE * (high - low):
+            digits = max(0, -math.floor(math.log10(step) + 1e-6))
+            return shown, [f"{x:.{digits}f}" for x in shown]
+    return [low, high], [f"{x:.2g}" for x in scale]
