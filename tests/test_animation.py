@@ -1,0 +1,213 @@
+"""The maps over the steps as a moving picture: its colours, its files, and what cannot be drawn."""
+
+import errno
+import os
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image, ImageSequence
+
+from sdattn import generate, load_pipeline
+from sdattn.figures.animation import HOLD, animate, save_animation
+
+PROMPT = "a red circle left of a blue square"
+OPTIONS = {"height": 64, "width": 96, "num_inference_steps": 4}
+SIDES = 384, 256  # (width, height) of a tile: the picture's, four times
+GAP = 6  # pixels around each tile
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return load_pipeline("demo", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def run(pipe):
+    return generate(pipe, PROMPT, capture_options={"steps": "all"}, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def frames(run):
+    return animate(run.image_run(0), ["circle", "blue"])
+
+
+def tile(frame, row=0, column=0):
+    """The picture, or a word's, of a frame of two rows, without what is written below it."""
+    left, top = GAP + column * (SIDES[0] + GAP), GAP + row * (frame.height - GAP) // 2
+    return frame.crop((left, top, left + SIDES[0], top + SIDES[1]))
+
+
+def maps_of(run, column):
+    """A token's map in each step, ``[steps, 16, 24]``, float64."""
+    finest = [
+        maps[0].double().numpy()
+        for name, maps in run.store.maps.items()
+        if name.startswith("up") and maps.shape[-3:-1] == (16, 24)
+    ]
+    assert len(finest) == 3
+    return np.mean(finest, axis=0)[..., column]
+
+
+def bilinear(values, x, y):
+    """At the centre of pixel (x, y) of a tile, 16 of whose pixels are a cell's side."""
+    row, col = (y + 0.5) / 16 - 0.5, (x + 0.5) / 16 - 0.5
+    top, left = int(row), int(col)
+    part = values[top : top + 2, left : left + 2]
+    return np.array([top + 1 - row, row - top]) @ part @ np.array([left + 1 - col, col - left])
+
+
+# Frames
+
+
+def test_a_frame_a_step_of_one_size(frames):
+    assert len(frames) == 4
+    assert {one.mode for one in frames} == {"RGB"}
+    assert {one.width for one in frames} == {2 * (SIDES[0] + GAP) + GAP}
+    assert len({one.height for one in frames}) == 1
+
+
+def test_the_picture_stays_and_the_step_below_it_is_told(run, frames):
+    pixels = np.asarray(run.images[0].convert("RGB"), np.float64)
+    shown = np.asarray(tile(frames[0]), np.float64)
+    assert np.abs(shown.reshape(64, 4, 96, 4, 3).mean((1, 3)) - pixels).mean() < 2
+    assert len({tile(one).tobytes() for one in frames}) == 1
+    top, bottom = GAP + SIDES[1], frames[0].height // 2
+    told = [one.crop((0, top, SIDES[0] + GAP, bottom)).tobytes() for one in frames]
+    assert len(set(told)) == 4
+    scale = [one.crop((SIDES[0] + GAP, top, one.width, bottom)).tobytes() for one in frames]
+    assert len(set(scale)) == 1
+
+
+@pytest.mark.parametrize(("place", "column"), [((0, 1), 3), ((1, 0), 7)])
+def test_a_word_has_one_scale_in_all_frames(run, frames, place, column):
+    maps = maps_of(run, column)
+    low, high = maps.min(), maps.max()
+    assert not np.isclose(maps[-1].max(), high, rtol=0.02)  # its own scale would be another
+    table = matplotlib.colormaps["inferno"]
+    for frame, values in zip(frames, maps, strict=True):
+        picture, shown = np.asarray(tile(frame)), np.asarray(tile(frame, *place))
+        for x, y in ((24, 40), (120, 120), (200, 72), (300, 100), (360, 232)):
+            share = (bilinear(values, x, y) - low) / (high - low)
+            grey = picture[y, x] @ np.array([0.299, 0.587, 0.114])
+            wanted = 0.75 * 255 * np.array(table(share)[:3]) + 0.25 * grey
+            np.testing.assert_allclose(shown[y, x], wanted, atol=6)
+
+
+def test_all_words_by_default_and_each_occurrence(run):
+    frame, twice = (animate(run.image_run(0), words)[3] for words in (None, ["a"]))
+    across, down = twice.width - GAP, twice.height - GAP  # of 3 tiles, in 2 rows
+    assert frame.size == (2 * across + GAP, 3 * down // 2 + GAP)  # 9 tiles, 4 in a row
+
+
+@pytest.mark.parametrize("size", [1600, 333])
+def test_frames_are_at_most_so_large(run, size):
+    found = animate(run.image_run(0), size=size)
+    assert len(found) == 4
+    assert {one.size for one in found} == {found[0].size}
+    assert 0.9 * size < max(found[0].size) <= size
+
+
+def test_chosen_steps_are_the_frames(pipe):
+    some = {"steps": [1, 3]}
+    run = generate(pipe, PROMPT, words=["circle"], capture_options=some, **OPTIONS)
+    one, other = animate(run.image_run(0))
+    assert one.tobytes() != other.tobytes()
+
+
+# Files
+
+
+@pytest.fixture(params=["gif", "webp"])
+def saved(request, frames, tmp_path):
+    path = tmp_path / "new" / f"x.{request.param.upper()}"
+    save_animation(frames, path, milliseconds=120)
+    assert os.listdir(path.parent) == [path.name]
+    with Image.open(path) as film:
+        yield film
+
+
+def test_a_file_holds_the_frames_and_their_times(saved, frames):
+    assert saved.format == Path(saved.filename).suffix[1:]
+    assert (saved.n_frames, saved.size) == (4, frames[0].size)
+    assert saved.info["loop"] == 0  # for ever
+    times = []
+    for i, one in enumerate(ImageSequence.Iterator(saved)):
+        one.load()
+        times.append(one.info["duration"])
+        shown = np.asarray(one.convert("RGB"), np.float64)
+        far = [np.abs(shown - np.asarray(other)).mean() for other in frames]
+        assert np.argmin(far) == i
+        assert far[i] < 4
+    assert times == [120, 120, 120, HOLD]
+
+
+def test_the_last_frame_stands_as_long_as_others_where_these_stand_longer(frames, tmp_path):
+    save_animation(frames[:2], tmp_path / "x.gif", milliseconds=2000)
+    with Image.open(tmp_path / "x.gif") as film:
+        assert [one.info["duration"] for one in ImageSequence.Iterator(film)] == [2000, 2000]
+
+
+def test_the_frames_of_a_gif_have_one_palette(frames, tmp_path):
+    save_animation(frames, tmp_path / "x.gif")
+    with Image.open(tmp_path / "x.gif") as film:
+        shown = [one.convert("RGB") for one in ImageSequence.Iterator(film)]
+    colours = [{colour for _, colour in one.getcolors(1 << 20)} for one in shown]
+    assert 100 < len(set.union(*colours)) <= 256
+    assert len({tile(one).tobytes() for one in shown}) == 1  # what stays does not flicker
+
+
+def test_the_same_frames_give_the_same_bytes(frames, tmp_path):
+    for kind in ("gif", "webp"):
+        for name in ("one", "two"):
+            save_animation(frames, tmp_path / f"{name}.{kind}")
+        assert (tmp_path / f"one.{kind}").read_bytes() == (tmp_path / f"two.{kind}").read_bytes()
+
+
+@pytest.mark.parametrize("at", ["save", "write_bytes", "replace"])
+def test_a_failure_leaves_the_old_file(frames, tmp_path, monkeypatch, at):
+    path, write = tmp_path / "x.webp", Path.write_bytes
+    path.write_bytes(b"old")
+
+    def fail(one, *others, **_):
+        if at == "write_bytes":
+            write(one, others[0][:100])
+        raise OSError(errno.ENOSPC, "No space left")
+
+    monkeypatch.setattr({"save": Image.Image, "write_bytes": Path, "replace": os}[at], at, fail)
+    with pytest.raises(OSError, match="No space left"):
+        save_animation(frames, path)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x.webp"]
+
+
+# What cannot be drawn
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("x.png", {}, r"choose a file name that ends in \.gif or \.webp"),
+        ("gif", {}, r"choose a file name that ends in \.gif or \.webp"),
+        ("x.gif", {"milliseconds": 19}, "milliseconds=19: pass 20 or more"),
+        ("x.webp", {"milliseconds": -200}, "milliseconds=-200: pass 20 or more"),
+    ],
+)
+def test_files_that_cannot_be(frames, tmp_path, name, options, message):
+    with pytest.raises(ValueError, match=message):
+        save_animation(frames, tmp_path / name, **options)
+    assert os.listdir(tmp_path) == []
+
+
+def test_words_that_are_not_there(run):
+    with pytest.raises(KeyError, match="'cow' is not in the prompt"):
+        animate(run.image_run(0), ["circle", "cow"])
+    with pytest.raises(ValueError, match="words='circle': pass a list"):
+        animate(run.image_run(0), "circle")
+
+
+def test_a_run_without_its_steps(pipe):
+    run = generate(pipe, PROMPT, capture_options={"heads": "all"}, **OPTIONS)
+    with pytest.raises(ValueError, match=r'no single steps.*--keep steps.*"steps": "all"'):
+        animate(run.image_run(0))

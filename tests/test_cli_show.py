@@ -1,0 +1,148 @@
+"""`sdattn show` of a saved run: figures, moving pictures, and phrases on its page."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from sdattn import generate, load_pipeline
+
+PROMPT = "a red circle left of a blue square"
+BEGINS = {
+    "pdf": rb"%PDF-1\.\d",
+    "svg": rb"<\?xml .*<svg ",
+    "png": rb"\x89PNG\r\n\x1a\n",
+    "gif": rb"GIF89a",
+    "webp": rb"RIFF....WEBP",
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A run that kept its steps and heads, and one that kept neither."""
+    pipe, folder = load_pipeline("demo", device="cpu"), tmp_path_factory.mktemp("runs")
+    for name, options in (("kept", {"steps": "all", "heads": "all"}), ("means", {})):
+        run = generate(pipe, PROMPT, num_inference_steps=2, capture_options=options)
+        run.save(folder / name)
+    return folder
+
+
+def said(text):
+    """What was printed, without the frame around it and the lines it was broken into."""
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
+
+
+def assert_is(path, kind):
+    assert re.match(BEGINS[kind], Path(path).read_bytes(), re.S)
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [("words", "pdf"), ("words", "png"), ("steps", "svg"), ("layers", "PDF"), ("heads", "svg")],
+)
+def test_a_figure_is_written(sdattn, folders, kind, suffix):
+    name = f"new/x.{suffix}"
+    code, out, err = sdattn("show", folders / "kept", "circle", "--figure", kind, "-o", name)
+    assert (code, out, err) == (0, f"{name}\n", "")
+    assert_is(name, suffix.lower())
+    assert os.listdir("new") == [f"x.{suffix}"]
+
+
+def test_the_words_of_a_figure(sdattn, folders):
+    arguments = "red circle", "square", "--figure", "words", "--out", "x.svg"
+    assert sdattn("show", folders / "kept", *arguments)[0] == 0
+    titles = re.findall(r"<text[^>]*>([a-z ]+)</text>", Path("x.svg").read_text())
+    assert titles[:3] == ["image", "red circle", "square"]
+    assert not {"blue", "left"} & set(titles)
+
+
+@pytest.mark.parametrize("kind", ["gif", "webp"])
+def test_an_animation_is_written(sdattn, folders, kind):
+    name = f"x.{kind}"
+    code, out, err = sdattn("show", folders / "kept", "circle", "--animate", "-o", name)
+    assert (code, out, err) == (0, f"{name}\n", "")
+    assert_is(name, kind)
+    with Image.open(name) as film:
+        assert film.n_frames == 2
+    assert os.listdir() == [name]
+
+
+FIGURES = "Name a file that ends in .pdf or .svg or .png"
+FILMS = "Name a file that ends in .gif or .webp"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--figure", "words", "--animate", "-o", "x.gif"), "Pass --figure or --animate"),
+        (("--figure", "words"), FIGURES),
+        (("--figure", "words", "-o", "x.gif"), FIGURES),
+        (("--figure", "words", "-o", "x"), FIGURES),
+        (("--figure", "word", "-o", "x.pdf"), "'word' is none of words, steps, layers, heads"),
+        (("--figure",), "--figure"),
+        (("--animate",), FILMS),
+        (("--animate", "-o", "x.png"), FILMS),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(sdattn, folders, arguments, message):
+    code, out, err = sdattn("show", folders / "kept", *arguments)
+    assert (code, out) == (2, "")
+    assert message in said(err)
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize(
+    ("run", "arguments", "message"),
+    [
+        ("means", ("--figure", "steps", "-o", "x.pdf"), "kept no single steps, only their mean"),
+        ("means", ("--figure", "heads", "-o", "x.pdf"), "--keep heads"),
+        ("means", ("--animate", "-o", "x.gif"), "--keep steps"),
+        ("kept", ("cow", "--figure", "layers", "-o", "x.pdf"), "'cow' is not in the prompt"),
+        ("kept", ("cow", "--animate", "-o", "x.webp"), "'cow' is not in the prompt"),
+        ("nowhere", ("--figure", "words", "-o", "x.pdf"), "nowhere has no run.json"),
+        ("kept", ("--item", "1", "--figure", "words", "-o", "x.pdf"), "has no batch.json"),
+    ],
+)
+def test_failures_say_why_in_one_line(sdattn, folders, run, arguments, message):
+    code, out, err = sdattn("show", folders / run, *arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith("sdattn: ") and err.count("\n") == 1
+    assert message in err
+    assert os.listdir() == []
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(sdattn, folders):
+    os.mkdir("x.png")
+    code, _, err = sdattn("show", folders / "kept", "--figure", "words", "-o", "x.png")
+    assert code == 1
+    assert err.startswith("sdattn: ") and err.count("\n") == 1
+    assert os.listdir() == ["x.png"] and os.listdir("x.png") == []
+
+
+def test_the_page_holds_the_phrase_that_was_asked_for(sdattn, folders):
+    for asked in ((), ("red circle", "blue")):
+        assert sdattn("show", folders / "kept", *asked, "--out", "drawn")[0] == 0
+        page = Path("drawn/report.html").read_text()
+        found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+        data = json.loads(found[1])
+        assert data["words"][:8] == PROMPT.split()
+        more = data["words"][8:] + [word for one in data["texts"] for word in one["words"]]
+        assert [word for word in more if word[0] != "<"] == [*asked[:1]]  # "blue" is a word of it
+    assert sorted(os.listdir("drawn/heatmaps"))[-2:] == ["07-blue.png", "08-square.png"]
+
+
+def test_a_figure_of_an_item_of_a_batch(sdattn):
+    Path("prompts.txt").write_text(f"a star\n{PROMPT}\n")
+    options = ("--model", "demo", "--steps", "1", "--device", "cpu", "--save", "image,maps")
+    assert sdattn("batch", "prompts.txt", "--out", "run", *options)[0] == 0
+    before = sorted(str(path) for path in Path("run").rglob("*"))
+    arguments = "--item", "000002", "--figure", "words", "-o", "x.svg"
+    assert sdattn("show", "run", *arguments)[0] == 0
+    assert ">square<" in Path("x.svg").read_text()
+    assert sorted(str(path) for path in Path("run").rglob("*")) == before
+    code, _, err = sdattn("show", "run", "--item", "7", "--animate", "-o", "x.gif")
+    assert code == 1 and "7" in err
+    assert not os.path.exists("x.gif")
