@@ -6,6 +6,7 @@ serve(pipe, host, port)         launched, on this machine only unless told other
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,10 @@ def build_app(pipe: Any) -> Any:
         ImportError: gradio is not installed.
     """
     gradio = _gradio()
+    known = inspect.signature(pipe.__call__).parameters
+    usual = {name: one.default for name, one in known.items()}
+    usual |= DEMO_SETTINGS if is_demo(pipe) else {}
+    guided = isinstance(usual.get("guidance_scale"), (int, float))
     bar = gradio.Progress()  # which gradio looks for among a function's defaults
 
     def draw(
@@ -44,7 +49,9 @@ def build_app(pipe: Any) -> Any:
         each_step: bool,
         progress: Any = bar,
     ) -> str:
-        options: dict[str, Any] = {"num_inference_steps": int(steps), "guidance_scale": guidance}
+        options: dict[str, Any] = {"num_inference_steps": int(steps)}
+        if guided:
+            options["guidance_scale"] = guidance
         if negative and negative.strip():
             options["negative_prompt"] = negative
         watch = {"steps": "all"} if each_step else {}
@@ -57,20 +64,21 @@ def build_app(pipe: Any) -> Any:
             raise gradio.Error(str(error.args[0] if error.args else error)) from error
         return framed(report(run.image_run(0)))
 
-    settings = DEMO_SETTINGS if is_demo(pipe) else {}
     with gradio.Blocks(title="sdattn", analytics_enabled=False, fill_width=True) as app:
         gradio.Markdown("# sdattn: where each word went")
         with gradio.Row():
             prompt = gradio.Textbox(label="Prompt", lines=2, scale=4, autofocus=True)
             button = gradio.Button("Draw", variant="primary", scale=1)
         with gradio.Accordion("Settings", open=False):
-            negative = gradio.Textbox(label="Negative prompt")
+            # FLUX and Qwen-Image heed it only with a further option
+            heeded = "negative_prompt" in known and "true_cfg_scale" not in known
+            negative = gradio.Textbox(label="Negative prompt", visible=heeded)
             with gradio.Row():
                 seed = gradio.Number(0, label="Seed", precision=0, minimum=0)
-                many = settings.get("num_inference_steps", 30)
+                many = usual.get("num_inference_steps") or 30
                 steps = gradio.Slider(1, 100, many, step=1, label="Steps")
-                scale = settings.get("guidance_scale", 7.5)
-                guidance = gradio.Slider(0, 20, scale, step=0.1, label="Guidance")
+                scale = usual["guidance_scale"] if guided else 0
+                guidance = gradio.Slider(0, 20, scale, step=0.1, label="Guidance", visible=guided)
                 preset = gradio.Dropdown(list(PRESETS), value="default", label="Preset")
                 each_step = gradio.Checkbox(False, label="Keep each step")
         gradio.Examples(_EXAMPLES[is_demo(pipe)], prompt)
@@ -130,7 +138,7 @@ def _gradio() -> Any:
     try:
         import gradio
     except ImportError as error:
-        raise ImportError("The live page wants gradio: pip install 'sdattn[app]'.") from error
+        raise ImportError("The live page wants gradio: pip install gradio.") from error
     return gradio
 
 

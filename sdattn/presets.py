@@ -90,6 +90,18 @@ class Preset:
         if not self.places or isinstance(self.places, str):
             raise ValueError(f"Preset {self.name!r} has places={self.places!r}: pass a tuple.")
 
+    @property
+    def unit(self) -> str:
+        """What the values of its maps are, for a colour bar."""
+        if self.contrast:
+            return f"softmax over words of {self.contrast:g} \N{MULTIPLICATION SIGN} attention"
+        what = "attention among words" if self.among_words else "attention"
+        summed = [name for name in ("steps", "heads", "layers") if getattr(self, name) == "sum"]
+        if not summed:
+            return f"share of {what}"
+        *first, last = summed
+        return f"{what}, summed over {', '.join(first)}{' and ' if first else ''}{last}"
+
     def reads(self, place: str, level: int) -> bool:
         """Whether a layer is of the places and levels that are read."""
         return place in self.places and (self.deepest is None or level <= self.deepest)

@@ -4,6 +4,8 @@ group_heatmaps(run)     by place and grid, "up 64x64": their mean
 step_heatmaps(run)      each step that was kept, as the preset makes maps
 step_groups(run)        each step's groups
 head_heatmaps(run)      each head of each layer that the preset reads on its finest grid
+step_names(run)         "step 3" and "t = 899" of each step that was kept
+plain(preset)           what groups and heads are read by
 """
 
 from __future__ import annotations
@@ -18,10 +20,23 @@ from .aggregation import aggregate, read_by
 from .heatmaps import Heatmaps, finish
 from .imagerun import ImageRun
 from .layermaps import LayerMap, LayerMaps
-from .presets import PRESETS
+from .presets import PRESETS, Preset
 from .tokens import Prompt
 
-_PLAIN = PRESETS["default"]  # words are sums of columns, values are shares of the attention
+
+def plain(preset: Preset) -> Preset:
+    """What groups of layers and heads are read by, whatever the run's preset: words are sums of
+    columns, values are shares of the attention."""
+    return replace(PRESETS["default"], among_words=preset.among_words)
+
+
+def step_names(run: ImageRun) -> list[tuple[str, ...]]:
+    """Of each step that was kept its number, from 1, and its timestep where the run tells it."""
+    times = run.info.get("timesteps", [])
+    return [
+        (f"step {call + 1}", *(f"t = {time:.4g}" for time in times[call : call + 1]))
+        for call in run.details.calls
+    ]
 
 
 def group_heatmaps(run: ImageRun) -> dict[str, Heatmaps]:
@@ -91,4 +106,4 @@ def _mean(layers: Sequence[LayerMap]) -> Tensor:
 
 
 def _plain(maps: Tensor, prompt: Prompt, columns: Sequence[int]) -> Heatmaps:
-    return Heatmaps(prompt, maps, columns, preset=_PLAIN)
+    return Heatmaps(prompt, maps, columns, preset=PRESETS["default"])

@@ -143,6 +143,10 @@ def test_a_figure_of_an_item_of_a_batch(sdattn):
     assert sdattn("show", "run", *arguments)[0] == 0
     assert ">square<" in Path("x.svg").read_text()
     assert sorted(str(path) for path in Path("run").rglob("*")) == before
+    for folder, message in (("run", "Name one of its items"), ("run/items/0000/000002", "--out")):
+        code, _, err = sdattn("show", folder)
+        assert code == 2 and message in said(err)
+    assert sorted(str(path) for path in Path("run").rglob("*")) == before
     code, _, err = sdattn("show", "run", "--item", "7", "--animate", "-o", "x.gif")
     assert code == 1 and "7" in err
     assert not os.path.exists("x.gif")

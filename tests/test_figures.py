@@ -303,6 +303,7 @@ HIGH = {"size": (512, 1024), "grid": (16, 8)}
         ("layers", 16, {}, 16 * 3),
         ("heads", ODD, {"heads": 1}, 9 * 2),
         ("heads", 3, {"heads": 8}, 3 * 2 * 8),
+        ("heads", 1, {"heads": 10, "layers": 1, **WIDE}, 10),
         ("heads", 1, {"heads": 20, "layers": 1}, 20),
         ("heads", 2, {"heads": 20, "layers": 1, "size": (768, 512), "grid": (8, 12)}, 40),
     ],

@@ -89,6 +89,7 @@ MAY_IMPORT = {
         "report.maps",
         "report.pages",
         "tokens",
+        "views",
     },
     "packing": {"heatmap", "imagerun", "layermaps", "render", "report"},
     "unpacking": {

@@ -95,7 +95,7 @@ def test_a_page_loads_nothing(run):
 
 
 @pytest.mark.parametrize(
-    ("words", "steps", "pixels"), [(10, 0, 512), (10, 50, 512), (73, 50, 512), (10, 0, 1024)]
+    ("words", "steps", "pixels"), [(10, 0, 512), (10, 50, 512), (73, 50, 512), (10, 0, 2500)]
 )
 def test_the_page_of_sd15_is_under_3_mb(words, steps, pixels):
     """Of noise, which does not pack, at SD 1.5's 16 layers."""

@@ -150,7 +150,7 @@ def test_pinned_words_have_colours_of_their_own_and_a_legend(run, page_of):
         word(page, number).click()
     word(page, 6).click()
     assert page.locator("#pins li").count() == 7
-    assert "unpin one" in page.locator("#hint").inner_text()
+    assert "unpin one" in page.locator("#full").inner_text()
     page.locator("#unpin").click()
     assert page.locator("[aria-pressed='true']").count() == 0
     assert not page.locator("#legend").is_visible()
@@ -186,6 +186,40 @@ def test_a_spot_lists_the_words_that_act_there(run, page_of):
     assert page.locator("#spot-words li").count() == 8  # kept
     page.keyboard.press("Escape")
     assert page.locator("#spot-words li").count() == 0
+
+
+def test_values_are_called_what_they_are(demo, page_of):
+    """Of a preset that sums over steps: its groups of layers are means, and what changes without a
+    word is no attention; words that caused nothing do not glow."""
+    options = {"capture_options": {"steps": "all"}, "num_inference_steps": 4}
+    run = generate(demo, "a red circle", preset="daam", causal=True, **options)
+    page = page_of(run.image_run(0), viewport={"width": 1280, "height": 900})
+    unit, caption, name = (page.locator(f"#{one}") for one in ("high", "caption", "step-name"))
+    word(page, 2).hover()
+    assert unit.inner_text().endswith(" attention, summed over steps")
+    assert name.inner_text() == "sum of 4 steps"
+    set_slider(page, "group", 1)
+    word(page, 2).hover()
+    assert unit.inner_text().endswith(" share of attention")
+    assert "mean of 4 steps" in caption.inner_text() and name.inner_text() == "mean of 4 steps"
+    most = max(one.values.max().item() for one in run.causal_heatmaps[0])
+    for number, one in enumerate(run.causal_heatmaps[0], start=3):
+        word(page, number).hover()
+        assert page.locator("#low").inner_text() == "0"
+        assert unit.inner_text() == f"{float(f'{most:.2g}'):g} mean change of colour"
+        if one.range[1] < most / 20:
+            assert colour(page, 0.5, 0.5).max() < 90
+
+
+def test_escape_closes_a_list_and_leaves_the_pins(run, page_of):
+    page = page_of(run.image_run(0))
+    word(page, 2).click()
+    page.locator("#colormap").focus()
+    page.keyboard.press("Escape")
+    assert page.locator("[aria-pressed='true']").count() == 1
+    page.locator("#unpin").focus()
+    page.keyboard.press("Escape")
+    assert page.locator("[aria-pressed='true']").count() == 0
 
 
 def test_sliders_choose_layers_and_steps(run, page_of):

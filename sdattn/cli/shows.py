@@ -55,7 +55,7 @@ def _figure(
         raise typer.BadParameter(f"{kind!r} is none of {', '.join(KINDS)}.", param_hint="--figure")
     file = _file(out, FORMATS)
     save_figure(figure(_load(run, item), kind, words), file)
-    Console().print(Text(str(file)))
+    Console(soft_wrap=True).print(Text(str(file)))
 
 
 def _animation(run: Path, item: str | None, words: list[str] | None, out: Path | None) -> None:
@@ -63,7 +63,7 @@ def _animation(run: Path, item: str | None, words: list[str] | None, out: Path |
 
     file = _file(out, FORMATS)
     save_animation(animate(_load(run, item), words), file)
-    Console().print(Text(str(file)))
+    Console(soft_wrap=True).print(Text(str(file)))
 
 
 def _file(out: Path | None, formats: tuple[str, ...]) -> Path:
@@ -79,9 +79,11 @@ def _drawings(run: Path, item: str | None, words: list[str] | None, out: Path | 
     from ..packing import drawings
     from ..report import report
 
-    if item is not None and out is None:  # a batch run's items stay as their checksums say
+    if item is not None and out is None:
         raise typer.BadParameter(f"Say where to draw item {item}: --out FOLDER.")
     saved = _load(run, item)
+    if out is None and "fingerprint" in saved.info:  # they stay as their checksums say
+        raise typer.BadParameter(f"{run} is an item of a batch run. Say where: --out FOLDER.")
     maps = all_words = saved.heatmaps.occurrences()
     if words:
         maps = [one for word in words for one in saved.heatmaps.find(word)]
@@ -89,7 +91,8 @@ def _drawings(run: Path, item: str | None, words: list[str] | None, out: Path | 
     page = report(saved, [one for one in maps if one.columns not in held])
     folder = out or run
     folder.mkdir(parents=True, exist_ok=True)
-    made = drawings(saved.image, maps, saved.heatmaps.prompt.text)
+    parts = ("overlays", "grid") if folder != run or not words else ("overlays",)
+    made = drawings(saved.image, maps, saved.heatmaps.prompt.text, parts)
     write_files(folder, {**made, "report.html": page})
     print_words(maps)
     print_folder(folder)
@@ -99,4 +102,6 @@ def _load(run: Path, item: str | None) -> Any:
     from ..batch.reading import open_batch
     from ..files import load_run
 
+    if item is None and (run / "batch.json").is_file():
+        raise typer.BadParameter(f"{run} is a batch run. Name one of its items: --item ID.")
     return load_run(run) if item is None else open_batch(run)[item]

@@ -16,8 +16,8 @@ import numpy as np
 
 from ..heatmaps import Heatmaps
 from ..imagerun import ImageRun
-from ..presets import PRESETS, Preset
-from ..views import group_heatmaps, head_heatmaps
+from ..presets import Preset
+from ..views import group_heatmaps, head_heatmaps, plain
 from .choosing import chosen, kept_steps, not_kept
 from .lettering import DPI, settings
 from .panels import Page, flow, table
@@ -102,7 +102,7 @@ def _steps(run: ImageRun, words: Sequence[str] | None) -> Figure:
 def _layers(run: ImageRun, words: Sequence[str] | None) -> Figure:
     groups = group_heatmaps(run)
     shown = [((*name.replace("x", TIMES).split(),), one) for name, one in groups.items()]
-    return _columns(run, shown, words, _shares(run))
+    return _columns(run, shown, words, plain(run.heatmaps.preset))
 
 
 def _heads(run: ImageRun, words: Sequence[str] | None) -> Figure:
@@ -122,7 +122,7 @@ def _heads(run: ImageRun, words: Sequence[str] | None) -> Figure:
     most, numbers = max(map(len, rows)), run.details.head_numbers
     titles = [(f"head {n}",) for n in (range(most) if numbers == "all" else numbers)]
     every = [one for row in rows for one in row]
-    return table(rows, labels, titles, _page(run, every, _shares(run)))
+    return table(rows, labels, titles, _page(run, every, plain(run.heatmaps.preset)))
 
 
 def _columns(
@@ -150,21 +150,4 @@ def _page(run: ImageRun, drawn: Sequence[np.ndarray], preset: Preset) -> Page:
         raise ValueError("The maps hold values that are not finite; they cannot be drawn.")
     if low == high:  # a scale has two ends
         low, high = (0.0, high) if high > 0 else (0.0, 1.0)
-    return Page(run.image.size, (low, high), _note(preset))
-
-
-def _shares(run: ImageRun) -> Preset:
-    """What groups and heads are read by, whatever the preset: see :mod:`sdattn.views`."""
-    return replace(PRESETS["default"], among_words=run.heatmaps.preset.among_words)
-
-
-def _note(preset: Preset) -> str:
-    """What the values are that a preset makes."""
-    if preset.contrast:
-        return f"softmax over words of {preset.contrast:g} {TIMES} attention"
-    what = "attention among words" if preset.among_words else "attention"
-    summed = [name for name in ("steps", "heads", "layers") if getattr(preset, name) == "sum"]
-    if not summed:
-        return f"share of {what}"
-    *first, last = summed
-    return f"{what}, summed over {', '.join(first)}{' and ' if first else ''}{last}"
+    return Page(run.image.size, (low, high), preset.unit)

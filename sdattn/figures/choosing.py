@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..heatmap import Heatmap
 from ..heatmaps import Heatmaps
 from ..imagerun import ImageRun
-from ..views import step_heatmaps
+from ..views import step_heatmaps, step_names
 from .lettering import plain
 from .placing import Lines
 
@@ -38,14 +38,12 @@ def kept_steps(run: ImageRun) -> list[tuple[Lines, Heatmaps]]:
     found = step_heatmaps(run)
     if not found:
         raise not_kept("steps")
-    times = run.info["timesteps"]
-    names = [(f"step {call + 1}", f"t = {times[call]:.4g}") for call in run.details.calls]
-    return list(zip(names, found, strict=True))
+    return list(zip(step_names(run), found, strict=True))
 
 
 def not_kept(what: str) -> ValueError:
     """The error of a run without ``"steps"`` or ``"heads"``."""
     return ValueError(
-        f"This run kept no single {what}, only their mean. Make it again with `sdattn generate "
+        f"This run kept no single {what}, only their mean. To keep them draw with `sdattn generate "
         f'... --keep {what}`, or with sdattn.generate(..., capture_options={{"{what}": "all"}}).'
     )

@@ -196,7 +196,9 @@ def _name_axes(figure: Figure, layout: Layout, size: tuple[int, int]) -> None:
         names = [f"x (0 to {size[0]} pixels)", f"y (0 to {size[1]})"]
     text: dict[str, Any] = {"size": SIZE, "color": _INK}
     figure.text(x / across, EDGE / down, names[0], ha="center", va="bottom", **text)
-    figure.text(EDGE / across, 1 - y / down, names[1], va="center", rotation=90, **text)
+    name = figure.text(EDGE / across, 1 - y / down, names[1], va="center", rotation=90, **text)
+    least = name.get_window_extent().height / DPI / 2 + EDGE  # in a low figure: not beyond its top
+    name.set_y(1 - max(y, least) / down)
 
 
 def _bar(figure: Figure, layout: Layout, page: Page) -> None:

@@ -154,6 +154,7 @@ def _with_room(layout: Layout, what: str) -> Layout:
     if min(layout.panel) < SMALLEST:
         raise ValueError(
             f"{what} have no room on a page of {WIDTH:g} x {HEIGHT:g} inches, each of whose sides "
-            f"is {SMALLEST} inches or more. Name some of the words only."
+            f"is {SMALLEST} inches or more. Name fewer words if they are many, or keep fewer "
+            "steps or heads."
         )
     return layout

@@ -27,6 +27,8 @@ def write_whole(path: str | Path, data: bytes) -> None:
         OSError: it cannot be written.
     """
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder. Name a file.")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{uuid4().hex}.tmp")
     try:

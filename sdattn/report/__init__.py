@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from ..heatmap import Heatmap
 from ..imagerun import ImageRun
 from ..presets import Preset
 from ..tokens import Prompt
+from ..views import plain, step_names
 from .command import command_of
 from .maps import PageMaps, page_maps
 from .pages import page
@@ -40,6 +43,11 @@ _SHORT = {
     "negative_prompt": "negative prompt",
 }
 _LARGEST = 420_000  # bytes of a picture inside the page
+_SIDES = (1536, 768, 384)  # pixels of its longer side at most, the first that does it
+_KINDS: list[tuple[str, dict[str, int]]] = [
+    ("png", {}),
+    *(("webp", {"quality": quality, "method": 2}) for quality in (90, 75, 50, 25)),
+]
 _MOST_SPECIAL = 24  # columns of image prompts can be many
 
 
@@ -49,7 +57,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     Words of the prompt show their maps, pointing at the picture tells the words that act there,
     and what the run kept of layers and steps can be chosen. Under 3 MB, whatever the run: maps are
     in 256 shades of their range, coarser where there are very many, and a picture of more than
-    0.4 MB is shown as WebP.
+    0.4 MB or 1536 pixels is shown as WebP or smaller.
 
     Args:
         run: of one image.
@@ -72,8 +80,8 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         "maps": maps.maps,
         "data": maps.data,
         "size": run.image.size,
-        "mean": _mean_name(run),
-        "unit": unit_of(run.heatmaps.preset),
+        "means": _means(run),
+        "units": _units(run.heatmaps.preset),
         "rest": _sums_to_one(run),
         "colormaps": _colours(),
         "pins": PIN_COLORS,
@@ -94,13 +102,14 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     )
 
 
-def unit_of(preset: Preset) -> str:
-    """What the values of a preset's maps are."""
-    if preset.contrast:
-        return "softmax over the words"
-    if "sum" in (preset.steps, preset.heads, preset.layers):
-        return "sum of attention"
-    return "share of attention"
+def _units(preset: Preset) -> dict[str, str]:
+    """What values are: of heatmaps, of those of one step, of groups of layers, of knockouts."""
+    return {
+        "heatmap": preset.unit,
+        "step": replace(preset, steps="mean").unit,
+        "group": plain(preset).unit,
+        "causal": "mean change of colour",
+    }
 
 
 def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, list[Heatmap]]]:
@@ -170,26 +179,25 @@ def _settings(run: ImageRun) -> dict[str, str]:
         "size": f"{run.image.width}x{run.image.height} pixels",
         **{_SHORT.get(name, name): value for name, value in info.get("options", {}).items()},
         "preset": preset.name + (", refined" if preset.refine else ""),
-        "maps": f"{_mean_name(run)}, {len(run.layers.layers)} layers",
+        "maps": f"{_means(run)['heatmap']}, {len(run.layers.layers)} layers",
         "device": f"{info['device']}, {info['dtype']}" if "device" in info else None,
         "item": info.get("id"),
     }
     return {name: str(value) for name, value in found.items() if value is not None}
 
 
-def _mean_name(run: ImageRun) -> str:
+def _means(run: ImageRun) -> dict[str, str]:
+    """What heatmaps and groups of layers are of, where no step is chosen."""
     passes, steps = run.layers.passes, run.heatmaps.preset.steps
     if passes == 1:
-        return "one step" if steps != "last" else "last step"
-    return f"{'sum' if steps == 'sum' else 'mean'} of {passes} steps"
+        return dict.fromkeys(("heatmap", "group"), "last step" if steps == "last" else "one step")
+    mean = f"mean of {passes} steps"
+    return {"heatmap": mean.replace("mean", "sum") if steps == "sum" else mean, "group": mean}
 
 
 def _step_names(run: ImageRun, maps: PageMaps) -> list[str]:
-    times = run.info.get("timesteps", [])
-    return [
-        f"step {call + 1}" + (f", t = {times[call]:g}" if call < len(times) else "")
-        for call in maps.calls
-    ]
+    named = dict(zip(run.details.calls, step_names(run), strict=True))
+    return [", ".join(named[call]) for call in maps.calls]
 
 
 def _sums_to_one(run: ImageRun) -> bool:
@@ -208,14 +216,13 @@ def _command(run: ImageRun) -> Mapping[str, str]:
 
 
 def _picture(image: Image.Image) -> str:
-    """As a data URI: PNG, or WebP where that would be large."""
-    buffer, kind = io.BytesIO(), "png"
-    image.save(buffer, "PNG")
-    for quality in (90, 75, 50, 25):
+    """As a data URI: PNG, or WebP and smaller where that would be large."""
+    for side, (kind, options) in product(_SIDES, _KINDS):
+        shown, buffer = image.copy(), io.BytesIO()
+        shown.thumbnail((side, side))
+        shown.save(buffer, kind, **options)
         if buffer.tell() <= _LARGEST:
             break
-        buffer, kind = io.BytesIO(), "webp"
-        image.save(buffer, "WEBP", quality=quality, method=2)
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 

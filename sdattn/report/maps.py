@@ -33,17 +33,15 @@ class PageMaps:
     """What a page shows.
 
     Attributes:
-        words: how many there are of the prompt, in the order of ``Heatmaps.occurrences()``.
         groups: names of the groups of layers that can be chosen in the heatmap's place.
         calls: which calls of the model, from 0, can be chosen in the place of the mean.
         maps: (rows, cols, lowest, highest) of each map: of the mean and each call, in each of them
-            of the heatmap and each group, in each of these of each word; behind them those of
-            further texts.
+            of the heatmap and each group, in each of these of each word, in the order of
+            ``Heatmaps.occurrences()``; behind them those of further texts.
         data: their cells in that order, row by row, a byte each: in a row the first and then
             differences from the left neighbour, modulo 256; zlib's stream as base64.
     """
 
-    words: int
     groups: list[str]
     calls: list[int]
     maps: list[tuple[int, int, float, float]]
@@ -77,7 +75,7 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
             told.append((*shades.shape, float(f"{low:.5g}"), float(f"{high:.5g}")))
             cells.append(_differences(shades))
     data = base64.b64encode(zlib.compress(b"".join(cells), 6)).decode()
-    return PageMaps(len(parts["heatmaps"]), names, calls, told, data)
+    return PageMaps(names, calls, told, data)
 
 
 def _values(heatmaps: Heatmaps) -> list[Tensor]:

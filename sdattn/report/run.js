@@ -46,12 +46,13 @@ function valueAt(word, x, y) {
   return low + (cells[starts[number] + row * cols + col] / 255) * (high - low);
 }
 
-/* (lowest, highest) of the colours: the word's own values, or those of all words of its text. */
+/* (lowest, highest) of the colours: the word's own values, or those of all words of its text. What
+   changes without a word is always on one scale: a word that caused nothing is not to glow. */
 function rangeOf(word) {
-  if (state.range === "own") return page.maps[mapOf(word)].slice(2);
-  const { first, words: labels } = words[word].text;
+  const { name, first, words: labels } = words[word].text, causal = name === "causal";
+  if (state.range === "own" && !causal) return page.maps[mapOf(word)].slice(2);
   const all = labels.map((_, i) => page.maps[mapOf(first + i)]);
-  return [Math.min(...all.map((one) => one[2])), Math.max(...all.map((one) => one[3]))];
+  return [causal ? 0 : Math.min(...all.map((one) => one[2])), Math.max(...all.map((one) => one[3]))];
 }
 
 /* A map as shades of 0 to 255 at every pixel of the canvas. */
@@ -112,6 +113,7 @@ function drawPins(pixels, all, tints) {
 }
 
 function draw() {
+  for (const tell of sliders) tell();
   if (!cells) return;
   const some = shown(), one = some.length === 1 ? some[0] : null;
   stage.classList.toggle("hot", some.length > 0);
@@ -152,11 +154,17 @@ function drawScale(word) {
   for (let i = 0; i < 256; i++) image.data.set([table[3 * i], table[3 * i + 1], table[3 * i + 2], 255], 4 * i);
   ramp.putImageData(image, 0, 0);
   $("low").textContent = told(low);
-  $("high").textContent = `${told(high)} ${page.unit}`;
+  $("high").textContent = `${told(high)} ${unitOf(word)}`;
 }
 
 const groupName = () => (state.group ? page.groups[state.group - 1].replace("x", "×") : "as in the heatmap");
-const stepName = () => (state.step ? page.steps[state.step - 1] : page.mean);
+const stepName = () => (state.step ? page.steps[state.step - 1] : page.means[state.group ? "group" : "heatmap"]);
+
+function unitOf(word) {
+  if (words[word].text.name === "causal") return page.units.causal;
+  if (word >= page.words.length) return page.units.heatmap;
+  return page.units[state.group ? "group" : state.step ? "step" : "heatmap"];
+}
 
 function drawCaption(some) {
   const names = some.map((word) => `“${words[word].label}”`).join(", ");
@@ -212,8 +220,9 @@ function drawSpot() {
   const [width, height] = page.size;
   $("spot-where").textContent = `Pixel ${Math.floor(x * width)}, ${Math.floor(y * height)} · ` +
     `row ${Math.floor(y * rows) + 1} of ${rows}, column ${Math.floor(x * cols) + 1} of ${cols}`;
-  const bars = state.range === "own" ? "Bars: where in the word’s own range." : "Bars: on one scale.";
-  const rest = [`${bars} Numbers: ${page.unit}.`];
+  const own = state.range === "own" && text.name !== "causal";
+  const bars = own ? "Bars: where in the word’s own range." : "Bars: on one scale.";
+  const rest = [`${bars} Numbers: ${unitOf(text.first)}.`];
   if (found.length > MOST_ROWS) rest.push(`${found.length - MOST_ROWS} more words.`);
   if (page.rest && text === texts[0]) {
     const left = Math.max(0, 1 - found.reduce((sum, one) => sum + one.value, 0));
@@ -242,9 +251,10 @@ function sayMore() {
 
 function pin(word) {
   const at = state.pinned.indexOf(word);
+  $("full").textContent = "";
   if (at >= 0) state.pinned.splice(at, 1);
   else if (state.pinned.length < pinColours.length) state.pinned.push(word);
-  else $("hint").textContent = `${pinColours.length} words can be told apart by colour; unpin one first.`;
+  else $("full").textContent = `${pinColours.length} words can be told apart by colour; unpin one first.`;
   state.hovered = null;
   draw();
 }
@@ -258,7 +268,7 @@ for (const [i, button] of buttons.entries()) {
   button.addEventListener("blur", leave);
   button.addEventListener("click", () => pin(i));
 }
-$("unpin").addEventListener("click", () => { state.pinned = []; draw(); buttons[0]?.focus(); });
+$("unpin").addEventListener("click", () => { state.pinned = []; $("full").textContent = ""; draw(); buttons[0]?.focus(); });
 
 function spotOf(event) {
   const box = $("picture").getBoundingClientRect();
@@ -290,20 +300,19 @@ stage.addEventListener("keydown", (event) => {
   sayMore();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && event.target !== stage) { state.pinned = []; state.spot = null; state.kept = false; draw(); }
+  if (event.key === "Escape" && event.target !== stage && !event.target.matches?.("select, input")) { state.pinned = []; state.spot = null; state.kept = false; draw(); }
 });
 
+const sliders = []; // each tells where it stands, which may hang on the others
 function slider(id, name, change) {
   const input = $(id);
   if (!input) return;
-  const heed = () => {
-    change(Number(input.value));
+  sliders.push(() => {
     $(`${id}-name`).textContent = name();
     input.setAttribute("aria-valuetext", name());
-    draw();
-  };
-  input.addEventListener("input", heed);
-  heed();
+  });
+  input.addEventListener("input", () => { change(Number(input.value)); draw(); });
+  change(Number(input.value));
 }
 slider("group", groupName, (value) => (state.group = value));
 slider("step", stepName, (value) => (state.step = value));
@@ -312,6 +321,7 @@ for (const radio of document.querySelectorAll('input[name="range"]'))
   radio.addEventListener("change", () => { state.range = radio.value; draw(); });
 $("colormap").addEventListener("change", () => { state.colormap = $("colormap").value; draw(); });
 state.colormap = $("colormap").value;
+draw();
 
 $("copy")?.addEventListener("click", async () => {
   const text = $("command").textContent;
