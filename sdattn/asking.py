@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .layers import find_denoiser, is_unet
-from .processors import Observer, ObservingProcessor, observed_probs
+from .processors import Attended, Observer, ObservingProcessor, OfHeads, Rows, observed_probs
 
 
 def check_asked(model: Any, text_states: Tensor) -> None:
@@ -96,7 +96,6 @@ class AskingObserver(ObservingProcessor):
         super().__init__(inner, observe)
         self.text_states = text_states
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
         queries: list[Tensor] = []
         hook = attn.to_q.register_forward_hook(lambda _module, _args, out: queries.append(out))
@@ -110,19 +109,21 @@ class AskingObserver(ObservingProcessor):
                 "what it would attend to cannot be known. Set another processor before capture, "
                 "sdattn.TorchAttnProcessor() for example."
             )
-        self.observe(len(queries[0]), functools.partial(self._probs, attn, queries[0]))
+        [query] = queries[:1]
+        shape = len(query), attn.heads, query.shape[1], self.text_states.shape[1]
+        of_rows = functools.partial(self._of_rows, attn, query)
+        self.observe(Attended(*shape, of_rows))
         return output
 
-    def _probs(self, attn: Any, query: Tensor, rows: Tensor) -> Tensor:
+    def _of_rows(self, attn: Any, query: Tensor, rows: Rows) -> OfHeads:
+        query = query[rows]
         states = self.text_states.to(query.device, query.dtype)
         if getattr(attn, "norm_cross", None):
             states = attn.norm_encoder_hidden_states(states)
         key = attn.to_k(states)  # [1 or images, T, heads*d]
-        if len(key) not in (1, len(rows)):
+        if len(key) not in (1, len(query)):
             raise ValueError(
-                f"text_states are of {len(key)} texts and the run has {len(rows)} images. Pass one "
-                "for all, or one for each."
+                f"text_states are of {len(key)} texts and the run has {len(query)} images. Pass "
+                "one for all, or one for each."
             )
-        key = key.expand(len(rows), -1, -1)
-        query = query[rows.to(query.device)]
-        return observed_probs(attn, query, key, None, torch.arange(len(rows)))
+        return observed_probs(attn, query, key.expand(len(query), -1, -1), None, slice(None))

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from .layers import (
     unwrapped,
 )
 from .maps import CaptureError, CaptureWarning, MapStore, Pass
-from .processors import ObservingProcessor, ProbsOf, innermost
+from .processors import Attended, ObservingProcessor, innermost
 from .selections import Selection, expected_bytes, is_span
 
 MUCH = 1e9  # bytes; a capture that will hold more says so before it starts
@@ -142,9 +142,10 @@ def capture(
                 CaptureWarning,
                 stacklevel=3,
             )
-        hook = denoiser.model.register_forward_pre_hook(watch.before_pass, with_kwargs=True)
+        before, after = map(torch.compiler.disable, (watch.before_pass, watch.after_pass))
+        hook = denoiser.model.register_forward_pre_hook(before, with_kwargs=True)
         undo.callback(hook.remove)
-        hook = denoiser.model.register_forward_hook(watch.after_pass)
+        hook = denoiser.model.register_forward_hook(after)
         undo.callback(hook.remove)
         yield store
     store.check()
@@ -164,7 +165,7 @@ def _say_eager(model: Any) -> None:
     )
 
 
-def _nothing(_batch: int, _probs_of: ProbsOf) -> None:
+def _nothing(_attended: Attended) -> None:
     """What an observer does whose capture has ended."""
 
 
@@ -234,7 +235,6 @@ class _Watch:
         if layer.module.processor is not before:
             layer.module.set_processor(before)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model: know the pass before its layers run."""
         call = read_call(model, args, kwargs)
@@ -254,7 +254,6 @@ class _Watch:
             )
             self._say_bytes(call)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def after_pass(self, *_: Any) -> None:
         """Layers that run now are run again for a gradient (checkpointing): no news."""
         self.call = None
@@ -292,13 +291,16 @@ class _Watch:
         distances = (torch.as_tensor(self.schedule).float() - timestep).abs()
         return (int(distances.argmin()) + 0.5) / len(distances)
 
-    def spans(self) -> tuple[slice, slice]:
-        """Of the pass that runs now: the picture's queries and the text's keys in joint attention.
+    def spans(self) -> tuple[slice, slice] | None:
+        """Of the pass that runs now: the picture's queries and the text's keys in joint attention;
+        None if it is not kept.
 
         SD3 joins text behind picture, all others picture behind text. Reference pictures follow
         the one that is made.
         """
-        call = cast(Call, self.call)
+        call = self.call
+        if call is None:
+            return None
         cells = call.latent_size[0] * call.latent_size[1]
         if family(self.denoiser.model) == "SD3Transformer2DModel":
             return slice(0, cells), slice(cells, cells + call.n_text)
@@ -379,14 +381,14 @@ class _Watch:
                 stacklevel=2,
             )
 
-    def observe(self, layer: AttentionLayer, batch: int, probs_of: ProbsOf) -> None:
+    def observe(self, layer: AttentionLayer, attended: Attended) -> None:
         if self.call is None or not self.store.wants(layer):
             return
         one = self.store.passes[-1]
-        if batch != one.batch:
+        if attended.batch != one.batch:
             raise CaptureError(
-                f"{layer.name} ran on {batch} rows in a pass of {one.batch}, so which image "
-                "each row belongs to is not known. Leave this layer out (layers=…)."
+                f"{layer.name} ran on {attended.batch} rows in a pass of {one.batch}, so which "
+                "image each row belongs to is not known. Leave this layer out (layers=…)."
             )
         with torch.set_grad_enabled(self.store.grad and torch.is_grad_enabled()):
-            self.store.add(layer, probs_of(one.rows))
+            self.store.add(layer, attended, one.rows)

@@ -11,7 +11,7 @@ Source: Dao et al. 2022, "FlashAttention", algorithm 1, for the logsumexp; Esser
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from .processors import Observer, ObservingProcessor
+from .processors import Attended, Observer, ObservingProcessor, OfHeads, Rows
 
 FLASH = 1  # of SDPBackend, what torch._fused_sdp_choice answers
 SLICE = 1 << 24  # scores in one slice of queries, where the kernel tells no logsumexp
 
-# (queries of the picture, keys of the text), asked when the layer has run
-Spans = Callable[[], tuple[slice, slice]]
+# (queries of the picture, keys of the text) once the layer has run, None where it is not kept
+Spans = Callable[[], tuple[slice, slice] | None]
 
 
 class JointObserver(ObservingProcessor):
@@ -65,7 +65,8 @@ class JointObserver(ObservingProcessor):
         finally:
             innermost.listeners.remove(heard.append)
         [seen] = heard
-        self.observe(len(seen.query), lambda rows: seen.probs(rows, *self.spans()))
+        if spans := self.spans():
+            self.observe(seen.attended(*spans))
         return cast(Tensor, output)
 
     def _watched(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -102,22 +103,32 @@ class _Seen:
         self.query, self.key, self.mask, self.logsumexp = query, key, mask, logsumexp
         self.scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
-    def probs(self, rows: Tensor, picture: slice, text: slice) -> Tensor:
-        """The text columns of the picture's rows, float32 ``[images, heads, N, T]``."""
-        rows = rows.to(self.query.device)
-        query = self.query[rows][:, :, picture].float() * self.scale
-        key = self.key[rows].float()
-        mask = None if self.mask is None else self._mask(rows, picture)
-        if self.logsumexp is not None:
-            logsumexp = self.logsumexp[rows][:, :, picture, None]
-        else:
-            logsumexp = _logsumexp(query, key, mask)
-        scores = query @ key[:, :, text].mT
-        if mask is not None:
-            scores += mask[..., text]
-        return scores.sub_(logsumexp).exp_()
+    def attended(self, picture: slice, text: slice) -> Attended:
+        """The text columns of the picture's rows."""
+        cells, keys = (one.stop - one.start for one in (picture, text))
+        batch, heads = self.query.shape[:2]
+        of_rows = partial(self._of_rows, picture, text)
+        return Attended(batch, heads, cells, keys, of_rows)
 
-    def _mask(self, rows: Tensor, picture: slice) -> Tensor:
+    def _of_rows(self, picture: slice, text: slice, rows: Rows) -> OfHeads:
+        mask = None if self.mask is None else self._mask(rows, picture)
+
+        def of_heads(heads: slice, columns: Sequence[int] | None) -> Tensor:
+            query = self.query[:, heads, picture][rows].float()
+            keys = self.key[:, heads][rows]
+            of_mask = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
+            if self.logsumexp is not None:
+                logsumexp = self.logsumexp[:, heads, picture, None][rows]
+            else:
+                logsumexp = _logsumexp(query, keys.float() * self.scale, of_mask)
+            scores = query @ (_chosen(keys, text, columns).float() * self.scale).mT
+            if of_mask is not None:
+                scores += _chosen(of_mask.mT, text, columns).mT
+            return scores.sub_(logsumexp).exp_()
+
+        return of_heads
+
+    def _mask(self, rows: Rows, picture: slice) -> Tensor:
         """The mask as an addend, ``[images or 1, heads or 1, N or 1, keys]``."""
         mask = cast(Tensor, self.mask)
         mask = mask[(None,) * (4 - mask.ndim)]
@@ -125,6 +136,11 @@ class _Seen:
             mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -math.inf)
         mask = mask if len(mask) == 1 else mask[rows]
         return (mask if mask.shape[2] == 1 else mask[:, :, picture]).float()
+
+
+def _chosen(keys: Tensor, text: slice, columns: Sequence[int] | None) -> Tensor:
+    """Of ``[..., keys, width]`` those of the text, or some columns of it."""
+    return keys[..., text, :] if columns is None else keys[..., text, :][..., list(columns), :]
 
 
 def _logsumexp(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from .attention import query_grid
 from .guidance import Branch
 from .layers import AttentionLayer
+from .processors import Attended
 from .selections import Selection, check_selection, is_span, is_summed, sum_dtype
 
 
@@ -51,10 +53,11 @@ class Pass:
 
 @dataclass
 class _Slot:
-    """What is held of one layer: a running sum with its count (of one call, where the last is all
-    that is asked for), or a list with one entry a step."""
+    """What is held of one layer: a running sum over calls (the last alone, where no more is asked
+    for) and over as many heads as are averaged, or a list with one entry a step."""
 
     grid: tuple[int, int]
+    heads: int
     calls: int = 0
     total: Tensor | None = None
     steps: list[Tensor] = field(default_factory=list)
@@ -192,38 +195,63 @@ class MapStore:
         position = self.passes[number].position
         return position is not None and self.steps[0] <= position <= self.steps[1]
 
-    def add(self, layer: AttentionLayer, probs: Tensor) -> None:
-        """Take in one layer's probabilities, float32 ``[images, heads, N, T]``."""
-        probs = probs if self.grad else probs.detach()
-        if layer.kind != "self":
-            probs = self._over_tokens(layer, self._among(layer, probs))
-        probs = self._over_heads(layer, probs)
+    def add(self, layer: AttentionLayer, attended: Attended, rows: Tensor) -> None:
+        """Take in what the kept rows of one layer's call attended to."""
+        pieces = self._pieces(layer, attended, rows)
         slot = self._slots.get(layer.name)
         if slot is None:
-            grid = query_grid(probs.shape[-2], self.latent_size, self.levels)
-            slot = self._slots[layer.name] = _Slot(grid)
+            grid = query_grid(attended.cells, self.latent_size, self.levels)
+            heads = attended.heads if self.heads == "mean" else 1
+            slot = self._slots[layer.name] = _Slot(grid, heads)
         slot.calls += 1
         if not is_summed(self.steps):
-            slot.steps.append(probs.to(device=self.device, dtype=self.dtype))
+            one = reduce(self._sum, pieces)
+            one = one / slot.heads if slot.heads > 1 else one
+            slot.steps.append(one.to(device=self.device, dtype=self.dtype))
             return
-        probs = probs.to(device=self.device, dtype=sum_dtype(self.dtype))
-        if slot.total is None or self.steps == "last":
-            slot.total = probs
-        elif self.grad:
-            slot.total = slot.total + probs
+        if self.steps == "last":
+            slot.total = None
+        for piece in pieces:
+            piece = piece.to(device=self.device, dtype=sum_dtype(self.dtype))
+            slot.total = piece if slot.total is None else self._sum(slot.total, piece)
+
+    def _sum(self, total: Tensor, piece: Tensor) -> Tensor:
+        return total + piece if self.grad else total.add_(piece)
+
+    def _pieces(self, layer: AttentionLayer, attended: Attended, rows: Tensor) -> Iterator[Tensor]:
+        """What is to be summed of one call: ``[images, N, tokens]``, each of some heads, or all of
+        it at once, ``[images, heads, N, tokens]``."""
+        columns = self._columns(layer, attended)
+        if self.among is None or layer.kind == "self":
+            parts = attended.parts(rows, columns)
         else:
-            slot.total += probs
+            some = slice(None) if columns is None else list(columns)
+            parts = (self._among(layer, one)[..., some] for one in attended.parts(rows, None))
+        if self.heads == "mean":
+            yield from (part.sum(1) for part in parts)
+            return
+        first, *more = parts
+        probs = torch.cat([first, *more], dim=1) if more else first
+        if isinstance(self.heads, str):
+            yield probs
+            return
+        heads = [int(head) for head in self.heads]
+        if max(heads) >= attended.heads:
+            raise CaptureError(
+                f"Asked for head {max(heads)} of {layer.name}, which has {attended.heads} "
+                f"(0 to {attended.heads - 1})."
+            )
+        yield probs[:, heads]
 
     def _among(self, layer: AttentionLayer, probs: Tensor) -> Tensor:
         """The softmax over some of its keys: the probabilities of the others taken away and what
         is left divided by its sum."""
-        if self.among is None:
-            return probs
+        among = self.among or ()
         images, n_keys = len(probs), probs.shape[-1]
-        lists = list(self.among) * (images if len(self.among) == 1 else 1)
+        lists = list(among) * (images if len(among) == 1 else 1)
         if len(lists) != images or max(map(max, lists)) >= (self.n_text or n_keys):
             raise CaptureError(
-                f"among has {len(self.among)} list(s) of columns up to {max(map(max, lists))}; "
+                f"among has {len(among)} list(s) of columns up to {max(map(max, lists))}; "
                 f"{layer.name} has {images} image(s) and {self.n_text or n_keys} columns of text. "
                 "Pass one list, or one for each image."
             )
@@ -235,29 +263,17 @@ class MapStore:
         text = text / text.sum(-1, keepdim=True).clamp(min=torch.finfo(text.dtype).tiny)
         return torch.cat([text, probs[..., n_text:]], dim=-1)
 
-    def _over_tokens(self, layer: AttentionLayer, probs: Tensor) -> Tensor:
-        self.n_keys = probs.shape[-1]
-        if self.tokens is None:
-            return probs
-        if max(self.tokens) >= self.n_keys:
+    def _columns(self, layer: AttentionLayer, attended: Attended) -> Sequence[int] | None:
+        """The key columns that are kept of a layer, None for all."""
+        if layer.kind == "self":
+            return None
+        self.n_keys = attended.keys
+        if self.tokens is not None and max(self.tokens) >= self.n_keys:
             raise CaptureError(
                 f"Asked for token column {max(self.tokens)} of {layer.name}, which has "
                 f"{self.n_keys} (0 to {self.n_keys - 1})."
             )
-        return probs[..., list(self.tokens)]
-
-    def _over_heads(self, layer: AttentionLayer, probs: Tensor) -> Tensor:
-        if self.heads == "mean":
-            return probs.mean(1)
-        if self.heads == "all":
-            return probs
-        heads = [int(head) for head in self.heads]
-        if max(heads) >= probs.shape[1]:
-            raise CaptureError(
-                f"Asked for head {max(heads)} of {layer.name}, which has {probs.shape[1]} "
-                f"(0 to {probs.shape[1] - 1})."
-            )
-        return probs[:, heads]
+        return self.tokens
 
     def map(self, name: str) -> Tensor:
         """``maps[name]``: ``[images, (steps,) (heads,) rows, cols, tokens]``."""
@@ -265,7 +281,7 @@ class MapStore:
         if slot.total is None:
             held = torch.stack(slot.steps, dim=1)
         else:
-            held = slot.total / (1 if self.steps == "last" else slot.calls)
+            held = slot.total / (slot.heads * (1 if self.steps == "last" else slot.calls))
         return held.to(self.dtype).unflatten(-2, slot.grid)
 
     def missing(self) -> list[str]:

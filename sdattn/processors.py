@@ -10,7 +10,9 @@ None for self-attention, and gives back the shape of ``hidden_states``.
 """
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -19,10 +21,47 @@ from torch import Tensor, nn
 from .attention import attention_probs, fold_heads, merge_heads, split_heads, unfold_heads
 
 Controller = Callable[[Tensor, bool, str], Tensor | None]
-# rows of the batch [images] -> their probabilities, float32 [images, heads, N, T]
-ProbsOf = Callable[[Tensor], Tensor]
-# (size of the batch, their probabilities) of one call of one layer
-Observer = Callable[[int, ProbsOf], None]
+Rows = slice | Tensor
+# (heads, key columns or None for all) -> probabilities, float32 [images, heads, N, T]
+OfHeads = Callable[[slice, Sequence[int] | None], Tensor]
+PART = 1 << 23  # probabilities that are computed at a time: all heads of SD 1.x, some of SD3
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What one call of one layer attended to. Probabilities are computed when they are asked for.
+
+    Attributes:
+        batch: rows of the batch.
+        heads: of the layer.
+        cells: N, the queries.
+        keys: T, the key columns.
+        of_rows: rows of the batch, as an index of its axis, to what they attended to.
+    """
+
+    batch: int
+    heads: int
+    cells: int
+    keys: int
+    of_rows: Callable[[Rows], OfHeads]
+
+    def parts(self, rows: Tensor, columns: Sequence[int] | None) -> Iterator[Tensor]:
+        """The probabilities of some rows, float32 ``[images, heads, N, T]``, a few heads at a time.
+
+        Args:
+            rows: ``[images]``, of the batch.
+            columns: the keys that are kept, None for all. The softmax is over all.
+        """
+        numbers = rows.tolist()
+        first, last = numbers[0], numbers[-1]
+        in_a_row = numbers == list(range(first, last + 1))  # then their part is a view, not a copy
+        probs_of = self.of_rows(slice(first, last + 1) if in_a_row else rows)
+        step = max(1, PART // (len(numbers) * self.cells * self.keys))
+        for start in range(0, self.heads, step):
+            yield probs_of(slice(start, min(start + step, self.heads)), columns)
+
+
+Observer = Callable[[Attended], None]
 
 
 class ObservingProcessor:
@@ -41,9 +80,8 @@ class ObservingProcessor:
     """
 
     def __new__(cls, inner: Any, *_: Any) -> "ObservingProcessor":
-        if isinstance(inner, nn.Module) and not issubclass(cls, nn.Module):
-            cls = type(cls.__name__, (cls, nn.Module), {})
-        return super().__new__(cls)
+        kind: Any = cls
+        return super().__new__(_uncompiled(kind, isinstance(inner, nn.Module)))
 
     def __init__(self, inner: Any, observe: Observer):
         if isinstance(self, nn.Module):
@@ -51,15 +89,15 @@ class ObservingProcessor:
         self.inner = inner
         self.observe = observe
 
-        # diffusers reads the signature of `processor.__call__` to choose the keyword arguments
-        # that it passes on, so this object has to show the signature of the inner one.
+        # diffusers reads the signature of `processor.__call__` at every call, to choose the keyword
+        # arguments that it passes on, so this object has to show the signature of the inner one.
         @functools.wraps(inner.__call__)
         def call(*args: Any, **kwargs: Any) -> Tensor:
             return type(self).__call__(self, *args, **kwargs)
 
-        self.__call__ = call
+        vars(call)["__signature__"] = inspect.signature(inner.__call__)
+        vars(self)["__call__"] = call
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
         inner = innermost(self)
         if isinstance(inner, TorchAttnProcessor):
@@ -73,8 +111,17 @@ class ObservingProcessor:
             output = self.inner(attn, *args, **kwargs)
         finally:
             inner.watchers.remove(shown.append)
-        [probs] = shown
-        self.observe(len(probs), lambda rows: probs[rows.to(probs.device)].float())
+        [probs] = shown  # [B, heads, N, T]
+
+        def of_rows(rows: Rows) -> OfHeads:
+            def of_heads(heads: slice, columns: Sequence[int] | None) -> Tensor:
+                own = probs[rows][:, heads].to(torch.float32, copy=True)  # of theirs none is kept
+                return _columns(own, columns)
+
+            return of_heads
+
+        batch, heads, cells, keys = probs.shape
+        self.observe(Attended(batch, heads, cells, keys, of_rows))
         return cast(Tensor, output)
 
     def _observed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -95,12 +142,24 @@ class ObservingProcessor:
         query, key = _query_and_key(seen, self.inner)
         mask = kwargs.get("attention_mask", args[2] if len(args) > 2 else None)
 
-        def probs_of(rows: Tensor) -> Tensor:
-            probs = observed_probs(attn, query, key, mask, rows)
-            return images.beside(probs, attn, query, rows)
+        def of_rows(rows: Rows) -> OfHeads:
+            text = observed_probs(attn, query, key, mask, rows)
+            return images.beside(text, attn, query, rows)
 
-        self.observe(len(query), probs_of)
+        shape = len(query), attn.heads, query.shape[1], key.shape[1] + sum(images.columns)
+        self.observe(Attended(*shape, of_rows))
         return cast(Tensor, output)
+
+
+@functools.cache
+def _uncompiled(cls: Any, is_module: bool) -> Any:
+    """The class with its call left out of compiled models, and as a module if need be.
+
+    Made when the first one is: importing torch's compiler takes longer than all else here.
+    """
+    bases = (cls, nn.Module) if is_module and not issubclass(cls, nn.Module) else (cls,)
+    call = torch.compiler.disable(cls.__call__)
+    return type(cls.__name__, bases, {"__call__": call, "__doc__": cls.__doc__})
 
 
 def innermost(processor: Any) -> Any:
@@ -126,7 +185,7 @@ class _ImageKeys:
     def __init__(self, processor: Any, states: Any):
         self.projections = list(getattr(processor, "to_k_ip", ()))
         # (text states, [image states [B, images, tokens, width] of each adapter])
-        given = states[1] if isinstance(states, tuple) else ()
+        given = states[1][: len(self.projections)] if isinstance(states, tuple) else ()
         self.columns = [one.shape[1] * one.shape[2] for one in given]
         self.keys: list[list[Tensor]] = [[] for _ in self.projections]
 
@@ -139,15 +198,29 @@ class _ImageKeys:
             for projection, keys in zip(self.projections, self.keys, strict=True)
         ]
 
-    def beside(self, probs: Tensor, attn: Any, query: Tensor, rows: Tensor) -> Tensor:
-        """``probs`` with the image columns behind those of the text; zeros for an adapter that is
-        switched off."""
-        parts = [probs]
-        for keys, columns in zip(self.keys, self.columns, strict=False):
-            parts += [observed_probs(attn, query, key, None, rows) for key in keys]
-            if not keys:
-                parts.append(probs.new_zeros((*probs.shape[:-1], columns)))
-        return torch.cat(parts, dim=-1) if len(parts) > 1 else probs
+    def beside(self, text: OfHeads, attn: Any, query: Tensor, rows: Rows) -> OfHeads:
+        """The image columns behind those of the text; zeros for an adapter that is switched
+        off."""
+        if not self.columns:
+            return text
+        adapters = [
+            ([observed_probs(attn, query, key, None, rows) for key in keys], columns)
+            for keys, columns in zip(self.keys, self.columns, strict=False)
+        ]
+
+        def of_heads(heads: slice, columns: Sequence[int] | None) -> Tensor:
+            parts = [text(heads, None)]
+            for images, width in adapters:
+                parts += [image(heads, None) for image in images]
+                if not images:
+                    parts.append(parts[0].new_zeros((*parts[0].shape[:-1], width)))
+            return _columns(torch.cat(parts, dim=-1), columns)
+
+        return of_heads
+
+
+def _columns(probs: Tensor, columns: Sequence[int] | None) -> Tensor:
+    return probs if columns is None else probs[..., list(columns)]
 
 
 def _query_and_key(seen: dict[str, Tensor], inner: Any) -> tuple[Tensor, Tensor]:
@@ -166,8 +239,8 @@ def _query_and_key(seen: dict[str, Tensor], inner: Any) -> tuple[Tensor, Tensor]
 
 
 def observed_probs(
-    attn: Any, query: Tensor, key: Tensor, mask: Tensor | None, rows: Tensor
-) -> Tensor:
+    attn: Any, query: Tensor, key: Tensor, mask: Tensor | None, rows: Rows
+) -> OfHeads:
     """The probabilities that follow from the query and key an observed layer used.
 
     Args:
@@ -175,18 +248,23 @@ def observed_probs(
         query: ``[B, N, heads*d]``, any floating dtype.
         key: ``[B, T, heads*d]``.
         mask: None or the layer's ``attention_mask``, added to the scores.
-        rows: ``[images]``, the rows of the batch that are wanted.
+        rows: those of the batch that are wanted.
 
     Returns:
-        float32 ``[images, heads, N, T]``; every row sums to 1.
+        Of some heads, float32 ``[images, heads, N, T]``; with all columns every row sums to 1.
     """
-    rows = rows.to(query.device)
     if mask is not None:
         mask = _mask_by_head(mask, len(query), attn.heads, key.shape[1]).float()
         mask = mask if len(mask) == 1 else mask[rows]
     query = _heads_of(query[rows], attn.heads, getattr(attn, "norm_q", None))
     key = _heads_of(key[rows], attn.heads, getattr(attn, "norm_k", None))
-    return attention_probs(query.float(), key.float(), mask)
+
+    def of_heads(heads: slice, columns: Sequence[int] | None) -> Tensor:
+        of_mask = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
+        probs = attention_probs(query[:, heads].float(), key[:, heads].float(), of_mask)
+        return _columns(probs, columns)
+
+    return of_heads
 
 
 def _heads_of(x: Tensor, heads: int, norm: Any) -> Tensor:

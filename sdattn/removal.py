@@ -96,7 +96,8 @@ class Removal:
             undo.callback(self._watch.close)
             undo.callback(self._restore)
             undo.enter_context(running_eagerly(self.model))
-            hook = self.model.register_forward_pre_hook(self._before_pass, with_kwargs=True)
+            before = torch.compiler.disable(self._before_pass)
+            hook = self.model.register_forward_pre_hook(before, with_kwargs=True)
             undo.callback(hook.remove)
             self._undo = undo.pop_all()
         return self
@@ -114,7 +115,6 @@ class Removal:
         for layer, before, _ in self._replaced:
             layer.module.set_processor(before)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model."""
         call, order = read_call(model, args, kwargs), self._watch.order()

@@ -734,3 +734,26 @@ def test_the_softmax_over_nothing_is_refused(tiny_pipe, among):
     with pytest.raises(ValueError, match="pass a list of columns, not empty, for each image"):
         with capture(tiny_pipe, among=among):
             pass
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tokens": [3, 1]},
+        {"heads": "all"},
+        {"heads": [1]},
+        {"steps": "last"},
+        {"steps": "all", "among": [[0, 2, 3]], "tokens": [2]},
+        {"kinds": ("self",), "layers": ("mid",)},
+    ],
+)
+def test_a_head_at_a_time_is_all_of_them(options, monkeypatch):
+    pipe, found = make_pipeline(), []
+    for most in (1, 2**40):
+        monkeypatch.setattr(sdattn.processors, "PART", most)
+        with capture(pipe, **options) as store:
+            run(pipe)
+        found.append(store.maps)
+    for name in found[0]:
+        torch.testing.assert_close(found[0][name], found[1][name], atol=1e-6, rtol=0)

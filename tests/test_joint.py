@@ -172,6 +172,7 @@ def test_scaled_and_shifted_patches_are_the_same_grid():
 @pytest.mark.parametrize("mask", ["none", "keys", "keys and queries", "added"])
 def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
     monkeypatch.setattr(sdattn.joint, "SLICE", slices)
+    monkeypatch.setattr(sdattn.processors, "PART", slices)  # a head at a time, or all
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 3, 2, 11, 8, generator=generator)  # [B, heads, N, d]
     keep = torch.rand(3, 1, 1 if mask == "keys" else 11, 11, generator=generator) > 0.3
@@ -182,9 +183,11 @@ def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
         hidden = given.dtype == torch.bool
         scores = scores.masked_fill(~given, -math.inf) if hidden else scores + given.double()
     expected = scores.softmax(-1)[[2, 0]][:, :, 4:, :4]
-    seen = _Seen(query, key, given, None, None)
-    found = seen.probs(torch.tensor([2, 0]), slice(4, None), slice(0, 4))
-    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
+    attended = _Seen(query, key, given, None, None).attended(slice(4, 11), slice(0, 4))
+    for columns in (None, [3, 1]):
+        found = torch.cat(list(attended.parts(torch.tensor([2, 0]), columns)), dim=1)
+        wanted = expected if columns is None else expected[..., columns]
+        torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=0)
 
 
 def test_the_logsumexp_in_slices(monkeypatch):
