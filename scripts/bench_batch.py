@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench_capture import processor_name
+from benching.machine import processor_name
 
 BATCH = 8
 LAUNCH = "-m accelerate.commands.launch --multi_gpu --num_processes {} --num_machines 1 "

@@ -1,185 +1,239 @@
-"""Time and memory of capture against no capture, on an SD 1.5-shaped UNet with random weights.
+"""Time and memory of capture against no capture, on models of real shapes with random weights.
 
-All variants run in turn, round by round, in one process, so that their ratios hold on a machine
-whose speed drifts. "seeds' way" is what hand-written stores do: attention by bmm and softmax, and
-every map of every step copied to the CPU.
+All ways to watch run in turn, round by round, in one process, so that their ratios hold on a
+machine whose speed drifts. Layers are timed where they run, inside the model's call. What is held,
+and the most memory that a process has, after 1, 10 and 50 calls are measured in a process each.
+
+    scripts/bench_capture.py                                 four models, tables in Markdown
+    scripts/bench_capture.py --models sd15 --dtype float16 --images 8 --compile
 """
 
 import argparse
 import json
-import platform
 import statistics
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
+import subprocess
+import sys
+from contextlib import nullcontext
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+from benching.machine import clock, machine_name, peak_bytes
+from benching.models import BENCHES, Bench, make_bench
+from benching.ways import PEERS, Daam, LayerClock, ways_for
+from transformers import CLIPTokenizer
 
 import sdattn
-from sdattn.layers import find_layers
+from sdattn.pipelines import DEMO
+
+Times = dict[str, dict[str, list[float]]]
+IMPORT = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
+PROMPT = "a red circle left of a blue square and nothing"  # ten words
 
 
-class Keep:
-    """A controller that keeps every cross-attention map, as the seeds do."""
-
-    def __init__(self) -> None:
-        self.maps: list[torch.Tensor] = []
-
-    def __call__(self, probs: torch.Tensor, is_cross: bool, place: str) -> None:
-        if is_cross:
-            self.maps.append(probs[len(probs) // 2 :].to("cpu", copy=True))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(one.nbytes for one in self.maps)
-
-
-@contextmanager
-def seeds_way(pipe: StableDiffusionPipeline):
-    """Replace the processors of the cross-attention layers by ones that compute and keep."""
-    keep = Keep()
-    layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
-    before = [layer.module.processor for layer in layers]
-    for layer in layers:
-        layer.module.set_processor(sdattn.TorchAttnProcessor(keep, layer.place))
-    try:
-        yield keep
-    finally:
-        for layer, processor in zip(layers, before, strict=True):
-            layer.module.set_processor(processor)
+def main() -> None:
+    options = read_options()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = getattr(torch, options.dtype)
+    print(f"torch {torch.__version__}, {machine_name(device)}, {options.dtype}")
+    print("Medians; ratios to none, call by call, with the range of their middle half.")
+    found: dict[str, Any] = {"machine": machine_name(device), "models": {}}
+    for name in options.models:
+        bench = make_bench(name, options.images, device, dtype, options.whole or device == "cuda")
+        times = measure(bench, options)
+        found["models"][name] = {"about": bench.about, "times": times}
+        print_times(bench, times)
+        del bench
+    if not options.no_memory:
+        held = {way: memory_of(way, device) for way in ways_for(make_thin(device).pipe, None)}
+        found["memory"] = held
+        print_memory(held)
+        found["joint"] = joint_memory(device)
+    found["heatmaps"] = time_heatmaps()
+    found["import"] = time_import()
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
-@contextmanager
-def nothing(pipe: StableDiffusionPipeline):
-    yield None
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    models = [name for name in BENCHES if name != "thin"]
+    parser.add_argument("--models", nargs="+", choices=models, default=models)
+    parser.add_argument("--images", type=int, default=1, help="half the batch, which is guided")
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
+    parser.add_argument("--compile", action="store_true", help="compile inside each way")
+    parser.add_argument("--whole", action="store_true", help="all layers of SDXL and SD3 on a CPU")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--quick", action="store_true", help="three rounds, no memory")
+    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--peer", choices=PEERS, help="a tool that is installed, beside the rest")
+    parser.add_argument("--out", type=Path, help="write all figures as JSON")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.no_memory = 3, True
+    return options
 
 
-VARIANTS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
-    "none": nothing,
-    "default": sdattn.capture,
-    "three words": lambda pipe: sdattn.capture(pipe, tokens=[2, 3, 7]),
-    "full detail": lambda pipe: sdattn.capture(pipe, steps="all", heads="all"),
-    "seeds' way": seeds_way,
-}
-GROWING = ("full detail", "seeds' way")  # what they hold grows with the steps
-
-
-def make_pipeline(device: str) -> StableDiffusionPipeline:
-    """A pipeline in the middle of a guided run, as far as capture asks it: its UNet is called."""
-    torch.manual_seed(0)
-    parts = ("vae", "text_encoder", "tokenizer", "safety_checker", "feature_extractor")
-    pipe = StableDiffusionPipeline(
-        unet=UNet2DConditionModel(sample_size=64, cross_attention_dim=768).eval().to(device),
-        scheduler=DDIMScheduler(steps_offset=1, clip_sample=False),
-        **dict.fromkeys(parts),
-        requires_safety_checker=False,
-    )
-    pipe._guidance_scale = 7.5
-    pipe.scheduler.set_timesteps(50)
-    return pipe
-
-
-def record_layers(unet, inputs) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
-    """(layer, hidden states, text states) of each cross-attention layer in one call."""
-    seen: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
-
-    def keep(module, args, kwargs):
-        seen.append((module, args[0].clone(), kwargs["encoder_hidden_states"]))
-
-    layers = [layer.module for layer in find_layers(unet) if layer.kind == "cross"]
-    hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
-    unet(*inputs)
-    for hook in hooks:
-        hook.remove()
-    return seen
-
-
-def clock(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def measure(pipe, inputs, rounds: int, steps: int, repeats: int) -> dict[str, dict[str, Any]]:
-    unet = pipe.unet
-    calls = record_layers(unet, inputs)
-    times = {name: {"unet": [], "layers": []} for name in VARIANTS}
-    held = dict.fromkeys(VARIANTS, 0)
-
-    def run_layers() -> None:
-        for layer, hidden, text in calls:
-            layer(hidden, encoder_hidden_states=text)
-
-    for round_number in range(rounds + 1):
-        names = list(VARIANTS)
-        order = names[round_number % len(names) :] + names[: round_number % len(names)]
-        for name in order:
-            with VARIANTS[name](pipe) as store:
-                whole = [clock(lambda: unet(*inputs)) for _ in range(steps)]
-                if store is not None:
-                    held[name] = store.nbytes // (steps if name in GROWING else 1)
-                alone = [clock(run_layers) for _ in range(repeats)]
-            if round_number:  # the first round warms up
-                times[name]["unet"] += whole
-                times[name]["layers"] += alone
-    return {name: {**summary(times, name), "held": held[name]} for name in VARIANTS}
-
-
-def summary(times: dict[str, dict[str, list[float]]], name: str) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for what in ("unet", "layers"):
-        ratios = [a / b for a, b in zip(times[name][what], times["none"][what], strict=True)]
-        out[what] = statistics.median(times[name][what])
-        out[f"{what}_ratio"] = statistics.median(ratios)
-        out[f"{what}_spread"] = [min(ratios), max(ratios)]
-    return out
-
-
-def processor_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {torch.get_num_threads()} threads"
+# Time
 
 
 @torch.no_grad()
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few rounds")
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    options = parser.parse_args()
-    rounds, steps, repeats = (2, 1, 4) if options.quick else (8, 2, 12)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    pipe = make_pipeline(device)
-    inputs = (
-        torch.randn(2, 4, 64, 64, device=device),
-        500,
-        torch.randn(2, 77, 768, device=device),
-    )
-    found = measure(pipe, inputs, rounds, steps, repeats)
-    machine = torch.cuda.get_device_name() if device == "cuda" else processor_name()
-    print(f"SD 1.5 shape, 512x512, batch 2 (guided), float32, torch {torch.__version__}, {machine}")
-    print("median seconds; ratio to none, pair by pair, with its range\n")
-    print("| variant | whole UNet call | ratio | 16 cross layers | ratio | held after 50 steps |")
-    print("|---|---|---|---|---|---|")
-    for name, one in found.items():
-        after_50 = one["held"] * (50 if name in GROWING else 1)
-        print(
-            f"| {name} | {one['unet']:.3f} s | {ratio(one, 'unet')} | {one['layers']:.4f} s "
-            f"| {ratio(one, 'layers')} | {after_50 / 1e6:,.2f} MB |"
-        )
-    if options.out:
-        options.out.write_text(json.dumps({"machine": machine, "variants": found}, indent=1))
+def measure(bench: Bench, options: argparse.Namespace) -> Times:
+    """Seconds of each round's call, and of its layers that see the text; the first is left out."""
+    ways = ways_for(bench.pipe, options.peer)
+    times: Times = {name: {"call": [], "layers": []} for name in ways}
+    # hooks would break a compiled model into pieces
+    with nullcontext() if options.compile else LayerClock(bench.model) as layers:
+        for number in range(options.rounds + 1):
+            names = list(ways)
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                with ways[name](bench.pipe):
+                    if options.compile:
+                        bench.model.compile()
+                        bench.call()
+                    seconds = clock(bench.call)
+                if layers is not None:
+                    inside = layers.seconds()
+                if number:
+                    times[name]["call"].append(seconds)
+                    if layers is not None:
+                        times[name]["layers"].append(inside)
+    return times
 
 
-def ratio(one: dict[str, Any], what: str) -> str:
-    low, high = one[f"{what}_spread"]
-    return f"{one[f'{what}_ratio']:.3f} ({low:.2f} to {high:.2f})"
+def ratios(times: Times, name: str, what: str) -> list[float]:
+    return [a / b for a, b in zip(times[name][what], times["none"][what], strict=True)]
+
+
+def print_times(bench: Bench, times: Times) -> None:
+    print(f"\n{bench.about}\n\n| way | call | ratio | layers that see the text | ratio |")
+    print("|---|---|---|---|---|")
+    for name, one in times.items():
+        cells = [name]
+        for what in ("call", "layers"):
+            if one[what]:
+                cells += [
+                    f"{statistics.median(one[what]):.4f} s",
+                    spread(ratios(times, name, what)),
+                ]
+        print(f"| {' | '.join(cells)} |")
+
+
+def spread(values: list[float]) -> str:
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
+
+
+# Memory
+
+COUNTS = (1, 10, 50)
+
+
+def make_thin(device: str) -> Bench:
+    """Its maps are those of SD 1.5; its own activations are small."""
+    return make_bench("thin", 1, device, torch.float32, True)
+
+
+def alone(function: Any, *arguments: Any) -> Any:
+    """The result of a function, in a process of its own."""
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
+def memory_of(way: str, device: str) -> dict[int, tuple[int, int]]:
+    """Bytes held, and the process's peak, after so many calls."""
+    return alone(_memory_of, way, device)
+
+
+@torch.no_grad()
+def _memory_of(way: str, device: str) -> dict[int, tuple[int, int]]:
+    bench, found = make_thin(device), {}
+    with ways_for(bench.pipe, None)[way](bench.pipe) as store:
+        for number in range(1, COUNTS[-1] + 1):
+            bench.call()
+            if number in COUNTS:
+                found[number] = (0 if store is None else store.nbytes, peak_bytes(device))
+    return found
+
+
+def print_memory(held: dict[str, dict[int, tuple[int, int]]]) -> None:
+    heads = [f"held after {number} | peak" for number in COUNTS]
+    print("\nMemory in MB, SD 1.5's maps at 512x512, one guided image\n")
+    print(f"| way | {' | '.join(heads)} |\n|{'---|' * (1 + 2 * len(COUNTS))}")
+    for way, one in held.items():
+        cells = [f"{size / 1e6:,.1f}" for number in COUNTS for size in one[number]]
+        print(f"| {way} | {' | '.join(cells)} |")
+
+
+def joint_memory(device: str) -> dict[str, float]:
+    """The peak that capture adds to a layer of SD3's at 1024x1024, in parts of the [heads, N, N]
+    matrix that it does not make."""
+    cells, text, heads = 64 * 64, 333, 24
+    matrix = 4 * heads * (cells + text) ** 2
+    peaks = {way: alone(_joint_peak, way, device) for way in ("none", "default")}
+    extra = peaks["default"] - peaks["none"]
+    print(f"\nSD3, 1024x1024: {extra / 1e6:.0f} MB more at the peak, {extra / matrix:.1%} of one")
+    print(f"[heads, N, N] matrix ({matrix / 1e6:,.0f} MB)")
+    return {**peaks, "matrix": matrix}
+
+
+@torch.no_grad()
+def _joint_peak(way: str, device: str) -> int:
+    bench = make_bench("sd3", 1, device, torch.float32, False)
+    with ways_for(bench.pipe, None)[way](bench.pipe):
+        bench.call()
+    return peak_bytes(device)
+
+
+# From the store to heatmaps
+
+
+@torch.no_grad()
+def time_heatmaps(rounds: int = 5) -> dict[str, list[float]]:
+    """From what was captured to the ten words' heatmaps at 512x512, on the CPU."""
+    bench = make_thin("cpu")
+    tokenizer = CLIPTokenizer.from_pretrained(DEMO / "tokenizer", model_max_length=77)
+    with ways_for(bench.pipe, None)["DAAM's way"](bench.pipe) as daam:
+        bench.call()
+    with sdattn.capture(bench.pipe) as store:
+        bench.call()
+    words = [list(one.columns) for one in sdattn.read_prompt(tokenizer, PROMPT).words]
+    calls = {"sdattn": partial(ours, store, tokenizer), "DAAM's way": partial(theirs, daam, words)}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name, call in calls.items():
+            seconds = clock(call)
+            if number:
+                times[name].append(seconds)
+    ours_ms, theirs_ms = (1000 * statistics.median(one) for one in times.values())
+    print(f"\nFrom the store to {len(words)} words' heatmaps at 512x512: sdattn {ours_ms:.1f} ms, ")
+    print(f"DAAM's way {theirs_ms:.0f} ms, {theirs_ms / ours_ms:.0f} times that")
+    return times
+
+
+def time_import(rounds: int = 7) -> list[float]:
+    """Seconds that importing sdattn adds to importing torch, each in a process of its own."""
+    added = []
+    for _ in range(rounds):
+        seconds = [
+            float(subprocess.check_output([sys.executable, "-c", IMPORT.format(one)]))
+            for one in ("torch", "torch, sdattn")
+        ]
+        added.append(seconds[1] - seconds[0])
+    print(f"\nimport sdattn: {1000 * statistics.median(added):.0f} ms over import torch")
+    return added
+
+
+def ours(store: Any, tokenizer: Any) -> list[torch.Tensor]:
+    [maps] = sdattn.heatmaps(store, tokenizer, PROMPT)
+    return [one.resize((512, 512)) for one in maps.occurrences()]
+
+
+def theirs(daam: Daam, words: list[list[int]]) -> list[torch.Tensor]:
+    return daam.heatmaps(words, 512)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from bench_capture import processor_name
+from benching.machine import processor_name
 from PIL import ImageFilter
 from random_run import random_run
 

@@ -1,0 +1,1 @@
+"""What the benchmarks share: models of real shapes, ways to watch them, machine and clock."""

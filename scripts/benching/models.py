@@ -1,0 +1,168 @@
+"""Models of real shapes with random weights, each in the middle of a guided run of its pipeline.
+
+As far as capture asks it: the pipeline's schedule is set and its model is called, on a batch of
+which one half is the negative prompt's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import (
+    DDIMScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
+)
+from torch import Tensor
+
+from sdattn import load_pipeline
+
+STEPS = 50
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A model to be called.
+
+    Attributes:
+        about: what it is, for a table.
+        pipe: the pipeline.
+        model: its UNet or transformer.
+        inputs: the keyword arguments of a call.
+    """
+
+    about: str
+    pipe: Any
+    model: Any
+    inputs: dict[str, Any]
+
+    def call(self) -> None:
+        self.model(**self.inputs)
+
+
+def make_bench(name: str, images: int, device: str, dtype: torch.dtype, whole: bool) -> Bench:
+    """One of ``BENCHES``.
+
+    Args:
+        name: of it.
+        images: the batch has twice as many rows.
+        device, dtype: of weights and inputs.
+        whole: all layers; else, of SDXL and SD3, one or two of each shape, which are enough to time
+            layers and fit into a small machine.
+    """
+    torch.manual_seed(0)
+    pipe, inputs, about = BENCHES[name](2 * images, whole)
+    model = getattr(pipe, "unet", None) or pipe.transformer
+    model.eval().to(device, dtype)
+    pipe.scheduler.set_timesteps(STEPS)
+    pipe._guidance_scale = 7.5
+    inputs = {key: _moved(one, device, dtype) for key, one in inputs.items()}
+    return Bench(f"{about}, batch {2 * images}", pipe, model, inputs)
+
+
+def _moved(value: Any, device: str, dtype: torch.dtype) -> Any:
+    if isinstance(value, dict):
+        return {key: _moved(one, device, dtype) for key, one in value.items()}
+    return value.to(device, dtype) if isinstance(value, Tensor) else value
+
+
+def _sd15(rows: int, _whole: bool) -> tuple[Any, dict[str, Any], str]:
+    unet = UNet2DConditionModel(sample_size=64, cross_attention_dim=768)
+    return _stable_diffusion(unet), _unet_inputs(rows, 64, 768), "SD 1.5, 512x512"
+
+
+def _thin_sd15(rows: int, _whole: bool) -> tuple[Any, dict[str, Any], str]:
+    widths = (64, 128, 256, 256)
+    unet = UNet2DConditionModel(
+        sample_size=64, cross_attention_dim=768, block_out_channels=widths, norm_num_groups=32
+    )
+    return _stable_diffusion(unet), _unet_inputs(rows, 64, 768), "SD 1.5 at a fifth of its width"
+
+
+def _demo(rows: int, _whole: bool) -> tuple[Any, dict[str, Any], str]:
+    pipe = load_pipeline("demo", device="cpu")
+    width = pipe.unet.config.cross_attention_dim
+    inputs = _unet_inputs(rows, 16, width, tokens=32)
+    return pipe, inputs, "the demo model, 64x64"
+
+
+def _stable_diffusion(unet: Any) -> StableDiffusionPipeline:
+    parts = ("vae", "text_encoder", "tokenizer", "safety_checker", "feature_extractor")
+    scheduler = DDIMScheduler(steps_offset=1, clip_sample=False)
+    return StableDiffusionPipeline(
+        unet=unet, scheduler=scheduler, **dict.fromkeys(parts), requires_safety_checker=False
+    )
+
+
+def _unet_inputs(rows: int, side: int, width: int, tokens: int = 77) -> dict[str, Any]:
+    states = torch.randn(rows, tokens, width)
+    sample = torch.randn(rows, 4, side, side)
+    return {"sample": sample, "timestep": 500, "encoder_hidden_states": states}
+
+
+def _sdxl(rows: int, whole: bool) -> tuple[Any, dict[str, Any], str]:
+    depths = (1, 2, 10) if whole else (1, 1, 1)
+    unet = UNet2DConditionModel(
+        sample_size=128,
+        block_out_channels=(320, 640, 1280),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        transformer_layers_per_block=depths,
+        attention_head_dim=(5, 10, 20),
+        cross_attention_dim=2048,
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=256,
+        projection_class_embeddings_input_dim=2816,
+    )
+    pipe = StableDiffusionXLPipeline(
+        unet=unet,
+        scheduler=DDIMScheduler(steps_offset=1, clip_sample=False),
+        **dict.fromkeys(("vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")),
+        add_watermarker=False,
+    )
+    added = {"text_embeds": torch.randn(rows, 1280), "time_ids": torch.ones(rows, 6)}
+    inputs = {**_unet_inputs(rows, 128, 2048), "added_cond_kwargs": added}
+    return pipe, inputs, "SDXL, 1024x1024" + ("" if whole else ", one layer of each block")
+
+
+def _sd3(rows: int, whole: bool) -> tuple[Any, dict[str, Any], str]:
+    transformer = SD3Transformer2DModel(
+        sample_size=128,
+        num_layers=24 if whole else 2,
+        num_attention_heads=24,
+        attention_head_dim=64,
+        caption_projection_dim=1536,
+        joint_attention_dim=4096,
+        pooled_projection_dim=2048,
+        out_channels=16,
+        pos_embed_max_size=192,
+    )
+    names = "vae", "text_encoder", "text_encoder_2", "text_encoder_3"
+    tokenizers = "tokenizer", "tokenizer_2", "tokenizer_3"
+    pipe = StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        **dict.fromkeys((*names, *tokenizers)),
+    )
+    inputs = {
+        "hidden_states": torch.randn(rows, 16, 128, 128),
+        "timestep": torch.full((rows,), 500.0),
+        "encoder_hidden_states": torch.randn(rows, 333, 4096),
+        "pooled_projections": torch.randn(rows, 2048),
+    }
+    return pipe, inputs, "SD3, 1024x1024" + ("" if whole else ", 2 of 24 layers")
+
+
+BENCHES: dict[str, Callable[[int, bool], tuple[Any, dict[str, Any], str]]] = {
+    "sd15": _sd15,
+    "sdxl": _sdxl,
+    "sd3": _sd3,
+    "demo": _demo,
+    "thin": _thin_sd15,
+}

@@ -1,0 +1,162 @@
+"""Ways to watch a pipeline while it runs: none, sdattn's, and what other tools do.
+
+A way is a context around the calls of a model; ``held()`` of what it yields are the bytes that it
+holds.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+import sdattn
+from sdattn.layers import TEXT_KINDS, find_layers
+
+
+class Seeds:
+    """What hand-written stores do: attention by matrix product and softmax, and every map of every
+    step, of the conditional half, copied to the CPU."""
+
+    def __init__(self) -> None:
+        self.maps: list[Tensor] = []
+
+    def controller(self, _layer: Any) -> Callable[[Tensor, bool, str], None]:
+        return lambda probs, _is_cross, _place: self.maps.append(_half(probs).to("cpu", copy=True))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.maps)
+
+
+class Daam:
+    """What DAAM does: attention by matrix product and softmax, and the sum over the steps of each
+    head of the layers of the way down and up, but for the coarsest.
+
+    Source: Tang et al. 2022, "What the DAAM", section 3; github.com/castorini/daam, daam/trace.py.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
+
+    def controller(self, layer: Any) -> Callable[[Tensor, bool, str], None]:
+        def add(probs: Tensor, _is_cross: bool, _place: str) -> None:
+            if layer.place != "mid":
+                self.sums[layer.name] = self.sums[layer.name] + _half(probs)
+
+        return add
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.sums.values())
+
+    def heatmaps(self, words: list[list[int]], size: int) -> list[Tensor]:
+        """One for each word's columns, ``[size, size]``; of a square picture."""
+        finest = max(round(one.shape[1] ** 0.5) for one in self.sums.values())
+        resized = []
+        for one in self.sums.values():
+            side = round(one.shape[1] ** 0.5)
+            for head in one:
+                cells = head.T.reshape(-1, 1, side, side)
+                shown = interpolate(cells, size=(finest, finest), mode="bicubic").clamp_(min=0)
+                resized.append(shown)
+        total = torch.stack(resized).mean(0)[:, 0]
+        means = [total[columns].mean(0)[None, None] for columns in words]
+        return [interpolate(one, size=(size, size), mode="bicubic")[0, 0] for one in means]
+
+
+def _half(probs: Tensor) -> Tensor:
+    """The conditional rows of ``[B*heads, N, T]``."""
+    return probs[len(probs) // 2 :]
+
+
+@contextmanager
+def _computing(pipe: Any, way: Any) -> Iterator[Any]:
+    """Processors that compute the probabilities and hand them to ``way``, in cross-attention."""
+    layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
+    before = [layer.module.processor for layer in layers]
+    for layer in layers:
+        processor = sdattn.TorchAttnProcessor(way.controller(layer), layer.place)
+        layer.module.set_processor(processor)
+    try:
+        yield way
+    finally:
+        for layer, processor in zip(layers, before, strict=True):
+            layer.module.set_processor(processor)
+
+
+@contextmanager
+def _nothing(_pipe: Any) -> Iterator[Any]:
+    yield None
+
+
+@contextmanager
+def _daam_itself(pipe: Any) -> Iterator[Any]:
+    import daam  # of its users' own environment
+
+    with daam.trace(pipe):
+        yield None
+
+
+Way = Callable[[Any], AbstractContextManager[Any]]
+OURS: dict[str, Way] = {
+    "none": _nothing,
+    "default": sdattn.capture,
+    "three words": lambda pipe: sdattn.capture(pipe, tokens=[2, 3, 7]),
+    "full detail": lambda pipe: sdattn.capture(pipe, steps="all", heads="all"),
+}
+THEIRS: dict[str, Way] = {  # of UNets
+    "seeds' way": lambda pipe: _computing(pipe, Seeds()),
+    "DAAM's way": lambda pipe: _computing(pipe, Daam()),
+}
+PEERS: dict[str, Way] = {"daam": _daam_itself}
+
+
+def ways_for(pipe: Any, peer: str | None) -> dict[str, Way]:
+    theirs = THEIRS if hasattr(pipe, "unet") else {}
+    return {**OURS, **theirs, **({peer: PEERS[peer]} if peer else {})}
+
+
+class LayerClock:
+    """The time that a model spends in its layers that see the text.
+
+    with LayerClock(model) as clock:
+        model(...)
+        clock.seconds()     of the calls since it was asked last
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        self.layers = [layer.module for layer in find_layers(model) if layer.kind in TEXT_KINDS]
+        self.on_gpu = next(model.parameters()).is_cuda
+        self._marks: list[Any] = []
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> "LayerClock":
+        for layer in self.layers:
+            self._hooks.append(layer.register_forward_pre_hook(self._mark))
+            self._hooks.append(layer.register_forward_hook(self._mark))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _mark(self, *_: object) -> None:
+        if self.on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append(event)
+        else:
+            self._marks.append(perf_counter())
+
+    def seconds(self) -> float:
+        marks, self._marks = self._marks, []
+        pairs = zip(marks[::2], marks[1::2], strict=True)
+        if self.on_gpu:
+            torch.cuda.synchronize()
+            return sum(start.elapsed_time(end) for start, end in pairs) / 1000
+        return sum(end - start for start, end in pairs)
