@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benching.machine import clock, machine_name, peak_bytes
+from benching.machine import clock, forget_peak, machine_name, peak_bytes
 from benching.models import BENCHES, Bench, make_bench
 from benching.ways import PEERS, Daam, LayerClock, ways_for
 from transformers import CLIPTokenizer
@@ -151,6 +151,7 @@ def memory_of(way: str, device: str) -> dict[int, tuple[int, int]]:
 @torch.no_grad()
 def _memory_of(way: str, device: str) -> dict[int, tuple[int, int]]:
     bench, found = make_thin(device), {}
+    forget_peak(device)
     with ways_for(bench.pipe, None)[way](bench.pipe) as store:
         for number in range(1, COUNTS[-1] + 1):
             bench.call()
@@ -183,6 +184,8 @@ def joint_memory(device: str) -> dict[str, float]:
 @torch.no_grad()
 def _joint_peak(way: str, device: str) -> int:
     bench = make_bench("sd3", 1, device, torch.float32, False)
+    bench.call()  # what a first call keeps is not the way's
+    forget_peak(device)
     with ways_for(bench.pipe, None)[way](bench.pipe):
         bench.call()
     return peak_bytes(device)

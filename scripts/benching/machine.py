@@ -1,7 +1,6 @@
 """The machine that a benchmark runs on, and how long and how much memory a call takes there."""
 
 import platform
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -37,8 +36,18 @@ def clock(call: Callable[[], Any]) -> float:
     return perf_counter() - start
 
 
+def forget_peak(device: str) -> None:
+    """Let :func:`peak_bytes` begin from here; of the CPU's memory on Linux only."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_bytes(device: str) -> int:
-    """The most memory that this process has had, on the device."""
+    """The most memory that this process has had, on the device, since ``forget_peak``."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    lines = Path("/proc/self/status").read_text().splitlines()
+    [peak] = (line.split()[1] for line in lines if line.startswith("VmHWM"))
+    return int(peak) * 1024
