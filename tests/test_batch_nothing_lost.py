@@ -259,6 +259,8 @@ def test_a_launcher_that_ends_early_ends_its_ranks_and_keeps_what_they_finished(
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     assert "SIGTERM: finishing the items in hand" in err
     number, problems = verify(root)
+    if ended == "a rank":  # it may have been killed between an item and its row
+        problems = [one for one in problems if "has no row; the next run adds it" not in one]
     assert 4 <= number < 30 and problems == [], err
     before = stamps(root)
     code, _, err = batch(*arguments)
