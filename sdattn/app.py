@@ -138,7 +138,7 @@ def _gradio() -> Any:
     try:
         import gradio
     except ImportError as error:
-        raise ImportError("The live page wants gradio: pip install gradio.") from error
+        raise ImportError("The live page wants gradio: pip install 'gradio>=6'.") from error
     return gradio
 
 

@@ -109,7 +109,7 @@ class AskingObserver(ObservingProcessor):
                 "what it would attend to cannot be known. Set another processor before capture, "
                 "sdattn.TorchAttnProcessor() for example."
             )
-        [query] = queries[:1]
+        query = queries[0]
         shape = len(query), attn.heads, query.shape[1], self.text_states.shape[1]
         of_rows = functools.partial(self._of_rows, attn, query)
         self.observe(Attended(*shape, of_rows))

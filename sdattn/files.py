@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ __all__ = [
     "save_run",
     "saved_run",
     "write_files",
+    "write_whole",
 ]
 
 
@@ -66,6 +67,30 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # it may be linked from another run: see merge()
         path.write_bytes(data)
+
+
+def write_whole(path: Path, parts: Iterable[bytes], temporary: Path | None = None) -> None:
+    """Write a file for good, whole or not at all: whatever goes wrong leaves what was there.
+
+    Args:
+        path: of the file; its folder is there.
+        parts: what it holds, one after the other.
+        temporary: where it lies until it is whole, on the same disk; beside it by default.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    made = temporary or path.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        with made.open("wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(made, path)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
+    flush(path.parent)
 
 
 def load_run(folder: str | Path) -> SavedRun:

@@ -265,7 +265,7 @@ MAY_IMPORT = {
         "imagerun",
         "views",
     },
-    "figures.saving": set(),
+    "figures.saving": {"files"},
     "figures.animation": {"figures.choosing", "figures.saving", "imagerun", "render"},
     "figures.panels": {"figures.lettering", "figures.placing", "render"},
     "figures": {

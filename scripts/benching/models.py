@@ -6,6 +6,7 @@ which one half is the negative prompt's.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,17 +72,11 @@ def _moved(value: Any, device: str, dtype: torch.dtype) -> Any:
     return value.to(device, dtype) if isinstance(value, Tensor) else value
 
 
-def _sd15(rows: int, _whole: bool) -> tuple[Any, dict[str, Any], str]:
-    unet = UNet2DConditionModel(sample_size=64, cross_attention_dim=768)
-    return _stable_diffusion(unet), _unet_inputs(rows, 64, 768), "SD 1.5, 512x512"
-
-
-def _thin_sd15(rows: int, _whole: bool) -> tuple[Any, dict[str, Any], str]:
-    widths = (64, 128, 256, 256)
-    unet = UNet2DConditionModel(
-        sample_size=64, cross_attention_dim=768, block_out_channels=widths, norm_num_groups=32
-    )
-    return _stable_diffusion(unet), _unet_inputs(rows, 64, 768), "SD 1.5 at a fifth of its width"
+def _sd15(
+    widths: tuple[int, ...], about: str, rows: int, _whole: bool
+) -> tuple[Any, dict[str, Any], str]:
+    unet = UNet2DConditionModel(sample_size=64, cross_attention_dim=768, block_out_channels=widths)
+    return _stable_diffusion(unet), _unet_inputs(rows, 64, 768), about
 
 
 def _demo(rows: int, _whole: bool) -> tuple[Any, dict[str, Any], str]:
@@ -160,9 +155,9 @@ def _sd3(rows: int, whole: bool) -> tuple[Any, dict[str, Any], str]:
 
 
 BENCHES: dict[str, Callable[[int, bool], tuple[Any, dict[str, Any], str]]] = {
-    "sd15": _sd15,
+    "sd15": partial(_sd15, (320, 640, 1280, 1280), "SD 1.5, 512x512"),
     "sdxl": _sdxl,
     "sd3": _sd3,
     "demo": _demo,
-    "thin": _thin_sd15,
+    "thin": partial(_sd15, (64, 128, 256, 256), "SD 1.5 at a fifth of its width"),
 }

@@ -1,7 +1,7 @@
 """Ways to watch a pipeline while it runs: none, sdattn's, and what other tools do.
 
-A way is a context around the calls of a model; ``held()`` of what it yields are the bytes that it
-holds.
+A way is a context around the calls of a model; ``nbytes`` of what it yields are the bytes that it
+holds, None for one that holds none or does not tell.
 """
 
 from collections import defaultdict

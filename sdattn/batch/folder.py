@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..files import check_writable, flush
+from ..files import check_writable, write_whole
 from ..packing import to_json
 from .layouts import Files, Layout, layout_of
 from .locks import Lock
@@ -123,17 +123,7 @@ class BatchFolder:
         self.write_lines(name, [data])
 
     def write_lines(self, name: str, parts: Iterable[bytes]) -> None:
-        made = self.temporary / name
-        try:
-            with made.open("wb") as file:
-                file.writelines(parts)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(made, self.root / name)
-        except BaseException:
-            made.unlink(missing_ok=True)
-            raise
-        flush(self.root)
+        write_whole(self.root / name, parts, self.temporary / name)
 
     # What is whole
 

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
-from ..files import flush, flush_tree, write_files
+from ..files import flush, flush_tree, write_files, write_whole
 from ..packing import FORMAT, MAPS, pack_maps, sha256
 
 Files = Mapping[str, bytes]
@@ -165,16 +165,9 @@ class Shards(Layout):
         digest = sha256("\n".join(sorted(items)).encode())[:16]
         place = f"shards/{digest}.safetensors"
         head = {"format": FORMAT, "items": sorted(items)}
-        made = self.temporary / uuid4().hex
-        try:
-            made.write_bytes(save(tensors, metadata={"sdattn": json.dumps(head)}))
-            flush(made)
-            (self.root / "shards").mkdir(exist_ok=True)
-            os.replace(made, self.root / place)
-            flush(self.root / "shards")
-        except BaseException:
-            made.unlink(missing_ok=True)
-            raise
+        data = save(tensors, metadata={"sdattn": json.dumps(head)})
+        (self.root / "shards").mkdir(exist_ok=True)
+        write_whole(self.root / place, [data], self.temporary / uuid4().hex)
         return place
 
     def find(self) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ from .choosing import chosen, kept_steps, not_kept
 from .lettering import DPI, settings
 from .panels import Page, flow, table
 from .placing import Lines
-from .saving import format_of, write_whole
+from .saving import format_of, save_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +82,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     held = io.BytesIO()
     with settings():
         figure.savefig(held, format=kind, dpi=DPI, metadata=_UNDATED.get(kind))
-    write_whole(path, held.getvalue())
+    save_file(path, held.getvalue())
 
 
 def _words(run: ImageRun, words: Sequence[str] | None) -> Figure:

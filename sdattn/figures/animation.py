@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .. import render
 from ..imagerun import ImageRun
 from .choosing import chosen, kept_steps
-from .saving import format_of, write_whole
+from .saving import format_of, save_file
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -88,7 +88,7 @@ def save_animation(
     first.save(
         held, kind.upper(), save_all=True, append_images=rest, duration=times, loop=0, **options
     )
-    write_whole(path, held.getvalue())
+    save_file(path, held.getvalue())
 
 
 def _reduced(image: Image.Image) -> Image.Image:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from pathlib import Path
-from uuid import uuid4
+
+from ..files import write_whole
 
 
 def format_of(path: str | Path, formats: Collection[str]) -> str:
@@ -20,7 +20,7 @@ def format_of(path: str | Path, formats: Collection[str]) -> str:
     return suffix[1:]
 
 
-def write_whole(path: str | Path, data: bytes) -> None:
+def save_file(path: str | Path, data: bytes) -> None:
     """Write a file, with its folders; whatever goes wrong leaves what was there before.
 
     Raises:
@@ -30,9 +30,4 @@ def write_whole(path: str | Path, data: bytes) -> None:
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder. Name a file.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{uuid4().hex}.tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, [data])
