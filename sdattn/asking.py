@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .attended import Attended, OfHeads, Rows
 from .layers import find_denoiser, is_unet
-from .processors import Attended, Observer, ObservingProcessor, OfHeads, Rows, observed_probs
+from .processors import Observer, ObservingProcessor, observed_probs
 
 
 def check_asked(model: Any, text_states: Tensor) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .asking import AskingObserver, check_asked
+from .attended import Attended
 from .calls import Call, read_call
 from .compiled import is_compiled, running_eagerly
 from .guidance import Branch, GuidanceWatch, Order, branch_rows
@@ -27,7 +28,7 @@ from .layers import (
     unwrapped,
 )
 from .maps import CaptureError, CaptureWarning, MapStore, Pass
-from .processors import Attended, ObservingProcessor, innermost
+from .processors import ObservingProcessor, innermost
 from .selections import Selection, expected_bytes, is_span
 
 MUCH = 1e9  # bytes; a capture that will hold more says so before it starts

@@ -10,10 +10,10 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from .attended import Attended
 from .attention import query_grid
 from .guidance import Branch
 from .layers import AttentionLayer
-from .processors import Attended
 from .selections import Selection, check_selection, is_span, is_summed, sum_dtype
 
 

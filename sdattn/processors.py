@@ -9,59 +9,21 @@ A processor is called by its attention layer as
 None for self-attention, and gives back the shape of ``hidden_states``.
 """
 
-import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import cache, partial, wraps
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from .attended import Attended, OfHeads, Rows
 from .attention import attention_probs, fold_heads, merge_heads, split_heads, unfold_heads
+from .sdpa import SdpaWatch, Seen, told
 
 Controller = Callable[[Tensor, bool, str], Tensor | None]
-Rows = slice | Tensor
-# (heads, key columns or None for all) -> probabilities, float32 [images, heads, N, T]
-OfHeads = Callable[[slice, Sequence[int] | None], Tensor]
-PART = 1 << 23  # probabilities that are computed at a time: all heads of SD 1.x, some of SD3
-
-
-@dataclass(frozen=True)
-class Attended:
-    """What one call of one layer attended to. Probabilities are computed when they are asked for.
-
-    Attributes:
-        batch: rows of the batch.
-        heads: of the layer.
-        cells: N, the queries.
-        keys: T, the key columns.
-        of_rows: rows of the batch, as an index of its axis, to what they attended to.
-    """
-
-    batch: int
-    heads: int
-    cells: int
-    keys: int
-    of_rows: Callable[[Rows], OfHeads]
-
-    def parts(self, rows: Tensor, columns: Sequence[int] | None) -> Iterator[Tensor]:
-        """The probabilities of some rows, float32 ``[images, heads, N, T]``, a few heads at a time.
-
-        Args:
-            rows: ``[images]``, of the batch.
-            columns: the keys that are kept, None for all. The softmax is over all.
-        """
-        numbers = rows.tolist()
-        first, last = numbers[0], numbers[-1]
-        in_a_row = numbers == list(range(first, last + 1))  # then their part is a view, not a copy
-        probs_of = self.of_rows(slice(first, last + 1) if in_a_row else rows)
-        step = max(1, PART // (len(numbers) * self.cells * self.keys))
-        for start in range(0, self.heads, step):
-            yield probs_of(slice(start, min(start + step, self.heads)), columns)
-
-
 Observer = Callable[[Attended], None]
+LARGE = 1 << 20  # numbers in the hidden states; in smaller layers a watch costs more than it spares
 
 
 class ObservingProcessor:
@@ -71,7 +33,8 @@ class ObservingProcessor:
     probabilities itself, as a controller left them. Those of any other follow from its query and
     key, which are read by forward hooks on the layer's own projections (``to_q`` and ``to_k``, or
     the fused ``to_kv`` and ``to_qkv``) while ``inner`` runs, so they include LoRA and whatever
-    else acts on the projections.
+    else acts on the projections. In large layers on the CPU, where the kernel that makes the output
+    tells the logsumexp as well, that takes the place of a softmax here.
 
     Where ``inner`` has weights (IP-Adapter) it is a module as well: they move with the model.
 
@@ -88,10 +51,11 @@ class ObservingProcessor:
             nn.Module.__init__(self)
         self.inner = inner
         self.observe = observe
+        self.listeners: list[Callable[[list[Seen]], object]] = []
 
         # diffusers reads the signature of `processor.__call__` at every call, to choose the keyword
         # arguments that it passes on, so this object has to show the signature of the inner one.
-        @functools.wraps(inner.__call__)
+        @wraps(inner.__call__)
         def call(*args: Any, **kwargs: Any) -> Tensor:
             return type(self).__call__(self, *args, **kwargs)
 
@@ -129,29 +93,55 @@ class ObservingProcessor:
         states = kwargs.get("encoder_hidden_states", args[1] if len(args) > 1 else None)
         images = _ImageKeys(innermost(self), states)
         hooks = [
-            module.register_forward_hook(functools.partial(_keep_output, seen, name))
+            module.register_forward_hook(partial(_keep_output, seen, name))
             for name in ("to_q", "to_k", "to_kv", "to_qkv")
             if (module := getattr(attn, name, None)) is not None
         ]
         hooks += images.hooks()
+        calls: list[Seen] = []
+        given: Any = kwargs.get("hidden_states", args[0] if args else None)
+        watch = given.device.type == "cpu" and given.numel() >= LARGE
+        call_inner = partial(self._watched, calls) if watch else self.inner
         try:
-            output = self.inner(attn, *args, **kwargs)
+            output: Tensor = call_inner(attn, *args, **kwargs)
         finally:
             for hook in hooks:
                 hook.remove()
         query, key = _query_and_key(seen, self.inner)
+        call = told(calls, len(query), attn.heads, query.shape[1], key.shape[1])
         mask = kwargs.get("attention_mask", args[2] if len(args) > 2 else None)
 
         def of_rows(rows: Rows) -> OfHeads:
-            text = observed_probs(attn, query, key, mask, rows)
+            if call is None:
+                text = observed_probs(attn, query, key, mask, rows)
+            else:
+                text = call.of_rows(slice(None), slice(None), rows)
             return images.beside(text, attn, query, rows)
 
         shape = len(query), attn.heads, query.shape[1], key.shape[1] + sum(images.columns)
         self.observe(Attended(*shape, of_rows))
-        return cast(Tensor, output)
+        return output
+
+    def _watched(self, calls: list[Seen], attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """The output of ``inner``; ``calls`` takes what was handed to torch's attention, which the
+        innermost of nested observers sees."""
+        first = self
+        while isinstance(first.inner, ObservingProcessor):
+            first = first.inner
+        first.listeners.append(calls.extend)
+        try:
+            if first is not self:
+                return cast(Tensor, self.inner(attn, *args, **kwargs))
+            with SdpaWatch() as watch:
+                output: Tensor = self.inner(attn, *args, **kwargs)
+            for listener in self.listeners:
+                listener(watch.calls)
+            return output
+        finally:
+            first.listeners.remove(calls.extend)
 
 
-@functools.cache
+@cache
 def _uncompiled(cls: Any, is_module: bool) -> Any:
     """The class with its call left out of compiled models, and as a module if need be.
 
@@ -194,7 +184,7 @@ class _ImageKeys:
             keys.append(output.flatten(1, -2))  # [B, tokens, width]
 
         return [
-            projection.register_forward_hook(functools.partial(keep, keys))
+            projection.register_forward_hook(partial(keep, keys))
             for projection, keys in zip(self.projections, self.keys, strict=True)
         ]
 

@@ -26,9 +26,10 @@ from diffusers.models.attention_processor import (
     SlicedAttnProcessor,
 )
 
-import sdattn
+import sdattn.attended
 from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture
 from sdattn.layers import find_layers
+from sdattn.processors import LARGE
 from sdattn.selections import expected_bytes
 
 PROMPT = "a red cat"
@@ -39,6 +40,12 @@ def run(pipe, prompt=PROMPT, **options):
     settings = {"num_inference_steps": 2, "output_type": "np", "height": 128, "width": 128}
     generator = torch.Generator().manual_seed(0)
     return pipe(prompt, generator=generator, **{**settings, **options}).images
+
+
+def sample_and_text(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    sample = torch.randn(2, 4, 16, 24, generator=generator).to(dtype)
+    return sample, torch.randn(2, 77, 32, generator=generator).to(dtype)
 
 
 def record_inputs(unet):
@@ -116,18 +123,18 @@ SETUPS = {
 }
 
 
+@pytest.mark.parametrize("large", [0, LARGE], ids=["kernel's logsumexp", "softmax"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("setup", SETUPS)
 @torch.no_grad()
-def test_looking_changes_nothing(setup, dtype):
+def test_looking_changes_nothing(setup, dtype, large, monkeypatch):
+    monkeypatch.setattr(sdattn.processors, "LARGE", large)
     unet = make_unet()
     SETUPS[setup](unet)
     unet.to(dtype)
-    generator = torch.Generator().manual_seed(0)
-    sample = torch.randn(2, 4, 16, 24, generator=generator).to(dtype)
-    text = torch.randn(2, 77, 32, generator=generator).to(dtype)
+    sample, text = sample_and_text(dtype)
     if setup == "IP-Adapter":
-        text = (text, [torch.randn(2, 1, 4, 32, generator=generator).to(dtype)])
+        text = (text, [text[:, None, :4].flip(-1)])
     options = {"cross_attention_kwargs": {"strength": 0.5}} if setup == "own" else {}
     before = unet(sample, 500, text, **options).sample
     hooks, record = record_inputs(unet)
@@ -151,6 +158,25 @@ def test_looking_changes_nothing(setup, dtype):
         sums, ones = found.sum(-1), torch.ones(found.shape[:-1])
         torch.testing.assert_close(sums, ones, atol=4e-3 if rounded else 1e-5, rtol=0)
     assert len(record) == 16
+
+
+@torch.no_grad()
+def test_the_kernels_logsumexp_takes_the_place_of_a_softmax(monkeypatch):
+    """Also in nested captures, of which the outer one does not see the kernel itself."""
+    monkeypatch.setattr(sdattn.processors, "LARGE", 0)
+    monkeypatch.setattr(sdattn.processors, "observed_probs", None)  # the softmax
+    unet = make_unet()
+    sample, text = sample_and_text()
+    hooks, record = record_inputs(unet)
+    with capture(unet, heads="all") as outer, capture(unet, heads="all", tokens=[5, 2]) as inner:
+        unet(sample, 500, text)
+    for hook in hooks:
+        hook.remove()
+    for name, [(hidden, states, _)] in record.items():
+        expected = oracle(unet.get_submodule(name), hidden, states)
+        for store, columns in ((outer, slice(None)), (inner, [5, 2])):
+            found = store.maps[name].flatten(2, 3).double()
+            torch.testing.assert_close(found, expected[..., columns], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
@@ -751,7 +777,7 @@ def test_the_softmax_over_nothing_is_refused(tiny_pipe, among):
 def test_a_head_at_a_time_is_all_of_them(options, monkeypatch):
     pipe, found = make_pipeline(), []
     for most in (1, 2**40):
-        monkeypatch.setattr(sdattn.processors, "PART", most)
+        monkeypatch.setattr(sdattn.attended, "PART", most)
         with capture(pipe, **options) as store:
             run(pipe)
         found.append(store.maps)

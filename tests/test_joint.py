@@ -7,12 +7,14 @@ import math
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformer_rows import flux, klein, qwen_image, sd3
 
-import sdattn.joint
+import sdattn.attended
+import sdattn.sdpa
 from sdattn import capture
-from sdattn.joint import _logsumexp, _Seen
+from sdattn.sdpa import SdpaWatch, Seen, _logsumexp
 
 MODELS = {"SD3": sd3, "FLUX.1": flux, "FLUX.2": klein, "Qwen-Image": qwen_image}
 N_TEXT, ROWS, COLS = 7, 3, 5
@@ -101,6 +103,18 @@ def test_the_gradient_is_that_of_the_whole_softmax(kind):
     torch.testing.assert_close((slope * direction).sum(), numeric, rtol=2e-2, atol=1e-7)
 
 
+@torch.no_grad()
+def test_a_cast_by_autocast_is_left_to_it():
+    query, key, value = torch.randn(3, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = scaled_dot_product_attention(query, key, value)
+        with SdpaWatch():
+            found = scaled_dot_product_attention(query, key, value)
+    assert expected.dtype == torch.bfloat16
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, expected)
+
+
 class Largest(TorchDispatchMode):
     """The largest tensor that is made."""
 
@@ -118,8 +132,8 @@ class Largest(TorchDispatchMode):
 @torch.no_grad()
 def test_no_matrix_of_all_by_all_is_made(told, monkeypatch):
     if not told:
-        monkeypatch.setattr(sdattn.joint, "_kernel_tells", lambda *_: False)
-        monkeypatch.setattr(sdattn.joint, "SLICE", 2**16)
+        monkeypatch.setattr(sdattn.sdpa, "_kernel_tells", lambda *_: False)
+        monkeypatch.setattr(sdattn.sdpa, "SLICE", 2**16)
     model = flux().transformer
     rows = cols = 32
     with Largest() as plain:
@@ -132,7 +146,7 @@ def test_no_matrix_of_all_by_all_is_made(told, monkeypatch):
 
 
 def test_a_gradient_keeps_no_matrix_of_all_by_all(monkeypatch):
-    monkeypatch.setattr(sdattn.joint, "SLICE", 2**14)
+    monkeypatch.setattr(sdattn.sdpa, "SLICE", 2**14)
     model = flux().transformer
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(
@@ -171,8 +185,8 @@ def test_scaled_and_shifted_patches_are_the_same_grid():
 @pytest.mark.parametrize("slices", [1, 2**10, 2**30])
 @pytest.mark.parametrize("mask", ["none", "keys", "keys and queries", "added"])
 def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
-    monkeypatch.setattr(sdattn.joint, "SLICE", slices)
-    monkeypatch.setattr(sdattn.processors, "PART", slices)  # a head at a time, or all
+    monkeypatch.setattr(sdattn.sdpa, "SLICE", slices)
+    monkeypatch.setattr(sdattn.attended, "PART", slices)  # a head at a time, or all
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 3, 2, 11, 8, generator=generator)  # [B, heads, N, d]
     keep = torch.rand(3, 1, 1 if mask == "keys" else 11, 11, generator=generator) > 0.3
@@ -183,7 +197,7 @@ def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
         hidden = given.dtype == torch.bool
         scores = scores.masked_fill(~given, -math.inf) if hidden else scores + given.double()
     expected = scores.softmax(-1)[[2, 0]][:, :, 4:, :4]
-    attended = _Seen(query, key, given, None, None).attended(slice(4, 11), slice(0, 4))
+    attended = Seen(query, key, given).attended(slice(4, 11), slice(0, 4))
     for columns in (None, [3, 1]):
         found = torch.cat(list(attended.parts(torch.tensor([2, 0]), columns)), dim=1)
         wanted = expected if columns is None else expected[..., columns]
@@ -191,7 +205,7 @@ def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
 
 
 def test_the_logsumexp_in_slices(monkeypatch):
-    monkeypatch.setattr(sdattn.joint, "SLICE", 100)
+    monkeypatch.setattr(sdattn.sdpa, "SLICE", 100)
     query, key = torch.randn(2, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
     expected = (query.double() @ key.double().mT).logsumexp(-1, keepdim=True)
     torch.testing.assert_close(_logsumexp(query, key, None).double(), expected)
