@@ -13,8 +13,11 @@ import json
 import statistics
 import subprocess
 import sys
-from contextlib import nullcontext
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from typing import Any
 import torch
 from benching.machine import clock, forget_peak, machine_name, peak_bytes
 from benching.models import BENCHES, Bench, make_bench
-from benching.ways import PEERS, Daam, LayerClock, ways_for
+from benching.ways import PEERS, Daam, LayerClock, Way, ways_for
 from transformers import CLIPTokenizer
 
 import sdattn
@@ -71,6 +74,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--peer", choices=PEERS, help="a tool that is installed, beside the rest")
     parser.add_argument("--out", type=Path, help="write all figures as JSON")
     options = parser.parse_args()
+    if options.peer and find_spec(options.peer) is None:
+        parser.error(f"--peer {options.peer}: it is not installed in this environment.")
     if options.quick:
         options.rounds, options.no_memory = 3, True
     return options
@@ -83,43 +88,52 @@ def read_options() -> argparse.Namespace:
 def measure(bench: Bench, options: argparse.Namespace) -> Times:
     """Seconds of each round's call, and of its layers that see the text; the first is left out."""
     ways = ways_for(bench.pipe, options.peer)
-    times: Times = {name: {"call": [], "layers": []} for name in ways}
-    # hooks would break a compiled model into pieces
-    with nullcontext() if options.compile else LayerClock(bench.model) as layers:
+    times: Times = {name: defaultdict(list) for name in ways}
+    with ExitStack() as stack:
+        if options.compile:
+            runs = {name: compiled(bench.copy(), way, stack) for name, way in ways.items()}
+        else:
+            layers = stack.enter_context(LayerClock(bench.model))
+            runs = {name: partial(eager, bench, way, layers) for name, way in ways.items()}
         for number in range(options.rounds + 1):
             names = list(ways)
             turn = number % len(names)
             for name in names[turn:] + names[:turn]:
-                with ways[name](bench.pipe):
-                    if options.compile:
-                        bench.model.compile()
-                        bench.call()
-                    seconds = clock(bench.call)
-                if layers is not None:
-                    inside = layers.seconds()
-                if number:
-                    times[name]["call"].append(seconds)
-                    if layers is not None:
-                        times[name]["layers"].append(inside)
+                for what, seconds in runs[name]().items():
+                    if number:
+                        times[name][what].append(seconds)
     return times
 
 
-def ratios(times: Times, name: str, what: str) -> list[float]:
-    return [a / b for a, b in zip(times[name][what], times["none"][what], strict=True)]
+def eager(bench: Bench, way: Way, layers: LayerClock) -> dict[str, float]:
+    with way(bench.pipe):
+        seconds = clock(bench.call)
+    return {"call": seconds, "layers that see the text": layers.seconds()}
+
+
+def compiled(bench: Bench, way: Way, stack: ExitStack) -> Callable[[], dict[str, float]]:
+    """A model that is compiled inside its way and stays there. Clocks inside would break it into
+    more pieces, and its layers of many shapes need more graphs than torch makes by default."""
+    torch._dynamo.config.recompile_limit = 1024
+    torch._dynamo.config.accumulated_recompile_limit = 1024
+    stack.enter_context(way(bench.pipe))
+    bench.model.compile()
+    return lambda: {"call": clock(bench.call)}
 
 
 def print_times(bench: Bench, times: Times) -> None:
-    print(f"\n{bench.about}\n\n| way | call | ratio | layers that see the text | ratio |")
-    print("|---|---|---|---|---|")
+    print(f"\n| {bench.about} | {' | '.join(f'{what} | ratio' for what in times['none'])} |")
+    print(f"|{'---|' * (1 + 2 * len(times['none']))}")
     for name, one in times.items():
         cells = [name]
-        for what in ("call", "layers"):
-            if one[what]:
-                cells += [
-                    f"{statistics.median(one[what]):.4f} s",
-                    spread(ratios(times, name, what)),
-                ]
+        for what, seconds in one.items():
+            ratios = [a / b for a, b in zip(seconds, times["none"][what], strict=True)]
+            cells += [duration(statistics.median(seconds)), spread(ratios)]
         print(f"| {' | '.join(cells)} |")
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
 
 
 def spread(values: list[float]) -> str:
@@ -176,8 +190,10 @@ def joint_memory(device: str) -> dict[str, float]:
     matrix = 4 * heads * (cells + text) ** 2
     peaks = {way: alone(_joint_peak, way, device) for way in ("none", "default")}
     extra = peaks["default"] - peaks["none"]
-    print(f"\nSD3, 1024x1024: {extra / 1e6:.0f} MB more at the peak, {extra / matrix:.1%} of one")
-    print(f"[heads, N, N] matrix ({matrix / 1e6:,.0f} MB)")
+    print(
+        f"\nSD3, 1024x1024: {extra / 1e6:.0f} MB more at the peak, {extra / matrix:.1%} of one "
+        f"[heads, N, N] matrix ({matrix / 1e6:,.0f} MB)."
+    )
     return {**peaks, "matrix": matrix}
 
 
@@ -212,8 +228,10 @@ def time_heatmaps(rounds: int = 5) -> dict[str, list[float]]:
             if number:
                 times[name].append(seconds)
     ours_ms, theirs_ms = (1000 * statistics.median(one) for one in times.values())
-    print(f"\nFrom the store to {len(words)} words' heatmaps at 512x512: sdattn {ours_ms:.1f} ms, ")
-    print(f"DAAM's way {theirs_ms:.0f} ms, {theirs_ms / ours_ms:.0f} times that")
+    print(
+        f"\nFrom the store to {len(words)} words' heatmaps at 512x512: sdattn {ours_ms:.1f} ms, "
+        f"DAAM's way {theirs_ms:.0f} ms, {theirs_ms / ours_ms:.0f} times that."
+    )
     return times
 
 
@@ -226,7 +244,7 @@ def time_import(rounds: int = 7) -> list[float]:
             for one in ("torch", "torch, sdattn")
         ]
         added.append(seconds[1] - seconds[0])
-    print(f"\nimport sdattn: {1000 * statistics.median(added):.0f} ms over import torch")
+    print(f"\nimport sdattn: {1000 * statistics.median(added):.0f} ms over import torch.")
     return added
 
 

@@ -5,7 +5,8 @@ which one half is the negative prompt's.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,12 @@ class Bench:
     def call(self) -> None:
         self.model(**self.inputs)
 
+    def copy(self) -> "Bench":
+        """Another pipeline and model, of the same weights."""
+        weights = {id(one): one for one in (*self.model.parameters(), *self.model.buffers())}
+        pipe = deepcopy(self.pipe, weights)
+        return replace(self, pipe=pipe, model=_denoiser(pipe))
+
 
 def make_bench(name: str, images: int, device: str, dtype: torch.dtype, whole: bool) -> Bench:
     """One of ``BENCHES``.
@@ -58,12 +65,16 @@ def make_bench(name: str, images: int, device: str, dtype: torch.dtype, whole: b
     """
     torch.manual_seed(0)
     pipe, inputs, about = BENCHES[name](2 * images, whole)
-    model = getattr(pipe, "unet", None) or pipe.transformer
+    model = _denoiser(pipe)
     model.eval().to(device, dtype)
     pipe.scheduler.set_timesteps(STEPS)
     pipe._guidance_scale = 7.5
     inputs = {key: _moved(one, device, dtype) for key, one in inputs.items()}
     return Bench(f"{about}, batch {2 * images}", pipe, model, inputs)
+
+
+def _denoiser(pipe: Any) -> Any:
+    return pipe.unet if hasattr(pipe, "unet") else pipe.transformer
 
 
 def _moved(value: Any, device: str, dtype: torch.dtype) -> Any:

@@ -113,12 +113,13 @@ THEIRS: dict[str, Way] = {  # of UNets
     "seeds' way": lambda pipe: _computing(pipe, Seeds()),
     "DAAM's way": lambda pipe: _computing(pipe, Daam()),
 }
-PEERS: dict[str, Way] = {"daam": _daam_itself}
+PEERS: dict[str, Way] = {"daam": _daam_itself}  # of UNets too
 
 
 def ways_for(pipe: Any, peer: str | None) -> dict[str, Way]:
-    theirs = THEIRS if hasattr(pipe, "unet") else {}
-    return {**OURS, **theirs, **({peer: PEERS[peer]} if peer else {})}
+    if not hasattr(pipe, "unet"):
+        return OURS
+    return {**OURS, **THEIRS, **({peer: PEERS[peer]} if peer else {})}
 
 
 class LayerClock:
