@@ -23,6 +23,7 @@ from .attention import HALF_TYPES
 
 FLASH = 1  # of SDPBackend, what torch._fused_sdp_choice answers
 SLICE = 1 << 24  # scores in one slice of queries, where the kernel tells no logsumexp
+EXACT = 16  # of a larger logsumexp float32 holds too few digits for probabilities within 1e-5
 
 
 class Seen:
@@ -34,7 +35,8 @@ class Seen:
         key: ``[B, heads, T, d]``.
         mask: None, or as torch takes it.
         scale: of the scores.
-        logsumexp: ``[B, heads, N]`` of the scaled scores, None where the kernel did not tell it.
+        logsumexp: ``[B, heads, N]`` of the scaled scores, None where the kernel did not tell it, or
+            not exactly enough.
         plain: whether there was no dropout, no causal mask and a key head for each query head.
     """
 
@@ -167,6 +169,7 @@ class SdpaWatch(TorchFunctionMode):
             output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 query, key, value, 0.0, False, scale=scale
             )
+            logsumexp = logsumexp if logsumexp.abs().max() <= EXACT else None
         else:
             output = attend()
         self.calls.append(Seen(query, key, attn_mask, scale, logsumexp, plain))

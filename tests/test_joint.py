@@ -103,6 +103,20 @@ def test_the_gradient_is_that_of_the_whole_softmax(kind):
     torch.testing.assert_close((slope * direction).sum(), numeric, rtol=2e-2, atol=1e-7)
 
 
+@pytest.mark.parametrize("scale", [1, 5, 20])
+@torch.no_grad()
+def test_probabilities_of_large_scores(scale):
+    query, key = torch.randn(2, 1, 2, 300, 40, generator=torch.Generator().manual_seed(0))
+    with SdpaWatch() as watch:
+        scaled_dot_product_attention(scale * query, key, key)
+    [seen] = watch.calls
+    assert (seen.logsumexp is None) == (scale >= 5)
+    every = slice(None)
+    found = seen.of_rows(every, every, every)(every, None)
+    expected = (scale * query.double() @ key.double().mT / math.sqrt(40)).softmax(-1)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+
+
 @torch.no_grad()
 def test_a_cast_by_autocast_is_left_to_it():
     query, key, value = torch.randn(3, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
