@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .processors import Observer, ObservingProcessor
+from .processors import Observer, ObservingProcessor, by_name
 from .sdpa import Seen
 
 # (queries of the picture, keys of the text) once the layer has run, None where it is not kept
@@ -40,8 +40,8 @@ class JointObserver(ObservingProcessor):
         self.spans = spans
 
     def _observed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
-        states = [kwargs.get("hidden_states", args[0] if args else None)]
-        states.append(kwargs.get("encoder_hidden_states", args[1] if len(args) > 1 else None))
+        given = by_name(args, kwargs)
+        states = given["hidden_states"], given.get("encoder_hidden_states")
         length = sum(one.shape[1] for one in states if one is not None)
         calls: list[Seen] = []
         output = self._watched(calls, attn, *args, **kwargs)

@@ -90,8 +90,8 @@ class ObservingProcessor:
 
     def _observed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
         seen: dict[str, Tensor] = {}
-        states = kwargs.get("encoder_hidden_states", args[1] if len(args) > 1 else None)
-        images = _ImageKeys(innermost(self), states)
+        given = by_name(args, kwargs)
+        images = _ImageKeys(innermost(self), given.get("encoder_hidden_states"))
         hooks = [
             module.register_forward_hook(partial(_keep_output, seen, name))
             for name in ("to_q", "to_k", "to_kv", "to_qkv")
@@ -99,8 +99,8 @@ class ObservingProcessor:
         ]
         hooks += images.hooks()
         calls: list[Seen] = []
-        given: Any = kwargs.get("hidden_states", args[0] if args else None)
-        watch = given.device.type == "cpu" and given.numel() >= LARGE
+        hidden = given["hidden_states"]
+        watch = hidden.device.type == "cpu" and hidden.numel() >= LARGE
         call_inner = partial(self._watched, calls) if watch else self.inner
         try:
             output: Tensor = call_inner(attn, *args, **kwargs)
@@ -109,7 +109,7 @@ class ObservingProcessor:
                 hook.remove()
         query, key = _query_and_key(seen, self.inner)
         call = told(calls, len(query), attn.heads, query.shape[1], key.shape[1])
-        mask = kwargs.get("attention_mask", args[2] if len(args) > 2 else None)
+        mask = given.get("attention_mask")
 
         def of_rows(rows: Rows) -> OfHeads:
             if call is None:
@@ -150,6 +150,12 @@ def _uncompiled(cls: Any, is_module: bool) -> Any:
     bases = (cls, nn.Module) if is_module and not issubclass(cls, nn.Module) else (cls,)
     call = torch.compiler.disable(cls.__call__)
     return type(cls.__name__, bases, {"__call__": call, "__doc__": cls.__doc__})
+
+
+def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that a layer hands to its processor, behind itself."""
+    names = "hidden_states", "encoder_hidden_states", "attention_mask"
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def innermost(processor: Any) -> Any:
