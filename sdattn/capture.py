@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,14 +25,14 @@ from .layers import (
     family,
     find_denoiser,
     find_layers,
+    is_own,
     select_layers,
     unwrapped,
 )
 from .maps import CaptureError, CaptureWarning, MapStore, Pass
 from .processors import ObservingProcessor, innermost
-from .selections import Selection, expected_bytes, is_span
+from .selections import MUCH, Selection, expected_bytes, is_span
 
-MUCH = 1e9  # bytes; a capture that will hold more says so before it starts
 logger = logging.getLogger(__name__)
 
 BRANCHES = ("conditional", "unconditional", "both")
@@ -52,6 +53,7 @@ def capture(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
     grad: bool = False,
+    latent_size: tuple[int, int] | None = None,
 ) -> Iterator[MapStore]:
     """Watch the attention of a model while it runs; its output stays what it was, bit for bit.
 
@@ -65,7 +67,8 @@ def capture(
 
     Args:
         target: a pipeline, or its UNet or transformer. On a bare model no guidance is known, so
-            every batch row counts as an image of its own.
+            every batch row counts as an image of its own. Also any model of yours whose attention
+            is all :class:`sdattn.attention.MultiHeadAttention`.
         layers: names, places, resolutions or a predicate, see :func:`sdattn.layers.select_layers`.
         kinds: of ``"cross"``, ``"joint"`` and ``"self"``; by default those that see the text. Of
             joint attention (SD3, FLUX, Qwen-Image) the text's columns are kept, which sum to less
@@ -87,6 +90,8 @@ def capture(
         device: where the maps are held, by default where they are computed.
         dtype: of the maps; running sums are float32 at least.
         grad: keep the graph, so that a loss on the maps reaches the latents.
+        latent_size: of a model of yours, the (rows, cols) of its queries; without it they are a
+            sequence, a single row. Models of diffusers tell it themselves.
 
     Yields:
         MapStore: see there for ``maps``; with the defaults its size does not grow with the steps.
@@ -104,6 +109,11 @@ def capture(
             "pipeline. Pass indices, or the pipeline."
         )
     found = find_layers(denoiser.model)
+    if latent_size is not None and not is_own(unwrapped(denoiser.model)):
+        raise ValueError(
+            f"latent_size={latent_size}: a {type(denoiser.model).__name__} tells its own. Leave it "
+            "out."
+        )
     if text_states is not None:
         check_asked(denoiser.model, text_states)
         if "cross" not in kinds:
@@ -130,7 +140,7 @@ def capture(
         if is_compiled(denoiser.model):
             _say_eager(denoiser.model)
             undo.enter_context(running_eagerly(denoiser.model))
-        watch = _Watch(denoiser, store, layers, kinds, branch, text_states)
+        watch = _Watch(denoiser, store, layers, kinds, branch, text_states, latent_size)
         undo.callback(watch.close)
         for layer in found:  # all of them: a user may replace any inside the block
             undo.callback(watch.uninstall, layer, layer.module.processor)
@@ -181,8 +191,10 @@ class _Watch:
         kinds: Sequence[str],
         branch: str,
         text_states: torch.Tensor | None,
+        latent_size: tuple[int, int] | None,
     ):
         self.denoiser, self.store, self.text_states = denoiser, store, text_states
+        self.latent_size = latent_size
         self.selection, self.kinds, self.branch = selection, kinds, branch
         self.guidance = None if denoiser.pipeline is None else GuidanceWatch(denoiser.pipeline)
         if self.guidance is not None and self.guidance.in_turn and branch == "both":
@@ -239,6 +251,8 @@ class _Watch:
     def before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model: know the pass before its layers run."""
         call = read_call(model, args, kwargs)
+        if self.latent_size is not None:
+            call = replace(call, latent_size=self.latent_size)
         self._refuse_second_run()
         self._notice_swaps()
         self._notice_branches(call)
@@ -300,7 +314,7 @@ class _Watch:
         the one that is made.
         """
         call = self.call
-        if call is None:
+        if call is None or call.latent_size is None:
             return None
         cells = call.latent_size[0] * call.latent_size[1]
         if family(self.denoiser.model) == "SD3Transformer2DModel":
@@ -310,6 +324,8 @@ class _Watch:
     def _say_bytes(self, call: Call) -> None:
         """Work out, before anything is held, how much will be; say it if it is much."""
         store = self.store
+        if store.latent_size is None:
+            return  # how many queries a sequence has is not known before its layers run
         every = call.n_text + call.n_image if self.text_states is None else store.n_text
         keys = (every or 0) if store.tokens is None else len(store.tokens)
         passes = 1 if self.schedule is None else len(self.schedule)

@@ -16,7 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .attention import level_grids
+from torch import nn
+
+from .attention import MultiHeadAttention, level_grids
 
 Place = Literal["down", "mid", "up", "double", "single", "block"]
 Kind = Literal["cross", "joint", "self", "temporal", "linear"]
@@ -50,7 +52,8 @@ TRANSFORMERS: dict[str, dict[str, tuple[Place, Kind]]] = {
 }
 SUPPORTED = (
     "UNets with self- and cross-attention in down, mid and up blocks (SD 1.x, 2.x, SDXL, "
-    "AnimateDiff) and " + ", ".join(TRANSFORMERS)
+    "AnimateDiff), " + ", ".join(TRANSFORMERS) + ", and models of one's own whose attention is all "
+    "sdattn.attention.MultiHeadAttention"
 )
 
 
@@ -104,7 +107,15 @@ class Denoiser:
 
 def is_unet(model: Any) -> bool:
     """Whether a denoiser is a UNet, with resolutions and down, mid and up blocks."""
-    return hasattr(model, "down_blocks")
+    return hasattr(model, "down_blocks") and hasattr(model, "attn_processors")
+
+
+def is_own(model: Any) -> bool:
+    """Whether a model is somebody's own, its attention all of :class:`MultiHeadAttention`."""
+    if not isinstance(model, nn.Module) or hasattr(model, "attn_processors"):
+        return False
+    attention = [one for one in model.modules() if hasattr(one, "to_q")]
+    return bool(attention) and all(isinstance(one, MultiHeadAttention) for one in attention)
 
 
 def family(model: Any) -> str:
@@ -124,6 +135,8 @@ def find_denoiser(target: Any) -> Denoiser:
     Raises:
         TypeError: ``target`` holds no model that is known.
     """
+    if is_own(unwrapped(target)):
+        return Denoiser(target, None)
     held = [getattr(target, name, None) for name in ("unet", "transformer")]
     model = next((one for one in held if one is not None), None)
     pipeline = target
@@ -140,17 +153,29 @@ def find_denoiser(target: Any) -> Denoiser:
 
 def find_layers(model: Any) -> list[AttentionLayer]:
     """Every attention layer in the order in which they run: in a UNet down, mid, up, and ``attn1``
-    before ``attn2`` in a block; in a transformer the double-stream blocks before the single ones.
+    before ``attn2`` in a block; in a transformer the double-stream blocks before the single ones;
+    of a model of one's own in the order in which it was put together.
 
     Raises:
         TypeError: a layer of a kind that is not known, by name.
     """
+    if is_own(unwrapped(model)):
+        return _own_layers(unwrapped(model))
     describe = _describe_unet if is_unet(model) else _describe_transformer
     names = [name.removesuffix(".processor") for name in unwrapped(model).attn_processors]
     found = [describe(model, name) for name in names]
     if is_unet(model):
         found.sort(key=lambda layer: PLACES.index(layer.place))
     return found
+
+
+def _own_layers(model: nn.Module) -> list[AttentionLayer]:
+    found = [pair for pair in model.named_modules() if isinstance(pair[1], MultiHeadAttention)]
+    kinds: list[Kind] = ["cross" if one.is_cross_attention else "self" for _, one in found]
+    return [
+        AttentionLayer(name, "block", kind, 0, module.heads, module)
+        for kind, (name, module) in zip(kinds, found, strict=True)
+    ]
 
 
 def _describe_unet(model: Any, name: str) -> AttentionLayer:

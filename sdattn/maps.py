@@ -31,18 +31,18 @@ class Pass:
 
     Attributes:
         timestep: the timestep the model was called with (its first, if rows differ).
-        latent_size: (rows, cols) of the latent.
+        latent_size: (rows, cols) of the latent; None where queries are a mere sequence.
         batch: rows in the batch.
         layout: the chunks that guidance makes of the batch, in order.
         rows: the rows that are kept, one an image.
         branches: the guidance branch of each of them.
-        n_text: token columns of the text.
+        n_text: token columns of the text; 0 where only the layers will say.
         position: where in the run it is, in [0, 1]: the middle of its part of the schedule; None
             where no schedule is known.
     """
 
     timestep: float
-    latent_size: tuple[int, int]
+    latent_size: tuple[int, int] | None
     batch: int
     layout: tuple[Branch | None, ...]
     rows: Tensor
@@ -140,8 +140,8 @@ class MapStore:
         return self.passes[0].branches if self.passes else ()
 
     @property
-    def latent_size(self) -> tuple[int, int]:
-        """(rows, cols) of the latent.
+    def latent_size(self) -> tuple[int, int] | None:
+        """(rows, cols) of the latent; None where queries are a mere sequence, one row each.
 
         Raises:
             CaptureError: the model has not run.
@@ -153,7 +153,7 @@ class MapStore:
     @property
     def n_text(self) -> int | None:
         """Token columns of the text, without those of image prompts; None before the model ran."""
-        return self.passes[0].n_text if self.passes else None
+        return (self.passes[0].n_text or self.n_keys) if self.passes else None
 
     @property
     def kept_passes(self) -> int:
@@ -200,7 +200,8 @@ class MapStore:
         pieces = self._pieces(layer, attended, rows)
         slot = self._slots.get(layer.name)
         if slot is None:
-            grid = query_grid(attended.cells, self.latent_size, self.levels)
+            size, cells = self.latent_size, attended.cells
+            grid = (1, cells) if size is None else query_grid(cells, size, self.levels)
             heads = attended.heads if self.heads == "mean" else 1
             slot = self._slots[layer.name] = _Slot(grid, heads)
         slot.calls += 1

@@ -1,7 +1,4 @@
-"""The attention processors.
-
-    ObservingProcessor     lets another processor make the output and hands on what it attended to
-    TorchAttnProcessor     computes attention itself, in pure torch, and lets a controller edit it
+"""`ObservingProcessor`: let another processor make the output, and hand on what it attended to.
 
 A processor is called by its attention layer as
 ``processor(attn, hidden_states, encoder_hidden_states, attention_mask, temb)`` with
@@ -18,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from .attended import Attended, OfHeads, Rows
-from .attention import attention_probs, fold_heads, merge_heads, split_heads, unfold_heads
+from .attention import TorchAttnProcessor, attention_probs
+from .attention.processor import heads_of, mask_by_head
 from .sdpa import SdpaWatch, Seen, told
 
-Controller = Callable[[Tensor, bool, str], Tensor | None]
 Observer = Callable[[Attended], None]
 LARGE = 1 << 20  # numbers in the hidden states; in smaller layers a watch costs more than it spares
 
@@ -68,7 +65,7 @@ class ObservingProcessor:
             return self._shown(inner, attn, *args, **kwargs)
         return self._observed(attn, *args, **kwargs)
 
-    def _shown(self, inner: "TorchAttnProcessor", attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _shown(self, inner: TorchAttnProcessor, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
         shown: list[Tensor] = []
         inner.watchers.append(shown.append)
         try:
@@ -250,10 +247,10 @@ def observed_probs(
         Of some heads, float32 ``[images, heads, N, T]``; with all columns every row sums to 1.
     """
     if mask is not None:
-        mask = _mask_by_head(mask, len(query), attn.heads, key.shape[1]).float()
+        mask = mask_by_head(mask, len(query), attn.heads, key.shape[1])
         mask = mask if len(mask) == 1 else mask[rows]
-    query = _heads_of(query[rows], attn.heads, getattr(attn, "norm_q", None))
-    key = _heads_of(key[rows], attn.heads, getattr(attn, "norm_k", None))
+    query = heads_of(query[rows], attn.heads, getattr(attn, "norm_q", None))
+    key = heads_of(key[rows], attn.heads, getattr(attn, "norm_k", None))
 
     def of_heads(heads: slice, columns: Sequence[int] | None) -> Tensor:
         of_mask = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
@@ -261,126 +258,3 @@ def observed_probs(
         return _columns(probs, columns)
 
     return of_heads
-
-
-def _heads_of(x: Tensor, heads: int, norm: Any) -> Tensor:
-    """``[B, N, heads*d]`` as ``[B, heads, N, d]``, normed: each head by itself or, where the norm
-    is as wide as all of them, across them."""
-    if norm is None:
-        return split_heads(x, heads)
-    # diffusers' RMSNorm calls its width dim
-    width = getattr(norm, "normalized_shape", getattr(norm, "dim", None))
-    if isinstance(width, tuple) and width[-1] == x.shape[-1]:
-        return split_heads(norm(x), heads)
-    return cast(Tensor, norm(split_heads(x, heads)))
-
-
-def _mask_by_head(mask: Tensor, batch: int, heads: int, n_keys: int) -> Tensor:
-    """A layer's mask, ``[B, 1 or N, T]`` or folded ``[B*heads, 1 or N, T]``, as 4-D."""
-    if mask.ndim == 3 and mask.shape[0] == batch * heads and heads > 1:
-        mask = unfold_heads(mask, heads)  # [B, heads, 1 or N, T]
-    elif mask.ndim == 3 and mask.shape[0] in (1, batch):
-        mask = mask.unsqueeze(1)  # [B, 1, 1 or N, T]
-    if mask.ndim != 4 or mask.shape[-1] != n_keys:
-        raise ValueError(
-            f"An attention mask of shape {list(mask.shape)} does not fit {batch} images, {heads} "
-            f"heads and {n_keys} keys. Pass [batch, 1 or queries, keys]."
-        )
-    return mask
-
-
-class TorchAttnProcessor:
-    """Attention in pure torch, open to a controller that reads or edits the probabilities.
-
-    It imports no diffusers and works in any module with ``to_q``, ``to_k``, ``to_v``, ``to_out``
-    and ``heads``; the parts that a diffusers ``Attention`` may have besides (``spatial_norm``,
-    ``group_norm``, ``norm_cross``, ``norm_q``, ``norm_k``, ``residual_connection``,
-    ``rescale_output_factor``) are used where they are set. Its output agrees with diffusers'
-    ``AttnProcessor2_0`` up to rounding; like that one it scales by ``1 / sqrt(d)``.
-
-    Args:
-        controller: called once per call of the layer as ``controller(probs, is_cross, place)``
-            with contiguous ``probs`` ``[B*heads, N, T]``, row ``batch * heads + head``. A tensor
-            that it returns is used; if it returns None, ``probs`` is used as it is then, so an
-            edit in place counts. None for plain attention.
-        place: ``"down"``, ``"mid"`` or ``"up"``, handed to the controller.
-    """
-
-    def __init__(self, controller: Controller | None = None, place: str = ""):
-        self.controller = controller
-        self.place = place
-        self.watchers: list[Callable[[Tensor], object]] = []  # shown the probs [B, heads, N, T]
-
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        temb: Tensor | None = None,
-        **_: Any,
-    ) -> Tensor:
-        """Attend; returns the shape of ``hidden_states``."""
-        if getattr(attn, "add_k_proj", None) is not None:
-            raise TypeError(
-                "TorchAttnProcessor computes self- and cross-attention; this layer's is joint (it "
-                "has add_k_proj). Leave its own processor in place; capture() can watch it."
-            )
-        residual = hidden_states
-        if getattr(attn, "spatial_norm", None) is not None:
-            hidden_states = attn.spatial_norm(hidden_states, temb)
-        if hidden_states.ndim == 4:
-            hidden_states = hidden_states.flatten(2).transpose(1, 2)  # [B, rows*cols, C]
-        if getattr(attn, "group_norm", None) is not None:
-            hidden_states = attn.group_norm(hidden_states.transpose(1, 2)).transpose(1, 2)
-
-        query, key, value = self._project(attn, hidden_states, encoder_hidden_states)
-        mask = attention_mask
-        if mask is not None:
-            mask = _mask_by_head(mask, len(query), attn.heads, key.shape[-2])
-        probs = attention_probs(query, key, mask)  # [B, heads, N, T]
-        probs = self._controlled(probs, is_cross=encoder_hidden_states is not None)
-        for watcher in self.watchers:
-            watcher(probs)
-        hidden_states = merge_heads(probs @ value)  # [B, N, heads*d]
-
-        hidden_states = _to_out(attn, hidden_states)
-        if residual.ndim == 4:
-            hidden_states = hidden_states.transpose(1, 2).reshape(residual.shape)
-        if getattr(attn, "residual_connection", False):
-            hidden_states = hidden_states + residual
-        return hidden_states / getattr(attn, "rescale_output_factor", 1.0)
-
-    def _project(
-        self, attn: Any, hidden_states: Tensor, text_states: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if text_states is None:
-            text_states = hidden_states
-        elif getattr(attn, "norm_cross", None):
-            text_states = attn.norm_encoder_hidden_states(text_states)
-        norm_q, norm_k = getattr(attn, "norm_q", None), getattr(attn, "norm_k", None)
-        query = _heads_of(attn.to_q(hidden_states), attn.heads, norm_q)
-        key = _heads_of(attn.to_k(text_states), attn.heads, norm_k)
-        return query, key, split_heads(attn.to_v(text_states), attn.heads)
-
-    def _controlled(self, probs: Tensor, is_cross: bool) -> Tensor:
-        if self.controller is None:
-            return probs
-        folded = fold_heads(probs).contiguous()
-        edited = self.controller(folded, is_cross, self.place)
-        if edited is None:
-            edited = folded
-        if edited.shape != folded.shape:
-            raise ValueError(
-                f"The controller {type(self.controller).__name__} was given attention "
-                f"{list(folded.shape)} ([batch*heads, queries, keys]) and returned "
-                f"{list(edited.shape)}. Return the same shape, or None after an edit in place."
-            )
-        return edited.to(probs.dtype).view_as(probs)
-
-
-def _to_out(attn: Any, hidden_states: Tensor) -> Tensor:
-    layers = attn.to_out if isinstance(attn.to_out, nn.ModuleList) else [attn.to_out]
-    for layer in layers:  # a linear projection and, in diffusers, a dropout
-        hidden_states = layer(hidden_states)
-    return hidden_states

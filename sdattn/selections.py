@@ -14,6 +14,7 @@ import torch
 
 from .layers import AttentionLayer
 
+MUCH = 1e9  # bytes; what will hold more says so
 # "mean", "all", indices; of steps also "last", or a part of the run, (0.5, 1.0)
 Selection = str | Sequence[int] | tuple[float, float]
 
