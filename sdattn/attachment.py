@@ -7,17 +7,27 @@ unet_layers(target)            the model and its layers, where prompt-to-prompt 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import nn
 
 from .guidance import branch_order, branch_rows, guided_order
 from .layers import AttentionLayer, Denoiser, Place, find_denoiser, find_layers, is_unet
-from .maps import CaptureError
 from .processors import innermost
 
-if TYPE_CHECKING:
-    from .store import AttentionStore
+
+class Counting(Protocol):
+    """What an attachment knows of its :class:`sdattn.AttentionStore`."""
+
+    cur_step: int
+    cur_att_layer: int
+    num_att_layers: int
+
+    def reset(self) -> None: ...
+
+    def begin_pass(
+        self, batch: int, latent_size: tuple[int, int], levels: int, prompts: slice | None
+    ) -> None: ...
 
 
 class Attachment:
@@ -35,7 +45,7 @@ class Attachment:
         ValueError: how this class of pipeline lays out guidance is not known.
     """
 
-    def __init__(self, target: Any, store: AttentionStore):
+    def __init__(self, target: Any, store: Counting):
         denoiser, layers = unet_layers(target)
         if denoiser.pipeline is not None:
             _check_layout(denoiser.pipeline)
@@ -55,7 +65,7 @@ class Attachment:
     @property
     def passes(self) -> int:
         """How many steps the pipeline's schedule has; 1 where there is none."""
-        schedule = getattr(getattr(self._pipeline(), "scheduler", None), "timesteps", None)
+        schedule = self._timesteps()
         return 1 if schedule is None else len(schedule)
 
     def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -66,10 +76,12 @@ class Attachment:
             getattr(innermost(module.processor), "controller", None) is store
             for module in self._places
         )
-        if callers:  # else its processors are gone, or are another tool's that counts by itself
-            self._refuse_second_run(store)
-            refuse_broken_step(store)
-            store.num_att_layers = callers
+        if not callers:  # its processors are gone, or not there yet
+            return
+        if self._begins_run() and (store.cur_step or store.cur_att_layer):
+            store.reset()
+        refuse_broken_step(store)
+        store.num_att_layers = callers
         sample = args[0] if args else kwargs["sample"]
         store.begin_pass(len(sample), tuple(sample.shape[-2:]), self.levels, self._rows(sample))
 
@@ -82,15 +94,13 @@ class Attachment:
             order = None
         return None if order is None else branch_rows(order, len(sample))["conditional"]
 
-    def _refuse_second_run(self, store: AttentionStore) -> None:
-        schedule = getattr(getattr(self._pipeline(), "scheduler", None), "timesteps", None)
-        begun, self._schedule = self._schedule is not schedule, schedule
-        if begun and (store.cur_step or store.cur_att_layer):
-            raise CaptureError(
-                f"The {type(store).__name__} holds {store.cur_step} step(s) of another run, and "
-                "the pipeline began a new one, which would mix the maps of two pictures. Call "
-                "store.reset() between them, or attach a new store."
-            )
+    def _begins_run(self) -> bool:
+        """Whether the pipeline has made a new schedule since the last pass."""
+        before, self._schedule = self._schedule, self._timesteps()
+        return before is not self._schedule
+
+    def _timesteps(self) -> Any:
+        return getattr(getattr(self._pipeline(), "scheduler", None), "timesteps", None)
 
 
 def unet_layers(target: Any) -> tuple[Denoiser, list[AttentionLayer]]:

@@ -107,12 +107,17 @@ class Denoiser:
 
 def is_unet(model: Any) -> bool:
     """Whether a denoiser is a UNet, with resolutions and down, mid and up blocks."""
-    return hasattr(model, "down_blocks") and hasattr(model, "attn_processors")
+    return hasattr(model, "down_blocks") and _lists_processors(model)
+
+
+def _lists_processors(model: Any) -> bool:
+    # asked of the class, since the property walks through the whole model
+    return hasattr(type(unwrapped(model)), "attn_processors")
 
 
 def is_own(model: Any) -> bool:
     """Whether a model is somebody's own, its attention all of :class:`MultiHeadAttention`."""
-    if not isinstance(model, nn.Module) or hasattr(model, "attn_processors"):
+    if not isinstance(model, nn.Module) or _lists_processors(model):
         return False
     attention = [one for one in model.modules() if hasattr(one, "to_q")]
     return bool(attention) and all(isinstance(one, MultiHeadAttention) for one in attention)

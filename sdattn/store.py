@@ -130,7 +130,9 @@ class AttentionStore:
         size of the latent and, of a pipeline, which rows of the batch are the prompts'. The model
         keeps its processors: have them call the store by
         ``set_attn_processor(sdattn.TorchAttnProcessor(store))``, before or after. Those of some
-        layers only are counted as they are found when a pass begins.
+        layers only are counted as they are found when a pass begins. A new run of an attached
+        pipeline begins with an empty store, so that two pictures are never mixed; a bare UNet has
+        no runs, so there :meth:`reset` is yours.
 
         Args:
             target: a pipeline of SD 1.x, 2.x or SDXL, or its UNet. One attached before is let go.

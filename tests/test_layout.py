@@ -11,7 +11,10 @@ import sdattn
 
 PACKAGE = Path(sdattn.__file__).parent
 MAY_IMPORT = {
-    "attention": set(),
+    "attention.core": set(),
+    "attention.processor": {"attention.core"},
+    "attention.module": {"attention.core", "attention.processor"},
+    "attention": {"attention.core", "attention.module", "attention.processor"},
     "layers": {"attention"},
     "guidance": set(),
     "words": set(),
@@ -20,10 +23,11 @@ MAY_IMPORT = {
     "chunks": {"tokenizing", "tokens", "words"},
     "families": {"chunks", "tokenizing", "tokens", "words"},
     "prompts": {"families", "tokens"},
-    "store": {"layers"},
+    "attachment": {"guidance", "layers", "maps", "processors"},
+    "store": {"attachment", "layers", "maps", "selections"},
     "attended": set(),
     "sdpa": {"attended", "attention"},
-    "processors": {"attended", "attention", "sdpa"},
+    "processors": {"attended", "attention", "attention.processor", "sdpa"},
     "joint": {"processors", "sdpa"},
     "calls": {"layers", "processors"},
     "compiled": set(),
@@ -60,14 +64,43 @@ MAY_IMPORT = {
     "layermaps": {"layers", "maps", "presets", "selections"},
     "refinement": {"layermaps", "layers"},
     "aggregation": {"layermaps", "maps", "presets", "refinement"},
-    "control": {"layers", "maps", "processors"},
-    "removal": {"calls", "compiled", "controllers", "guidance", "layers", "maps", "processors"},
+    "folded": {
+        "attention",
+        "guidance",
+        "layermaps",
+        "layers",
+        "maps",
+        "presets",
+        "refinement",
+        "selections",
+        "store",
+    },
+    "control": {
+        "attachment",
+        "attention",
+        "attention.processor",
+        "layers",
+        "maps",
+        "processors",
+        "store",
+    },
+    "removal": {
+        "attention",
+        "calls",
+        "compiled",
+        "controllers",
+        "guidance",
+        "layers",
+        "maps",
+        "processors",
+    },
     "watching": {"layers", "pipelines", "presets", "refinement", "selections", "tokens"},
     "heatmap": {"layermaps", "masks", "render"},
     "notebook": {"render"},
     "heatmaps": {
         "aggregation",
         "chunks",
+        "folded",
         "heatmap",
         "layermaps",
         "maps",
@@ -75,6 +108,7 @@ MAY_IMPORT = {
         "notebook",
         "presets",
         "prompts",
+        "store",
         "tokens",
     },
     "details": {"heatmaps", "layermaps", "layers", "maps", "selections"},
@@ -339,9 +373,21 @@ def test_heavy_packages_are_loaded_only_where_they_are_used(module):
     assert not HEAVY & set(imports(module, top_level_only=True))
 
 
-@pytest.mark.parametrize("module", ["attention", "tokens", "words", "tokenizing", "processors"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "attention",
+        "attention.core",
+        "attention.module",
+        "attention.processor",
+        "tokens",
+        "words",
+        "tokenizing",
+        "processors",
+    ],
+)
 def test_modules_that_stand_alone(module):
-    allowed = {"torch"} if module in ("attention", "processors") else set()
+    allowed = {"torch"} if module.startswith(("attention", "processors")) else set()
     foreign = set(imports(module)) & ({"torch", "numpy", "PIL"} | HEAVY)
     assert foreign <= allowed
 

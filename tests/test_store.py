@@ -232,8 +232,9 @@ def test_the_public_surface():
     assert set(sdattn.__all__) == {
         "AttentionStore", "CaptureError", "CaptureWarning", "Heatmap", "Heatmaps", "Knockout",
         "MapStore", "PRESETS", "Preset", "Run", "TorchAttnProcessor", "TruncationWarning",
-        "attention", "batch", "capture", "diff", "edit", "explain", "generate", "heatmaps",
-        "knockout", "load_pipeline", "load_run", "read_prompt", "read_prompts",
+        "aggregate_attention", "attention", "batch", "capture", "diff", "edit", "explain",
+        "generate", "heatmaps", "knockout", "load_pipeline", "load_run", "read_prompt",
+        "read_prompts",
     }  # fmt: skip
     assert all(getattr(sdattn, name) is not None for name in sdattn.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
