@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from .layers import (
     unwrapped,
 )
 from .maps import CaptureError, CaptureWarning, MapStore, Pass
-from .processors import ObservingProcessor, innermost
+from .processors import ObservingProcessor, innermost, unknown_use
 from .selections import Selection, expected_bytes, is_span
 
 MUCH = 1e9  # bytes; a capture that will hold more says so before it starts
@@ -149,6 +150,7 @@ def capture(
         hook = denoiser.model.register_forward_hook(after)
         undo.callback(hook.remove)
         yield store
+        watch.check()
     store.check()
 
 
@@ -192,7 +194,8 @@ class _Watch:
             )
         self.call: Call | None = None  # the pass that runs now, None if it is not kept
         self.observers: dict[str, ObservingProcessor] = {}
-        self.firsts: dict[str, ObservingProcessor] = {}
+        self.installed: list[tuple[str, ObservingProcessor]] = []  # those swapped since as well
+        self.thread = get_ident()
         self.schedule: Any = None
         self.last: Call | None = None
         self.said_branches = False
@@ -207,23 +210,30 @@ class _Watch:
         else:
             observer = ObservingProcessor(inner, observe)
         self.observers[layer.name] = observer
-        self.firsts.setdefault(layer.name, observer)
+        self.installed.append((layer.name, observer))
         layer.module.set_processor(observer)
 
     def close(self) -> None:
         """Let go of all, so that the maps go with the store and not when garbage is collected."""
         if self.guidance is not None:
             self.guidance.close()
-        for observer in (*self.observers.values(), *self.firsts.values()):
+        for _, observer in self.installed:
             observer.observe = _nothing  # it would hold this watch, and the watch the store
         self.observers.clear()
-        self.firsts.clear()
+        self.installed.clear()
+
+    def check(self) -> None:
+        """Refuse what processors of a user's own did after their first call: read now, so that the
+        device did not wait for it while the model ran."""
+        for name, observer in self.installed:
+            if observer.misfit is not None and observer.misfit > 1:
+                raise CaptureError(f"{name}: {unknown_use(innermost(observer))}")
 
     def uninstall(self, layer: AttentionLayer, before: Any) -> None:
         """Put back what was there; where another capture has wrapped ours since, only step out."""
         ours = self.observers.get(layer.name)
         if ours is not None:  # the capture around this one may have left by now
-            before = self.firsts[layer.name].inner
+            before = next(one for name, one in self.installed if name == layer.name).inner
         outer = layer.module.processor
         while isinstance(outer, ObservingProcessor) and outer is not ours:
             if ours is None:
@@ -237,7 +247,12 @@ class _Watch:
             layer.module.set_processor(before)
 
     def before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The forward pre-hook of the model: know the pass before its layers run."""
+        """The forward pre-hook of the model: know the pass before its layers run.
+
+        A capture belongs to the thread that entered it: calls of other threads are not looked at.
+        """
+        if get_ident() != self.thread:
+            return
         call = read_call(model, args, kwargs)
         self._refuse_second_run()
         self._notice_swaps()
@@ -257,7 +272,8 @@ class _Watch:
 
     def after_pass(self, *_: Any) -> None:
         """Layers that run now are run again for a gradient (checkpointing): no news."""
-        self.call = None
+        if get_ident() == self.thread:
+            self.call = None
 
     def _describe_pass(self, call: Call, order: Order) -> Pass | None:
         """What is kept of a call; None where it is of another branch only."""

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from .processors import Observer, ObservingProcessor, by_name
-from .sdpa import Seen
+from .sdpa import SdpaWatch, Seen
 
 # (queries of the picture, keys of the text) once the layer has run, None where it is not kept
 Spans = Callable[[], tuple[slice, slice] | None]
@@ -44,7 +44,7 @@ class JointObserver(ObservingProcessor):
         states = given["hidden_states"], given.get("encoder_hidden_states")
         length = sum(one.shape[1] for one in states if one is not None)
         calls: list[Seen] = []
-        output = self._watched(calls, attn, *args, **kwargs)
+        output = self._watched(calls, SdpaWatch, attn, *args, **kwargs)
         fitting = [one for one in calls if one.shape[2:] == (length, length)]
         if len(fitting) != 1:
             lengths = ["x".join(map(str, one.shape[2:])) for one in calls]

@@ -38,7 +38,10 @@ class Seen:
         logsumexp: ``[B, heads, N]`` of the scaled scores, None where the kernel did not tell it, or
             not exactly enough.
         plain: whether there was no dropout, no causal mask and a key head for each query head.
+        output: what it returned; set by those who need it.
     """
+
+    output: Tensor
 
     def __init__(
         self,
@@ -141,7 +144,7 @@ class SdpaWatch(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Seen] = []
+        self.calls: list[Any] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
