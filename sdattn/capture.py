@@ -16,7 +16,7 @@ from .attended import Attended
 from .calls import Call, read_call
 from .compiled import is_compiled, running_eagerly
 from .guidance import Branch, GuidanceWatch, Order, branch_rows
-from .joint import JointObserver
+from .joint import JointObserver, check_backends
 from .layers import (
     TEXT_KINDS,
     AttentionLayer,
@@ -97,6 +97,7 @@ def capture(
         ValueError: an option that fits nothing; the message lists what there is.
         CaptureError: on leaving, nothing was captured; while running, the batch or the size
             changed, or a second run began.
+        RuntimeError: what a layer attends to cannot be seen, or is not what made its output.
     """
     denoiser = find_denoiser(target)
     if is_span(steps) and denoiser.pipeline is None:
@@ -111,6 +112,7 @@ def capture(
             raise ValueError(f"kinds={kinds!r}: text_states are about cross-attention.")
         kinds = ("cross",)
     chosen = select_layers(found, layers, kinds)
+    check_backends(chosen)
     if branch not in BRANCHES or (branch != "conditional" and denoiser.pipeline is None):
         raise ValueError(
             f"branch={branch!r}: pass one of {', '.join(BRANCHES)}; on a model without its "
@@ -256,6 +258,8 @@ class _Watch:
         call = read_call(model, args, kwargs)
         self._refuse_second_run()
         self._notice_swaps()
+        if not self.store.passes:  # it may have been chosen inside
+            check_backends(self.store.layers)
         self._notice_branches(call)
         order: Order = ("conditional",) if self.guidance is None else self.guidance.order()
         one = None if call.skips_layers else self._describe_pass(call, order)

@@ -4,16 +4,50 @@ matrix of text and picture together.
 Source: Esser et al. 2024, "Scaling Rectified Flow Transformers", for joint attention.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from .processors import Observer, ObservingProcessor, by_name
+from .layers import AttentionLayer
+from .processors import Observer, ObservingProcessor, by_name, innermost
 from .sdpa import SdpaWatch, Seen
 
 # (queries of the picture, keys of the text) once the layer has run, None where it is not kept
 Spans = Callable[[], tuple[slice, slice] | None]
+
+
+DISPATCH = "diffusers.models.attention_dispatch"
+# Of its backends those that call torch's scaled_dot_product_attention, so that they can be seen.
+SEEN_BACKENDS = ("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math")
+
+
+def check_backends(layers: Sequence[AttentionLayer]) -> None:
+    """Refuse joint attention whose backend hides its query and key, before the model runs.
+
+    Raises:
+        RuntimeError: a backend of diffusers' own that does not call torch's attention, or attention
+            that is spread over several devices.
+    """
+    dispatch = sys.modules.get(DISPATCH)
+    for layer in layers:
+        inner = innermost(layer.module.processor)
+        if layer.kind != "joint" or dispatch is None or not hasattr(inner, "_attention_backend"):
+            continue
+        registry = dispatch._AttentionBackendRegistry
+        backend = inner._attention_backend or registry._active_backend
+        backend = dispatch.AttentionBackendName(backend)
+        own = getattr(registry._backends.get(backend), "__module__", DISPATCH) == DISPATCH
+        config = getattr(inner, "_parallel_config", None)
+        spread = getattr(config, "context_parallel_config", None) is not None
+        if spread or (own and backend.value not in SEEN_BACKENDS):
+            name = "context parallelism" if spread else f"the attention backend {backend.value!r}"
+            raise RuntimeError(
+                f"{layer.name} runs with {name}, which does not show its query and key, so what it "
+                "attends to cannot be known. Call model.set_attention_backend('native') first, or "
+                "leave joint layers out (layers=…)."
+            )
 
 
 class JointObserver(ObservingProcessor):
@@ -52,7 +86,7 @@ class JointObserver(ObservingProcessor):
                 f"The processor {type(self.inner).__name__} called torch's "
                 f"scaled_dot_product_attention {len(fitting)} times for all of its {length} "
                 f"tokens of text and picture together (in all {lengths or 'never'}), so what "
-                "it attended to cannot be known. Choose that backend before capture, "
+                "it attended to cannot be known. Choose a backend that calls it, "
                 "model.set_attention_backend('native'), or leave this layer out (layers=...)."
             )
         if not fitting[0].plain:

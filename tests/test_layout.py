@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "sdpa": {"attended", "attention"},
     "witness": {"attended", "attention", "sdpa"},
     "processors": {"attended", "attention", "sdpa", "witness"},
-    "joint": {"processors", "sdpa"},
+    "joint": {"layers", "processors", "sdpa"},
     "calls": {"layers", "processors"},
     "compiled": set(),
     "asking": {"attended", "layers", "processors"},
