@@ -1,6 +1,7 @@
 """`capture()`: install the observing processors, watch the model run, put everything back."""
 
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,9 +23,9 @@ from .layers import (
     AttentionLayer,
     Denoiser,
     LayerSelection,
-    family,
     find_denoiser,
     find_layers,
+    joint_spans,
     select_layers,
     unwrapped,
 )
@@ -113,6 +114,8 @@ def capture(
         kinds = ("cross",)
     chosen = select_layers(found, layers, kinds)
     check_backends(chosen)
+    if any(layer.kind == "joint" for layer in chosen):
+        joint_spans(denoiser.model, 1, 1)  # refused now where it is not known
     if branch not in BRANCHES or (branch != "conditional" and denoiser.pipeline is None):
         raise ValueError(
             f"branch={branch!r}: pass one of {', '.join(BRANCHES)}; on a model without its "
@@ -314,18 +317,11 @@ class _Watch:
 
     def spans(self) -> tuple[slice, slice] | None:
         """Of the pass that runs now: the picture's queries and the text's keys in joint attention;
-        None if it is not kept.
-
-        SD3 joins text behind picture, all others picture behind text. Reference pictures follow
-        the one that is made.
-        """
+        None if it is not kept."""
         call = self.call
         if call is None:
             return None
-        cells = call.latent_size[0] * call.latent_size[1]
-        if family(self.denoiser.model) == "SD3Transformer2DModel":
-            return slice(0, cells), slice(cells, cells + call.n_text)
-        return slice(call.n_text, call.n_text + cells), slice(0, call.n_text)
+        return joint_spans(self.denoiser.model, math.prod(call.latent_size), call.n_text)
 
     def _say_bytes(self, call: Call) -> None:
         """Work out, before anything is held, how much will be; say it if it is much."""

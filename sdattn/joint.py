@@ -8,8 +8,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from .attention import split_heads
 from .layers import AttentionLayer
 from .processors import Observer, ObservingProcessor, by_name, innermost
 from .sdpa import SdpaWatch, Seen
@@ -66,19 +68,30 @@ class JointObserver(ObservingProcessor):
 
     Raises (when called):
         RuntimeError: ``inner`` did not call ``scaled_dot_product_attention`` just once for text and
-            picture together.
+            picture together, or joined them in another order than ``spans`` says.
     """
 
     def __init__(self, inner: Any, observe: Observer, spans: Spans):
         super().__init__(inner, observe)
         self.spans = spans
+        self.checked = False  # where the text's values are, which is read back from the device
 
     def _observed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+        calls: list[Seen] = []
+        names = () if self.checked else ("add_v_proj", "to_added_qkv")
+        with self._projected(attn, *names) as projected:
+            output = self._watched(calls, SdpaWatch, attn, *args, **kwargs)
         given = by_name(args, kwargs)
         states = given["hidden_states"], given.get("encoder_hidden_states")
-        length = sum(one.shape[1] for one in states if one is not None)
-        calls: list[Seen] = []
-        output = self._watched(calls, SdpaWatch, attn, *args, **kwargs)
+        seen = self._whole(calls, sum(one.shape[1] for one in states if one is not None))
+        if spans := self.spans():
+            if not self.checked:
+                self._check_order(seen, spans[1], attn, projected)
+            self.observe(seen.attended(*spans))
+        return output
+
+    def _whole(self, calls: Sequence[Seen], length: int) -> Seen:
+        """The one call for all tokens of text and picture."""
         fitting = [one for one in calls if one.shape[2:] == (length, length)]
         if len(fitting) != 1:
             lengths = ["x".join(map(str, one.shape[2:])) for one in calls]
@@ -94,6 +107,26 @@ class JointObserver(ObservingProcessor):
                 "A joint attention with dropout, a causal mask or grouped queries is not known. "
                 "Leave this layer out (layers=...)."
             )
-        if spans := self.spans():
-            self.observe(fitting[0].attended(*spans))
-        return output
+        return fitting[0]
+
+    def _check_order(
+        self, seen: Seen, text: slice, attn: Any, projected: dict[str, Tensor]
+    ) -> None:
+        """Refuse a layer that did not put the values of the text where its keys are said to be.
+
+        Values are neither normed nor rotated. Layers that get text and picture joined already
+        project them in one; their order is that of the layers before.
+        """
+        own = projected.get("add_v_proj")
+        if own is None and "to_added_qkv" in projected:
+            own = projected["to_added_qkv"].chunk(3, dim=-1)[-1]
+        self.checked = True
+        if own is None or own.device.type == "meta":
+            return
+        expected = split_heads(own, attn.heads).to(seen.value.dtype)  # [B, heads, T, d]
+        if not torch.equal(seen.value[:, :, text], expected):
+            raise RuntimeError(
+                f"The processor {type(innermost(self)).__name__} does not join text and picture in "
+                f"the order that is known of this model (the text at {text.start} to {text.stop}), "
+                "so which column is which token cannot be known. Leave this layer out (layers=...)."
+            )

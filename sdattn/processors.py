@@ -26,6 +26,7 @@ from .witness import UseWatch, is_plain, misfit, used_in
 
 Controller = Callable[[Tensor, bool, str], Tensor | None]
 Observer = Callable[[Attended], None]
+QUERY_KEY = ("to_q", "to_k", "to_kv", "to_qkv")  # projections; the last two are fused ones
 LARGE = 1 << 20  # numbers in the hidden states; in smaller layers a watch costs more than it spares
 
 
@@ -117,7 +118,7 @@ class ObservingProcessor:
         hidden = given["hidden_states"]
         watch = hidden.device.type == "cpu" and hidden.numel() >= LARGE
         call_inner = partial(self._watched, calls, SdpaWatch) if watch else self.inner
-        with self._projected(attn, "to_q", "to_k", images=images) as seen:
+        with self._projected(attn, *QUERY_KEY, images=images) as seen:
             output: Tensor = call_inner(attn, *args, **kwargs)
         query, key = _query_and_key(seen, self.inner)
         call = told(calls, len(query), attn.heads, query.shape[1], key.shape[1])
@@ -139,7 +140,7 @@ class ObservingProcessor:
         that is not seen, the softmax of the query and key, where that makes the same of them."""
         events: list[Any] = []
         arrived: list[Tensor] = []
-        with self._projected(attn, "to_q", "to_k", "to_v", arrived=arrived) as seen:
+        with self._projected(attn, *QUERY_KEY, "to_v", arrived=arrived) as seen:
             output = self._watched(events, UseWatch, attn, *args, **kwargs)
         used = used_in(events, arrived[-1], attn.heads) if arrived else None
         if used is None:
@@ -181,7 +182,7 @@ class ObservingProcessor:
 
         hooks = [
             module.register_forward_hook(partial(keep, name))
-            for name in (*names, "to_kv", "to_qkv")
+            for name in names
             if (module := getattr(attn, name, None)) is not None
         ]
         hooks += [] if images is None else images.hooks(self.thread)

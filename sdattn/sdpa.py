@@ -38,9 +38,10 @@ class Seen:
         logsumexp: ``[B, heads, N]`` of the scaled scores, None where the kernel did not tell it, or
             not exactly enough.
         plain: whether there was no dropout, no causal mask and a key head for each query head.
-        output: what it returned; set by those who need it.
+        value: ``[B, heads, T, d]``, and output, what was returned; set by those who need them.
     """
 
+    value: Tensor
     output: Tensor
 
     def __init__(
@@ -176,6 +177,7 @@ class SdpaWatch(TorchFunctionMode):
         else:
             output = attend()
         self.calls.append(Seen(query, key, attn_mask, scale, logsumexp, plain))
+        self.calls[-1].value = value
         return output
 
 

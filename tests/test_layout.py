@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "sdpa": {"attended", "attention"},
     "witness": {"attended", "attention", "sdpa"},
     "processors": {"attended", "attention", "sdpa", "witness"},
-    "joint": {"layers", "processors", "sdpa"},
+    "joint": {"attention", "layers", "processors", "sdpa"},
     "calls": {"layers", "processors"},
     "compiled": set(),
     "asking": {"attended", "layers", "processors"},
