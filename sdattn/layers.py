@@ -26,29 +26,60 @@ PLACES: tuple[Place, ...] = ("down", "mid", "up")  # of a UNet
 KINDS: tuple[Kind, ...] = ("cross", "joint", "self")  # those that can be captured
 TEXT_KINDS: tuple[Kind, ...] = ("cross", "joint")  # those with a column for each token of the text
 
-# The transformers that are known: where their attention layers are, and of what place and kind.
-TRANSFORMERS: dict[str, dict[str, tuple[Place, Kind]]] = {
-    "SD3Transformer2DModel": {
-        "transformer_blocks.*.attn": ("double", "joint"),
-        "transformer_blocks.*.attn2": ("double", "self"),
-    },
-    "FluxTransformer2DModel": {
-        "transformer_blocks.*.attn": ("double", "joint"),
-        "single_transformer_blocks.*.attn": ("single", "joint"),
-    },
-    "Flux2Transformer2DModel": {
-        "transformer_blocks.*.attn": ("double", "joint"),
-        "single_transformer_blocks.*.attn": ("single", "joint"),
-    },
-    "QwenImageTransformer2DModel": {"transformer_blocks.*.attn": ("double", "joint")},
-    "PixArtTransformer2DModel": {
-        "transformer_blocks.*.attn1": ("block", "self"),
-        "transformer_blocks.*.attn2": ("block", "cross"),
-    },
-    "SanaTransformer2DModel": {
-        "transformer_blocks.*.attn1": ("block", "linear"),
-        "transformer_blocks.*.attn2": ("block", "cross"),
-    },
+
+@dataclass(frozen=True)
+class Transformer:
+    """What is known of a family of transformers.
+
+    Attributes:
+        layers: where its attention layers are, and of what place and kind.
+        joined: in which order its joint attention joins text and picture (reference pictures follow
+            the one that is made); None where none is joint. No family has an order by default.
+    """
+
+    layers: dict[str, tuple[Place, Kind]]
+    joined: Literal["text first", "picture first"] | None
+
+
+TRANSFORMERS: dict[str, Transformer] = {
+    "SD3Transformer2DModel": Transformer(
+        {
+            "transformer_blocks.*.attn": ("double", "joint"),
+            "transformer_blocks.*.attn2": ("double", "self"),
+        },
+        joined="picture first",
+    ),
+    "FluxTransformer2DModel": Transformer(
+        {
+            "transformer_blocks.*.attn": ("double", "joint"),
+            "single_transformer_blocks.*.attn": ("single", "joint"),
+        },
+        joined="text first",
+    ),
+    "Flux2Transformer2DModel": Transformer(
+        {
+            "transformer_blocks.*.attn": ("double", "joint"),
+            "single_transformer_blocks.*.attn": ("single", "joint"),
+        },
+        joined="text first",
+    ),
+    "QwenImageTransformer2DModel": Transformer(
+        {"transformer_blocks.*.attn": ("double", "joint")}, joined="text first"
+    ),
+    "PixArtTransformer2DModel": Transformer(
+        {
+            "transformer_blocks.*.attn1": ("block", "self"),
+            "transformer_blocks.*.attn2": ("block", "cross"),
+        },
+        joined=None,
+    ),
+    "SanaTransformer2DModel": Transformer(
+        {
+            "transformer_blocks.*.attn1": ("block", "linear"),
+            "transformer_blocks.*.attn2": ("block", "cross"),
+        },
+        joined=None,
+    ),
 }
 SUPPORTED = (
     "UNets with self- and cross-attention in down, mid and up blocks (SD 1.x, 2.x, SDXL, "
@@ -129,6 +160,32 @@ def family(model: Any) -> str:
     return next((name for name in names if name in TRANSFORMERS), "")
 
 
+def joint_spans(model: Any, cells: int, n_text: int) -> tuple[slice, slice]:
+    """In the joint attention of a transformer, where the picture's ``cells`` and the text's
+    ``n_text`` tokens are.
+
+    Raises:
+        TypeError: that is not known of this model: another class that only bears the name of a
+            known one, or a subclass with a ``forward`` of its own.
+    """
+    kind: Any = type(unwrapped(model))
+    known = family(model)
+    joined = TRANSFORMERS[known].joined if known else None
+    base = next((cls for cls in kind.__mro__ if cls.__name__ == known), kind)
+    same = base.__module__.startswith("diffusers.") and kind.forward is base.forward
+    if joined is None or not same:
+        raise TypeError(
+            f"A {kind.__name__} ({kind.__module__}) has a forward that is not diffusers' own, so "
+            "whether its joint attention has the text or the picture first is not known. Supported "
+            "are these classes of diffusers, and subclasses that leave forward to them: "
+            + ", ".join(name for name, one in TRANSFORMERS.items() if one.joined)
+            + "."
+        )
+    if joined == "text first":
+        return slice(n_text, n_text + cells), slice(0, n_text)
+    return slice(0, cells), slice(cells, cells + n_text)
+
+
 def unwrapped(model: Any) -> Any:
     """The module behind ``torch.compile(model)``, or the model itself."""
     return getattr(model, "_orig_mod", model)
@@ -200,7 +257,7 @@ def _describe_unet(model: Any, name: str) -> AttentionLayer:
 
 def _describe_transformer(model: Any, name: str) -> AttentionLayer:
     module: Any = unwrapped(model).get_submodule(name)
-    for pattern, (place, kind) in TRANSFORMERS[family(model)].items():
+    for pattern, (place, kind) in TRANSFORMERS[family(model)].layers.items():
         if fnmatch.fnmatchcase(name, pattern):
             return AttentionLayer(name, place, kind, 0, module.heads, module)
     raise TypeError(_unknown(name, module))

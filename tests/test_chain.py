@@ -223,6 +223,7 @@ def test_each_step_is_kept_on_request(kept):
         for ours, theirs in zip(found, maps.maps.values(), strict=True):
             seen = theirs[:, i].flatten(0, 1).flatten(1, 2)
             torch.testing.assert_close(ours, seen, atol=1e-4, rtol=0)
+            assert ours.untyped_storage().nbytes() == ours.nbytes  # no view of a guided batch
     assert AttentionStore().steps == []
     # the sums and the maps of the last step, float32; self-attention of 384 queries and fewer
     cells = 2 * (sum(heads * n for heads, n in DOWN + UP) + 4 * 6)
