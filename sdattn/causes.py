@@ -24,7 +24,7 @@ from .layers import LayerSelection, find_denoiser
 from .pipelines import images_a_prompt
 from .prompts import read_prompts
 from .removal import Columns, Removal
-from .running import call_pipeline, checked_options, is_of_pictures, pictures_of
+from .running import call_pipeline, checked_options, is_of_pictures, one_at_a_time, pictures_of
 from .tokens import Prompt
 from .watching import columns_of
 
@@ -54,6 +54,7 @@ class Knockout:
     heatmap: Heatmap
 
 
+@one_at_a_time
 def knockout(
     pipe: Any,
     prompt: str,
@@ -118,6 +119,7 @@ def knockout(
     return found
 
 
+@one_at_a_time
 def knockouts(
     pipe: Any,
     prompt: str,

@@ -46,7 +46,7 @@ from .pipelines import (
     model_passes,
 )
 from .prompts import read_prompts
-from .running import checked_options
+from .running import checked_options, one_at_a_time
 from .runs import Run
 from .sampling import sample
 from .tokens import Prompt
@@ -116,6 +116,7 @@ class EditRun(Run):
         return [Path(folder)]
 
 
+@one_at_a_time
 def edit(
     pipe: Any,
     source: str,

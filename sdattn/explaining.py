@@ -25,7 +25,7 @@ from .pictures import encode, fit
 from .pipelines import check_text_to_image
 from .presets import Preset, preset_of
 from .prompts import read_prompts
-from .running import checked_options
+from .running import checked_options, one_at_a_time
 from .runs import Run
 from .sampling import sample
 from .selections import is_span
@@ -54,6 +54,7 @@ _DECIDED = {
 }
 
 
+@one_at_a_time
 def explain(
     pipe: Any,
     image: Image.Image | Sequence[Image.Image],

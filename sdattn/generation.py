@@ -10,7 +10,7 @@ from .causes import knockouts, prepare
 from .heatmap import Heatmap
 from .presets import Preset, preset_of
 from .prompts import read_prompts
-from .running import checked_options, options_of_image
+from .running import checked_options, one_at_a_time, options_of_image
 from .runs import Run
 from .sampling import read_negative, sample
 from .watching import capture_settings, checked_capture
@@ -18,6 +18,7 @@ from .watching import capture_settings, checked_capture
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
 
 
+@one_at_a_time
 def generate(
     pipe: Any,
     prompt: str | Sequence[str],
@@ -87,7 +88,7 @@ def generate(
         try:
             run.causal_heatmaps = _causes(pipe, run, seeds, words, alone)
         except Exception as error:  # the pictures and their maps are there
-            warnings.warn(f"There are no causal maps: {error}", stacklevel=2)
+            warnings.warn(f"There are no causal maps: {error}", stacklevel=3)
     return run
 
 

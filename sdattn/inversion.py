@@ -27,6 +27,7 @@ from .nulltext import guided_rows, optimise, replaced_rows
 from .pictures import encode, fit
 from .pipelines import check_text_to_image
 from .prompts import read_prompts
+from .running import one_at_a_time
 
 Kwargs = dict[str, Any]
 
@@ -108,6 +109,7 @@ class Inversion:
             )
 
 
+@one_at_a_time
 @torch.inference_mode(False)
 def invert(
     pipe: Any,

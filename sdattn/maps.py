@@ -304,7 +304,7 @@ class MapStore:
         if not self.passes:
             raise CaptureError(
                 f"{len(self.layers)} layers were watched, but the model was never called inside "
-                "capture(). Call the pipeline inside the with block."
+                "capture(). Call the pipeline inside the with block, in the same thread."
             )
         if len(missing) == len(self.layers):
             asked = "" if isinstance(self.steps, str) else f" in steps {self.steps}"

@@ -4,19 +4,55 @@ checked_options(pipe, options)                   refused where they cannot be, o
 call_pipeline(pipe, prompts, seeds, options)     noise drawn on the CPU
 options_of_image(options, 0, images=4, prompts=2)    for a run of that image alone
 pictures_of(result)                              PIL
+one_at_a_time(function), turn(pipe)              however many threads call one pipeline
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from .pipelines import DEMO_SETTINGS, default_size, is_demo, size_unit
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+_turns: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # model -> its lock
+_turns_lock = threading.Lock()
+
+
+def one_at_a_time(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Have calls with one pipeline, the first argument, wait for each other.
+
+    A pipeline keeps the state of its run in itself and in its scheduler, so two threads that run it
+    at a time mix them up. Pipelines that share their model take turns as well.
+    """
+
+    @functools.wraps(function)
+    def waiting(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        with turn(args[0] if args else kwargs.get("pipe")):
+            return function(*args, **kwargs)
+
+    return waiting
+
+
+def turn(pipe: Any) -> Any:
+    """A lock that a thread holds while it runs a pipeline, for ``with`` blocks, also nested."""
+    held = (getattr(pipe, name, None) for name in ("unet", "transformer"))
+    model = next((one for one in held if one is not None), pipe)
+    with _turns_lock:
+        try:
+            return _turns.setdefault(model, threading.RLock())
+        except TypeError:  # no object that could be a pipeline
+            return threading.RLock()
 
 
 def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,6 +63,7 @@ def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """
     if is_demo(pipe):
         options = {**DEMO_SETTINGS, **options}
+    options = {name: _plain(value) for name, value in options.items()}
     if taken := sorted({"generator", "output_type", "prompt_embeds", "return_dict"} & set(options)):
         raise ValueError(
             f"{', '.join(taken)} cannot be chosen here. Use capture() around the pipeline."
@@ -40,8 +77,13 @@ def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     steps = options.get("num_inference_steps", 1)
     most = pipe.scheduler.config.num_train_timesteps
     if not isinstance(steps, int) or not 1 <= steps <= most:
-        raise ValueError(f"num_inference_steps={steps}: pass 1 to {most}, the scheduler's most.")
+        raise ValueError(f"num_inference_steps={steps!r}: pass 1 to {most}, the scheduler's most.")
     return options
+
+
+def _plain(value: Any) -> Any:
+    """An integer of another library (numpy's) as Python's own."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def _check_names(pipe: Any, options: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from .pipelines import images_a_prompt, is_demo
 from .presets import PRESETS, Preset
 from .prompts import read_prompts
 from .refinement import refining
-from .running import call_pipeline, one_each, pictures_of
+from .running import call_pipeline, one_each, pictures_of, turn
 from .runs import Run
 from .tokens import Prompt
 from .watching import capture_settings, columns_around
@@ -48,7 +48,7 @@ def sample(
     settings = capture_options or capture_settings(pipe, preset, prompts, options)
     asked = None if ask is None else _Asked(pipe, ask, preset, options)
     watched = _watched(pipe, prompts, preset, options, settings, asked)
-    with ExitStack() as captures:
+    with turn(pipe), ExitStack() as captures:
         stores = {of: captures.enter_context(capture(pipe, **kept)) for of, kept in watched.items()}
         result = call_pipeline(pipe, [one.text for one in prompts], seeds, options)
     images, store = pictures_of(result), stores["prompt"]
@@ -163,7 +163,7 @@ def _blanked(result: Any) -> list[int]:
         warnings.warn(
             f"The pipeline's safety checker blanked image(s) {blanked}; their heatmaps are of what "
             "was generated before that.",
-            stacklevel=4,
+            stacklevel=5,
         )
     return blanked
 

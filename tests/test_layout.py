@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "ddim": set(),
     "nulltext": {"ddim", "guidance"},
     "pictures": {"pipelines"},
-    "inversion": {"ddim", "nulltext", "pictures", "pipelines", "prompts"},
+    "inversion": {"ddim", "nulltext", "pictures", "pipelines", "prompts", "running"},
     "outlines": {"layers", "pipelines"},
     "masks": set(),
     "scenes": set(),
