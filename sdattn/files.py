@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from .imagerun import ImageRun
 from .packing import USUAL, file_name, pack_run
@@ -19,6 +19,7 @@ __all__ = [
     "SavedRun",
     "check_target",
     "file_name",
+    "inside",
     "load_run",
     "new_folder",
     "save_run",
@@ -60,10 +61,45 @@ def save_run(
     return Path(folder)
 
 
+def inside(folder: Path, place: str) -> Path:
+    """The path of a place in a folder that someone else may have made: nothing outside is reached.
+
+    Args:
+        folder: may be reached through a link itself.
+        place: relative, with ``/`` between its parts, as ``run.json`` and ``metadata.jsonl`` name
+            files. It need not exist.
+
+    Raises:
+        ValueError: the place is absolute or goes up, or it, or a folder on the way to it, is a
+            link.
+    """
+    parts = PurePosixPath(place).parts
+    elsewhere = PurePosixPath(place).is_absolute() or PureWindowsPath(place).anchor
+    if elsewhere or not parts or ".." in PureWindowsPath(place).parts or "\0" in place:
+        raise ValueError(
+            f"{folder} names {place!r}, which is no place inside it. Nothing else is opened: the "
+            "folder is damaged or not what it says."
+        )
+    path = folder
+    for part in parts:
+        path = path / part
+        if path.is_symlink():
+            raise ValueError(
+                f"{path} is a link, and links in a run's folder are not followed. Put what it "
+                "stands for in its place: cp -rL copies a folder so."
+            )
+    return path
+
+
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files at their paths below ``folder``; those that are there are replaced."""
+    """Write files at their paths below ``folder``; those that are there are replaced.
+
+    Raises:
+        ValueError: one of them, or a folder on the way, is a link, see :func:`inside`.
+        OSError: one cannot be written.
+    """
     for name, data in files.items():
-        path = folder / name
+        path = inside(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # it may be linked from another run: see merge()
         path.write_bytes(data)
@@ -98,10 +134,11 @@ def load_run(folder: str | Path) -> SavedRun:
 
     Raises:
         FileNotFoundError: no such folder, or a part of it is missing.
-        ValueError: it is no run of sdattn, or a part is not what the run wrote.
+        ValueError: it is no run of sdattn, a part is not what the run wrote, or it is a link.
     """
     folder = Path(folder)
-    files = {name: (folder / name).read_bytes() for name in READ if (folder / name).is_file()}
+    paths = {name: inside(folder, name) for name in READ}
+    files = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
     return saved_run(files, folder, str(folder))
 
 

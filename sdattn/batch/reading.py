@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from ..files import SavedRun, saved_run
+from ..files import SavedRun, inside, saved_run
 from ..packing import MAPS, sha256
 from ..unpacking import READ, map_shapes, read_info
 from .folder import BatchFolder
@@ -38,8 +38,8 @@ class SavedBatch(Mapping[str, SavedRun]):
         if item not in self._places:
             raise KeyError(f"{self._folder.root} holds no item {item!r}.")
         place = self._places[item]
+        where = inside(self._folder.root, place)
         files = self._layout.read(item, place, READ)
-        where = self._folder.root / place
         return saved_run(files, where, f"{where} ({item})")
 
     def __contains__(self, item: object) -> bool:
