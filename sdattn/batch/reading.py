@@ -16,7 +16,8 @@ from safetensors.torch import load
 
 from ..files import SavedRun, inside, saved_run
 from ..packing import MAPS, sha256
-from ..unpacking import READ, map_shapes, read_info
+from ..runinfo import read_info
+from ..unpacking import READ, map_shapes
 from .folder import BatchFolder
 from .layouts import Layout
 
@@ -148,7 +149,7 @@ def _check(layout: Layout, item: str, place: str) -> list[str]:
 
 def _check_image(name: str, data: bytes) -> list[str]:
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             image.load()
     except (OSError, UnidentifiedImageError, SyntaxError) as error:
         return [f"{name} does not open: {error}"]
