@@ -34,7 +34,8 @@ MAY_IMPORT = {
     "blend": {"attention", "tokens"},
     "controllers": {"alignment", "blend", "store", "tokens"},
     "pipelines": {"guidance", "layers", "prompts"},
-    "running": {"pipelines"},
+    "finite": {"compiled"},
+    "running": {"finite", "pipelines"},
     "ddim": set(),
     "nulltext": {"ddim", "guidance"},
     "pictures": {"pipelines"},
@@ -138,6 +139,7 @@ MAY_IMPORT = {
     "sampling": {
         "asking",
         "capture",
+        "finite",
         "heatmaps",
         "layermaps",
         "maps",
