@@ -89,14 +89,14 @@ def read_info(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
     try:
         info = json.loads(files["run.json"].decode())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}/run.json is corrupt: {error}.") from error
+        raise ValueError(f"{where}/run.json is corrupt: {error}. {_DO}") from error
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         found = info.get("format") if isinstance(info, dict) else type(info).__name__
         raise ValueError(
             f"{where}/run.json is not of this version's format {FORMAT!r}; found {found!r}."
         )
     if not isinstance(info.get("files"), dict):
-        raise ValueError(f"{where}/run.json is corrupt: it names no files.")
+        raise ValueError(f"{where}/run.json is corrupt: it names no files. {_DO}")
     if not _is_as_written(info, files["run.json"]):
         raise ValueError(
             f"{where}/run.json is not what this run wrote: its own checksum differs. {_DO}"

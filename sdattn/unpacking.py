@@ -98,8 +98,11 @@ def _check(files: Mapping[str, bytes], info: Mapping[str, Any], where: str) -> N
 
 def _unpack_layers(data: bytes, info: Mapping[str, Any]) -> LayerMaps:
     tensors = load(data)  # in an order that changes from call to call
-    for name, shape in map_shapes(info).items():
+    shapes = map_shapes(info)
+    for name, shape in shapes.items():
         _check_shape(tensors, name, shape)
+    if foreign := tensors.keys() - shapes.keys():
+        raise ValueError(f"{min(foreign)} is no layer of the run")
     layers = {
         name: LayerMap(one["place"], one["level"], one["heads"], tensors[name].float()[None])
         for name, one in info["layers"].items()
@@ -127,6 +130,8 @@ def _unpack_details(files: Mapping[str, bytes], info: Mapping[str, Any]) -> Deta
                     _check_shape(tensors, layer, (len(told["steps"] or ()), *maps.shape[1:]))
                 maps = maps[None] if name == HEADS else maps
                 found[layer] = LayerMap(one["place"], one["level"], one["heads"], maps)
+        if not found:
+            raise ValueError(f"{name} holds no layer of the run")
         return LayerMaps(found, tuple(told["columns"]), passes=1)
 
     numbers = tuple(told["heads"]) if isinstance(told["heads"], list) else "all"
