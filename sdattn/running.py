@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from .finite import watch_finite
 from .pipelines import DEMO_SETTINGS, default_size, is_demo, size_unit
 
 Given = ParamSpec("Given")
@@ -147,12 +148,17 @@ def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 def call_pipeline(
     pipe: Any, prompts: list[str], seeds: Sequence[int], options: Mapping[str, Any]
 ) -> Any:
-    """Run a pipeline on prompts, the noise of each image drawn on the CPU from its seed."""
+    """Run a pipeline on prompts, the noise of each image drawn on the CPU from its seed.
+
+    Raises:
+        NotFiniteError: a picture holds NaN or infinity, see :mod:`sdattn.finite`.
+    """
     options = dict(options)
     if options.get("negative_prompt") is not None:  # diffusers wants a list beside a list
         options["negative_prompt"] = one_each(options["negative_prompt"], len(prompts))
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-    return pipe(prompt=prompts, generator=generators, **options)
+    with watch_finite(pipe, options):
+        return pipe(prompt=prompts, generator=generators, **options)
 
 
 def is_of_pictures(name: str) -> bool:

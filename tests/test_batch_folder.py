@@ -38,7 +38,7 @@ from sdattn.files import write_files
 from sdattn.imagerun import ImageRun
 from sdattn.layermaps import LayerMap, LayerMaps
 from sdattn.packing import FORMAT as RUN_FORMAT
-from sdattn.packing import PARTS, pack_run, sha256, to_json
+from sdattn.packing import PARTS, pack_run, sealed, sha256, to_json
 from sdattn.presets import PRESETS, Preset
 
 FORMATS = ("folder", "shard")
@@ -81,7 +81,7 @@ def changed(files, name, data):
     """The files with another content of one, as if it had been written so."""
     info = json.loads(files["run.json"])
     info["files"][name] = sha256(data)
-    return {**files, name: data, "run.json": to_json(info)}
+    return {**files, name: data, "run.json": sealed(info)}
 
 
 def with_nan(files):
@@ -480,6 +480,18 @@ def test_a_run_is_a_mapping_of_its_items(tmp_path, format):
         run["x"]
 
 
+@pytest.mark.parametrize("place", ["../other", "items/../../other", "/etc", "items/0000/link"])
+def test_a_place_outside_of_the_run_is_not_read(tmp_path, place):
+    root = new_run(tmp_path / "run", {"a": pack("a", 1)})
+    write_files(tmp_path / "other", pack("a", 1))
+    (root / "items" / "0000" / "link").symlink_to(tmp_path / "other")
+    rows = root / "metadata.jsonl"
+    assert "items/0000/a" in rows.read_text()
+    rows.write_text(rows.read_text().replace("items/0000/a", place))
+    with pytest.raises(ValueError, match="no place inside it|is a link"):
+        open_batch(root)["a"]
+
+
 def test_status_tells_how_far_a_run_is(tmp_path):
     failed = [{"id": "d", "line": 4}, {"id": "a", "line": 1}]  # the second was drawn later
     root = new_run(tmp_path / "run", three(), failed=failed, items=6, bad_lines=2)
@@ -619,7 +631,7 @@ def test_verify_minds_no_files_of_a_run_at_work(tmp_path):
     (folder.temporary / "half").mkdir()
     shutil.copytree(root / "items/0000/a", root / "items/0000/d")  # written, not yet noted
     run = json.loads((root / "items/0000/d/run.json").read_bytes())
-    (root / "items/0000/d/run.json").write_bytes(to_json({**run, "id": "d"}))
+    (root / "items/0000/d/run.json").write_bytes(sealed({**run, "id": "d"}))
     assert verify(root) == (4, [])
     folder.lock.release()
     assert len(verify(root)[1]) == 2

@@ -33,6 +33,15 @@ def test_values_that_are_not_finite_are_refused(bad):
 
 @pytest.mark.parametrize(
     ("size", "grid"),
+    [((96, 64), (5, 6)), ((96, 64), (4, 8)), ((64, 96), (6, 5)), ((512, 512), (64, 65))],
+)
+def test_a_grid_that_is_a_cell_off_is_refused(size, grid):
+    with pytest.raises(ValueError, match=f"of {grid[0]}x{grid[1]} cells does not belong to an"):
+        render.overlay(Image.new("RGB", size), np.zeros(grid), "word")
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"),
     [((512, 512), (64, 64)), ((768, 512), (32, 48)), ((320, 640), (80, 40)), ((136, 72), (5, 9))],
 )
 def test_heat_lies_where_the_map_has_it(size, grid):

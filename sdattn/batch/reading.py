@@ -14,9 +14,10 @@ from PIL import Image, UnidentifiedImageError
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from ..files import SavedRun, saved_run
+from ..files import SavedRun, inside, saved_run
 from ..packing import MAPS, sha256
-from ..unpacking import READ, map_shapes, read_info
+from ..runinfo import read_info
+from ..unpacking import READ, map_shapes
 from .folder import BatchFolder
 from .layouts import Layout
 
@@ -38,8 +39,8 @@ class SavedBatch(Mapping[str, SavedRun]):
         if item not in self._places:
             raise KeyError(f"{self._folder.root} holds no item {item!r}.")
         place = self._places[item]
+        where = inside(self._folder.root, place)
         files = self._layout.read(item, place, READ)
-        where = self._folder.root / place
         return saved_run(files, where, f"{where} ({item})")
 
     def __contains__(self, item: object) -> bool:
@@ -148,7 +149,7 @@ def _check(layout: Layout, item: str, place: str) -> list[str]:
 
 def _check_image(name: str, data: bytes) -> list[str]:
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             image.load()
     except (OSError, UnidentifiedImageError, SyntaxError) as error:
         return [f"{name} does not open: {error}"]
