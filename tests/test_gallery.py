@@ -57,7 +57,7 @@ def written(root, rows, *, errors=(), input=(), **settings):
     folder = BatchFolder(root)
     folder.temporary.mkdir(parents=True, exist_ok=True)
     manifest = {"format": FORMAT, "settings": settings, "input": made_of}
-    (root / "batch.json").write_text(json.dumps(manifest))
+    folder.write_manifest(manifest)
     for name, lines in (("metadata", rows), ("errors", errors)):
         text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines)
         (root / f"{name}.jsonl").write_text(text, encoding="utf-8")

@@ -16,6 +16,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -29,6 +30,7 @@ from ..packing import FORMAT, MAPS, pack_maps, sha256
 
 Files = Mapping[str, bytes]
 Whole = Callable[[str, str, Files], None]
+_NEAR = 64  # shards whose lists of files are remembered: processes write in turn
 _NBYTES = {"U8": 1, "F16": 2}  # of a number, of the types that shards hold
 _EACH = 1000  # items a folder of folders
 _OURS = re.compile(  # what a run can have written into an item's folder
@@ -192,7 +194,7 @@ class Shards(Layout):
         self._writing = threading.Lock()  # one shard at a time: a slow disk is to hold up drawing
         self._held: dict[str, tuple[Files, Whole]] = {}
         self._held_bytes = 0
-        self._known: tuple[Any, dict[str, dict[str, int]]] = None, {}  # of the shard last asked of
+        self._sizes_of = lru_cache(_NEAR)(self._read_sizes)
 
     def add(self, item: str, line: int, files: Files, whole: Whole) -> None:
         with self._lock:
@@ -291,21 +293,20 @@ class Shards(Layout):
         return head
 
     def _sizes(self, place: str) -> dict[str, dict[str, int]]:
-        """Bytes of each item's files in a shard: what was found last is kept, since items are
-        asked about shard by shard."""
-        known = (self.root / place).stat()
-        mark = place, known.st_ino, known.st_mtime_ns, known.st_size
-        if self._known[0] != mark:
-            found: dict[str, dict[str, int]] = {}
-            with self._open(place) as file:
-                for key in file.keys():  # noqa: SIM118
-                    owner, name = _owner(key)
-                    one = file.get_slice(key)
-                    nbytes = math.prod(one.get_shape()) * _NBYTES.get(one.get_dtype(), 0)
-                    files = found.setdefault(owner, {})
-                    files[name] = files.get(name, 0) + nbytes
-            self._known = mark, found
-        return self._known[1]
+        """Bytes of each item's files in a shard, remembered while it stays as it is."""
+        known = inside(self.root, place).stat()
+        return self._sizes_of(place, known.st_ino, known.st_mtime_ns, known.st_size)
+
+    def _read_sizes(self, place: str, *_: int) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        with self._open(place) as file:
+            for key in file.keys():  # noqa: SIM118
+                owner, name = _owner(key)
+                one = file.get_slice(key)
+                nbytes = math.prod(one.get_shape()) * _NBYTES.get(one.get_dtype(), 0)
+                files = found.setdefault(owner, {})
+                files[name] = files.get(name, 0) + nbytes
+        return found
 
     def discard(self, stale: Mapping[str, str]) -> None:
         touched: dict[str, list[str]] = {place: [] for place in stale.values()}
