@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -162,7 +163,14 @@ def check_target(folder: str | Path, *, force: bool = False) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Make a folder where there is none, and raise if nothing can be written into it."""
+    """Make a folder where there is none, and raise if nothing can be written into it, or if it is
+    an address, ``s3://bucket/run``, of which a path would make the folder ``s3:``."""
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", next(iter(folder.parts), "")):
+        address = folder.as_posix().replace(":/", "://", 1)
+        raise OSError(
+            f"{address} is an address, and only folders of this machine can be written. Mount it, "
+            "or write here and copy the folder there."
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

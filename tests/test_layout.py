@@ -188,7 +188,7 @@ MAY_IMPORT = {
         "watching",
     },
     "batch.lines": set(),
-    "batch.items": {"batch.lines", "words"},
+    "batch.items": {"batch.lines", "running", "words"},
     "batch.plan": {"batch.items", "packing", "pipelines", "prompts", "running"},
     "batch.sizing": {"batch.plan", "pipelines", "presets", "prompts", "sampling"},
     "batch.team": {"pipelines"},
@@ -196,7 +196,7 @@ MAY_IMPORT = {
     "batch.layouts": {"files", "packing"},
     "batch.rows": set(),
     "batch.checking": {"batch.layouts", "batch.rows", "packing", "unpacking"},
-    "batch.adopting": {"batch.checking", "batch.layouts"},
+    "batch.adopting": {"batch.checking", "batch.folder", "batch.layouts", "batch.rows"},
     "batch.folder": {
         "batch.layouts",
         "batch.locks",

@@ -7,26 +7,23 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from .checking import check_item
+from .folder import BatchFolder
 from .layouts import Layout, layout_of
+from .rows import Known, copies_of
 
 _OTHER = {"folder": "shard", "shard": "folder"}
 
 
 def check_adopted(
-    root: Path,
-    temporary: Path,
-    settings: Mapping[str, Any],
-    fingerprints: Mapping[str, str],
-    force: bool,
+    folder: BatchFolder, settings: Mapping[str, Any], fingerprints: Mapping[str, str], force: bool
 ) -> dict[str, str]:
     """Read all items of a folder whole, before it is taken.
 
     Args:
-        root, temporary: the run's folder, and one for unfinished files.
+        folder: open; the checksums of each ``run.json`` are in its rows, where they are left.
         settings: of the run that takes it.
         fingerprints: of each item of that run.
         force: let items stay, or be made anew, that are not this run's.
@@ -37,6 +34,7 @@ def check_adopted(
     Raises:
         ValueError: the items lie in the other format, or are of another run.
     """
+    root, temporary, rows = folder.root, folder.temporary, folder.rows()
     other = {**settings, "format": _OTHER[settings["format"]]}
     if any(True for _ in layout_of(other, root, temporary).find()):
         raise ValueError(
@@ -46,11 +44,9 @@ def check_adopted(
     layout = layout_of(settings, root, temporary)
     there = list(layout.find())
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(partial(_look, layout, settings["save"]), there))
+        found = list(pool.map(partial(_look, layout, settings["save"], fingerprints, rows), there))
     strange = sorted(
-        item
-        for (item, _), (mark, _) in zip(there, found, strict=True)
-        if mark is not None and mark != fingerprints.get(item)
+        item for (item, _), problems in zip(there, found, strict=True) if problems is None
     )
     if strange and not force:
         raise ValueError(
@@ -59,19 +55,28 @@ def check_adopted(
             "them, or pass --force to make anew what differs and keep the rest."
         )
     damaged: dict[str, str] = {}
-    for (item, place), (mark, problems) in zip(there, found, strict=True):
-        if problems and mark in (None, fingerprints.get(item)):
+    for (item, place), problems in zip(there, found, strict=True):
+        if problems:
             end = "made anew" if item in fingerprints else "left as it is"
             print(f"sdattn: {item}: {problems[0]} ({place}); it is {end}", file=sys.stderr)
             damaged |= {item: place} if item in fingerprints else {}
     return damaged
 
 
-def _look(layout: Layout, save: list[str], where: tuple[str, str]) -> tuple[str | None, list[str]]:
-    """An item's fingerprint, where it can be read, and what is wrong with the item."""
+def _look(
+    layout: Layout,
+    save: list[str],
+    fingerprints: Mapping[str, str],
+    rows: Mapping[str, Known],
+    where: tuple[str, str],
+) -> list[str] | None:
+    """What is wrong with an item; None where it is as it was written, but for another run."""
     item, place = where
-    try:
-        mark = json.loads(layout.read(item, place, ["run.json"])["run.json"])["fingerprint"]
-    except (OSError, ValueError, KeyError, TypeError):
-        mark = None
-    return mark, check_item(layout, item, place, None, save)
+    one = rows.get(item)
+    row = None if one is None or one.place != place else b"".join(copies_of([one]))
+    if problems := check_item(layout, item, place, row, ()):
+        return problems
+    info = json.loads(layout.read(item, place, ["run.json"])["run.json"])
+    if info.get("fingerprint") != fingerprints.get(item):
+        return None
+    return check_item(layout, item, place, row, save)

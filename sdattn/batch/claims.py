@@ -100,8 +100,7 @@ class Claim:
             )
         damaged = {}
         if adopt:
-            roots = folder.root, folder.temporary
-            damaged = check_adopted(*roots, self.settings, fingerprints, force)
+            damaged = check_adopted(folder, self.settings, fingerprints, force)
         folder.claim(self._document(), ids)
         folder.layout.discard(damaged)
         rows = folder.settle(fingerprints)

@@ -97,7 +97,7 @@ class BatchFolder:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        path = self.root / "batch.json"
+        path = inside(self.root, "batch.json")
         if not path.is_file():
             there = any((self.root / name).is_dir() for name in ("items", "shards"))
             raise FileNotFoundError(
@@ -116,7 +116,7 @@ class BatchFolder:
         Raises:
             ValueError: nothing of it can be read.
         """
-        found = _parsed(self.root / "batch.json")
+        found = _parsed(inside(self.root, "batch.json"))
         settings = {"format": "shard" if (self.root / "shards").is_dir() else "folder"}
         layout = layout_of({**settings, "shard_bytes": 0}, self.root, self.temporary)
         return {"input": found.get("input")}, layout
@@ -368,7 +368,7 @@ class BatchFolder:
             print(f"sdattn: and {len(told) - _MOST_TOLD:,} more", file=sys.stderr)
 
     def _row_files(self) -> list[Path]:
-        return [self.root / "metadata.jsonl", *sorted((self.hidden / "done").glob("*"))]
+        return [inside(self.root, "metadata.jsonl"), *sorted((self.hidden / "done").glob("*"))]
 
     def rows(self) -> dict[str, Known]:
         """Every row that has been noted, the latest of each item, by id."""
@@ -393,7 +393,7 @@ class BatchFolder:
 
     def failures(self) -> dict[str, dict[str, Any]]:
         """The rows of items that failed, the latest of each, by id."""
-        paths = self.root / "errors.jsonl", *sorted((self.hidden / "failed").glob("*"))
+        paths = inside(self.root, "errors.jsonl"), *sorted((self.hidden / "failed").glob("*"))
         return {row["id"]: row for path in paths for row in rows_in(path)}
 
     def gather_errors(
