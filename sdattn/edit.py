@@ -104,7 +104,7 @@ class EditRun(Run):
         names = ["source", *(f"target-{i}" for i in range(1, len(self.images)))]
         if len(names) == 2:
             names[1] = "target"
-        with new_folder(folder, force=force) as temporary:
+        with new_folder(folder, force=force, kind="edit") as temporary:
             for i, name in enumerate(names):
                 self.save_image(i, temporary / name)
             self.side_by_side().save(temporary / "edit.png")

@@ -60,7 +60,8 @@ def generate(
 
     Raises:
         ValueError: an empty prompt, a seed, a size or a number of steps that cannot be, capture
-            options that the preset cannot do with.
+            options that the preset cannot do with. A :class:`sdattn.finite.NotFiniteError`, which
+            is one too, where a picture or a map came out as NaN or infinity.
         KeyError: a word that is in none of the prompts.
         TypeError: a model that cannot be refined, asked, or have words knocked out.
     """

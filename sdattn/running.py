@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from .finite import watch_finite
 from .pipelines import DEMO_SETTINGS, default_size, is_demo, size_unit
 
 
@@ -110,6 +111,7 @@ def call_pipeline(
 
     Raises:
         ValueError: a seed that cannot be.
+        NotFiniteError: a picture holds NaN or infinity, see :mod:`sdattn.finite`.
     """
     for seed in seeds:
         check_seed(seed)
@@ -117,7 +119,8 @@ def call_pipeline(
     if options.get("negative_prompt") is not None:  # diffusers wants a list beside a list
         options["negative_prompt"] = one_each(options["negative_prompt"], len(prompts))
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-    return pipe(prompt=prompts, generator=generators, **options)
+    with watch_finite(pipe, options):
+        return pipe(prompt=prompts, generator=generators, **options)
 
 
 def check_seed(seed: int) -> None:

@@ -11,9 +11,12 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from . import __version__
 from .asking import encode_text
 from .capture import capture
+from .finite import check_maps
 from .heatmaps import Heatmaps, heatmaps_of
 from .layermaps import LayerMaps, layer_maps
 from .maps import MapStore
@@ -44,6 +47,9 @@ def sample(
 
     ``seeds`` has one for each image, in the order of the pipeline; ``capture_options`` are those of
     :func:`capture_settings` where they are left out.
+
+    Raises:
+        NotFiniteError: a picture or a map holds NaN or infinity; the message says what to try.
     """
     settings = capture_options or capture_settings(pipe, preset, prompts, options)
     asked = None if ask is None else _Asked(pipe, ask, preset, options)
@@ -53,6 +59,7 @@ def sample(
         result = call_pipeline(pipe, [one.text for one in prompts], seeds, options)
     images, store = pictures_of(result), stores["prompt"]
     layers = layer_maps(store, preset, stores.get("self"))
+    check_maps(_named(layers), pipe, options)
     info = _infos(pipe, store, images, prompts, seeds, options)
     for i in _blanked(result):
         info[i]["blanked"] = True
@@ -64,7 +71,15 @@ def sample(
         run.asked_heatmaps = _beside(stores["asked"], layers, preset, [asked.prompt])
         for one in info:
             one["asked"] = asked.prompt.text
+    for what, found in (("negative prompt", run.negative_heatmaps), ("ask", run.asked_heatmaps)):
+        for heatmaps in found:
+            check_maps({what: heatmaps.maps}, pipe, options)
     return run
+
+
+def _named(layers: LayerMaps) -> dict[str, Tensor]:
+    maps = {name: one.maps for name, one in layers.layers.items()}
+    return maps if layers.affinity is None else {**maps, "self-attention": layers.affinity}
 
 
 def _watched(

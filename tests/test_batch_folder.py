@@ -38,7 +38,7 @@ from sdattn.files import write_files
 from sdattn.imagerun import ImageRun
 from sdattn.layermaps import LayerMap, LayerMaps
 from sdattn.packing import FORMAT as RUN_FORMAT
-from sdattn.packing import PARTS, pack_run, sha256, to_json
+from sdattn.packing import PARTS, pack_run, sealed, sha256
 from sdattn.presets import PRESETS, Preset
 
 FORMATS = ("folder", "shard")
@@ -81,7 +81,7 @@ def changed(files, name, data):
     """The files with another content of one, as if it had been written so."""
     info = json.loads(files["run.json"])
     info["files"][name] = sha256(data)
-    return {**files, name: data, "run.json": to_json(info)}
+    return {**files, name: data, "run.json": sealed(info)}
 
 
 def with_nan(files):
@@ -632,7 +632,7 @@ def test_verify_minds_no_files_of_a_run_at_work(tmp_path):
     (folder.temporary / "half").mkdir()
     shutil.copytree(root / "items/0000/a", root / "items/0000/d")  # written, not yet noted
     run = json.loads((root / "items/0000/d/run.json").read_bytes())
-    (root / "items/0000/d/run.json").write_bytes(to_json({**run, "id": "d"}))
+    (root / "items/0000/d/run.json").write_bytes(sealed({**run, "id": "d"}))
     assert verify(root) == (4, [])
     folder.lock.release()
     assert len(verify(root)[1]) == 2

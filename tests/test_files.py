@@ -73,8 +73,13 @@ def test_an_existing_folder_is_kept_unless_forced(parts, tmp_path):
     with pytest.raises(FileExistsError, match="exists already.*--force"):
         save(parts, folder)
     assert (folder / "note.txt").exists()
-    save(parts, folder, force=True)
-    assert not (folder / "note.txt").exists()
+    with pytest.raises(FileExistsError, match="did not write, so it is not replaced: note.txt"):
+        save(parts, folder, force=True)
+    assert (folder / "note.txt").read_text() == "mine"
+    (folder / "note.txt").unlink()
+    image, maps, layers = parts
+    save((image.rotate(180), maps, layers), folder, force=True)
+    assert load_run(folder).image.tobytes() == image.rotate(180).tobytes()
     assert os.listdir(tmp_path) == ["run"]
 
 

@@ -34,7 +34,8 @@ MAY_IMPORT = {
     "blend": {"attention", "tokens"},
     "controllers": {"alignment", "blend", "store", "tokens"},
     "pipelines": {"guidance", "layers", "prompts"},
-    "running": {"pipelines"},
+    "finite": {"compiled"},
+    "running": {"finite", "pipelines"},
     "ddim": set(),
     "nulltext": {"ddim", "guidance"},
     "pictures": {"pipelines"},
@@ -95,6 +96,7 @@ MAY_IMPORT = {
         "views",
     },
     "packing": {"heatmap", "imagerun", "layermaps", "render", "report"},
+    "runinfo": {"packing", "presets"},
     "unpacking": {
         "aggregation",
         "details",
@@ -104,9 +106,11 @@ MAY_IMPORT = {
         "layermaps",
         "packing",
         "presets",
+        "runinfo",
         "tokens",
     },
-    "files": {"imagerun", "packing", "unpacking"},
+    "targets": {"packing"},
+    "files": {"imagerun", "packing", "runinfo", "targets", "unpacking"},
     "differences": {"heatmap", "heatmaps", "words"},
     "causes": {
         "controllers",
@@ -135,6 +139,7 @@ MAY_IMPORT = {
     "sampling": {
         "asking",
         "capture",
+        "finite",
         "heatmaps",
         "layermaps",
         "maps",
@@ -195,7 +200,7 @@ MAY_IMPORT = {
     "batch.locks": set(),
     "batch.layouts": {"files", "packing"},
     "batch.rows": set(),
-    "batch.checking": {"batch.layouts", "batch.rows", "packing", "unpacking"},
+    "batch.checking": {"batch.layouts", "batch.rows", "packing", "runinfo", "unpacking"},
     "batch.adopting": {"batch.checking", "batch.folder", "batch.layouts", "batch.rows"},
     "batch.folder": {
         "batch.layouts",
@@ -203,7 +208,7 @@ MAY_IMPORT = {
         "batch.rows",
         "files",
         "packing",
-        "unpacking",
+        "runinfo",
     },
     "batch.request": {"packing", "presets"},
     "batch.claims": {

@@ -11,7 +11,8 @@ from safetensors.torch import load
 from sdattn import generate
 from sdattn.packing import AFFINITY, MAPS, pack_run
 from sdattn.presets import PRESETS, Preset
-from sdattn.unpacking import map_shapes, read_info, unpack_run
+from sdattn.runinfo import read_info
+from sdattn.unpacking import map_shapes, unpack_run
 
 PROMPTS = ["a red cat and a turquoise dog", "dog dog"]
 OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 2}  # 16x24 cells and coarser ones

@@ -15,7 +15,8 @@ from PIL import Image, UnidentifiedImageError
 from safetensors.torch import load
 
 from ..packing import MAPS, sha256
-from ..unpacking import map_shapes, read_info
+from ..runinfo import read_info
+from ..unpacking import map_shapes
 from .layouts import Layout
 from .rows import line_of, row_of, sizes_in
 

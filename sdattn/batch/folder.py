@@ -34,7 +34,7 @@ from uuid import uuid4
 
 from ..files import check_writable, inside, write_whole
 from ..packing import sha256, to_json
-from ..unpacking import read_info
+from ..runinfo import read_info
 from .layouts import Files, Layout, layout_of
 from .locks import Lock
 from .rows import Known, copies_of, known_in, line_of, row_of, rows_in, sizes_in

@@ -47,7 +47,7 @@ def explain(
 ) -> None:
     """Show where each word of PROMPT goes in the picture IMAGE."""
     from ..explaining import explain
-    from ..files import check_target, file_name
+    from ..files import check_apart, check_target, file_name
     from ..pipelines import load_pipeline
 
     if steps is not None and not invert:
@@ -59,6 +59,7 @@ def explain(
     out = out or Path("outputs") / f"{file_name(image.stem)}-explained-{seed}"
     watch: dict[str, Any] = {"preset": preset_of(preset, refine), "ask": ask}
     picture = open_picture(image)
+    check_apart(out, image)
     check_target(out, force=force)
     pipe = load(load_pipeline, model, device, dtype)
     way: dict[str, Any] = {"timesteps": places, "invert": invert}

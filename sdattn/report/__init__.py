@@ -213,6 +213,8 @@ def _command(run: ImageRun) -> Mapping[str, str]:
         return {"line": command_of(run), "reason": ""}
     except ValueError as error:
         return {"line": "", "reason": str(error)}
+    except KeyError as error:  # a document of someone else's making
+        return {"line": "", "reason": f"The run does not tell its {error.args[0]}."}
 
 
 def _picture(image: Image.Image) -> str:
