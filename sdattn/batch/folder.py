@@ -24,7 +24,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
 from functools import partial
@@ -48,6 +48,7 @@ _ADOPT = (
     "If its items are there, the command that made them, with --adopt, checks them and writes "
     "batch.json anew."
 )
+_NO_ITEM = "it has no run.json"
 _MOST_TOLD = 20  # items named one by one
 # Without it datasets takes "train" or "test" in a drawing's name for the name of a split.
 _CARD = b"""---
@@ -280,14 +281,15 @@ class BatchFolder:
             elif lost is None and (reason := self._note_found(layout, writer, item, place)):
                 gutted[item] = reason  # and there is no row, or one of the first format
         stale = {item: places[item] for item in gutted if item in wanted}
-        self._tell_gutted(layout, places, gutted, stale)
-        layout.discard(stale)
-        there = {
-            item: place
-            for item, place in places.items()
-            if item not in gutted or (item not in stale and (item, place) in lacks)
-        }
-        self.gather(there)
+        if stale:
+            _tell(
+                [_of_item(item, gutted[item], place, "made anew") for item, place in stale.items()]
+            )
+            layout.discard(stale)  # which may move others
+            return self.settle(wanted)
+        self._tell_gutted(layout, places, gutted)
+        kept = [item for item in gutted if (item, places[item]) in lacks]
+        self.gather({item: places[item] for item in [*(places.keys() - gutted), *kept]})
         return self.rows()
 
     def find_whole(self) -> set[str]:
@@ -338,7 +340,7 @@ class BatchFolder:
         try:
             files = layout.read(item, place, ["run.json"])
             if "run.json" not in files:
-                return "it has no run.json"
+                return _NO_ITEM
             names = read_info(files, place)["files"]
             sizes = layout.sizes(item, place, names)
             if lost := [name for name in names if name not in sizes]:
@@ -349,23 +351,16 @@ class BatchFolder:
         return None
 
     def _tell_gutted(
-        self,
-        layout: Layout,
-        places: Mapping[str, str],
-        gutted: Mapping[str, str],
-        stale: Container[str],
+        self, layout: Layout, places: Mapping[str, str], gutted: Mapping[str, str]
     ) -> None:
-        told = [f"{reason}; what it held is made anew" for _, reason in layout.broken()]
+        """Name what is broken and stays, since nobody here can make it anew."""
         for item, reason in gutted.items():
-            place = places[item]
-            if item not in stale and reason == "it has no run.json":
-                raise ValueError(f"{self.root / place} is no item: {reason}. Remove it.")
-            end = "made anew" if item in stale else "left as it is: no line of the input is its own"
-            told.append(f"item {item} is not whole: {reason} ({place}); it is {end}")
-        for one in told[:_MOST_TOLD]:
-            print(f"sdattn: {one}", file=sys.stderr)
-        if len(told) > _MOST_TOLD:
-            print(f"sdattn: and {len(told) - _MOST_TOLD:,} more", file=sys.stderr)
+            if reason == _NO_ITEM:
+                raise ValueError(f"{self.root / places[item]} is no item: {reason}. Remove it.")
+        _tell(
+            [f"{reason}; what it held is made anew" for _, reason in layout.broken()]
+            + [_of_item(item, one, places[item], "left as it is") for item, one in gutted.items()]
+        )
 
     def _row_files(self) -> list[Path]:
         return [inside(self.root, "metadata.jsonl"), *sorted((self.hidden / "done").glob("*"))]
@@ -441,6 +436,18 @@ class BatchFolder:
         """Why the run is to stop, if it is."""
         path = self.hidden / "stop"
         return path.read_text() if path.exists() else None
+
+
+def _of_item(item: str, reason: str, place: str, end: str) -> str:
+    return f"item {item} is not whole: {reason} ({place}); it is {end}"
+
+
+def _tell(lines: Sequence[str]) -> None:
+    """The first of them on stderr, and how many more there are."""
+    for one in lines[:_MOST_TOLD]:
+        print(f"sdattn: {one}", file=sys.stderr)
+    if len(lines) > _MOST_TOLD:
+        print(f"sdattn: and {len(lines) - _MOST_TOLD:,} more", file=sys.stderr)
 
 
 def _parsed(path: Path) -> dict[str, Any]:
