@@ -496,6 +496,7 @@ def test_a_place_outside_of_the_run_is_not_read(tmp_path, place):
 def test_status_tells_how_far_a_run_is(tmp_path):
     failed = [{"id": "d", "line": 4}, {"id": "a", "line": 1}]  # the second was drawn later
     root = new_run(tmp_path / "run", three(), failed=failed, items=6, bad_lines=2)
+    (root / "errors.jsonl").write_text("".join(json.dumps(one) + "\n" for one in failed))
     now = status(root)
     assert (now.items, now.whole, now.failed, now.bad_lines, now.running) == (6, 3, 1, 2, None)
     folder = BatchFolder(root)
