@@ -151,14 +151,23 @@ def call_pipeline(
     """Run a pipeline on prompts, the noise of each image drawn on the CPU from its seed.
 
     Raises:
+        ValueError: a seed that cannot be.
         NotFiniteError: a picture holds NaN or infinity, see :mod:`sdattn.finite`.
     """
+    for seed in seeds:
+        check_seed(seed)
     options = dict(options)
     if options.get("negative_prompt") is not None:  # diffusers wants a list beside a list
         options["negative_prompt"] = one_each(options["negative_prompt"], len(prompts))
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     with watch_finite(pipe, options):
         return pipe(prompt=prompts, generator=generators, **options)
+
+
+def check_seed(seed: int) -> None:
+    """Raise ValueError for a seed that is not 0 to 2**63 - 1, those of a torch.Generator."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**63:
+        raise ValueError(f"seed={seed!r}: pass a whole number from 0 to 2**63 - 1.")
 
 
 def is_of_pictures(name: str) -> bool:

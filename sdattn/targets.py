@@ -56,11 +56,26 @@ def check_target(folder: str | Path, *, force: bool = False, kind: Kind = "run")
 
 def check_writable(folder: Path) -> None:
     """Make a folder where there is none, and raise if nothing can be written into it."""
+    check_local(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise OSError(f"Cannot write to {folder}: {error.strerror}.") from error
+
+
+def check_local(path: Path) -> None:
+    """Refuse an address, ``s3://bucket/run``, of which a path would make the folder ``s3:``.
+
+    Raises:
+        OSError: it is one.
+    """
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", next(iter(path.parts), "")):
+        address = path.as_posix().replace(":/", "://", 1)
+        raise OSError(
+            f"{address} is an address, and only folders of this machine can be written. Mount it, "
+            "or write here and copy the folder there."
+        )
 
 
 def check_apart(out: Path, *inputs: Path) -> None:

@@ -38,7 +38,7 @@ from sdattn.files import write_files
 from sdattn.imagerun import ImageRun
 from sdattn.layermaps import LayerMap, LayerMaps
 from sdattn.packing import FORMAT as RUN_FORMAT
-from sdattn.packing import PARTS, pack_run, sealed, sha256, to_json
+from sdattn.packing import PARTS, pack_run, sealed, sha256
 from sdattn.presets import PRESETS, Preset
 
 FORMATS = ("folder", "shard")
@@ -110,7 +110,7 @@ def new_run(root, items, /, unread=(), failed=(), **changes):
     """A finished run of these items, name to files; the changes are the manifest's."""
     folder = BatchFolder(root)
     folder.open("job")
-    folder.write("batch.json", to_json(manifest(**changes)))
+    folder.write_manifest(manifest(**changes))
     layout = folder.layout
     for line, (item, files) in enumerate(items.items(), 1):
         layout.add(item, line, files, lambda *whole: folder.note_whole("job-0", *whole))
@@ -271,7 +271,8 @@ def test_a_broken_shard_holds_nothing(tmp_path, cut):
 
 ROWS = {
     "id", "line", "prompt", "negative_prompt", "seed", "width", "height", "num_inference_steps",
-    "guidance_scale", "words", "truncated", "blanked", "place", "fingerprint",
+    "guidance_scale", "words", "truncated", "blanked", "place", "fingerprint", "run_sha256",
+    "files",
 }  # fmt: skip
 
 
@@ -356,7 +357,7 @@ def test_a_foreign_folder_among_the_items_is_named(tmp_path):
 def test_rows_follow_the_input_not_the_time(tmp_path):
     folder = BatchFolder(tmp_path / "run")
     folder.open("job")
-    folder.write("batch.json", to_json(manifest()))
+    folder.write_manifest(manifest())
     lines = [*range(1, 30)]
     random.Random(0).shuffle(lines)
     for line in lines:
@@ -436,7 +437,7 @@ def test_a_folder_that_was_begun_is_gone_on_with(tmp_path):
     [
         (None, FileNotFoundError, "no batch.json, so it is no batch run's folder"),
         ("{", ValueError, "batch.json is corrupt"),
-        ("[]", ValueError, "not of this version's format 'sdattn-batch-1'"),
+        ("[]", ValueError, "not of this version's format 'sdattn-batch-2'"),
         ('{"format": "sdattn-batch-9"}', ValueError, "not of this version's format"),
     ],
 )
@@ -495,6 +496,7 @@ def test_a_place_outside_of_the_run_is_not_read(tmp_path, place):
 def test_status_tells_how_far_a_run_is(tmp_path):
     failed = [{"id": "d", "line": 4}, {"id": "a", "line": 1}]  # the second was drawn later
     root = new_run(tmp_path / "run", three(), failed=failed, items=6, bad_lines=2)
+    (root / "errors.jsonl").write_text("".join(json.dumps(one) + "\n" for one in failed))
     now = status(root)
     assert (now.items, now.whole, now.failed, now.bad_lines, now.running) == (6, 3, 1, 2, None)
     folder = BatchFolder(root)
