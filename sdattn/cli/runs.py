@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +26,7 @@ from .options import (
     preset_of,
     settings,
 )
-from .printing import print_run
+from .printing import Console, print_run
 
 
 def generate(
