@@ -46,7 +46,7 @@ from .pipelines import (
     model_passes,
 )
 from .prompts import read_prompts
-from .running import checked_options, one_at_a_time
+from .running import checked_options, checked_seeds, one_at_a_time
 from .runs import Run
 from .sampling import sample
 from .tokens import Prompt
@@ -172,7 +172,7 @@ def edit(
         if inversion:
             options["latents"] = inversion.noise.repeat(len(read), 1, 1, 1)
         with register_attention_control(pipe, plan.control):
-            run = sample(pipe, read, [seed] * len(read), options)
+            run = sample(pipe, read, checked_seeds(seed) * len(read), options)
     if inversion:
         plan.settings["reconstruction_psnr"] = min(psnr(inversion.image, run.images[0]), 99.0)
         for one in run.info:

@@ -10,7 +10,7 @@ from .causes import knockouts, prepare
 from .heatmap import Heatmap
 from .presets import Preset, preset_of
 from .prompts import read_prompts
-from .running import check_seed, checked_options, one_at_a_time, options_of_image
+from .running import checked_options, checked_seeds, one_at_a_time, options_of_image
 from .runs import Run
 from .sampling import read_negative, sample
 from .watching import capture_settings, checked_capture
@@ -38,8 +38,8 @@ def generate(
         pipe: a pipeline that :func:`sdattn.capture` and :func:`sdattn.read_prompts` know. The
             frames of a video are images.
         prompt: one prompt or several.
-        seed: of the first image, 0 to 2**63 - 1; the next image has the next. Noise is drawn on the
-            CPU, so that it does not depend on the device.
+        seed: of the first image, from 0 to 2**63 - 1; the next image has the next seed. Noise is
+            drawn on the CPU, so that it does not depend on the device.
         words: keep the maps of these words and phrases only.
         preset: of :data:`sdattn.presets.PRESETS`, or one of your own. What it reads is captured:
             by default the mean over the second half of the steps.
@@ -60,15 +60,17 @@ def generate(
         Run: images and heatmaps, ``num_images_per_prompt`` for each prompt, in order.
 
     Raises:
-        ValueError: an empty prompt, a seed, a size or a number of steps that cannot be, capture
-            options that the preset cannot do with. A :class:`sdattn.finite.NotFiniteError`, which
-            is one too, where a picture or a map came out as NaN or infinity.
+        ValueError: no prompt, one that is empty or too long, a seed, a size or a number of steps or
+            images that cannot be, capture options that the preset cannot do with. A
+            :class:`sdattn.finite.NotFiniteError`, which is one too, where a picture or a map came
+            out as NaN or infinity.
         KeyError: a word that is in none of the prompts.
         TypeError: a model that cannot be refined, asked, or have words knocked out.
     """
-    check_seed(seed)
     options = checked_options(pipe, options)
     read = read_prompts(pipe, prompt, **options)
+    if not read:
+        raise ValueError(f"prompt={prompt!r}: there is none. Pass a text, or a list of some.")
     chosen = preset_of(preset, refine)
     watch = checked_capture(capture_options or {}, words, read)
     if watch.get("branch") == "both":
@@ -76,7 +78,7 @@ def generate(
             raise ValueError("branch='both' shows the words of a negative prompt. Pass one.")
         read_negative(pipe, options, len(read))
     settings = capture_settings(pipe, chosen, read, options, watch)
-    seeds = [seed + i for i in range(len(read) * options.get("num_images_per_prompt", 1))]
+    seeds = checked_seeds(seed, len(read) * (options.get("num_images_per_prompt") or 1))
     alone = [
         options_of_image(options, i, images=len(seeds), prompts=len(read))
         for i in range(len(seeds))

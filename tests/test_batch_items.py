@@ -118,6 +118,7 @@ def test_items_travel_between_processes():
         (b'{"prompt": "a cat", "width": NaN}', "NaN is no number"),
         (b'{"prompt": "a cat", "x": [-Infinity]}', "-Infinity is no number"),
         (b'{"prompt": "a cat", "x": -1e999}', "'-1e999' is beyond any number"),
+        (b'{"prompt": "a cat", "x": "' + b"a" * 10**6 + b'"}', "1,000,029 bytes. Write at most"),
         (b'{"prompt": "a cat", "seed": ' + b"9" * 5000 + b"}", "a number has 5000 digits"),
         (b'{"prompt": "a cat", "x": ' + b"9" * 101 + b"}", "101 digits. Write at most 100"),
         (b'{"prompt": "a cat", "x": ' + b"[" * 99_999 + b"]" * 99_999 + b"}", "too deep"),

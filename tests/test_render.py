@@ -156,3 +156,12 @@ def test_text_above_a_sheet_is_wrapped_to_three_rows(text):
     top = headed.height - plain.height
     assert 14 * 1.5 * 3 <= top <= 14 * 1.5 * 5 + 1
     assert headed.crop((0, top, *headed.size)).tobytes() == plain.tobytes()
+
+
+@pytest.mark.parametrize("size", [(6400, 8), (51200, 8), (8, 6400), (10_000, 1), (4096, 3)])
+def test_a_long_thin_picture_is_not_enlarged_without_end(size):
+    """No drawing has more pixels than a square of 1024, or four times those of the picture."""
+    image = Image.new("RGB", size)
+    drawn = render.caption(render.enlarge(image), "word", "0 to 1")
+    assert drawn.width * drawn.height <= max(1024**2, 4 * size[0] * size[1])
+    assert render.grid(image, [drawn] * 3).width <= 3 * max(4096, size[0]) + 24

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from ..outlines import outline
 from ..pipelines import load_pipeline
+from ..terminal import visible
 from ..watching import capture_settings
 from .claims import Claim, describe_input, settings_of
 from .drawing import Drawer
@@ -107,7 +108,7 @@ class _BatchRun:
         if len(bad) > 1 and not good and len(reasons) == 1:  # an option for all of them, mostly
             raise ValueError(f"None of {len(bad)} lines can be drawn: {reasons.pop()}")
         for one in bad:
-            print(f"sdattn: line {one.line}: {one.reason}", file=sys.stderr)
+            print(f"sdattn: line {one.line}: {visible(one.reason)}", file=sys.stderr)
         if not good:
             raise ValueError(f"{self.request.source} has no line that can be drawn.")
         if bad and self.request.strict:

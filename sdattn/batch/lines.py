@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".txt": "txt"}
 _LEVELS = 20  # nested lists and objects; far more would fail later, where a run is written
 _DIGITS = 100
+_LONGEST = 1_000_000  # bytes of a line; what is in it is written with every item
 _QUOTED = re.compile(r'(?:^|(?<=,))"[^"]*(?:""[^"]*)*"(?=,|\r?\n?\Z)')
 _ARRAY = re.compile(rb"""\s*\[\s*(?:[\[{"\]]|\Z)""")
 _NUMBERS = ("seed", "width", "height", "num_inference_steps", "guidance_scale")
@@ -114,6 +115,8 @@ def _first_line(data: bytes) -> str:
 
 
 def _read(fields_of: Callable[[str], Fields], raw: bytes) -> Fields | None:
+    if len(raw) > _LONGEST:
+        raise ValueError(f"it has {len(raw):,} bytes. Write at most {_LONGEST:,} in a line.")
     text = _decoded(raw)
     return fields_of(text) if text.strip() else None
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..terminal import visible
 from .options import (
     Device,
     Dtype,
@@ -234,7 +235,7 @@ def _verify(run: Path) -> None:
 
     number, problems = verify(run)
     for one in problems:
-        print(f"sdattn: {one}", file=sys.stderr)
+        print(f"sdattn: {visible(str(one))}", file=sys.stderr)
     print(f"{run}/: {number:,} items read, {len(problems):,} problems")
     if problems:
         print(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from .options import (
     Ask,
@@ -20,7 +19,7 @@ from .options import (
     open_picture,
     preset_of,
 )
-from .printing import print_run
+from .printing import Console, print_run
 
 
 def explain(

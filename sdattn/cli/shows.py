@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
-from .printing import print_folder, print_words
+from .printing import Console, print_folder, print_words
 
 
 def show(
