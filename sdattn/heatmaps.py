@@ -104,7 +104,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         return self._of(self.prompt.tokens[column].text, (column,))
 
     def __getitem__(self, key: str | int) -> Heatmap:
-        if isinstance(key, int):
+        if not isinstance(key, str):
             return self.token(key)
         found = self.find(key)
         columns = {column for one in found for column in one.columns}

@@ -14,6 +14,7 @@ import fnmatch
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 from torch import nn
@@ -301,8 +302,10 @@ def select_layers(
             raise ValueError(_nothing_fits("the predicate", candidates, latent_size))
         return chosen
     choices = _as_choices(layers)
-    if not choices:
+    if layers is None:
         chosen = candidates
+    elif not choices:
+        raise ValueError(f"layers={layers!r} names no layer. Pass None for all of them.")
     for choice in choices:
         if not any(_fits(layer, choice, latent_size) for layer in candidates):
             raise ValueError(_nothing_fits(repr(choice), candidates, latent_size))
@@ -325,9 +328,9 @@ def _as_choices(layers: Any) -> list[LayerChoice]:
     is_grid = (
         isinstance(layers, tuple)
         and len(layers) == 2
-        and all(isinstance(side, int) for side in layers)
+        and all(isinstance(side, Integral) for side in layers)
     )
-    if isinstance(layers, (str, int)) or is_grid:
+    if isinstance(layers, (str, Integral)) or is_grid:
         return [layers]
     return list(layers)
 
@@ -338,7 +341,7 @@ def _fits(layer: AttentionLayer, choice: LayerChoice, latent_size: tuple[int, in
     if latent_size is None:
         return True
     grid = layer.grid(latent_size)
-    return min(grid) == choice if isinstance(choice, int) else grid == tuple(choice)
+    return grid == tuple(choice) if isinstance(choice, tuple) else min(grid) == choice
 
 
 def _nothing_fits(

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -14,7 +15,14 @@ from .attended import Attended
 from .attention import query_grid
 from .guidance import Branch
 from .layers import AttentionLayer
-from .selections import Selection, check_selection, is_span, is_summed, sum_dtype
+from .selections import (
+    Selection,
+    check_selection,
+    is_span,
+    is_summed,
+    plain_selection,
+    sum_dtype,
+)
 
 
 class CaptureError(RuntimeError):
@@ -105,13 +113,18 @@ class MapStore:
         check_selection("heads", heads)
         if among is not None and (isinstance(among, str) or not among or not all(among)):
             raise ValueError(f"among={among!r}: pass a list of columns, not empty, for each image.")
-        whole = tokens is None or all(isinstance(token, int) for token in tokens)
+        if not dtype.is_floating_point:
+            raise ValueError(
+                f"dtype={dtype}: maps are shares in [0, 1], which it cannot hold. Pass a floating "
+                "dtype, torch.float16 say."
+            )
+        whole = tokens is None or all(isinstance(token, Integral) for token in tokens)
         if not whole or (tokens is not None and (not len(tokens) or min(tokens) < 0)):
             raise ValueError(f"tokens={tokens!r}: pass token columns from 0, or None for all.")
         self.layers = list(layers)
         self.levels = levels
-        self.steps, self.heads = steps, heads
-        self.tokens = None if tokens is None else tuple(tokens)
+        self.steps, self.heads = plain_selection(steps), plain_selection(heads)
+        self.tokens = None if tokens is None else tuple(map(int, tokens))
         self.among = among
         self.device, self.dtype, self.grad = device, dtype, grad
         self.passes: list[Pass] = []
