@@ -104,7 +104,7 @@ def _note(largest: list[Tensor], made: Any) -> None:
         made = tuple(made.values())
     if isinstance(made, (tuple, list)):
         made = made[0] if made else None
-    if isinstance(made, Tensor) and made.numel():
+    if isinstance(made, Tensor) and made.is_floating_point() and made.numel():
         largest.append(made.detach().abs().amax().float())
 
 

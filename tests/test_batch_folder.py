@@ -520,6 +520,13 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-5])
 
 
+def retold(path, change):
+    """Another document in its place, as if it had been written so."""
+    info = json.loads(path.read_bytes())
+    change(info)
+    path.write_bytes(sealed(info))
+
+
 DAMAGES = {  # of item b, whose folder is given
     "a picture's byte": (lambda b: flip(b / "image.png"), ["b: image.png is not what was written"]),
     "a drawing's byte": (
@@ -535,6 +542,20 @@ DAMAGES = {  # of item b, whose folder is given
     "another's run.json": (
         lambda b: (b / "run.json").write_text('{"format": "x"}'),
         ["b: items/0000/b/run.json is not of this version's format"],
+    ),
+    "a preset of another version": (
+        lambda b: retold(b / "run.json", lambda info: info["preset"].update(kernel=3)),
+        ["b: items/0000/b/run.json: 'preset' cannot be read: "],
+    ),
+    "a run.json without words": (
+        lambda b: retold(b / "run.json", lambda info: info.pop("words")),
+        ["b: items/0000/b/run.json: 'words' is missing"],
+    ),
+    "a letter of run.json": (
+        lambda b: (b / "run.json").write_bytes(
+            (b / "run.json").read_bytes().replace(b'"seed": 2', b'"seed": 3')
+        ),
+        ["b: items/0000/b/run.json is not what this run wrote"],
     ),
     "an empty run.json": (
         lambda b: (b / "run.json").write_text(f'{{"format": "{RUN_FORMAT}"}}'),

@@ -149,3 +149,10 @@ def test_a_batch_goes_on_with_the_other_items(sdattn, tmp_path):
     [row] = map(json.loads, Path("run/errors.jsonl").read_text().splitlines())
     assert row["id"] == "b" and "guidance scale below 20" in row["reason"]
     assert "NotFiniteError" in row["reason"]
+
+
+def test_a_vae_that_is_compiled_is_left_alone_and_its_maps_are_looked_at():
+    pipe = broken_unet(make_pipeline())
+    pipe.vae.decode = torch.compile(pipe.vae.decode, backend="eager")
+    with pytest.raises(NotFiniteError, match=r"The maps of .*attn2 are not finite. Try"):
+        generate(pipe, PROMPT, **QUICK)

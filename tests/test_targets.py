@@ -313,7 +313,7 @@ def test_what_a_kill_left_is_cleared_by_the_next_run_there(tmp_path, at, existin
     for other in others:
         (tmp_path / other).mkdir()
         (tmp_path / other / "mine").write_bytes(b"")
-    process = fork(write_and_die, at, folder, None)
+    process = fork(write_and_die, at, folder, None, daemon=True)
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
     names = set(os.listdir(tmp_path))
@@ -331,7 +331,7 @@ def test_what_a_kill_left_is_cleared_by_the_next_run_there(tmp_path, at, existin
 
 @pytest.mark.skipif(os.name == "nt", reason="no flock")
 def test_what_a_living_process_writes_stays(tmp_path):
-    process = fork(write_and_die, "alive", tmp_path / "run", tmp_path / "go")
+    process = fork(write_and_die, "alive", tmp_path / "run", tmp_path / "go", daemon=True)
     while not (tmp_path / "ready").exists():
         assert process.exitcode is None
         time.sleep(0.02)
