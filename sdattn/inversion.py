@@ -196,9 +196,10 @@ def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
 
     def keep(_: Any, step: int, timestep: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if not tensors["latents"].isfinite().all():
+            other = "" if pipe.unet.dtype == torch.float32 else "float32, or "
             raise RuntimeError(
                 f"The latents stopped being finite in step {step}, at timestep {int(timestep)}. "
-                "Use float32, or a noise schedule and prediction type whose steps can be inverted."
+                f"Use {other}a noise schedule and prediction type whose steps can be inverted."
             )
         trajectory.append(tensors["latents"])
         return tensors

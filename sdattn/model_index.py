@@ -9,7 +9,8 @@ index names, and read pickles, which run code: some of its versions without bein
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -37,6 +38,33 @@ def read_index(folder: Path) -> dict[str, Any]:
             case [str(library), str(kind)]:
                 _check_part(folder, name, library, kind)
     return index
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Say of an error without a message of its own that a file of ``folder`` is not as it should
+    be."""
+    try:
+        yield
+    except (KeyError, OverflowError, AssertionError) as error:
+        raise ValueError(
+            f"{folder} cannot be loaded: a settings or tokenizer file in it is broken "
+            f"({type(error).__name__}: {error}). {_ANEW}"
+        ) from error
+
+
+def check_whole(folder: Path, models: Mapping[str, Any]) -> None:
+    """Refuse models that have no values for some of their weights.
+
+    Raises:
+        ValueError: names the first weight that the folder's files lack.
+    """
+    for name, model in models.items():
+        if lost := [key for key, value in model.state_dict().items() if value.is_meta]:
+            raise ValueError(
+                f"The files of {folder / name} lack {len(lost)} of its weights, {lost[0]} for one. "
+                f"{_ANEW}"
+            )
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -88,9 +116,10 @@ def _check_part(folder: Path, name: str, library: str, kind: str) -> None:
     cls = getattr(home, kind, None)  # diffusers tells of a class that is not there
     if cls is not None and not _is_one_of(cls, _KINDS):
         _refuse_code(path, entry)
-    if part.is_dir():
-        _check_configs(part)
-        _check_weights(part)
+    if not part.is_dir():
+        raise ValueError(f"{path} names a {name}, and there is no folder {part}. {_ANEW}")
+    _check_configs(part)
+    _check_weights(part)
 
 
 def _is_one_of(cls: Any, kinds: set[str]) -> bool:

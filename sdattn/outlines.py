@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .layers import find_denoiser
-from .model_index import read_index
+from .model_index import read_index, reading
 from .pipelines import download, find_model
 
 
@@ -55,7 +55,7 @@ def outline(model: str | Path = "demo") -> Any | None:
 def _build(folder: Path, name: str | Path) -> Any | None:
     from diffusers import DiffusionPipeline
 
-    with _silence():
+    with _silence(), reading(folder):
         models = _models(folder, read_index(folder))
         if None in models.values():
             return None

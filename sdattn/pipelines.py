@@ -19,7 +19,7 @@ import torch
 
 from .guidance import GuidanceWatch
 from .layers import family, find_denoiser, find_layers, is_unet
-from .model_index import read_index
+from .model_index import check_whole, read_index, reading
 from .prompts import read_prompts
 
 DEMO = Path(__file__).parent / "demo"
@@ -65,7 +65,12 @@ def load_pipeline(
     else:
         folder = path or download(str(model))
         read_index(folder)
-        pipe = DiffusionPipeline.from_pretrained(folder, use_safetensors=True, **_as_dtype(dtype))
+        with reading(folder):
+            pipe = DiffusionPipeline.from_pretrained(
+                folder, use_safetensors=True, **_as_dtype(dtype)
+            )
+        parts = pipe.components.items()
+        check_whole(folder, {k: one for k, one in parts if isinstance(one, torch.nn.Module)})
         pipe.register_to_config(_name_or_path=path or str(model))
     find_denoiser(pipe)
     return pipe.to(device)

@@ -6,6 +6,7 @@ A processor is called by its attention layer as
 None for self-attention, and gives back the shape of ``hidden_states``.
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -72,6 +73,10 @@ class ObservingProcessor:
 
         vars(call)["__signature__"] = inspect.signature(inner.__call__)
         vars(self)["__call__"] = call
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Of a model's copy: the copy is not watched."""
+        return copy.deepcopy(self.inner, memo)
 
     def __call__(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
         if get_ident() != self.thread:

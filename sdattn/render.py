@@ -125,8 +125,11 @@ def overlay(
         ``SHORTEST_SIDE`` pixels, see :func:`enlarge`) plus the caption.
 
     Raises:
+        TypeError: the image is no PIL image.
         ValueError: the map's proportions are not the image's.
     """
+    if not isinstance(image, Image.Image):
+        raise TypeError(f"image is a {type(image).__name__}. Pass the PIL image of the same run.")
     values = np.asarray(values, dtype=np.float32)
     _check_proportions(image, values.shape)
     base = enlarge(image)

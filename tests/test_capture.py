@@ -4,6 +4,7 @@ The oracle for the maps recomputes each layer's softmax in float64 from the inpu
 which hooks of its own record.
 """
 
+import copy
 import gc
 import json
 import math
@@ -846,3 +847,17 @@ def test_a_head_at_a_time_is_all_of_them(options, monkeypatch):
         found.append(store.maps)
     for name in found[0]:
         torch.testing.assert_close(found[0][name], found[1][name], atol=1e-6, rtol=0)
+
+
+def test_a_watched_model_can_be_copied(tiny_unet):
+    """The copy's layers hold copies of what they held before; the run goes on."""
+    inputs = torch.randn(1, 4, 16, 16), 10, torch.randn(1, 77, 32)
+    before = tiny_unet.attn_processors
+    with torch.no_grad(), capture(tiny_unet) as store:
+        held = copy.deepcopy(tiny_unet).attn_processors
+        tiny_unet(*inputs)
+    assert len(store.passes) == 1
+    assert {name: type(one) for name, one in held.items()} == {
+        name: type(one) for name, one in before.items()
+    }
+    assert not any(held[name] is before[name] for name in held)

@@ -2,14 +2,15 @@
 told before diffusers sees it."""
 
 import json
+import shutil
 import sys
 
 import pytest
 import torch
 from conftest import make_pipeline
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from sdattn import load_pipeline
+from sdattn import generate, load_pipeline
 from sdattn.model_index import read_index
 from sdattn.outlines import outline
 
@@ -164,3 +165,33 @@ def test_a_checkpoint_is_read_by_its_name_as_diffusers_does(saved, tmp_path):
     file.symlink_to(saved / "unet/diffusion_pytorch_model.safetensors")
     with pytest.raises(ValueError, match=r"its name does not end in \.safetensors"):
         load_pipeline(file)
+
+
+@pytest.mark.parametrize("part", ["tokenizer", "scheduler", "unet"])
+def test_a_part_that_is_missing_is_told(folder, part):
+    shutil.rmtree(folder / part)
+    refuse(folder, f"names a {part}, and there is no folder .*{part}. Get the model's folder again")
+
+
+def test_a_broken_tokenizer_file_is_told(folder):
+    for file in (folder / "tokenizer").glob("*.json"):
+        file.write_text("{}")
+    refuse(folder, r"cannot be loaded: .* is broken \(\w+: ")
+
+
+def test_a_tokenizer_without_its_length_is_told_before_the_model_runs(folder):
+    (folder / "tokenizer/tokenizer_config.json").unlink()
+    for pipe in (load_pipeline(folder, device="cpu"), outline(folder)):
+        pipe.tokenizer.model_max_length = 10**30  # as transformers says of a file that is not there
+        with pytest.raises(ValueError, match="has no model_max_length"):
+            generate(pipe, "a cat")
+
+
+def test_weights_that_are_missing_are_named(folder):
+    file = folder / "unet/diffusion_pytorch_model.safetensors"
+    weights = load_file(file)
+    del weights["conv_out.weight"]
+    file.unlink()
+    save_file(weights, file)
+    with pytest.raises(ValueError, match=r"unet lack 1 of its weights, conv_out\.weight for one"):
+        load_pipeline(folder, device="cpu")

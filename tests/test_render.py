@@ -165,3 +165,11 @@ def test_a_long_thin_picture_is_not_enlarged_without_end(size):
     drawn = render.caption(render.enlarge(image), "word", "0 to 1")
     assert drawn.width * drawn.height <= max(1024**2, 4 * size[0] * size[1])
     assert render.grid(image, [drawn] * 3).width <= 3 * max(4096, size[0]) + 24
+
+
+@pytest.mark.parametrize(
+    "image", [None, "image.png", np.zeros((8, 8, 3))], ids=["none", "name", "array"]
+)
+def test_what_is_no_picture_is_refused(image):
+    with pytest.raises(TypeError, match="Pass the PIL image of the same run"):
+        render.overlay(image, np.zeros((2, 2)))

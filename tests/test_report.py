@@ -7,7 +7,6 @@ import re
 import shlex
 import zlib
 from dataclasses import replace
-from html import unescape
 from html.parser import HTMLParser
 
 import numpy as np
@@ -90,13 +89,6 @@ def test_the_same_run_gives_the_same_page(run):
     assert report(run.image_run(0)) == report(run.image_run(0))
 
 
-def test_a_page_loads_nothing(run):
-    page = unescape(report(run.image_run(0)).decode())
-    assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:)""", page.split("<script>")[0])
-    assert "default-src 'none'" in page
-    assert "unsafe" not in page
-
-
 class Page(HTMLParser):
     """What a browser finds in a page: tags with their attributes, and the text inside of some."""
 
@@ -121,7 +113,7 @@ class Page(HTMLParser):
             self.inside = None
 
 
-def test_the_policy_is_that_of_the_page(run):
+def test_a_page_loads_nothing(run):
     """Only the scripts and styles that are there run, by hashes that are computed from the page."""
     page = Page(report(run.image_run(0)))
     [script] = [text for tag, attributes, text in page.texts if tag == "script" and not attributes]
