@@ -192,7 +192,7 @@ def own_norms(model: Any) -> Any:
     generator = torch.Generator().manual_seed(4)
     for name, weight in model.named_parameters():
         if ".norm_q." in name or ".norm_k." in name or ".norm_added_" in name:
-            weight.data = 0.5 + torch.rand(weight.shape, generator=generator)
+            weight.data = 8 * torch.rand(weight.shape, generator=generator)
     return model
 
 
