@@ -34,6 +34,7 @@ PLAIN = frozenset(
         "IPAdapterAttnProcessor",
         "IPAdapterAttnProcessor2_0",
         "IPAdapterXFormersAttnProcessor",
+        "JointAttnProcessor2_0",  # of the self-attention of SD3.5
         "PAGCFGIdentitySelfAttnProcessor2_0",
         "PAGIdentitySelfAttnProcessor2_0",
         "SanaAttnProcessor2_0",
@@ -42,7 +43,10 @@ PLAIN = frozenset(
         "XLAFlashAttnProcessor2_0",
     }
 )
-HOME = "diffusers.models.attention_processor"
+HOMES = (
+    "diffusers.models.attention_processor",
+    "diffusers.models.transformers.sana_transformer",
+)
 PRODUCTS = (torch.bmm, torch.matmul, Tensor.bmm, Tensor.matmul, Tensor.__matmul__, torch.einsum)
 
 
@@ -60,7 +64,7 @@ def is_plain(attn: Any, processor: Any) -> bool:
 @cache
 def _is_known(call: Any) -> bool:
     call = unwrap(call)
-    return call.__module__ == HOME and call.__qualname__.split(".")[0] in PLAIN
+    return call.__module__ in HOMES and call.__qualname__.split(".")[0] in PLAIN
 
 
 class Product:

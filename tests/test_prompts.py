@@ -373,6 +373,18 @@ def test_qwen_image_cuts_its_states():
     assert [word.text for word in read[1].truncated] == [")!"]
 
 
+def test_qwen_image_cuts_long_prompts_where_its_encoder_does():
+    """Beyond its 1024 tokens and those of the template, not before."""
+    pipe = make_qwen()
+    before, _, _ = pipe.prompt_template_encode.partition("{}")
+    pipe.prompt_template_encode_start_idx = len(pipe.tokenizer(before)["input_ids"])
+    long = " ".join(["cat"] * 1300)
+    with pytest.warns(TruncationWarning):
+        [read] = read_prompts(pipe, long, max_sequence_length=1024)
+    assert_same_columns([read], made_by(pipe, [long], max_sequence_length=1024), pipe.tokenizer)
+    assert len(read.tokens) == 1024
+
+
 def test_klein_reads_a_chat():
     pipe = make_klein()
     prompts = [*PROMPTS, "a user of <think> and <|im_end|>"]

@@ -236,6 +236,27 @@ def test_image_prompts_have_columns_of_their_own():
         torch.testing.assert_close(second, torch.ones_like(second))
 
 
+def test_image_prompts_with_masks_stand_in_their_order(monkeypatch):
+    """Each image has a softmax of its own; scaled_dot_product_attention sees text, then images."""
+    pipe = ip_adapter(1)()
+    options = with_image_prompts(1)(pipe, WAYS[0])
+    masks = torch.zeros(1, 2, 128, 128)
+    masks[:, 0, :, :64], masks[:, 1, :, 64:] = 1, 1
+    given = {name: options[name] for name in options if "ip" in name}
+    given |= {"cross_attention_kwargs": {"ip_adapter_masks": [masks]}, "num_inference_steps": 1}
+    pipe.set_ip_adapter_scale([[0.5, 0.9]])
+    with recorded(pipe.unet, monkeypatch) as record:
+        run(pipe, **given)
+    with capture(pipe) as store:
+        run(pipe, **given)
+    for name, found in store.maps.items():
+        text, *images = [probs[1:].mean(1) for probs in record[name]]
+        assert [one.shape[-1] for one in (text, *images)] == [77, 4, 4]
+        assert (images[0] - images[1]).abs().max() > 1e-3
+        expected = torch.cat([text, *images], dim=-1)
+        torch.testing.assert_close(found.flatten(1, 2).double(), expected, atol=1e-5, rtol=0)
+
+
 def test_a_softmax_over_words_leaves_image_prompts_as_they_are():
     pipe = ip_adapter(2)()
     options = with_image_prompts(2)(pipe, WAYS[0])

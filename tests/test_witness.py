@@ -9,11 +9,12 @@ import pytest
 import torch
 from conftest import make_unet
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
+from matrix import ROWS
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdattn import CaptureError, TorchAttnProcessor, capture
-from sdattn.layers import find_layers
+from sdattn.layers import find_denoiser, find_layers
 from sdattn.witness import is_plain
 
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
@@ -310,13 +311,12 @@ def test_one_that_shows_its_probabilities_twice_is_named():
         ran(unet)
 
 
-def test_all_layers_of_the_default_processors_are_plain():
-    """They pay nothing for the others."""
-    for kind in (None, AttnProcessor):
-        unet = make_unet()
-        if kind is not None:
-            unet.set_attn_processor(kind())
-        layers = [layer.module for layer in find_layers(unet)]
-        assert all(is_plain(one, one.processor) for one in layers)
-        layers[0].processor = Explicit()
-        assert not is_plain(layers[0], layers[0].processor)
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_the_processors_of_every_pipeline_are_plain(row):
+    """They pay nothing for the others. Joint attention is seen in a way of its own."""
+    layers = find_layers(find_denoiser(row.make()).model)
+    watched = [one.module for one in layers if one.kind in ("cross", "self")]
+    assert all(is_plain(one, one.processor) for one in watched)
+    for one in watched:
+        one.set_processor(Explicit())
+    assert not any(is_plain(one, one.processor) for one in watched)

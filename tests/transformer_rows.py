@@ -85,7 +85,7 @@ def sd3(
         }
     )
     pipe = kind(
-        transformer=transformer.eval(),
+        transformer=own_norms(transformer).eval(),
         scheduler=scheduler or FlowMatchEulerDiscreteScheduler(),
         vae=vae(shift_factor=0.1),
         text_encoder=clip(),
@@ -187,6 +187,15 @@ def qwen_image() -> Any:
     return quiet(pipe)
 
 
+def own_norms(model: Any) -> Any:
+    """Give the norms of queries and keys weights of their own, which a training would."""
+    generator = torch.Generator().manual_seed(4)
+    for name, weight in model.named_parameters():
+        if ".norm_q." in name or ".norm_k." in name or ".norm_added_" in name:
+            weight.data = 8 * torch.rand(weight.shape, generator=generator)
+    return model
+
+
 def pixart(kind: Any) -> Any:
     torch.manual_seed(0)
     transformer = PixArtTransformer2DModel(
@@ -250,7 +259,7 @@ def sana(qk_norm: str | None = None) -> Any:
         tokenizer=tiny_gemma(),
         text_encoder=tiny_gemma_encoder(),
         vae=made.eval(),
-        transformer=transformer.eval(),
+        transformer=own_norms(transformer).eval(),
         scheduler=FlowMatchEulerDiscreteScheduler(),
     )
     return quiet(pipe)
