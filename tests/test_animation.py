@@ -58,6 +58,16 @@ def bilinear(values, x, y):
     return np.array([top + 1 - row, row - top]) @ part @ np.array([left + 1 - col, col - left])
 
 
+def check_colours(frame, place, values, low, high):
+    """At some pixels: the map of a step in colour, from low to high, over the picture in grey."""
+    picture, shown = np.asarray(tile(frame)), np.asarray(tile(frame, *place))
+    for x, y in ((24, 40), (120, 120), (200, 72), (300, 100), (360, 232)):
+        share = (bilinear(values, x, y) - low) / (high - low)
+        grey = picture[y, x] @ np.array([0.299, 0.587, 0.114])
+        wanted = 0.75 * 255 * np.array(matplotlib.colormaps["inferno"](share)[:3]) + 0.25 * grey
+        np.testing.assert_allclose(shown[y, x], wanted, atol=6)
+
+
 # Frames
 
 
@@ -85,14 +95,8 @@ def test_a_word_has_one_scale_in_all_frames(run, frames, place, column):
     maps = maps_of(run, column)
     low, high = maps.min(), maps.max()
     assert not np.isclose(maps[-1].max(), high, rtol=0.02)  # its own scale would be another
-    table = matplotlib.colormaps["inferno"]
     for frame, values in zip(frames, maps, strict=True):
-        picture, shown = np.asarray(tile(frame)), np.asarray(tile(frame, *place))
-        for x, y in ((24, 40), (120, 120), (200, 72), (300, 100), (360, 232)):
-            share = (bilinear(values, x, y) - low) / (high - low)
-            grey = picture[y, x] @ np.array([0.299, 0.587, 0.114])
-            wanted = 0.75 * 255 * np.array(table(share)[:3]) + 0.25 * grey
-            np.testing.assert_allclose(shown[y, x], wanted, atol=6)
+        check_colours(frame, place, values, low, high)
 
 
 def test_all_words_by_default_and_each_occurrence(run):
@@ -109,11 +113,15 @@ def test_frames_are_at_most_so_large(run, size):
     assert 0.9 * size < max(found[0].size) <= size
 
 
-def test_chosen_steps_are_the_frames(pipe):
+def test_chosen_steps_are_the_frames(pipe, run):
     some = {"steps": [1, 3]}
-    run = generate(pipe, PROMPT, words=["circle"], capture_options=some, **OPTIONS)
-    one, other = animate(run.image_run(0))
-    assert one.tobytes() != other.tobytes()
+    few = generate(pipe, PROMPT, words=["circle"], capture_options=some, **OPTIONS)
+    shown, all_four = (animate(one.image_run(0), ["circle"]) for one in (few, run))
+    maps = maps_of(run, 3)[[1, 3]]
+    told = GAP, GAP + SIDES[1], GAP + SIDES[0], shown[0].height - GAP  # "step 2 of 4", say
+    for frame, values, same in zip(shown, maps, all_four[1::2], strict=True):
+        assert frame.crop(told).tobytes() == same.crop(told).tobytes()
+        check_colours(frame, (0, 1), values, maps.min(), maps.max())
 
 
 # Files
