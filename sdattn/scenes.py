@@ -92,9 +92,9 @@ class Scene:
         """The picture, uint8 [size, size, 3], each pixel the mean of ``supersample²`` points."""
         picture = np.full((size, size, 3), BACKGROUNDS[self.background], dtype=np.float64)
         for thing in self.objects:
-            fine = thing.covers(*cell_centres(size * supersample))
-            cover = fine.reshape(size, supersample, size, supersample).mean(axis=(1, 3))
-            picture += cover[..., None] * (np.array(COLOURS[thing.colour]) - picture)
+            rows, cols, cover = _cover(thing, size, supersample)
+            part = picture[rows, cols]
+            part += cover[..., None] * (np.array(COLOURS[thing.colour]) - part)
         return np.rint(picture).astype(np.uint8)
 
     def masks(self, size: int | tuple[int, int] = 64) -> Mask:
@@ -196,6 +196,24 @@ def cell_centres(size: int | tuple[int, int]) -> tuple[NDArray[np.float64], NDAr
         (np.arange(rows) + 0.5) / rows, (np.arange(cols) + 0.5) / cols, indexing="ij"
     )
     return x, y
+
+
+def _cover(
+    thing: SceneObject, size: int, supersample: int
+) -> tuple[slice, slice, NDArray[np.float64]]:
+    """The rows and columns that an object lies in, and how much of each of their pixels it covers,
+    float64 [rows, cols]."""
+    (x, y), r = thing.centre, thing.radius
+    rows, cols = (
+        slice(*np.clip([math.floor((at - r) * size), math.ceil((at + r) * size)], 0, size).tolist())
+        for at in (y, x)
+    )
+    fine = (np.arange(size * supersample) + 0.5) / (size * supersample)
+    parts = [fine[part.start * supersample : part.stop * supersample] for part in (cols, rows)]
+    x_fine, y_fine = np.meshgrid(*parts)
+    cover = thing.covers(x_fine, y_fine)
+    shape = (rows.stop - rows.start, supersample, cols.stop - cols.start, supersample)
+    return rows, cols, cover.reshape(shape).mean(axis=(1, 3))
 
 
 def _in_star(x: NDArray[np.float64], y: NDArray[np.float64], inner: float) -> Mask:
