@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 from .causes import knockouts, prepare
 from .heatmap import Heatmap
+from .pipelines import is_demo
 from .presets import Preset, preset_of
 from .prompts import read_prompts
 from .running import checked_options, options_of_image
 from .runs import Run
 from .sampling import read_negative, sample
+from .scenes import unlearnt
 from .watching import capture_settings, checked_capture
 
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
@@ -63,6 +65,8 @@ def generate(
             that the preset cannot do with.
         KeyError: a word that is in none of the prompts.
         TypeError: a model that cannot be refined, asked, or have words knocked out.
+
+    With the demo model a ``UserWarning`` names the words of the prompt that it never learnt.
     """
     options = checked_options(pipe, options)
     read = read_prompts(pipe, prompt, **options)
@@ -73,6 +77,8 @@ def generate(
             raise ValueError("branch='both' shows the words of a negative prompt. Pass one.")
         read_negative(pipe, options, len(read))
     settings = capture_settings(pipe, chosen, read, options, watch)
+    if is_demo(pipe) and (told := unlearnt(word.text for one in read for word in one.words)):
+        warnings.warn(told, stacklevel=2)
     seeds = [seed + i for i in range(len(read) * options.get("num_images_per_prompt", 1))]
     alone = [
         options_of_image(options, i, images=len(seeds), prompts=len(read))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from itertools import product
 
@@ -21,6 +22,7 @@ from sdattn.scenes import (
     cell_centres,
     holds,
     random_scene,
+    unlearnt,
 )
 
 RADIUS = 0.3
@@ -98,6 +100,18 @@ def test_a_picture_is_the_mean_of_points_of_the_whole_square():
             cover = points.reshape(size, fine, size, fine).mean((1, 3))[..., None]
             wanted = wanted * (1 - cover) + np.array(COLOURS[thing.colour]) * cover
         assert abs(scene.draw(size, fine) - wanted).max() <= 0.5 + 1e-9
+
+
+def test_no_word_of_a_prompt_is_strange_and_words_of_none_are():
+    rng = np.random.default_rng(9)
+    said = {
+        word for _ in range(300) for text in random_scene(rng).prompts() for word in text.split()
+    }
+    said = {word.strip(",") for word in said}
+    assert unlearnt(said) == ""
+    told = unlearnt(["a", "Cat", "a", "Cat", "scene", "b", "background"])
+    assert "learnt 'Cat', 'scene', 'b':" in told
+    assert said == set(re.findall("[a-z]+", told.split("only: ")[1]))
 
 
 def test_objects_never_touch_and_lie_wholly_in_the_picture():
