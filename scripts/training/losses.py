@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,11 +17,11 @@ from sdattn.scenes import COLOURS, SHAPES, Scene
 
 from .data import TOKENS, token_ids
 
-# How often a prompt is read as it is, with its end forgotten, or with all but some of its objects'
-# own words mistaken about these objects.
+# How often a prompt is read as it is, with its end forgotten, or with each word relied on only for
+# what it says itself.
 READINGS = (0.3, 0.1, 0.6)
 LAST_READINGS = (0.6, 0.05, 0.35)  # towards the end, when words have found their objects
-RECOLOURED = 0.6  # of the mistakes: other colours for all objects, the rest another first object
+ALL_OBJECTS = 0.6  # of the mistaken prompts: about all objects, the rest about the first alone
 ARTICLES = ("a", "an")
 
 
@@ -32,14 +32,14 @@ class Caption:
     Attributes:
         prompt: what is said; "" for nothing.
         reading: 0: as it is. 1: end and padding have the states they have in an empty prompt.
-            2: all tokens have the states they have in ``mistaken``, but for the words in which
-            the two prompts differ.
-        mistaken: the same scene with other objects, word for word in the same wording.
+            2: each word has the state it has in the most mistaken prompt that has this word too,
+            end and padding those of the most mistaken.
+        mistaken: the same wording of other objects, from the least to the most mistaken.
     """
 
     prompt: str
     reading: int
-    mistaken: str
+    mistaken: tuple[str, ...]
 
 
 def text_states(text: CLIPTextModel, tokenizer: CLIPTokenizer, captions: list[Caption]) -> Tensor:
@@ -50,8 +50,8 @@ def text_states(text: CLIPTextModel, tokenizer: CLIPTokenizer, captions: list[Ca
     end token and the padding know it all. A model that reads everything off them never learns to
     look at the words. Hence the readings, in which only some words can be relied on.
     """
-    read = [one.mistaken if one.reading == 2 else "" for one in captions]
-    texts = list(dict.fromkeys([*(one.prompt for one in captions), *read]))
+    read = [said for one in captions if one.reading == 2 for said in one.mistaken]
+    texts = list(dict.fromkeys(["", *(one.prompt for one in captions), *read]))
     states = text(token_ids(tokenizer, texts)).last_hidden_state  # [texts, TOKENS, WIDTH]
     rows = {said: TOKENS * row for row, said in enumerate(texts)}
     words = {word for said in texts for word in split(said)}
@@ -71,20 +71,23 @@ def sources(caption: Caption, lengths: Mapping[str, int]) -> list[tuple[str, int
     ``lengths`` says how many tokens a word has. "turquoise" has more than "red", so what comes
     after them stands in other columns.
     """
-    prompt, mistaken = caption.prompt, caption.mistaken
+    prompt = caption.prompt
     if caption.reading != 2:
         end = 1 + sum(lengths[word] for word in split(prompt))
         after = "" if caption.reading == 1 else prompt
         return [(prompt if column < end else after, column) for column in range(TOKENS)]
-    found, at, beside = [(mistaken, 0)], 1, 1
-    for word, other in zip(split(prompt), split(mistaken), strict=True):
-        own = word != other and word not in ARTICLES  # "an" would tell "orange"
-        for piece in range(lengths[word]):
-            like = beside + min(piece, lengths[other] - 1)
-            found.append((prompt, at + piece) if own else (mistaken, like))
-        at, beside = at + lengths[word], beside + lengths[other]
+    versions = (prompt, *caption.mistaken)
+    at, last = [1] * len(versions), versions[-1]
+    found = [(last, 0)]
+    for word, *others in zip(*map(split, versions), strict=True):
+        like = [0, *(i for i, other in enumerate(others, 1) if other == word)]
+        # of the articles none is relied on, since "an" would tell "orange"
+        which = len(others) if word in ARTICLES else like[-1]
+        pieces = range(at[which], at[which] + lengths[word])
+        found += [(versions[which], piece) for piece in pieces]
+        at = [one + lengths[other] for one, other in zip(at, (word, *others), strict=True)]
     rest = range(TOKENS - len(found))
-    return found + [(mistaken, min(beside + column, TOKENS - 1)) for column in rest]
+    return found + [(last, min(at[-1] + column, TOKENS - 1)) for column in rest]
 
 
 def captions(
@@ -99,35 +102,39 @@ def captions(
         scene = scenes[index]
         said = scene.prompts()
         wording = int(rng.integers(len(said)))
-        recoloured = rng.random() < RECOLOURED
-        wrong = other_colours(rng, scene) if recoloured else another_first(rng, scene)
+        mistake = all_mistaken if rng.random() < ALL_OBJECTS else another_first
+        others = [wrong.prompts()[wording] for wrong in mistake(rng, scene)]
         reading = int(rng.choice(3, p=readings))
         empty = rng.random() < 0.1
-        pair = ("", "") if empty else (said[wording], wrong.prompts()[wording])
-        made.append(Caption(pair[0], reading, pair[1]))
+        versions = ("", "") if empty else (said[wording], *others)
+        made.append(Caption(versions[0], reading, versions[1:]))
     return made
 
 
-def other_colours(rng: np.random.Generator, scene: Scene) -> Scene:
-    """The scene with another colour for each of its objects."""
-    changed = []
-    for thing in scene.objects:
-        colours = [colour for colour in COLOURS if colour != thing.colour]
-        changed.append(replace(thing, colour=colours[int(rng.integers(len(colours)))]))
-    return replace(scene, objects=tuple(changed))
+def all_mistaken(rng: np.random.Generator, scene: Scene) -> list[Scene]:
+    """The scene with other colours for all objects, and then with other shapes as well.
+
+    Colour words are right in the scene alone, shape words in the first of these too, where they do
+    not know of the colours, and all other words know nothing of either.
+    """
+    objects = scene.objects
+    recoloured = tuple(replace(one, colour=another(rng, COLOURS, one.colour)) for one in objects)
+    reshaped = tuple(replace(one, shape=another(rng, SHAPES, one.shape)) for one in recoloured)
+    return [replace(scene, objects=changed) for changed in (recoloured, reshaped)]
 
 
-def another_first(rng: np.random.Generator, scene: Scene) -> Scene:
+def another_first(rng: np.random.Generator, scene: Scene) -> list[Scene]:
     """The scene with another shape, and any colour, for its first object."""
     first, *others = scene.objects
-    shapes = [shape for shape in SHAPES if shape != first.shape]
-    colours = list(COLOURS)
-    changed = replace(
-        first,
-        shape=shapes[int(rng.integers(len(shapes)))],
-        colour=colours[int(rng.integers(len(colours)))],
-    )
-    return replace(scene, objects=(changed, *others))
+    colour = list(COLOURS)[int(rng.integers(len(COLOURS)))]
+    changed = replace(first, shape=another(rng, SHAPES, first.shape), colour=colour)
+    return [replace(scene, objects=(changed, *others))]
+
+
+def another(rng: np.random.Generator, names: Iterable[str], own: str) -> str:
+    """One of the names, but not its own."""
+    others = [name for name in names if name != own]
+    return others[int(rng.integers(len(others)))]
 
 
 def noisy_times(rng: np.random.Generator, count: int) -> Tensor:

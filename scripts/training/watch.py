@@ -33,7 +33,7 @@ def report_use_of_text(
 ) -> None:
     """Note the loss at t = 850 with each scene's own prompt and with another's."""
     rng = np.random.default_rng(0)
-    said = [Caption(scene.caption(rng), 0, "") for scene in scenes[:count]]
+    said = [Caption(scene.caption(rng), 0, ()) for scene in scenes[:count]]
     states = text_states(pipe.text_encoder, pipe.tokenizer, said)
     t = torch.full((count,), 850)
     losses = []
