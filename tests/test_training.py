@@ -10,10 +10,11 @@ import torch
 import training_process
 from torch import nn
 from training import fit, record
+from training.autoencoder import even_out
 from training.data import TOKENS, make_scenes, make_tokenizer
 from training.fit import Fit, note
 from training.losses import Caption, captions, middle_times, split, text_states
-from training.models import new_text_encoder
+from training.models import new_text_encoder, new_vae
 
 from sdattn.scenes import COLOURS, SHAPES
 
@@ -109,6 +110,26 @@ def test_times_are_of_the_noise_there_is():
     for count in (1, 7, 16):
         times = middle_times(np.random.default_rng(2), count)
         assert times.shape == (count,) and times.min() >= 0 and times.max() <= 999
+
+
+def test_latents_are_evened_out_and_pictures_come_back_as_before():
+    torch.manual_seed(3)
+    vae = new_vae().eval()
+    pictures = torch.rand(6, 3, 64, 64) * 2 - 1
+    with torch.no_grad():
+        nn.init.normal_(vae.quant_conv.bias)
+        vae.quant_conv.weight[2] *= 30
+        plain = vae.encode(pictures).latent_dist
+        back = vae.decode(plain.mode()).sample
+        even = even_out(vae, plain.mode())
+        again = vae.encode(pictures).latent_dist
+        torch.testing.assert_close(again.mode(), even, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(vae.decode(even).sample, back, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(even.mean((0, 2, 3)), torch.zeros(4), atol=1e-4, rtol=0)
+    torch.testing.assert_close(even.std((0, 2, 3)), torch.ones(4), atol=1e-4, rtol=0)
+    scale = plain.mode().std((0, 2, 3), keepdim=True)
+    torch.testing.assert_close(again.std * scale, plain.std, atol=1e-4, rtol=1e-4)
+    assert vae.config.scaling_factor == 1
 
 
 def small_fit(work, steps, loss_of=None):

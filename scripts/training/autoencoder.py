@@ -32,7 +32,7 @@ def window(rng: np.random.Generator, pictures: Tensor, side: int) -> Tensor:
 
 
 def train_vae(pictures: Tensor, work: Path, steps: int, seed: int) -> AutoencoderKL:
-    """An autoencoder of the pictures, ``scaling_factor`` not yet set.
+    """An autoencoder of the pictures, its latents as they come.
 
     Most steps see a quarter of each picture, in a quarter of the time; the last see whole ones,
     since the norms' means are others there.
@@ -67,7 +67,7 @@ def vae_psnr(vae: AutoencoderKL, seed: int, count: int = 256) -> float:
 
 @torch.no_grad()
 def make_latents(vae: AutoencoderKL, pictures: Tensor, work: Path) -> Tensor:
-    """Scaled latents [scenes, 4, 16, 16]; also sets the scaling factor of the autoencoder."""
+    """Latents [scenes, 4, 16, 16] of the pictures; see :func:`even_out`."""
     kept = [work / f"latents-{index}-of-{world()}.pt" for index in range(world())]
     if not kept[rank()].exists():
         mine = pictures.chunk(world())[rank()].split(8)
@@ -76,10 +76,26 @@ def make_latents(vae: AutoencoderKL, pictures: Tensor, work: Path) -> Tensor:
         os.replace(f"{kept[rank()]}.new", kept[rank()])
     if world() > 1:
         dist.barrier()
-    latents = torch.cat([torch.load(path) for path in kept])
-    scaling = round(1 / float(latents.std()), 5)
-    vae.register_to_config(scaling_factor=scaling)
-    return latents * scaling
+    return even_out(vae, torch.cat([torch.load(path) for path in kept]))
+
+
+@torch.no_grad()
+def even_out(vae: AutoencoderKL, latents: Tensor) -> Tensor:
+    """Give each channel of the latents [scenes, channels, rows, cols] the mean 0 and the deviation
+    1, by way of the 1x1 convolutions in which the encoder ends and the decoder begins.
+
+    The autoencoder is the same as before from picture to picture, and its scaling factor is 1. With
+    one factor for channels of 0.5 and 6, the small ones would drown in the noise of all times.
+    """
+    mean, deviation = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
+    count, ends, begins = len(mean), vae.quant_conv, vae.post_quant_conv
+    ends.weight[:count] /= deviation[:, None, None, None]
+    ends.bias[:count] = (ends.bias[:count] - mean) / deviation
+    ends.bias[count:] -= 2 * deviation.log()  # log variances
+    begins.bias += begins.weight[:, :, 0, 0] @ mean
+    begins.weight *= deviation[:, None, None]
+    vae.register_to_config(scaling_factor=1.0)
+    return (latents - mean[:, None, None]) / deviation[:, None, None]
 
 
 def polish_decoder(
@@ -89,7 +105,7 @@ def polish_decoder(
 
     def loss(step: int) -> Tensor:
         _, chosen = pick(step, seed, torch.arange(len(pictures)), batch=8)
-        error = vae.decode(latents[chosen] / vae.config.scaling_factor).sample
+        error = vae.decode(latents[chosen]).sample
         error = error - as_pixels(pictures[chosen])
         return error.abs().mean() + 2 * error.square().mean()
 
