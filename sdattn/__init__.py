@@ -12,12 +12,13 @@ sdattn.heatmaps(store, pipe.tokenizer, "a red circle left of a blue square")
 from typing import TYPE_CHECKING, Any
 
 from . import attention
+from .attention import TorchAttnProcessor
 from .capture import capture
+from .folded import aggregate_attention
 from .heatmap import Heatmap
 from .heatmaps import Heatmaps, heatmaps
 from .maps import CaptureError, CaptureWarning, MapStore
 from .presets import PRESETS, Preset
-from .processors import TorchAttnProcessor
 from .store import AttentionStore
 from .tokens import TruncationWarning, read_prompt
 
@@ -47,6 +48,7 @@ __all__ = [
     "Run",
     "TorchAttnProcessor",
     "TruncationWarning",
+    "aggregate_attention",
     "attention",
     "batch",
     "capture",

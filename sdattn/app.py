@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from .generation import generate
 from .layers import find_denoiser
@@ -42,13 +45,15 @@ def build_app(pipe: Any) -> Any:
     def draw(
         prompt: str,
         negative: str | None,
-        seed: float,
+        seed: float | None,
         steps: float,
         guidance: float,
         preset: str,
         each_step: bool,
         progress: Any = bar,
     ) -> str:
+        if seed is None:
+            raise gradio.Error("The seed is empty. Write a whole number, 0 for one.")
         options: dict[str, Any] = {"num_inference_steps": int(steps)}
         if guided:
             options["guidance_scale"] = guidance
@@ -56,7 +61,7 @@ def build_app(pipe: Any) -> Any:
             options["negative_prompt"] = negative
         watch = {"steps": "all"} if each_step else {}
         try:
-            with _told(pipe, progress):
+            with _told(pipe, progress, app):
                 run = generate(
                     pipe, prompt, seed=int(seed), preset=preset, capture_options=watch, **options
                 )
@@ -93,6 +98,7 @@ def build_app(pipe: Any) -> Any:
         }
         button.click(draw, **common)
         prompt.submit(draw, **common)
+    app.queue(api_open=False)  # nor for one beside the queue
     return app
 
 
@@ -121,6 +127,8 @@ def serve(
 def launch_settings(host: str, port: int | None) -> dict[str, Any]:
     """How gradio serves the app: nothing is loaded from or told to another machine."""
     gradio = _gradio()
+    from starlette.middleware import Middleware
+
     sans, mono = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
     return {
         "server_name": host,
@@ -128,6 +136,8 @@ def launch_settings(host: str, port: int | None) -> dict[str, Any]:
         "share": False,
         "ssr_mode": False,
         "enable_monitoring": False,
+        "max_file_size": 1,  # in bytes: the page uploads nothing
+        "app_kwargs": {"middleware": [Middleware(OwnPages, host=host)]},
         "footer_links": [],
         "theme": gradio.themes.Default(font=sans, font_mono=mono),  # its own come from a network
     }
@@ -142,13 +152,54 @@ def _gradio() -> Any:
     return gradio
 
 
+class OwnPages:
+    """ASGI in front of gradio: a request is answered if it was sent to this machine by the page
+    that it serves, or by no page.
+
+    Otherwise a page of another site could draw and upload here, and, with a name of its own that
+    leads to this machine (DNS rebinding), read what came of it.
+    """
+
+    def __init__(self, app: Any, host: str):
+        name = socket.gethostname().lower()
+        self.app, self.names = app, {"localhost", host.lower(), name, f"{name}.local"}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
+        if scope["type"] == "lifespan" or not (said := self._refusal(headers)):
+            await self.app(scope, receive, send)
+            return
+        plain = [(b"content-type", b"text/plain")]
+        await send({"type": "http.response.start", "status": 403, "headers": plain})
+        await send({"type": "http.response.body", "body": said.encode()})
+
+    def _refusal(self, headers: dict[bytes, str]) -> str:
+        host, origin = headers.get(b"host", ""), headers.get(b"origin")
+        if not self._is_here(host):
+            return f"{host!r} is no name of this machine. Start with --host NAME to allow one."
+        if origin is not None and origin.partition("://")[2] != host:
+            return f"A page of {origin!r} cannot use this one."
+        return ""
+
+    def _is_here(self, host: str) -> bool:
+        """An address is: another site's page has that of the other site."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            return name in self.names or bool(ip_address(name))
+        except ValueError:
+            return False
+
+
 @contextmanager
-def _told(pipe: Any, progress: Any) -> Iterator[None]:
-    """Inside, each call of the model moves the bar of ``progress``."""
+def _told(pipe: Any, progress: Any, app: Any) -> Iterator[None]:
+    """Inside, each call of the model moves the bar of ``progress``, and is the last one if nobody
+    waits for the picture any more."""
     calls = 0
 
     def count(*_: Any) -> None:
         nonlocal calls
+        if _is_abandoned(app):
+            raise _gradio().Error("The page was closed.", print_exception=False)
         calls += 1
         number = len(pipe.scheduler.timesteps)
         progress(min(calls / number, 1.0), desc=f"step {min(calls, number)} of {number}")
@@ -158,3 +209,12 @@ def _told(pipe: Any, progress: Any) -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+def _is_abandoned(app: Any) -> bool:
+    """Whether the page, or the client, that asked for what runs in this thread has gone."""
+    from gradio.context import LocalContext
+
+    event = LocalContext.event_id.get(None)
+    jobs = [job for group in app._queue.active_jobs for job in group or () if job._id == event]
+    return not all(job.alive for job in jobs)

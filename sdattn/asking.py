@@ -97,20 +97,16 @@ class AskingObserver(ObservingProcessor):
         super().__init__(inner, observe)
         self.text_states = text_states
 
-    def __call__(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
-        queries: list[Tensor] = []
-        hook = attn.to_q.register_forward_hook(lambda _module, _args, out: queries.append(out))
-        try:
+    def _observed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+        with self._projected(attn, "to_q") as seen:
             output: Tensor = self.inner(attn, *args, **kwargs)
-        finally:
-            hook.remove()
-        if not queries:
+        if "to_q" not in seen:
             raise RuntimeError(
                 f"The processor {type(self.inner).__name__} did not call the layer's own to_q, so "
                 "what it would attend to cannot be known. Set another processor before capture, "
                 "sdattn.TorchAttnProcessor() for example."
             )
-        query = queries[0]
+        query = seen["to_q"]
         shape = len(query), attn.heads, query.shape[1], self.text_states.shape[1]
         of_rows = functools.partial(self._of_rows, attn, query)
         self.observe(Attended(*shape, of_rows))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 Rows = slice | Tensor
@@ -43,3 +44,22 @@ class Attended:
         step = max(1, PART // (len(numbers) * self.cells * self.keys))
         for start in range(0, self.heads, step):
             yield probs_of(slice(start, min(start + step, self.heads)), columns)
+
+
+def given_probs(probs: Tensor) -> Attended:
+    """Of probabilities that are there already, ``[B, heads, N, T]``; of the tensor none is kept."""
+    batch, heads, cells, keys = probs.shape
+
+    def of_rows(rows: Rows) -> OfHeads:
+        def of_heads(heads: slice, columns: Sequence[int] | None) -> Tensor:
+            own = probs[rows][:, heads].to(torch.float32, copy=True)
+            return chosen_columns(own, columns)
+
+        return of_heads
+
+    return Attended(batch, heads, cells, keys, of_rows)
+
+
+def chosen_columns(probs: Tensor, columns: Sequence[int] | None) -> Tensor:
+    """Some of the keys of ``[..., T]``, None for all."""
+    return probs if columns is None else probs[..., list(columns)]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layers import family, is_unet, unwrapped
+from .layers import family, is_own, is_unet, unwrapped
 from .processors import innermost
 
 
@@ -22,29 +22,31 @@ class Call:
     Attributes:
         timestep: in the scheduler's unit (the batch's first, if rows differ).
         latent_size: (rows, cols) of the finest queries: the cells of a UNet's latent, the patches
-            of a transformer's.
+            of a transformer's; None for a model of one's own, where nobody has said it.
         batch: rows that the attention layers see; the frames of a video are rows.
-        text: the text states, ``[B, T, width]``.
+        text: the text states, ``[B, T, width]``; None for a model of one's own.
         n_image: columns of image prompts (IP-Adapter), which follow those of the text.
         skips_layers: whether this is the extra pass of skip-layer guidance (SD 3.5), which is
             neither branch of the guidance.
     """
 
     timestep: float
-    latent_size: tuple[int, int]
+    latent_size: tuple[int, int] | None
     batch: int
-    text: Tensor
+    text: Tensor | None
     n_image: int = 0
     skips_layers: bool = False
 
     @property
     def n_text(self) -> int:
-        """Columns of the text."""
-        return self.text.shape[1]
+        """Columns of the text; 0 while they are not known."""
+        return 0 if self.text is None else self.text.shape[1]
 
 
 def read_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
     """Read the arguments of ``model(*args, **kwargs)`` for a model of a known class."""
+    if is_own(unwrapped(model)):
+        return _own(args, kwargs)
     forward = inspect.signature(unwrapped(model).forward)
     given = forward.bind_partial(*args, **kwargs).arguments
     if is_unet(model):
@@ -70,6 +72,11 @@ def _unet(model: Any, given: Mapping[str, Any]) -> Call:
         text=text,
         n_image=_image_columns(model, images, given.get("added_cond_kwargs") or {}),
     )
+
+
+def _own(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    given = (one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.ndim)
+    return Call(timestep=0.0, latent_size=None, batch=len(next(given, [0])), text=None)
 
 
 def _image_columns(model: Any, images: list[Any], added: Mapping[str, Any]) -> int:

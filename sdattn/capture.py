@@ -1,10 +1,13 @@
 """`capture()`: install the observing processors, watch the model run, put everything back."""
 
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -15,23 +18,23 @@ from .attended import Attended
 from .calls import Call, read_call
 from .compiled import is_compiled, running_eagerly
 from .guidance import Branch, GuidanceWatch, Order, branch_rows
-from .joint import JointObserver
+from .joint import JointObserver, check_backends
 from .layers import (
     TEXT_KINDS,
     AttentionLayer,
     Denoiser,
     LayerSelection,
-    family,
     find_denoiser,
     find_layers,
+    is_own,
+    joint_spans,
     select_layers,
     unwrapped,
 )
 from .maps import CaptureError, CaptureWarning, MapStore, Pass
-from .processors import ObservingProcessor, innermost
-from .selections import Selection, expected_bytes, is_span
+from .processors import ObservingProcessor, innermost, unknown_use
+from .selections import MUCH, Selection, expected_bytes, is_span
 
-MUCH = 1e9  # bytes; a capture that will hold more says so before it starts
 logger = logging.getLogger(__name__)
 
 BRANCHES = ("conditional", "unconditional", "both")
@@ -52,6 +55,7 @@ def capture(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
     grad: bool = False,
+    latent_size: tuple[int, int] | None = None,
 ) -> Iterator[MapStore]:
     """Watch the attention of a model while it runs; its output stays what it was, bit for bit.
 
@@ -65,7 +69,8 @@ def capture(
 
     Args:
         target: a pipeline, or its UNet or transformer. On a bare model no guidance is known, so
-            every batch row counts as an image of its own.
+            every batch row counts as an image of its own. Also any model of yours whose attention
+            is all :class:`sdattn.attention.MultiHeadAttention`.
         layers: names, places, resolutions or a predicate, see :func:`sdattn.layers.select_layers`.
         kinds: of ``"cross"``, ``"joint"`` and ``"self"``; by default those that see the text. Of
             joint attention (SD3, FLUX, Qwen-Image) the text's columns are kept, which sum to less
@@ -87,6 +92,8 @@ def capture(
         device: where the maps are held, by default where they are computed.
         dtype: of the maps; running sums are float32 at least.
         grad: keep the graph, so that a loss on the maps reaches the latents.
+        latent_size: of a model of yours, the (rows, cols) of its queries; without it they are a
+            sequence, a single row. Models of diffusers tell it themselves.
 
     Yields:
         MapStore: see there for ``maps``; with the defaults its size does not grow with the steps.
@@ -96,6 +103,7 @@ def capture(
         ValueError: an option that fits nothing; the message lists what there is.
         CaptureError: on leaving, nothing was captured; while running, the batch or the size
             changed, or a second run began.
+        RuntimeError: what a layer attends to cannot be seen, or is not what made its output.
     """
     denoiser = find_denoiser(target)
     if is_span(steps) and denoiser.pipeline is None:
@@ -104,12 +112,16 @@ def capture(
             "pipeline. Pass indices, or the pipeline."
         )
     found = find_layers(denoiser.model)
+    _check_size(denoiser.model, latent_size)
     if text_states is not None:
         check_asked(denoiser.model, text_states)
         if "cross" not in kinds:
             raise ValueError(f"kinds={kinds!r}: text_states are about cross-attention.")
         kinds = ("cross",)
     chosen = select_layers(found, layers, kinds)
+    check_backends(chosen)
+    if any(layer.kind == "joint" for layer in chosen):
+        joint_spans(denoiser.model, 1, 1)  # refused now where it is not known
     if branch not in BRANCHES or (branch != "conditional" and denoiser.pipeline is None):
         raise ValueError(
             f"branch={branch!r}: pass one of {', '.join(BRANCHES)}; on a model without its "
@@ -130,7 +142,7 @@ def capture(
         if is_compiled(denoiser.model):
             _say_eager(denoiser.model)
             undo.enter_context(running_eagerly(denoiser.model))
-        watch = _Watch(denoiser, store, layers, kinds, branch, text_states)
+        watch = _Watch(denoiser, store, layers, kinds, branch, text_states, latent_size)
         undo.callback(watch.close)
         for layer in found:  # all of them: a user may replace any inside the block
             undo.callback(watch.uninstall, layer, layer.module.processor)
@@ -149,7 +161,15 @@ def capture(
         hook = denoiser.model.register_forward_hook(after)
         undo.callback(hook.remove)
         yield store
+        watch.check()
     store.check()
+
+
+def _check_size(model: Any, latent_size: tuple[int, int] | None) -> None:
+    if latent_size is not None and not is_own(unwrapped(model)):
+        raise ValueError(
+            f"latent_size={latent_size}: a {type(model).__name__} tells its own. Leave it out."
+        )
 
 
 def _has_image_prompts(layer: AttentionLayer) -> bool:
@@ -181,8 +201,10 @@ class _Watch:
         kinds: Sequence[str],
         branch: str,
         text_states: torch.Tensor | None,
+        latent_size: tuple[int, int] | None,
     ):
         self.denoiser, self.store, self.text_states = denoiser, store, text_states
+        self.latent_size = latent_size
         self.selection, self.kinds, self.branch = selection, kinds, branch
         self.guidance = None if denoiser.pipeline is None else GuidanceWatch(denoiser.pipeline)
         if self.guidance is not None and self.guidance.in_turn and branch == "both":
@@ -192,7 +214,8 @@ class _Watch:
             )
         self.call: Call | None = None  # the pass that runs now, None if it is not kept
         self.observers: dict[str, ObservingProcessor] = {}
-        self.firsts: dict[str, ObservingProcessor] = {}
+        self.installed: list[tuple[str, ObservingProcessor]] = []  # those swapped since as well
+        self.thread = get_ident()
         self.schedule: Any = None
         self.last: Call | None = None
         self.said_branches = False
@@ -207,23 +230,30 @@ class _Watch:
         else:
             observer = ObservingProcessor(inner, observe)
         self.observers[layer.name] = observer
-        self.firsts.setdefault(layer.name, observer)
+        self.installed.append((layer.name, observer))
         layer.module.set_processor(observer)
 
     def close(self) -> None:
         """Let go of all, so that the maps go with the store and not when garbage is collected."""
         if self.guidance is not None:
             self.guidance.close()
-        for observer in (*self.observers.values(), *self.firsts.values()):
+        for _, observer in self.installed:
             observer.observe = _nothing  # it would hold this watch, and the watch the store
         self.observers.clear()
-        self.firsts.clear()
+        self.installed.clear()
+
+    def check(self) -> None:
+        """Refuse what processors of a user's own did after their first call: read now, so that the
+        device did not wait for it while the model ran."""
+        for name, observer in self.installed:
+            if observer.misfit is not None and observer.misfit > 1:
+                raise CaptureError(f"{name}: {unknown_use(innermost(observer))}")
 
     def uninstall(self, layer: AttentionLayer, before: Any) -> None:
         """Put back what was there; where another capture has wrapped ours since, only step out."""
         ours = self.observers.get(layer.name)
         if ours is not None:  # the capture around this one may have left by now
-            before = self.firsts[layer.name].inner
+            before = next(one for name, one in self.installed if name == layer.name).inner
         outer = layer.module.processor
         while isinstance(outer, ObservingProcessor) and outer is not ours:
             if ours is None:
@@ -237,10 +267,19 @@ class _Watch:
             layer.module.set_processor(before)
 
     def before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The forward pre-hook of the model: know the pass before its layers run."""
+        """The forward pre-hook of the model: know the pass before its layers run.
+
+        A capture belongs to the thread that entered it: calls of other threads are not looked at.
+        """
+        if get_ident() != self.thread:
+            return
         call = read_call(model, args, kwargs)
+        if self.latent_size is not None:
+            call = replace(call, latent_size=self.latent_size)
         self._refuse_second_run()
         self._notice_swaps()
+        if not self.store.passes:  # it may have been chosen inside
+            check_backends(self.store.layers)
         self._notice_branches(call)
         order: Order = ("conditional",) if self.guidance is None else self.guidance.order()
         one = None if call.skips_layers else self._describe_pass(call, order)
@@ -257,7 +296,8 @@ class _Watch:
 
     def after_pass(self, *_: Any) -> None:
         """Layers that run now are run again for a gradient (checkpointing): no news."""
-        self.call = None
+        if get_ident() == self.thread:
+            self.call = None
 
     def _describe_pass(self, call: Call, order: Order) -> Pass | None:
         """What is kept of a call; None where it is of another branch only."""
@@ -294,22 +334,17 @@ class _Watch:
 
     def spans(self) -> tuple[slice, slice] | None:
         """Of the pass that runs now: the picture's queries and the text's keys in joint attention;
-        None if it is not kept.
-
-        SD3 joins text behind picture, all others picture behind text. Reference pictures follow
-        the one that is made.
-        """
+        None if it is not kept."""
         call = self.call
-        if call is None:
+        if call is None or call.latent_size is None:
             return None
-        cells = call.latent_size[0] * call.latent_size[1]
-        if family(self.denoiser.model) == "SD3Transformer2DModel":
-            return slice(0, cells), slice(cells, cells + call.n_text)
-        return slice(call.n_text, call.n_text + cells), slice(0, call.n_text)
+        return joint_spans(self.denoiser.model, math.prod(call.latent_size), call.n_text)
 
     def _say_bytes(self, call: Call) -> None:
         """Work out, before anything is held, how much will be; say it if it is much."""
         store = self.store
+        if store.latent_size is None:
+            return  # how many queries a sequence has is not known before its layers run
         every = call.n_text + call.n_image if self.text_states is None else store.n_text
         keys = (every or 0) if store.tokens is None else len(store.tokens)
         passes = 1 if self.schedule is None else len(self.schedule)

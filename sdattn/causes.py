@@ -24,7 +24,14 @@ from .layers import LayerSelection, find_denoiser
 from .pipelines import images_a_prompt
 from .prompts import read_prompts
 from .removal import Columns, Removal
-from .running import call_pipeline, checked_options, is_of_pictures, pictures_of
+from .running import (
+    call_pipeline,
+    checked_options,
+    checked_seeds,
+    is_of_pictures,
+    one_at_a_time,
+    pictures_of,
+)
 from .tokens import Prompt
 from .watching import columns_of
 
@@ -54,6 +61,7 @@ class Knockout:
     heatmap: Heatmap
 
 
+@one_at_a_time
 def knockout(
     pipe: Any,
     prompt: str,
@@ -118,6 +126,7 @@ def knockout(
     return found
 
 
+@one_at_a_time
 def knockouts(
     pipe: Any,
     prompt: str,
@@ -218,6 +227,7 @@ def prepare(
         )
     [read] = read_prompts(pipe, prompt, **options)
     Removal(pipe, [()], len(read.tokens), layers, steps)  # refuses what it cannot work in
+    [seed] = checked_seeds(seed)
     return Plan(pipe, read, seed, layers, steps, options)
 
 

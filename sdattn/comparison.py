@@ -98,10 +98,11 @@ class Comparison:
         """Write ``diff.png``, the sheet, and ``run.json``, the numbers. Returns the folder.
 
         Raises:
-            FileExistsError: there is something at ``folder`` already.
+            FileExistsError: there is something at ``folder`` already, and no ``force``, or
+                something that is no comparison's.
             OSError: the folder cannot be written.
         """
-        with new_folder(folder, force=force) as temporary:
+        with new_folder(folder, force=force, kind="diff") as temporary:
             self.sheet().save(temporary / "diff.png")
             (temporary / "run.json").write_bytes(to_json(self.to_dict()))
         return Path(folder)

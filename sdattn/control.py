@@ -15,9 +15,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .layers import AttentionLayer, Denoiser, find_denoiser, find_layers, is_unet
+from .attachment import refuse_broken_step, unet_layers
+from .attention.processor import Controller, TorchAttnProcessor
+from .layers import AttentionLayer, Denoiser
 from .maps import CaptureError, CaptureWarning
-from .processors import Controller, TorchAttnProcessor, innermost
+from .processors import innermost
+from .store import AttentionStore
 
 
 def register_attention_control(target: Any, controller: Controller | None) -> ControlHandle:
@@ -47,16 +50,7 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
             torch attention would leave out.
         RuntimeError: a controller is registered in a ``with`` block that is still open.
     """
-    denoiser = find_denoiser(target)
-    layers = find_layers(denoiser.model)
-    strange = sorted({layer.kind for layer in layers} - {"cross", "self"})
-    if strange or not is_unet(denoiser.model):
-        raise TypeError(
-            f"A {type(denoiser.model).__name__} is no UNet of Stable Diffusion, or has "
-            f"{' and '.join(strange) or 'other'} attention in other places, which the "
-            "controllers of prompt-to-prompt do not know. Pass a UNet of SD 1.x, 2.x or SDXL, or "
-            "its pipeline."
-        )
+    denoiser, layers = unet_layers(target)
     former = getattr(innermost(layers[0].module.processor), "handle", None)
     if former is not None:
         former.supersede()
@@ -184,14 +178,9 @@ class ControlHandle:
     ) -> None:
         """The forward pre-hook of the model: refuse what the controller would not see whole."""
         self._passes += 1
-        self._check_batch(len(args[0] if args else kwargs["sample"]))
-        begun = getattr(self.controller, "cur_att_layer", 0)
-        if begun not in (0, getattr(self.controller, "num_uncond_att_layers", 0)):
-            raise RuntimeError(
-                f"The {type(self.controller).__name__} is in the middle of a step: {begun} layers "
-                "have called, and the model starts anew. After a run that was broken off, reset() "
-                "the controller."
-            )
+        sample = args[0] if args else kwargs["sample"]
+        self._check_batch(len(sample))
+        refuse_broken_step(self.controller)
         for layer, ours in zip(self._layers, self._ours, strict=True):
             if (processor := innermost(layer.module.processor)) is not ours:
                 raise CaptureError(
@@ -199,6 +188,9 @@ class ControlHandle:
                     f"so the {type(self.controller).__name__} would miss this layer and lose count "
                     "of the steps. Register the controller after whatever sets processors."
                 )
+        if isinstance(self.controller, AttentionStore) and self.controller.attachment is None:
+            size = tuple(sample.shape[-2:])
+            self.controller.begin_pass(len(sample), size, self._denoiser.levels)
 
     def _check_batch(self, batch: int) -> None:
         """Whether the controller and the run agree on guidance, and on the number of prompts."""
@@ -208,7 +200,8 @@ class ControlHandle:
             guided = self._denoiser.pipeline.do_classifier_free_guidance
         except AttributeError:
             guided = None
-        if guidance == "batch" and (batch % 2 or guided is False):
+        attached = getattr(self.controller, "attachment", None)
+        if guidance == "batch" and attached is None and (batch % 2 or guided is False):
             raise ValueError(
                 "The controller leaves out the first half of the batch as unconditional, and this "
                 f"run, in a batch of {batch}, has no guidance. Set guidance_scale above 1, or make "

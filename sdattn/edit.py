@@ -46,7 +46,7 @@ from .pipelines import (
     model_passes,
 )
 from .prompts import read_prompts
-from .running import checked_options
+from .running import checked_options, checked_seeds, one_at_a_time
 from .runs import Run
 from .sampling import sample
 from .tokens import Prompt
@@ -104,7 +104,7 @@ class EditRun(Run):
         names = ["source", *(f"target-{i}" for i in range(1, len(self.images)))]
         if len(names) == 2:
             names[1] = "target"
-        with new_folder(folder, force=force) as temporary:
+        with new_folder(folder, force=force, kind="edit") as temporary:
             for i, name in enumerate(names):
                 self.save_image(i, temporary / name)
             self.side_by_side().save(temporary / "edit.png")
@@ -116,6 +116,7 @@ class EditRun(Run):
         return [Path(folder)]
 
 
+@one_at_a_time
 def edit(
     pipe: Any,
     source: str,
@@ -171,7 +172,7 @@ def edit(
         if inversion:
             options["latents"] = inversion.noise.repeat(len(read), 1, 1, 1)
         with register_attention_control(pipe, plan.control):
-            run = sample(pipe, read, [seed] * len(read), options)
+            run = sample(pipe, read, checked_seeds(seed) * len(read), options)
     if inversion:
         plan.settings["reconstruction_psnr"] = min(psnr(inversion.image, run.images[0]), 99.0)
         for one in run.info:

@@ -25,7 +25,7 @@ from .pictures import encode, fit
 from .pipelines import check_text_to_image
 from .presets import Preset, preset_of
 from .prompts import read_prompts
-from .running import checked_options
+from .running import checked_options, checked_seeds, one_at_a_time
 from .runs import Run
 from .sampling import sample
 from .selections import is_span
@@ -54,6 +54,7 @@ _DECIDED = {
 }
 
 
+@one_at_a_time
 def explain(
     pipe: Any,
     image: Image.Image | Sequence[Image.Image],
@@ -117,7 +118,7 @@ def explain(
         chosen = replace(chosen, steps="mean")
     watch = checked_capture(capture_options or {}, words, read, ("conditional",))
     settings = capture_settings(pipe, chosen, read, options, watch)
-    seeds = [seed + i for i in range(len(read))]
+    seeds = checked_seeds(seed, len(read))
     way = _replayed(pipe, images, read, options) if invert else _noised(pipe, images, seeds, places)
     with way as start:
         run = sample(pipe, read, seeds, {**options, **start}, settings, preset=chosen, ask=ask)

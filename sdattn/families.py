@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .chunks import read_chunks
-from .tokenizing import PAD, Token, filled, with_vectors
+from .tokenizing import NO_LIMIT, PAD, Token, filled, with_vectors
 from .tokens import Prompt, join_prompts, read_source
 from .words import Source
 
@@ -111,6 +111,12 @@ def _clip(call: PipelineCall, texts: list[str]) -> list[Prompt]:
 
 def _clip_columns(call: PipelineCall, tokenizer: Any, text: str) -> Prompt:
     source, most = call.source(tokenizer, text), tokenizer.model_max_length
+    if most >= NO_LIMIT:
+        raise ValueError(
+            f"The {type(tokenizer).__name__} has no model_max_length, to which CLIP's prompts are "
+            "filled up. Get the folder of the model's tokenizer again, tokenizer_config.json above "
+            "all, or set tokenizer.model_max_length."
+        )
     if call.columns is None or call.columns == most:
         return read_source(tokenizer, source, **filled(most))
     return read_chunks(tokenizer, source, call.columns, call.split)

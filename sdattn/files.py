@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from .imagerun import ImageRun
-from .packing import USUAL, file_name, pack_run
+from .packing import USUAL, file_name, pack_run, sealed, sha256
+from .runinfo import read_info
+from .targets import (
+    Kind,
+    at_work,
+    check_apart,
+    check_target,
+    check_writable,
+    run_around,
+    working_name,
+)
 from .unpacking import READ, unpack_run
 
 __all__ = [
     "SavedRun",
+    "add_files",
+    "check_apart",
     "check_target",
+    "check_writable",
     "file_name",
+    "inside",
     "load_run",
     "new_folder",
+    "run_around",
     "save_run",
     "saved_run",
     "write_files",
@@ -46,13 +60,14 @@ def save_run(
 
     Args:
         folder: must not exist yet, unless ``force``.
-        force: replace a run folder that is there already.
+        force: replace a run's folder that is there already, if it holds nothing else.
 
     Returns:
         The folder.
 
     Raises:
-        FileExistsError: there is something at ``folder`` already.
+        FileExistsError: there is something at ``folder`` already, and no ``force``, or something
+            that is no run's.
         OSError: the folder cannot be written.
     """
     with new_folder(folder, force=force) as temporary:
@@ -60,13 +75,61 @@ def save_run(
     return Path(folder)
 
 
+def inside(folder: Path, place: str) -> Path:
+    """The path of a place in a folder that someone else may have made: nothing outside is reached.
+
+    Args:
+        folder: may be reached through a link itself.
+        place: relative, with ``/`` between its parts, as ``run.json`` and ``metadata.jsonl`` name
+            files. It need not exist.
+
+    Raises:
+        ValueError: the place is absolute or goes up, or it, or a folder on the way to it, is a
+            link.
+    """
+    parts = PurePosixPath(place).parts
+    elsewhere = PurePosixPath(place).is_absolute() or PureWindowsPath(place).anchor
+    if elsewhere or not parts or ".." in PureWindowsPath(place).parts or "\0" in place:
+        raise ValueError(
+            f"{folder} names {place!r}, which is no place inside it. Nothing else is opened: the "
+            "folder is damaged or not what it says."
+        )
+    path = folder
+    for part in parts:
+        path = path / part
+        if path.is_symlink():
+            raise ValueError(
+                f"{path} is a link, and links in a run's folder are not followed. Put what it "
+                "stands for in its place: cp -rL copies a folder so."
+            )
+    return path
+
+
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files at their paths below ``folder``; those that are there are replaced."""
-    for name, data in files.items():
-        path = folder / name
+    """Write files at their paths below ``folder``; those that are there are replaced.
+
+    Raises:
+        ValueError: one of them, or a folder on the way, is a link, see :func:`inside`; then none
+            is written.
+        OSError: one cannot be written.
+    """
+    paths = {name: inside(folder, name) for name in files}
+    for name, path in paths.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # it may be linked from another run: see merge()
-        path.write_bytes(data)
+        path.write_bytes(files[name])
+
+
+def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files into a run's folder and have its ``run.json`` tell of them.
+
+    Raises as :func:`write_files` does, and where ``run.json`` is none.
+    """
+    info = read_info({"run.json": inside(folder, "run.json").read_bytes()}, str(folder))
+    write_files(folder, files)
+    digests = {name: sha256(data) for name, data in files.items()}
+    info["files"] = {**info["files"], **digests}
+    write_whole(folder / "run.json", [sealed(info)])
 
 
 def write_whole(path: Path, parts: Iterable[bytes], temporary: Path | None = None) -> None:
@@ -98,10 +161,11 @@ def load_run(folder: str | Path) -> SavedRun:
 
     Raises:
         FileNotFoundError: no such folder, or a part of it is missing.
-        ValueError: it is no run of sdattn, or a part is not what the run wrote.
+        ValueError: it is no run of sdattn, a part is not what the run wrote, or it is a link.
     """
     folder = Path(folder)
-    files = {name: (folder / name).read_bytes() for name in READ if (folder / name).is_file()}
+    paths = {name: inside(folder, name) for name in READ}
+    files = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
     return saved_run(files, folder, str(folder))
 
 
@@ -110,51 +174,32 @@ def saved_run(files: Mapping[str, bytes], folder: Path, where: str) -> SavedRun:
     return SavedRun(**vars(unpack_run(files, where)), folder=folder)
 
 
-def check_target(folder: str | Path, *, force: bool = False) -> None:
-    """Raise now what :func:`new_folder` would raise after the work is done."""
-    folder = Path(folder)
-    if folder.exists() or folder.is_symlink():
-        if not force:
-            raise FileExistsError(f"{folder} exists already. Choose another --out, or --force.")
-        if not (folder / "run.json").is_file():
-            raise FileExistsError(
-                f"{folder} exists and is no run's folder, so it is not replaced. Choose another "
-                "--out, or remove it yourself."
-            )
-    check_writable(folder.parent)
-
-
-def check_writable(folder: Path) -> None:
-    """Make a folder where there is none, and raise if nothing can be written into it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise OSError(f"Cannot write to {folder}: {error.strerror}.") from error
-
-
 @contextmanager
-def new_folder(folder: str | Path, *, force: bool = False) -> Iterator[Path]:
+def new_folder(folder: str | Path, *, force: bool = False, kind: Kind = "run") -> Iterator[Path]:
     """A temporary folder beside ``folder`` that takes its place when the block ends well.
 
-    Whatever ends the block otherwise, Ctrl-C too, leaves nothing behind. What is at ``folder``
-    afterwards is on the disk, also if the machine then loses its power.
+    Whatever ends the block otherwise, Ctrl-C too, leaves nothing behind; what is left by a kill is
+    cleared when the next folder is made at this place. What is at ``folder`` afterwards is on the
+    disk, also if the machine then loses its power. Raises as
+    :func:`sdattn.targets.check_target` does.
     """
-    check_target(folder, force=force)
+    check_target(folder, force=force, kind=kind)
     folder = Path(folder)
-    mark = f"{folder.name[:40]}.{uuid.uuid4().hex[:8]}"
-    temporary, old = folder.parent / f".{mark}.tmp", folder.parent / f".{mark}.old"
-    temporary.mkdir()
-    try:
-        yield temporary
-        flush_tree(temporary)
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(temporary, folder)
-        flush(folder.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    name = working_name(folder)
+    temporary, old = folder.parent / f"{name}.tmp", folder.parent / f"{name}.old"
+    with at_work(temporary):
+        try:
+            yield temporary
+            flush_tree(temporary)
+            if force and folder.exists():
+                os.rename(folder, old)
+            os.rename(temporary, folder)
+            flush(folder.parent)
+        finally:
+            if old.exists() and not folder.exists():
+                os.rename(old, folder)
+            shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def flush_tree(folder: Path) -> None:

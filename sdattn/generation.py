@@ -11,7 +11,7 @@ from .heatmap import Heatmap
 from .pipelines import is_demo
 from .presets import Preset, preset_of
 from .prompts import read_prompts
-from .running import checked_options, options_of_image
+from .running import checked_options, checked_seeds, one_at_a_time, options_of_image
 from .runs import Run
 from .sampling import read_negative, sample
 from .scenes import unlearnt
@@ -20,6 +20,7 @@ from .watching import capture_settings, checked_capture
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
 
 
+@one_at_a_time
 def generate(
     pipe: Any,
     prompt: str | Sequence[str],
@@ -39,8 +40,8 @@ def generate(
         pipe: a pipeline that :func:`sdattn.capture` and :func:`sdattn.read_prompts` know. The
             frames of a video are images.
         prompt: one prompt or several.
-        seed: of the first image; the next image has the next seed. Noise is drawn on the CPU, so
-            that it does not depend on the device.
+        seed: of the first image, from 0 to 2**63 - 1; the next image has the next seed. Noise is
+            drawn on the CPU, so that it does not depend on the device.
         words: keep the maps of these words and phrases only.
         preset: of :data:`sdattn.presets.PRESETS`, or one of your own. What it reads is captured:
             by default the mean over the second half of the steps.
@@ -61,8 +62,10 @@ def generate(
         Run: images and heatmaps, ``num_images_per_prompt`` for each prompt, in order.
 
     Raises:
-        ValueError: an empty prompt, a size or a number of steps that cannot be, capture options
-            that the preset cannot do with.
+        ValueError: no prompt, one that is empty or too long, a seed, a size or a number of steps or
+            images that cannot be, capture options that the preset cannot do with. A
+            :class:`sdattn.finite.NotFiniteError`, which is one too, where a picture or a map came
+            out as NaN or infinity.
         KeyError: a word that is in none of the prompts.
         TypeError: a model that cannot be refined, asked, or have words knocked out.
 
@@ -70,6 +73,8 @@ def generate(
     """
     options = checked_options(pipe, options)
     read = read_prompts(pipe, prompt, **options)
+    if not read:
+        raise ValueError(f"prompt={prompt!r}: there is none. Pass a text, or a list of some.")
     chosen = preset_of(preset, refine)
     watch = checked_capture(capture_options or {}, words, read)
     if watch.get("branch") == "both":
@@ -77,9 +82,9 @@ def generate(
             raise ValueError("branch='both' shows the words of a negative prompt. Pass one.")
         read_negative(pipe, options, len(read))
     settings = capture_settings(pipe, chosen, read, options, watch)
+    seeds = checked_seeds(seed, len(read) * (options.get("num_images_per_prompt") or 1))
     if is_demo(pipe) and (told := unlearnt(word.text for one in read for word in one.words)):
-        warnings.warn(told, stacklevel=2)
-    seeds = [seed + i for i in range(len(read) * options.get("num_images_per_prompt", 1))]
+        warnings.warn(told, stacklevel=3)
     alone = [
         options_of_image(options, i, images=len(seeds), prompts=len(read))
         for i in range(len(seeds))
@@ -93,7 +98,7 @@ def generate(
         try:
             run.causal_heatmaps = _causes(pipe, run, seeds, words, alone)
         except Exception as error:  # the pictures and their maps are there
-            warnings.warn(f"There are no causal maps: {error}", stacklevel=2)
+            warnings.warn(f"There are no causal maps: {error}", stacklevel=3)
     return run
 
 

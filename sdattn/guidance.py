@@ -8,6 +8,7 @@ up here, never guessed from the batch.
 import functools
 import inspect
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, Literal, cast
 
 Branch = Literal["conditional", "unconditional"]
@@ -136,6 +137,7 @@ class GuidanceWatch:
         self._step: Any = None
         self._calls = 0  # within this step
         self._told: bool | None = None
+        self._thread = get_ident()
         self._listening = bool(names.intersection(NEGATIVE_FIRST_UNTOLD))
         if self._listening:
             _listeners(pipeline).append(self._hear)
@@ -169,7 +171,8 @@ class GuidanceWatch:
         return ("unconditional",) if again else ("conditional",)
 
     def _hear(self, guided: bool) -> None:
-        self._told = guided
+        if get_ident() == self._thread:  # not of a run in another one
+            self._told = guided
 
     def close(self) -> None:
         """Stop listening."""

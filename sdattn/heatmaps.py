@@ -16,13 +16,17 @@ from torch import Tensor
 
 from .aggregation import aggregate, contrast
 from .chunks import read_long_prompt
+from .folded import Folded, FoldedMaps, Steps, folded_maps
 from .heatmap import Heatmap
 from .layermaps import LayerMaps, layer_maps
 from .maps import MapStore
 from .masks import label_map, smooth
 from .presets import PRESETS, Preset, preset_of
 from .prompts import read_prompts
+from .store import AttentionStore
 from .tokens import Prompt, Token, read_prompt
+
+Source = MapStore | FoldedMaps
 
 
 class Heatmaps(Mapping[str, Heatmap]):
@@ -100,7 +104,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         return self._of(self.prompt.tokens[column].text, (column,))
 
     def __getitem__(self, key: str | int) -> Heatmap:
-        if isinstance(key, int):
+        if not isinstance(key, str):
             return self.token(key)
         found = self.find(key)
         columns = {column for one in found for column in one.columns}
@@ -183,15 +187,17 @@ class Heatmaps(Mapping[str, Heatmap]):
 
 
 def heatmaps(
-    store: MapStore,
+    store: MapStore | Folded,
     tokenizer: Any,
     prompt: str | Mapping[str, Sequence[int]] | Prompt | Sequence[Any],
     *,
     preset: str | Preset = "default",
     refine: Literal["self"] | None = None,
+    latent_size: tuple[int, int] | None = None,
+    steps: Steps | None = None,
     **options: Any,
 ) -> list[Heatmaps]:
-    """The heatmaps of each image of a captured run.
+    """The heatmaps of each image of a run, of the maps that were captured or stored.
 
     The layers that the preset reads are averaged over steps and heads, brought to the finest grid
     among them (bilinear, which keeps the columns' sum) and averaged. The default preset reads the
@@ -200,7 +206,9 @@ def heatmaps(
     ``capture(steps=(0.5, 1.0))``, which is what :func:`sdattn.generate` keeps.
 
     Args:
-        store: what ``capture()`` gave.
+        store: what ``capture()`` gave; or an :class:`sdattn.AttentionStore`, a dictionary of its,
+            a list of maps or one map, ``[images*heads, queries, tokens]``, probabilities of the
+            prompts' rows, whose images are as many as the prompts.
         tokenizer: the pipeline; or its tokenizer, where the text is that tokenizer's alone (Stable
             Diffusion 1, 2 and XL).
         prompt: the prompt, or one a prompt of the run, in its order. With several images a prompt
@@ -210,6 +218,12 @@ def heatmaps(
         preset: of :data:`sdattn.presets.PRESETS`, by name, or one of your own.
         refine: ``"self"`` spreads each map along the picture's self-attention, which the store must
             hold, see :mod:`sdattn.refinement`.
+        latent_size: (rows, cols) of the latent, where maps do not know it: the picture's height
+            and width divided by the VAE's scale factor. An attached store knows.
+        steps: of an ``AttentionStore``: ``"mean"`` over its steps, the default; ``"last"``, the
+            default of presets that read the last alone; of those kept one by one
+            (``keep_steps=True``) a number or a part of the run. What ``capture()`` gave has its
+            steps already.
         options: of the pipeline's call that change what the text encoder reads, see
             :func:`sdattn.read_prompts`.
 
@@ -218,11 +232,36 @@ def heatmaps(
 
     Raises:
         CaptureError: the store holds no layer that sees the text, or not what the preset reads.
-        ValueError: an unknown preset; the number of prompts does not fit the number of images, or
-            the number of token columns the tokenizer.
+        RuntimeError: no step of the store has finished.
+        TypeError: what was given in place of a store is none of these.
+        ValueError: an unknown preset; the latent's size is not known; the number of prompts
+            does not fit the number of images, or the number of token columns the tokenizer.
     """
     chosen = preset_of(preset, refine)
     prompts = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt or [])
+    if isinstance(store, MapStore):
+        _refuse_for_captured(latent_size=latent_size, steps=steps)
+        read = _prompts(store, tokenizer, prompts, options)
+        return heatmaps_of(store, layer_maps(store, chosen), chosen, read)
+    if steps is None and chosen.steps == "last" and isinstance(store, AttentionStore):
+        steps = "last"
+    folded = folded_maps(store, len(prompts), latent_size, steps)
+    read = _prompts(folded, tokenizer, prompts, options)
+    return heatmaps_of(folded, folded.layer_maps(chosen), chosen, read)
+
+
+def _refuse_for_captured(**options: Any) -> None:
+    if given := [name for name, value in options.items() if value is not None]:
+        raise ValueError(
+            f"{' and '.join(given)}: what capture() gave has a size and steps of its own. Choose "
+            "them there, capture(steps=...), and leave them out here."
+        )
+
+
+def _prompts(
+    store: Source, tokenizer: Any, prompts: list[Any], options: Mapping[str, Any]
+) -> list[Prompt]:
+    """The prompts as they were read for the branch of their images."""
     each = _images_each(store, len(prompts))
     branches = store.branches[::each]
     read: list[Prompt | None] = [None] * len(prompts)
@@ -232,12 +271,11 @@ def heatmaps(
         negative = branch == "unconditional"
         for i, one in zip(places, _read(store, tokenizer, texts, negative, options), strict=True):
             read[i] = one
-    checked = [one for one in read if one is not None]
-    return heatmaps_of(store, layer_maps(store, chosen), chosen, checked)
+    return [one for one in read if one is not None]
 
 
 def _read(
-    store: MapStore, tokenizer: Any, texts: list[Any], negative: bool, options: Mapping[str, Any]
+    store: Source, tokenizer: Any, texts: list[Any], negative: bool, options: Mapping[str, Any]
 ) -> list[Prompt]:
     columns = store.n_text or 0
     is_tokenizer = hasattr(tokenizer, "convert_ids_to_tokens")
@@ -251,7 +289,7 @@ def _read(
     return [read_prompt(tokenizer, one, max_length=length) for one in texts]
 
 
-def _images_each(store: MapStore, prompts: int) -> int:
+def _images_each(store: Source, prompts: int) -> int:
     each, rest = divmod(store.images, max(prompts, 1))
     if rest or not each or not prompts:
         raise ValueError(
@@ -262,7 +300,7 @@ def _images_each(store: MapStore, prompts: int) -> int:
 
 
 def heatmaps_of(
-    store: MapStore, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
+    store: Source, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
 ) -> list[Heatmaps]:
     """:func:`heatmaps` of a store's layers, averaged, and of prompts that have been read.
 

@@ -27,6 +27,7 @@ from .nulltext import guided_rows, optimise, replaced_rows
 from .pictures import encode, fit
 from .pipelines import check_text_to_image
 from .prompts import read_prompts
+from .running import one_at_a_time
 
 Kwargs = dict[str, Any]
 
@@ -108,6 +109,7 @@ class Inversion:
             )
 
 
+@one_at_a_time
 @torch.inference_mode(False)
 def invert(
     pipe: Any,
@@ -194,9 +196,10 @@ def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
 
     def keep(_: Any, step: int, timestep: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if not tensors["latents"].isfinite().all():
+            other = "" if pipe.unet.dtype == torch.float32 else "float32, or "
             raise RuntimeError(
                 f"The latents stopped being finite in step {step}, at timestep {int(timestep)}. "
-                "Use float32, or a noise schedule and prediction type whose steps can be inverted."
+                f"Use {other}a noise schedule and prediction type whose steps can be inverted."
             )
         trajectory.append(tensors["latents"])
         return tensors

@@ -14,9 +14,12 @@ import fnmatch
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
-from .attention import level_grids
+from torch import nn
+
+from .attention import MultiHeadAttention, level_grids
 
 Place = Literal["down", "mid", "up", "double", "single", "block"]
 Kind = Literal["cross", "joint", "self", "temporal", "linear"]
@@ -24,33 +27,65 @@ PLACES: tuple[Place, ...] = ("down", "mid", "up")  # of a UNet
 KINDS: tuple[Kind, ...] = ("cross", "joint", "self")  # those that can be captured
 TEXT_KINDS: tuple[Kind, ...] = ("cross", "joint")  # those with a column for each token of the text
 
-# The transformers that are known: where their attention layers are, and of what place and kind.
-TRANSFORMERS: dict[str, dict[str, tuple[Place, Kind]]] = {
-    "SD3Transformer2DModel": {
-        "transformer_blocks.*.attn": ("double", "joint"),
-        "transformer_blocks.*.attn2": ("double", "self"),
-    },
-    "FluxTransformer2DModel": {
-        "transformer_blocks.*.attn": ("double", "joint"),
-        "single_transformer_blocks.*.attn": ("single", "joint"),
-    },
-    "Flux2Transformer2DModel": {
-        "transformer_blocks.*.attn": ("double", "joint"),
-        "single_transformer_blocks.*.attn": ("single", "joint"),
-    },
-    "QwenImageTransformer2DModel": {"transformer_blocks.*.attn": ("double", "joint")},
-    "PixArtTransformer2DModel": {
-        "transformer_blocks.*.attn1": ("block", "self"),
-        "transformer_blocks.*.attn2": ("block", "cross"),
-    },
-    "SanaTransformer2DModel": {
-        "transformer_blocks.*.attn1": ("block", "linear"),
-        "transformer_blocks.*.attn2": ("block", "cross"),
-    },
+
+@dataclass(frozen=True)
+class Transformer:
+    """What is known of a family of transformers.
+
+    Attributes:
+        layers: where its attention layers are, and of what place and kind.
+        joined: in which order its joint attention joins text and picture (reference pictures follow
+            the one that is made); None where none is joint. No family has an order by default.
+    """
+
+    layers: dict[str, tuple[Place, Kind]]
+    joined: Literal["text first", "picture first"] | None
+
+
+TRANSFORMERS: dict[str, Transformer] = {
+    "SD3Transformer2DModel": Transformer(
+        {
+            "transformer_blocks.*.attn": ("double", "joint"),
+            "transformer_blocks.*.attn2": ("double", "self"),
+        },
+        joined="picture first",
+    ),
+    "FluxTransformer2DModel": Transformer(
+        {
+            "transformer_blocks.*.attn": ("double", "joint"),
+            "single_transformer_blocks.*.attn": ("single", "joint"),
+        },
+        joined="text first",
+    ),
+    "Flux2Transformer2DModel": Transformer(
+        {
+            "transformer_blocks.*.attn": ("double", "joint"),
+            "single_transformer_blocks.*.attn": ("single", "joint"),
+        },
+        joined="text first",
+    ),
+    "QwenImageTransformer2DModel": Transformer(
+        {"transformer_blocks.*.attn": ("double", "joint")}, joined="text first"
+    ),
+    "PixArtTransformer2DModel": Transformer(
+        {
+            "transformer_blocks.*.attn1": ("block", "self"),
+            "transformer_blocks.*.attn2": ("block", "cross"),
+        },
+        joined=None,
+    ),
+    "SanaTransformer2DModel": Transformer(
+        {
+            "transformer_blocks.*.attn1": ("block", "linear"),
+            "transformer_blocks.*.attn2": ("block", "cross"),
+        },
+        joined=None,
+    ),
 }
 SUPPORTED = (
     "UNets with self- and cross-attention in down, mid and up blocks (SD 1.x, 2.x, SDXL, "
-    "AnimateDiff) and " + ", ".join(TRANSFORMERS)
+    "AnimateDiff), " + ", ".join(TRANSFORMERS) + ", and models of one's own whose attention is all "
+    "sdattn.attention.MultiHeadAttention"
 )
 
 
@@ -104,13 +139,52 @@ class Denoiser:
 
 def is_unet(model: Any) -> bool:
     """Whether a denoiser is a UNet, with resolutions and down, mid and up blocks."""
-    return hasattr(model, "down_blocks")
+    return hasattr(model, "down_blocks") and _lists_processors(model)
+
+
+def _lists_processors(model: Any) -> bool:
+    # asked of the class, since the property walks through the whole model
+    return hasattr(type(unwrapped(model)), "attn_processors")
+
+
+def is_own(model: Any) -> bool:
+    """Whether a model is somebody's own, its attention all of :class:`MultiHeadAttention`."""
+    if not isinstance(model, nn.Module) or _lists_processors(model):
+        return False
+    attention = [one for one in model.modules() if hasattr(one, "to_q")]
+    return bool(attention) and all(isinstance(one, MultiHeadAttention) for one in attention)
 
 
 def family(model: Any) -> str:
     """The class name of a known transformer, found among the model's classes; ``""`` if none."""
     names = [cls.__name__ for cls in type(unwrapped(model)).__mro__]
     return next((name for name in names if name in TRANSFORMERS), "")
+
+
+def joint_spans(model: Any, cells: int, n_text: int) -> tuple[slice, slice]:
+    """In the joint attention of a transformer, where the picture's ``cells`` and the text's
+    ``n_text`` tokens are.
+
+    Raises:
+        TypeError: that is not known of this model: another class that only bears the name of a
+            known one, or a subclass with a ``forward`` of its own.
+    """
+    kind: Any = type(unwrapped(model))
+    known = family(model)
+    joined = TRANSFORMERS[known].joined if known else None
+    base = next((cls for cls in kind.__mro__ if cls.__name__ == known), kind)
+    same = base.__module__.startswith("diffusers.") and kind.forward is base.forward
+    if joined is None or not same:
+        raise TypeError(
+            f"A {kind.__name__} ({kind.__module__}) has a forward that is not diffusers' own, so "
+            "whether its joint attention has the text or the picture first is not known. Supported "
+            "are these classes of diffusers, and subclasses that leave forward to them: "
+            + ", ".join(name for name, one in TRANSFORMERS.items() if one.joined)
+            + "."
+        )
+    if joined == "text first":
+        return slice(n_text, n_text + cells), slice(0, n_text)
+    return slice(0, cells), slice(cells, cells + n_text)
 
 
 def unwrapped(model: Any) -> Any:
@@ -124,6 +198,8 @@ def find_denoiser(target: Any) -> Denoiser:
     Raises:
         TypeError: ``target`` holds no model that is known.
     """
+    if is_own(unwrapped(target)):
+        return Denoiser(target, None)
     held = [getattr(target, name, None) for name in ("unet", "transformer")]
     model = next((one for one in held if one is not None), None)
     pipeline = target
@@ -140,17 +216,29 @@ def find_denoiser(target: Any) -> Denoiser:
 
 def find_layers(model: Any) -> list[AttentionLayer]:
     """Every attention layer in the order in which they run: in a UNet down, mid, up, and ``attn1``
-    before ``attn2`` in a block; in a transformer the double-stream blocks before the single ones.
+    before ``attn2`` in a block; in a transformer the double-stream blocks before the single ones;
+    of a model of one's own in the order in which it was put together.
 
     Raises:
         TypeError: a layer of a kind that is not known, by name.
     """
+    if is_own(unwrapped(model)):
+        return _own_layers(unwrapped(model))
     describe = _describe_unet if is_unet(model) else _describe_transformer
     names = [name.removesuffix(".processor") for name in unwrapped(model).attn_processors]
     found = [describe(model, name) for name in names]
     if is_unet(model):
         found.sort(key=lambda layer: PLACES.index(layer.place))
     return found
+
+
+def _own_layers(model: nn.Module) -> list[AttentionLayer]:
+    found = [pair for pair in model.named_modules() if isinstance(pair[1], MultiHeadAttention)]
+    kinds: list[Kind] = ["cross" if one.is_cross_attention else "self" for _, one in found]
+    return [
+        AttentionLayer(name, "block", kind, 0, module.heads, module)
+        for kind, (name, module) in zip(kinds, found, strict=True)
+    ]
 
 
 def _describe_unet(model: Any, name: str) -> AttentionLayer:
@@ -170,7 +258,7 @@ def _describe_unet(model: Any, name: str) -> AttentionLayer:
 
 def _describe_transformer(model: Any, name: str) -> AttentionLayer:
     module: Any = unwrapped(model).get_submodule(name)
-    for pattern, (place, kind) in TRANSFORMERS[family(model)].items():
+    for pattern, (place, kind) in TRANSFORMERS[family(model)].layers.items():
         if fnmatch.fnmatchcase(name, pattern):
             return AttentionLayer(name, place, kind, 0, module.heads, module)
     raise TypeError(_unknown(name, module))
@@ -214,8 +302,10 @@ def select_layers(
             raise ValueError(_nothing_fits("the predicate", candidates, latent_size))
         return chosen
     choices = _as_choices(layers)
-    if not choices:
+    if layers is None:
         chosen = candidates
+    elif not choices:
+        raise ValueError(f"layers={layers!r} names no layer. Pass None for all of them.")
     for choice in choices:
         if not any(_fits(layer, choice, latent_size) for layer in candidates):
             raise ValueError(_nothing_fits(repr(choice), candidates, latent_size))
@@ -238,9 +328,9 @@ def _as_choices(layers: Any) -> list[LayerChoice]:
     is_grid = (
         isinstance(layers, tuple)
         and len(layers) == 2
-        and all(isinstance(side, int) for side in layers)
+        and all(isinstance(side, Integral) for side in layers)
     )
-    if isinstance(layers, (str, int)) or is_grid:
+    if isinstance(layers, (str, Integral)) or is_grid:
         return [layers]
     return list(layers)
 
@@ -251,7 +341,7 @@ def _fits(layer: AttentionLayer, choice: LayerChoice, latent_size: tuple[int, in
     if latent_size is None:
         return True
     grid = layer.grid(latent_size)
-    return min(grid) == choice if isinstance(choice, int) else grid == tuple(choice)
+    return grid == tuple(choice) if isinstance(choice, tuple) else min(grid) == choice
 
 
 def _nothing_fits(

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -14,7 +15,14 @@ from .attended import Attended
 from .attention import query_grid
 from .guidance import Branch
 from .layers import AttentionLayer
-from .selections import Selection, check_selection, is_span, is_summed, sum_dtype
+from .selections import (
+    Selection,
+    check_selection,
+    is_span,
+    is_summed,
+    plain_selection,
+    sum_dtype,
+)
 
 
 class CaptureError(RuntimeError):
@@ -31,18 +39,18 @@ class Pass:
 
     Attributes:
         timestep: the timestep the model was called with (its first, if rows differ).
-        latent_size: (rows, cols) of the latent.
+        latent_size: (rows, cols) of the latent; None where queries are a mere sequence.
         batch: rows in the batch.
         layout: the chunks that guidance makes of the batch, in order.
         rows: the rows that are kept, one an image.
         branches: the guidance branch of each of them.
-        n_text: token columns of the text.
+        n_text: token columns of the text; 0 where only the layers will say.
         position: where in the run it is, in [0, 1]: the middle of its part of the schedule; None
             where no schedule is known.
     """
 
     timestep: float
-    latent_size: tuple[int, int]
+    latent_size: tuple[int, int] | None
     batch: int
     layout: tuple[Branch | None, ...]
     rows: Tensor
@@ -105,13 +113,18 @@ class MapStore:
         check_selection("heads", heads)
         if among is not None and (isinstance(among, str) or not among or not all(among)):
             raise ValueError(f"among={among!r}: pass a list of columns, not empty, for each image.")
-        whole = tokens is None or all(isinstance(token, int) for token in tokens)
+        if not dtype.is_floating_point:
+            raise ValueError(
+                f"dtype={dtype}: maps are shares in [0, 1], which it cannot hold. Pass a floating "
+                "dtype, torch.float16 say."
+            )
+        whole = tokens is None or all(isinstance(token, Integral) for token in tokens)
         if not whole or (tokens is not None and (not len(tokens) or min(tokens) < 0)):
             raise ValueError(f"tokens={tokens!r}: pass token columns from 0, or None for all.")
         self.layers = list(layers)
         self.levels = levels
-        self.steps, self.heads = steps, heads
-        self.tokens = None if tokens is None else tuple(tokens)
+        self.steps, self.heads = plain_selection(steps), plain_selection(heads)
+        self.tokens = None if tokens is None else tuple(map(int, tokens))
         self.among = among
         self.device, self.dtype, self.grad = device, dtype, grad
         self.passes: list[Pass] = []
@@ -140,8 +153,8 @@ class MapStore:
         return self.passes[0].branches if self.passes else ()
 
     @property
-    def latent_size(self) -> tuple[int, int]:
-        """(rows, cols) of the latent.
+    def latent_size(self) -> tuple[int, int] | None:
+        """(rows, cols) of the latent; None where queries are a mere sequence, one row each.
 
         Raises:
             CaptureError: the model has not run.
@@ -153,7 +166,7 @@ class MapStore:
     @property
     def n_text(self) -> int | None:
         """Token columns of the text, without those of image prompts; None before the model ran."""
-        return self.passes[0].n_text if self.passes else None
+        return (self.passes[0].n_text or self.n_keys) if self.passes else None
 
     @property
     def kept_passes(self) -> int:
@@ -200,7 +213,8 @@ class MapStore:
         pieces = self._pieces(layer, attended, rows)
         slot = self._slots.get(layer.name)
         if slot is None:
-            grid = query_grid(attended.cells, self.latent_size, self.levels)
+            size, cells = self.latent_size, attended.cells
+            grid = (1, cells) if size is None else query_grid(cells, size, self.levels)
             heads = attended.heads if self.heads == "mean" else 1
             slot = self._slots[layer.name] = _Slot(grid, heads)
         slot.calls += 1
@@ -303,7 +317,7 @@ class MapStore:
         if not self.passes:
             raise CaptureError(
                 f"{len(self.layers)} layers were watched, but the model was never called inside "
-                "capture(). Call the pipeline inside the with block."
+                "capture(). Call the pipeline inside the with block, in the same thread."
             )
         if len(missing) == len(self.layers):
             asked = "" if isinstance(self.steps, str) else f" in steps {self.steps}"

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from .layers import find_denoiser
-from .pipelines import find_model, needs_the_hub
+from .model_index import read_index, reading
+from .pipelines import download, find_model
 
 
 def outline(model: str | Path = "demo") -> Any | None:
@@ -41,13 +42,9 @@ def outline(model: str | Path = "demo") -> Any | None:
         FileNotFoundError, ValueError, OSError, TypeError: as :func:`sdattn.load_pipeline`. Weights
             that are missing or broken go unnoticed.
     """
-    from diffusers import DiffusionPipeline
-
     path = find_model(model)
     if path is None:
-        with needs_the_hub(f"{model!r} (there is no folder of that name)"):
-            folder = DiffusionPipeline.download(str(model), use_safetensors=True)
-            pipe = _build(Path(folder), str(model))
+        pipe = _build(download(str(model)), str(model))
     else:
         pipe = None if path.is_file() else _build(path, path)
     if pipe is not None:
@@ -58,11 +55,11 @@ def outline(model: str | Path = "demo") -> Any | None:
 def _build(folder: Path, name: str | Path) -> Any | None:
     from diffusers import DiffusionPipeline
 
-    with _silence():
-        models = _models(folder, DiffusionPipeline.load_config(folder))
+    with _silence(), reading(folder):
+        models = _models(folder, read_index(folder))
         if None in models.values():
             return None
-        pipe = DiffusionPipeline.from_pretrained(folder, **models)  # which loads all other parts
+        pipe = DiffusionPipeline.from_pretrained(folder, use_safetensors=True, **models)
         pipe.register_to_config(_name_or_path=name)
     return pipe
 

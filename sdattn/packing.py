@@ -2,7 +2,7 @@
 
 image.png  heatmaps/NN-word.png  grid.png  masks/NN-word.png  report.html  maps.safetensors
 steps.safetensors  heads.safetensors        where kept, of the words' columns
-run.json           the settings, and every file's checksum
+run.json           the settings, every file's checksum, and one of its own
 negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, grid.png and
                                maps.safetensors, [rows, cols] by word
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -30,10 +31,16 @@ from .layermaps import LayerMaps
 from .report import report
 
 FORMAT = "sdattn-run-4"
+CHECKSUM = "checksum"  # of run.json without it, its last entry
 PARTS = ("image", "overlays", "grid", "maps", "masks", "report")
 USUAL = ("image", "overlays", "grid", "maps", "report")
 MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"
 FURTHER = ("negative", "asked", "causal")
+# A file that a run's folder can have, by its path in it
+RUN_FILE = re.compile(
+    r"image\.png|report\.html|(maps|steps|heads)\.safetensors|run\.json"
+    rf"|(({'|'.join(FURTHER)})/)?(grid\.png|maps\.safetensors|(heatmaps|masks)/[^/]+\.png)"
+)
 AFFINITY = "self-attention"  # the name among the maps of what refined them
 # Drawings: about the bytes of zlib's quickest level in three quarters of its time
 _QUICK = {"compress_level": 1, "compress_type": zlib.Z_RLE}
@@ -76,8 +83,14 @@ def pack_run(run: ImageRun, parts: Collection[str] = USUAL) -> dict[str, bytes]:
     if "report" in parts:
         files["report.html"] = report(run)
     document = {**_document(run), "files": {name: sha256(data) for name, data in files.items()}}
-    files["run.json"] = to_json(document)
+    files["run.json"] = sealed(document)
     return files
+
+
+def sealed(document: Mapping[str, Any]) -> bytes:
+    """A document of a run as ``run.json``: behind all else the checksum of the rest."""
+    rest = {name: value for name, value in document.items() if name != CHECKSUM}
+    return to_json({**rest, CHECKSUM: sha256(to_json(rest))})
 
 
 def _document(run: ImageRun) -> dict[str, Any]:

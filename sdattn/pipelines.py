@@ -19,6 +19,7 @@ import torch
 
 from .guidance import GuidanceWatch
 from .layers import family, find_denoiser, find_layers, is_unet
+from .model_index import check_whole, read_index, reading
 from .prompts import read_prompts
 
 DEMO = Path(__file__).parent / "demo"
@@ -49,7 +50,8 @@ def load_pipeline(
 
     Raises:
         FileNotFoundError: no such folder or file.
-        ValueError: the folder holds no pipeline, or the file is no checkpoint that is known.
+        ValueError: the folder holds no pipeline, asks for code of its own or has pickles only, see
+            :func:`sdattn.model_index.read_index`; or the file is no checkpoint that is known.
         OSError: the hub cannot be reached or has no such model.
         TypeError: the pipeline's denoiser is none that is known.
     """
@@ -58,15 +60,18 @@ def load_pipeline(
     device = torch.device(device or best_device())
     dtype = dtype or (torch.float16 if device.type == "cuda" else torch.float32)
     path = find_model(model)
-    if path is None:
-        with needs_the_hub(f"{model!r} (there is no folder of that name)"):
-            pipe = DiffusionPipeline.from_pretrained(
-                str(model), use_safetensors=True, **_as_dtype(dtype)
-            )
-    elif path.is_file():
+    if path is not None and path.is_file():
         pipe = _load_single_file(path, dtype)
     else:
-        pipe = DiffusionPipeline.from_pretrained(path, **_as_dtype(dtype))
+        folder = path or download(str(model))
+        read_index(folder)
+        with reading(folder):
+            pipe = DiffusionPipeline.from_pretrained(
+                folder, use_safetensors=True, **_as_dtype(dtype)
+            )
+        parts = pipe.components.items()
+        check_whole(folder, {k: one for k, one in parts if isinstance(one, torch.nn.Module)})
+        pipe.register_to_config(_name_or_path=path or str(model))
     find_denoiser(pipe)
     return pipe.to(device)
 
@@ -94,6 +99,18 @@ def find_model(model: str | Path) -> Path | None:
     )
 
 
+def download(name: str) -> Path:
+    """The folder of a model of the hub, fetched where it is not there yet, without its pickles.
+
+    Raises:
+        OSError: it cannot be had, or has Python of its own to run.
+    """
+    from diffusers import DiffusionPipeline
+
+    with needs_the_hub(f"{name!r} (there is no folder of that name)"):
+        return Path(DiffusionPipeline.download(name, use_safetensors=True, trust_remote_code=False))
+
+
 def best_device() -> str:
     """``"cuda"``, ``"mps"`` or ``"cpu"``, the first that this machine has."""
     if torch.cuda.is_available():
@@ -106,6 +123,8 @@ def _load_single_file(path: Path, dtype: torch.dtype) -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
+        if path.suffix != ".safetensors":  # by which diffusers decides how to read it
+            raise SafetensorError("its name does not end in .safetensors")
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
     except SafetensorError as error:

@@ -1,7 +1,4 @@
-"""The attention processors.
-
-    ObservingProcessor     lets another processor make the output and hands on what it attended to
-    TorchAttnProcessor     computes attention itself, in pure torch, and lets a controller edit it
+"""`ObservingProcessor`: let another processor make the output, and hand on what it attended to.
 
 A processor is called by its attention layer as
 ``processor(attn, hidden_states, encoder_hidden_states, attention_mask, temb)`` with
@@ -9,20 +6,25 @@ A processor is called by its attention layer as
 None for self-attention, and gives back the shape of ``hidden_states``.
 """
 
+import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial, wraps
+from threading import get_ident
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from .attended import Attended, OfHeads, Rows
-from .attention import attention_probs, fold_heads, merge_heads, split_heads, unfold_heads
-from .sdpa import SdpaWatch, Seen, told
+from .attended import Attended, OfHeads, Rows, chosen_columns, given_probs
+from .attention import TorchAttnProcessor, attention_probs, merge_heads, split_heads
+from .attention.processor import heads_of, mask_by_head
+from .sdpa import SdpaWatch, told
+from .witness import UseWatch, is_plain, misfit, used_in
 
-Controller = Callable[[Tensor, bool, str], Tensor | None]
 Observer = Callable[[Attended], None]
+QUERY_KEY = ("to_q", "to_k", "to_kv", "to_qkv")  # projections; the last two are fused ones
 LARGE = 1 << 20  # numbers in the hidden states; in smaller layers a watch costs more than it spares
 
 
@@ -30,16 +32,24 @@ class ObservingProcessor:
     """Let ``inner`` make the output; hand the probabilities it used to ``observe``.
 
     The output is the very tensor that ``inner`` returned. A :class:`TorchAttnProcessor` shows its
-    probabilities itself, as a controller left them. Those of any other follow from its query and
-    key, which are read by forward hooks on the layer's own projections (``to_q`` and ``to_k``, or
-    the fused ``to_kv`` and ``to_qkv``) while ``inner`` runs, so they include LoRA and whatever
-    else acts on the projections. In large layers on the CPU, where the kernel that makes the output
-    tells the logsumexp as well, that takes the place of a softmax here.
+    probabilities itself, as a controller left them. Those of diffusers' plain processors follow
+    from their query and key, which are read by forward hooks on the layer's own projections
+    (``to_q`` and ``to_k``, or the fused ``to_kv`` and ``to_qkv``) while ``inner`` runs, so they
+    include LoRA and whatever else acts on the projections. In large layers on the CPU, where the
+    kernel that makes the output tells the logsumexp as well, that takes the place of a softmax
+    here. Any other processor is watched by :class:`sdattn.witness.UseWatch`: shown is what it
+    multiplied its values with, whatever it did to it before.
 
-    Where ``inner`` has weights (IP-Adapter) it is a module as well: they move with the model.
+    Where ``inner`` has weights (IP-Adapter) it is a module as well: they move with the model. Calls
+    of other threads than the one that made it go to ``inner`` unobserved.
+
+    Attributes:
+        misfit: of a processor that is not plain, the largest :func:`sdattn.witness.misfit` of its
+            calls, a tensor on their device; above 1 where what was shown did not make the output.
 
     Raises (when called):
-        RuntimeError: ``inner`` called neither of these projections, so what it used is unknown.
+        RuntimeError: what ``inner`` used is unknown: it called none of these projections, or made
+            something else of its values than any attention that was seen.
     """
 
     def __new__(cls, inner: Any, *_: Any) -> "ObservingProcessor":
@@ -51,7 +61,9 @@ class ObservingProcessor:
             nn.Module.__init__(self)
         self.inner = inner
         self.observe = observe
-        self.listeners: list[Callable[[list[Seen]], object]] = []
+        self.thread = get_ident()
+        self.listeners: list[Callable[[list[Any]], object]] = []
+        self.misfit: Tensor | None = None
 
         # diffusers reads the signature of `processor.__call__` at every call, to choose the keyword
         # arguments that it passes on, so this object has to show the signature of the inner one.
@@ -62,51 +74,54 @@ class ObservingProcessor:
         vars(call)["__signature__"] = inspect.signature(inner.__call__)
         vars(self)["__call__"] = call
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Of a model's copy: the copy is not watched."""
+        return copy.deepcopy(self.inner, memo)
+
     def __call__(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if get_ident() != self.thread:
+            return cast(Tensor, self.inner(attn, *args, **kwargs))
+        return self._observed(attn, *args, **kwargs)
+
+    def _observed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
         inner = innermost(self)
         if isinstance(inner, TorchAttnProcessor):
             return self._shown(inner, attn, *args, **kwargs)
-        return self._observed(attn, *args, **kwargs)
+        if is_plain(attn, inner):
+            return self._followed(attn, *args, **kwargs)
+        return self._witnessed(attn, *args, **kwargs)
 
-    def _shown(self, inner: "TorchAttnProcessor", attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _shown(self, inner: TorchAttnProcessor, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
         shown: list[Tensor] = []
-        inner.watchers.append(shown.append)
+
+        def watcher(probs: Tensor) -> None:
+            if get_ident() == self.thread:
+                shown.append(probs)
+
+        inner.watchers.append(watcher)
         try:
             output = self.inner(attn, *args, **kwargs)
         finally:
-            inner.watchers.remove(shown.append)
-        [probs] = shown  # [B, heads, N, T]
-
-        def of_rows(rows: Rows) -> OfHeads:
-            def of_heads(heads: slice, columns: Sequence[int] | None) -> Tensor:
-                own = probs[rows][:, heads].to(torch.float32, copy=True)  # of theirs none is kept
-                return _columns(own, columns)
-
-            return of_heads
-
-        batch, heads, cells, keys = probs.shape
-        self.observe(Attended(batch, heads, cells, keys, of_rows))
+            inner.watchers.remove(watcher)
+        if len(shown) != 1:
+            raise RuntimeError(
+                f"The processor {type(inner).__name__} showed its probabilities {len(shown)} times "
+                "in one call, so what it attended to cannot be known. Leave __call__ to "
+                "TorchAttnProcessor and edit by a controller, or leave this layer out (layers=…)."
+            )
+        self.observe(given_probs(shown[0]))  # [B, heads, N, T]
         return cast(Tensor, output)
 
-    def _observed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
-        seen: dict[str, Tensor] = {}
+    def _followed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """What a plain processor attended to, which follows from its query and key."""
         given = by_name(args, kwargs)
         images = _ImageKeys(innermost(self), given.get("encoder_hidden_states"))
-        hooks = [
-            module.register_forward_hook(partial(_keep_output, seen, name))
-            for name in ("to_q", "to_k", "to_kv", "to_qkv")
-            if (module := getattr(attn, name, None)) is not None
-        ]
-        hooks += images.hooks()
-        calls: list[Seen] = []
+        calls: list[Any] = []
         hidden = given["hidden_states"]
         watch = hidden.device.type == "cpu" and hidden.numel() >= LARGE
-        call_inner = partial(self._watched, calls) if watch else self.inner
-        try:
+        call_inner = partial(self._watched, calls, SdpaWatch) if watch else self.inner
+        with self._projected(attn, *QUERY_KEY, images=images) as seen:
             output: Tensor = call_inner(attn, *args, **kwargs)
-        finally:
-            for hook in hooks:
-                hook.remove()
         query, key = _query_and_key(seen, self.inner)
         call = told(calls, len(query), attn.heads, query.shape[1], key.shape[1])
         mask = given.get("attention_mask")
@@ -122,23 +137,102 @@ class ObservingProcessor:
         self.observe(Attended(*shape, of_rows))
         return output
 
-    def _watched(self, calls: list[Seen], attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _witnessed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """What any other processor attended to: what made its output of the values. Of a kernel
+        that is not seen, the softmax of the query and key, where that makes the same of them."""
+        events: list[Any] = []
+        arrived: list[Tensor] = []
+        with self._projected(attn, *QUERY_KEY, "to_v", arrived=arrived) as seen:
+            output = self._watched(events, UseWatch, attn, *args, **kwargs)
+        used = used_in(events, arrived[-1], attn.heads) if arrived else None
+        if used is None:
+            mask = by_name(args, kwargs).get("attention_mask")
+            used = _softmax_of(attn, seen, mask, self.inner)
+        self._check(*used[1:], *arrived)
+        self.observe(used[0])
+        return output
+
+    def _check(self, predicted: Tensor, *arrived: Tensor) -> None:
+        """Refuse what did not make the output: at the first call at once; later ones are noted, so
+        that the device need not wait."""
+        fits = len(arrived) == 1 and arrived[0].shape == predicted.shape
+        found = misfit(predicted, arrived[0]) if fits else torch.tensor(torch.inf)
+        first = self.misfit is None
+        self.misfit = found if self.misfit is None else self.misfit.fmax(found)
+        if not fits or (first and found.device.type != "meta" and found > 1):
+            raise RuntimeError(unknown_use(innermost(self)))
+
+    @contextmanager
+    def _projected(
+        self,
+        attn: Any,
+        *names: str,
+        images: "_ImageKeys | None" = None,
+        arrived: list[Tensor] | None = None,
+    ) -> Iterator[dict[str, Tensor]]:
+        """What the layer's projections give in this thread, by name; ``arrived`` takes what its
+        output projection gets."""
+        seen: dict[str, Tensor] = {}
+
+        def keep(name: str, _module: nn.Module, _args: Any, output: Tensor) -> None:
+            if get_ident() == self.thread:
+                seen.setdefault(name, output)
+
+        def arrive(_module: nn.Module, args: Any) -> None:
+            if get_ident() == self.thread and arrived is not None:
+                arrived.append(args[0])
+
+        hooks = [
+            module.register_forward_hook(partial(keep, name))
+            for name in names
+            if (module := getattr(attn, name, None)) is not None
+        ]
+        hooks += [] if images is None else images.hooks(self.thread)
+        if arrived is not None and (last := _output_projection(attn)) is not None:
+            hooks.append(last.register_forward_pre_hook(arrive))
+        try:
+            yield seen
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _watched(
+        self, calls: list[Any], kind: type[SdpaWatch], attn: Any, *args: Any, **kwargs: Any
+    ) -> Tensor:
         """The output of ``inner``; ``calls`` takes what was handed to torch's attention, which the
         innermost of nested observers sees."""
-        first = self
-        while isinstance(first.inner, ObservingProcessor):
-            first = first.inner
+        first = one = self
+        while isinstance(one.inner, ObservingProcessor):
+            one = one.inner
+            first = one if one.thread == self.thread else first
         first.listeners.append(calls.extend)
         try:
             if first is not self:
                 return cast(Tensor, self.inner(attn, *args, **kwargs))
-            with SdpaWatch() as watch:
+            with kind() as watch:
                 output: Tensor = self.inner(attn, *args, **kwargs)
             for listener in self.listeners:
                 listener(watch.calls)
             return output
         finally:
             first.listeners.remove(calls.extend)
+
+    # diffusers sets these on whatever it finds in the layer, and processors read their own.
+    @property
+    def _attention_backend(self) -> Any:
+        return innermost(self)._attention_backend
+
+    @_attention_backend.setter
+    def _attention_backend(self, backend: Any) -> None:
+        innermost(self)._attention_backend = backend
+
+    @property
+    def _parallel_config(self) -> Any:
+        return innermost(self)._parallel_config
+
+    @_parallel_config.setter
+    def _parallel_config(self, config: Any) -> None:
+        innermost(self)._parallel_config = config
 
 
 @cache
@@ -165,12 +259,6 @@ def innermost(processor: Any) -> Any:
     return processor
 
 
-def _keep_output(
-    seen: dict[str, Tensor], name: str, _module: nn.Module, _args: Any, output: Tensor
-) -> None:
-    seen.setdefault(name, output)
-
-
 class _ImageKeys:
     """The keys that an IP-Adapter's processor makes of its image prompts.
 
@@ -185,9 +273,10 @@ class _ImageKeys:
         self.columns = [one.shape[1] * one.shape[2] for one in given]
         self.keys: list[list[Tensor]] = [[] for _ in self.projections]
 
-    def hooks(self) -> list[Any]:
+    def hooks(self, thread: int) -> list[Any]:
         def keep(keys: list[Tensor], _module: nn.Module, _args: Any, output: Tensor) -> None:
-            keys.append(output.flatten(1, -2))  # [B, tokens, width]
+            if get_ident() == thread:
+                keys.append(output.flatten(1, -2))  # [B, tokens, width]
 
         return [
             projection.register_forward_hook(partial(keep, keys))
@@ -210,13 +299,25 @@ class _ImageKeys:
                 parts += [image(heads, None) for image in images]
                 if not images:
                     parts.append(parts[0].new_zeros((*parts[0].shape[:-1], width)))
-            return _columns(torch.cat(parts, dim=-1), columns)
+            return chosen_columns(torch.cat(parts, dim=-1), columns)
 
         return of_heads
 
 
-def _columns(probs: Tensor, columns: Sequence[int] | None) -> Tensor:
-    return probs if columns is None else probs[..., list(columns)]
+def _output_projection(attn: Any) -> nn.Module | None:
+    to_out = getattr(attn, "to_out", None)
+    return to_out[0] if isinstance(to_out, nn.ModuleList) else to_out
+
+
+def unknown_use(inner: Any) -> str:
+    """What to say of a processor that made its output of no attention that was seen."""
+    return (
+        f"What reached the layer's to_out from the processor {type(inner).__name__} is not what "
+        "any attention that could be seen makes of its values, so what it attended to cannot be "
+        "known. Multiply the values by the probabilities with torch.bmm, or call torch's "
+        "scaled_dot_product_attention, and change nothing behind that; or edit by a controller, "
+        "sdattn.TorchAttnProcessor(controller); or leave this layer out (layers=…)."
+    )
 
 
 def _query_and_key(seen: dict[str, Tensor], inner: Any) -> tuple[Tensor, Tensor]:
@@ -232,6 +333,28 @@ def _query_and_key(seen: dict[str, Tensor], inner: Any) -> tuple[Tensor, Tensor]
         f"(called: {', '.join(seen) or 'none'}), so what it attended to cannot be known. Set "
         "another processor before capture, sdattn.TorchAttnProcessor() for example."
     )
+
+
+def _softmax_of(
+    attn: Any, seen: dict[str, Tensor], mask: Tensor | None, inner: Any
+) -> tuple[Attended, Tensor]:
+    """The softmax of the query and key, and what it makes of the values, ``[B, N, heads*d]``.
+
+    A head at a time, since a kernel that is not seen may be there to hold no ``[N, T]``.
+    """
+    query, key = _query_and_key(seen, inner)
+    joined = seen.get("to_kv", seen.get("to_qkv"))
+    value = seen.get("to_v") if joined is None else joined[..., -key.shape[-1] :]
+    if value is None:
+        raise RuntimeError(unknown_use(inner))
+    of_rows = partial(observed_probs, attn, query, key, mask)
+    with torch.no_grad():
+        values = split_heads(value, attn.heads).float()
+        probs_of = of_rows(slice(None))
+        heads = [slice(head, head + 1) for head in range(attn.heads)]
+        made = torch.cat([probs_of(head, None) @ values[:, head] for head in heads], dim=1)
+    shape = len(query), attn.heads, query.shape[1], key.shape[1]
+    return Attended(*shape, of_rows), merge_heads(made).to(value.dtype)
 
 
 def observed_probs(
@@ -250,137 +373,14 @@ def observed_probs(
         Of some heads, float32 ``[images, heads, N, T]``; with all columns every row sums to 1.
     """
     if mask is not None:
-        mask = _mask_by_head(mask, len(query), attn.heads, key.shape[1]).float()
+        mask = mask_by_head(mask, len(query), attn.heads, key.shape[1])
         mask = mask if len(mask) == 1 else mask[rows]
-    query = _heads_of(query[rows], attn.heads, getattr(attn, "norm_q", None))
-    key = _heads_of(key[rows], attn.heads, getattr(attn, "norm_k", None))
+    query = heads_of(query[rows], attn.heads, getattr(attn, "norm_q", None))
+    key = heads_of(key[rows], attn.heads, getattr(attn, "norm_k", None))
 
     def of_heads(heads: slice, columns: Sequence[int] | None) -> Tensor:
         of_mask = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
         probs = attention_probs(query[:, heads].float(), key[:, heads].float(), of_mask)
-        return _columns(probs, columns)
+        return chosen_columns(probs, columns)
 
     return of_heads
-
-
-def _heads_of(x: Tensor, heads: int, norm: Any) -> Tensor:
-    """``[B, N, heads*d]`` as ``[B, heads, N, d]``, normed: each head by itself or, where the norm
-    is as wide as all of them, across them."""
-    if norm is None:
-        return split_heads(x, heads)
-    # diffusers' RMSNorm calls its width dim
-    width = getattr(norm, "normalized_shape", getattr(norm, "dim", None))
-    if isinstance(width, tuple) and width[-1] == x.shape[-1]:
-        return split_heads(norm(x), heads)
-    return cast(Tensor, norm(split_heads(x, heads)))
-
-
-def _mask_by_head(mask: Tensor, batch: int, heads: int, n_keys: int) -> Tensor:
-    """A layer's mask, ``[B, 1 or N, T]`` or folded ``[B*heads, 1 or N, T]``, as 4-D."""
-    if mask.ndim == 3 and mask.shape[0] == batch * heads and heads > 1:
-        mask = unfold_heads(mask, heads)  # [B, heads, 1 or N, T]
-    elif mask.ndim == 3 and mask.shape[0] in (1, batch):
-        mask = mask.unsqueeze(1)  # [B, 1, 1 or N, T]
-    if mask.ndim != 4 or mask.shape[-1] != n_keys:
-        raise ValueError(
-            f"An attention mask of shape {list(mask.shape)} does not fit {batch} images, {heads} "
-            f"heads and {n_keys} keys. Pass [batch, 1 or queries, keys]."
-        )
-    return mask
-
-
-class TorchAttnProcessor:
-    """Attention in pure torch, open to a controller that reads or edits the probabilities.
-
-    It imports no diffusers and works in any module with ``to_q``, ``to_k``, ``to_v``, ``to_out``
-    and ``heads``; the parts that a diffusers ``Attention`` may have besides (``spatial_norm``,
-    ``group_norm``, ``norm_cross``, ``norm_q``, ``norm_k``, ``residual_connection``,
-    ``rescale_output_factor``) are used where they are set. Its output agrees with diffusers'
-    ``AttnProcessor2_0`` up to rounding; like that one it scales by ``1 / sqrt(d)``.
-
-    Args:
-        controller: called once per call of the layer as ``controller(probs, is_cross, place)``
-            with contiguous ``probs`` ``[B*heads, N, T]``, row ``batch * heads + head``. A tensor
-            that it returns is used; if it returns None, ``probs`` is used as it is then, so an
-            edit in place counts. None for plain attention.
-        place: ``"down"``, ``"mid"`` or ``"up"``, handed to the controller.
-    """
-
-    def __init__(self, controller: Controller | None = None, place: str = ""):
-        self.controller = controller
-        self.place = place
-        self.watchers: list[Callable[[Tensor], object]] = []  # shown the probs [B, heads, N, T]
-
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        temb: Tensor | None = None,
-        **_: Any,
-    ) -> Tensor:
-        """Attend; returns the shape of ``hidden_states``."""
-        if getattr(attn, "add_k_proj", None) is not None:
-            raise TypeError(
-                "TorchAttnProcessor computes self- and cross-attention; this layer's is joint (it "
-                "has add_k_proj). Leave its own processor in place; capture() can watch it."
-            )
-        residual = hidden_states
-        if getattr(attn, "spatial_norm", None) is not None:
-            hidden_states = attn.spatial_norm(hidden_states, temb)
-        if hidden_states.ndim == 4:
-            hidden_states = hidden_states.flatten(2).transpose(1, 2)  # [B, rows*cols, C]
-        if getattr(attn, "group_norm", None) is not None:
-            hidden_states = attn.group_norm(hidden_states.transpose(1, 2)).transpose(1, 2)
-
-        query, key, value = self._project(attn, hidden_states, encoder_hidden_states)
-        mask = attention_mask
-        if mask is not None:
-            mask = _mask_by_head(mask, len(query), attn.heads, key.shape[-2])
-        probs = attention_probs(query, key, mask)  # [B, heads, N, T]
-        probs = self._controlled(probs, is_cross=encoder_hidden_states is not None)
-        for watcher in self.watchers:
-            watcher(probs)
-        hidden_states = merge_heads(probs @ value)  # [B, N, heads*d]
-
-        hidden_states = _to_out(attn, hidden_states)
-        if residual.ndim == 4:
-            hidden_states = hidden_states.transpose(1, 2).reshape(residual.shape)
-        if getattr(attn, "residual_connection", False):
-            hidden_states = hidden_states + residual
-        return hidden_states / getattr(attn, "rescale_output_factor", 1.0)
-
-    def _project(
-        self, attn: Any, hidden_states: Tensor, text_states: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if text_states is None:
-            text_states = hidden_states
-        elif getattr(attn, "norm_cross", None):
-            text_states = attn.norm_encoder_hidden_states(text_states)
-        norm_q, norm_k = getattr(attn, "norm_q", None), getattr(attn, "norm_k", None)
-        query = _heads_of(attn.to_q(hidden_states), attn.heads, norm_q)
-        key = _heads_of(attn.to_k(text_states), attn.heads, norm_k)
-        return query, key, split_heads(attn.to_v(text_states), attn.heads)
-
-    def _controlled(self, probs: Tensor, is_cross: bool) -> Tensor:
-        if self.controller is None:
-            return probs
-        folded = fold_heads(probs).contiguous()
-        edited = self.controller(folded, is_cross, self.place)
-        if edited is None:
-            edited = folded
-        if edited.shape != folded.shape:
-            raise ValueError(
-                f"The controller {type(self.controller).__name__} was given attention "
-                f"{list(folded.shape)} ([batch*heads, queries, keys]) and returned "
-                f"{list(edited.shape)}. Return the same shape, or None after an edit in place."
-            )
-        return edited.to(probs.dtype).view_as(probs)
-
-
-def _to_out(attn: Any, hidden_states: Tensor) -> Tensor:
-    layers = attn.to_out if isinstance(attn.to_out, nn.ModuleList) else [attn.to_out]
-    for layer in layers:  # a linear projection and, in diffusers, a dropout
-        hidden_states = layer(hidden_states)
-    return hidden_states

@@ -14,6 +14,8 @@ from typing import Any
 from .families import FAMILIES, PipelineCall, Reader, unknown
 from .tokens import Prompt, read_labels, warn_of_truncation
 
+LONGEST = 10_000  # characters; no text encoder here reads so many tokens
+
 
 def read_prompts(
     pipe: Any,
@@ -45,9 +47,10 @@ def read_prompts(
 
     Raises:
         TypeError: a pipeline whose words cannot be told.
-        ValueError: a prompt without a word; columns that cannot be explained; an option that
-            changes the text; labels out of range; or the pipeline's tokenizers (SDXL has two) put
-            a word into different columns, which it would share with another word.
+        ValueError: a prompt without a word or of over :data:`LONGEST` characters; columns that
+            cannot be explained; an option that changes the text; labels out of range; or the
+            pipeline's tokenizers (SDXL has two) put a word into different columns, which it would
+            share with another word.
 
     Warns:
         TruncationWarning: words were cut off; the message names them.
@@ -55,6 +58,8 @@ def read_prompts(
     given = [prompts] if isinstance(prompts, str | Mapping | Prompt) else list(prompts)
     texts = [one for one in given if isinstance(one, str)]
     read: list[Prompt] = []
+    for text in texts:
+        check_text(text, "negative prompt" if negative else "prompt")
     if texts:
         _check_options(texts, options, negative)
         read = _family(pipe)(PipelineCall(pipe, columns, options, negative, split), texts)
@@ -62,6 +67,27 @@ def read_prompts(
         warn_of_truncation(one, stacklevel=3)
     texts_read = iter(read)
     return [next(texts_read) if isinstance(one, str) else _ready(one, columns) for one in given]
+
+
+def check_text(text: str, name: str) -> None:
+    """Refuse a text that no encoder reads to its end, or that is none.
+
+    Raises:
+        ValueError: it has over :data:`LONGEST` characters, or bytes that are not UTF-8 (as the
+            command line hands them on) or half a character.
+    """
+    if len(text) > LONGEST:
+        raise ValueError(
+            f"The {name} has {len(text):,} characters. Write at most {LONGEST:,}; text encoders "
+            "read 77 to some 1,000 tokens."
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"The {name} is not UTF-8: its character {error.start + 1} is "
+            f"{text[error.start]!r}. Write it as UTF-8."
+        ) from None
 
 
 def _ready(prompt: Any, columns: int | None) -> Prompt:

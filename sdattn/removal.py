@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from .attention import TorchAttnProcessor
 from .calls import Call, read_call
 from .compiled import running_eagerly
 from .controllers import Span, span_passes
@@ -29,7 +30,7 @@ from .layers import (
     select_layers,
 )
 from .maps import CaptureError
-from .processors import TorchAttnProcessor, innermost
+from .processors import innermost
 
 Columns = tuple[int, ...]
 
@@ -122,7 +123,7 @@ class Removal:
             name = "sample" if is_unet(model) else "hidden_states"
             self._check_start(call, order, args[0] if args else kwargs[name])
             self._plan_passes()
-            self._install(call.latent_size)
+            self._install(cast(tuple[int, int], call.latent_size))  # a pipeline has one
         self._check_processors()
         self._batch = call.batch
         self._edits = self._edits_of(order) if self._passes in self._during else {}

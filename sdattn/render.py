@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 COLORMAP = "inferno"  # perceptually uniform, readable to colour-blind people
 DIVERGING = "RdBu_r"  # blue below zero, red above: colour-blind people tell them apart
 SHORTEST_SIDE = 256  # pixels; a smaller picture is drawn enlarged so that its label can be read
+LONGEST_SIDE = 4096  # pixels; what is long and thin is not enlarged beyond
 _INK, _FAINT, _PAPER = (235, 235, 235), (170, 170, 170), (20, 20, 20)
 
 
@@ -121,11 +122,14 @@ def overlay(
 
     Returns:
         RGB, the image's size (enlarged by a whole number if its shorter side is under
-        ``SHORTEST_SIDE`` pixels) plus the caption.
+        ``SHORTEST_SIDE`` pixels, see :func:`enlarge`) plus the caption.
 
     Raises:
+        TypeError: the image is no PIL image.
         ValueError: the map's proportions are not the image's.
     """
+    if not isinstance(image, Image.Image):
+        raise TypeError(f"image is a {type(image).__name__}. Pass the PIL image of the same run.")
     values = np.asarray(values, dtype=np.float32)
     _check_proportions(image, values.shape)
     base = enlarge(image)
@@ -153,8 +157,10 @@ def _check_proportions(image: Image.Image, grid: tuple[int, ...]) -> None:
 
 
 def enlarge(image: Image.Image) -> Image.Image:
-    """RGB, enlarged by a whole number until the shorter side has ``SHORTEST_SIDE`` pixels."""
+    """RGB, enlarged by a whole number until the shorter side has ``SHORTEST_SIDE`` pixels, or the
+    longer one ``LONGEST_SIDE``."""
     factor = math.ceil(SHORTEST_SIDE / min(image.size))
+    factor = max(1, min(factor, LONGEST_SIDE // max(image.size)))
     return image.convert("RGB").resize(
         (image.width * factor, image.height * factor), Image.Resampling.BICUBIC
     )
@@ -162,7 +168,7 @@ def enlarge(image: Image.Image) -> Image.Image:
 
 def caption(picture: Image.Image, label: str, note: str = "") -> Image.Image:
     """The picture with a strip of text below: ``label`` on the left, ``note`` on the right."""
-    size = max(12, picture.width // 20)
+    size = max(12, min(picture.width // 20, picture.height // 4))
     font = _font(size)
     strip = round(size * 1.7)
     out = Image.new("RGB", (picture.width, picture.height + strip), _PAPER)

@@ -11,9 +11,12 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from . import __version__
 from .asking import encode_text
 from .capture import capture
+from .finite import check_maps
 from .heatmaps import Heatmaps, heatmaps_of
 from .layermaps import LayerMaps, layer_maps
 from .maps import MapStore
@@ -21,7 +24,7 @@ from .pipelines import images_a_prompt, is_demo
 from .presets import PRESETS, Preset
 from .prompts import read_prompts
 from .refinement import refining
-from .running import call_pipeline, one_each, pictures_of
+from .running import call_pipeline, one_each, pictures_of, turn
 from .runs import Run
 from .tokens import Prompt
 from .watching import capture_settings, columns_around
@@ -44,15 +47,19 @@ def sample(
 
     ``seeds`` has one for each image, in the order of the pipeline; ``capture_options`` are those of
     :func:`capture_settings` where they are left out.
+
+    Raises:
+        NotFiniteError: a picture or a map holds NaN or infinity; the message says what to try.
     """
     settings = capture_options or capture_settings(pipe, preset, prompts, options)
     asked = None if ask is None else _Asked(pipe, ask, preset, options)
     watched = _watched(pipe, prompts, preset, options, settings, asked)
-    with ExitStack() as captures:
+    with turn(pipe), ExitStack() as captures:
         stores = {of: captures.enter_context(capture(pipe, **kept)) for of, kept in watched.items()}
         result = call_pipeline(pipe, [one.text for one in prompts], seeds, options)
     images, store = pictures_of(result), stores["prompt"]
     layers = layer_maps(store, preset, stores.get("self"))
+    check_maps(_named(layers), pipe, options)
     info = _infos(pipe, store, images, prompts, seeds, options)
     for i in _blanked(result):
         info[i]["blanked"] = True
@@ -64,7 +71,15 @@ def sample(
         run.asked_heatmaps = _beside(stores["asked"], layers, preset, [asked.prompt])
         for one in info:
             one["asked"] = asked.prompt.text
+    for what, found in (("negative prompt", run.negative_heatmaps), ("ask", run.asked_heatmaps)):
+        for heatmaps in found:
+            check_maps({what: heatmaps.maps}, pipe, options)
     return run
+
+
+def _named(layers: LayerMaps) -> dict[str, Tensor]:
+    maps = {name: one.maps for name, one in layers.layers.items()}
+    return maps if layers.affinity is None else {**maps, "self-attention": layers.affinity}
 
 
 def _watched(
@@ -163,7 +178,7 @@ def _blanked(result: Any) -> list[int]:
         warnings.warn(
             f"The pipeline's safety checker blanked image(s) {blanked}; their heatmaps are of what "
             "was generated before that.",
-            stacklevel=4,
+            stacklevel=5,
         )
     return blanked
 

@@ -38,7 +38,11 @@ class Seen:
         logsumexp: ``[B, heads, N]`` of the scaled scores, None where the kernel did not tell it, or
             not exactly enough.
         plain: whether there was no dropout, no causal mask and a key head for each query head.
+        value: ``[B, heads, T, d]``, and output, what was returned; set by those who need them.
     """
+
+    value: Tensor
+    output: Tensor
 
     def __init__(
         self,
@@ -141,7 +145,7 @@ class SdpaWatch(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Seen] = []
+        self.calls: list[Any] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
@@ -173,6 +177,7 @@ class SdpaWatch(TorchFunctionMode):
         else:
             output = attend()
         self.calls.append(Seen(query, key, attn_mask, scale, logsumexp, plain))
+        self.calls[-1].value = value
         return output
 
 

@@ -8,12 +8,14 @@ expected_bytes(layers, ...)             told before anything is held
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, TypeGuard
 
 import torch
 
 from .layers import AttentionLayer
 
+MUCH = 1e9  # bytes; what will hold more says so
 # "mean", "all", indices; of steps also "last", or a part of the run, (0.5, 1.0)
 Selection = str | Sequence[int] | tuple[float, float]
 
@@ -25,7 +27,7 @@ def check_selection(name: str, value: Any) -> None:
     elif name == "steps" and is_span(value):
         good = 0 <= value[0] < value[1] <= 1
     else:
-        good = bool(len(value)) and all(isinstance(i, int) and i >= 0 for i in value)
+        good = bool(len(value)) and all(isinstance(i, Integral) and int(i) >= 0 for i in value)
         good = good and len(set(value)) == len(value)
     if not good:
         more = '"last", a part of the run such as (0.5, 1.0), ' if name == "steps" else ""
@@ -33,6 +35,11 @@ def check_selection(name: str, value: Any) -> None:
             f'{name}={value!r}: pass "mean", "all", {more}or a list of indices from 0, not empty, '
             "each once."
         )
+
+
+def plain_selection(value: Selection) -> Selection:
+    """The same with indices as Python's own integers, also of numpy's."""
+    return value if isinstance(value, str) or is_span(value) else [int(i) for i in value]
 
 
 def is_span(steps: Selection) -> TypeGuard[tuple[float, float]]:

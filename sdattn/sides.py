@@ -20,7 +20,7 @@ from .runs import Run
 
 RunLike = str | Path | SavedRun | Run | tuple[Run, int]
 
-_NO_SETTINGS = {"format", "words", "truncated", "tokens", "columns", "layers", "files"}
+_NO_SETTINGS = {"format", "words", "truncated", "tokens", "columns", "layers", "files", "checksum"}
 _NO_SETTINGS |= {"preset", "passes", "self_attention"}  # they must be the same, or follow
 _NO_SETTINGS |= {"id", "line", "fingerprint"}  # of an item of a batch
 _NO_SETTINGS |= {"details", "more"}  # what there is beside

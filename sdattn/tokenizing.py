@@ -16,7 +16,7 @@ from typing import Any
 from .words import Source, merge_spans, split_words
 
 SOS, EOS, PAD, TEMPLATE = "<sos>", "<eos>", "<pad>", "<template>"
-_NO_LIMIT = 10**6  # tokenizers without a limit say 10**30
+NO_LIMIT = 10**6  # tokenizers without a limit say 10**30
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def tokenize(tokenizer: Any, source: Source, **options: Any) -> list[Token]:
 
 def filled(max_length: int) -> dict[str, Any]:
     """A tokenizer's options for exactly ``max_length`` columns."""
-    if max_length >= _NO_LIMIT:
+    if max_length >= NO_LIMIT:
         return {}
     return {"padding": "max_length", "max_length": max_length, "truncation": True}
 

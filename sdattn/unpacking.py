@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from PIL import Image
 from safetensors.torch import load
+from torch import Tensor
 
 from .aggregation import aggregate
 from .details import Details
 from .heatmap import Heatmap
-from .heatmaps import finish
+from .heatmaps import Heatmaps, finish
 from .imagerun import ImageRun
 from .layermaps import LayerMap, LayerMaps
-from .packing import AFFINITY, FORMAT, FURTHER, HEADS, MAPS, STEPS, named, sha256
+from .packing import AFFINITY, FURTHER, HEADS, MAPS, STEPS, named, sha256
 from .presets import Preset
+from .runinfo import missing, read_info
 from .tokens import Prompt, Token, Word
 
 NEEDED = ("run.json", "image.png", MAPS)
@@ -38,20 +39,45 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
     """
     info = read_info(files, where)
     _check(files, info, where)
+    files = {name: data for name, data in files.items() if name in info["files"]}
+    image = _open_png(files["image.png"], f"{where}/image.png")
+    try:
+        layers = _unpack_layers(files[MAPS], info)
+        return ImageRun(
+            image,
+            _heatmaps(layers, info),
+            layers,
+            info,
+            _unpack_details(files, info),
+            {name: _unpack_further(files[f"{name}/{MAPS}"], info, name) for name in info["more"]},
+        )
+    except Exception as error:  # whatever a document of someone else's making leads to
+        raise ValueError(
+            f"{where}: its maps are not those that its run.json tells of "
+            f"({type(error).__name__}: {error}). Restore the folder or generate the run again."
+        ) from error
+
+
+def _heatmaps(layers: LayerMaps, info: Mapping[str, Any]) -> Heatmaps:
+    words = [{**word, "columns": tuple(word["columns"])} for word in info["words"]]
     prompt = Prompt(
         info["prompt"],
-        tuple(Word(**{**word, "columns": tuple(word["columns"])}) for word in info["words"]),
+        tuple(Word(**word) for word in words),
         tuple(Token(**token) for token in info["tokens"]),
     )
-    preset, layers = Preset.from_json(info["preset"]), _unpack_layers(files[MAPS], info)
-    return ImageRun(
-        Image.open(io.BytesIO(files["image.png"])).convert("RGB"),
-        finish(aggregate(layers, preset)[0], prompt, preset, info["columns"]),
-        layers,
-        info,
-        _unpack_details(files, info),
-        {name: _unpack_further(files[f"{name}/{MAPS}"], info, name) for name in info["more"]},
-    )
+    preset = Preset.from_json(info["preset"])
+    return finish(aggregate(layers, preset)[0], prompt, preset, info["columns"])
+
+
+def _open_png(data: bytes, where: str) -> Image.Image:
+    """RGB. Nothing but PNG is opened: other readers of Pillow start programs of their own."""
+    try:
+        return Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(
+            f"{where} is no PNG picture that can be read: {error}. Restore it or generate the run "
+            "again."
+        ) from error
 
 
 def _check(files: Mapping[str, bytes], info: Mapping[str, Any], where: str) -> None:
@@ -72,6 +98,11 @@ def _check(files: Mapping[str, bytes], info: Mapping[str, Any], where: str) -> N
 
 def _unpack_layers(data: bytes, info: Mapping[str, Any]) -> LayerMaps:
     tensors = load(data)  # in an order that changes from call to call
+    shapes = map_shapes(info)
+    for name, shape in shapes.items():
+        _check_shape(tensors, name, shape)
+    if foreign := tensors.keys() - shapes.keys():
+        raise ValueError(f"{min(foreign)} is no layer of the run")
     layers = {
         name: LayerMap(one["place"], one["level"], one["heads"], tensors[name].float()[None])
         for name, one in info["layers"].items()
@@ -93,9 +124,14 @@ def _unpack_details(files: Mapping[str, bytes], info: Mapping[str, Any]) -> Deta
         tensors, found = load(files[name]), {}
         for layer, one in info["layers"].items():
             if layer in tensors:
-                maps = tensors[layer].float()
+                maps = tensors[layer].float()  # [steps or heads, rows, cols, columns]
+                _check_shape(tensors, layer, (len(maps), *one["grid"], len(told["columns"])))
+                if name == STEPS:
+                    _check_shape(tensors, layer, (len(told["steps"] or ()), *maps.shape[1:]))
                 maps = maps[None] if name == HEADS else maps
                 found[layer] = LayerMap(one["place"], one["level"], one["heads"], maps)
+        if not found:
+            raise ValueError(f"{name} holds no layer of the run")
         return LayerMaps(found, tuple(told["columns"]), passes=1)
 
     numbers = tuple(told["heads"]) if isinstance(told["heads"], list) else "all"
@@ -105,11 +141,19 @@ def _unpack_details(files: Mapping[str, bytes], info: Mapping[str, Any]) -> Deta
 def _unpack_further(data: bytes, info: Mapping[str, Any], name: str) -> tuple[str, list[Heatmap]]:
     told, tensors = info["more"][name], load(data)
     labels = [label for label, _ in told["maps"]]
+    for key in named(labels):
+        _check_shape(tensors, key, (*tensors[key].shape[:2],))
     maps = [
         Heatmap(label, tensors[key].float(), tuple(columns))
         for key, (label, columns) in zip(named(labels), told["maps"], strict=True)
     ]
     return told["text"], maps
+
+
+def _check_shape(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
+    found = tuple(tensors[name].shape) if name in tensors else None
+    if found != shape:
+        raise ValueError(f"{name} has the shape {found}, where {shape} is expected")
 
 
 def map_shapes(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -123,27 +167,3 @@ def map_shapes(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         return shapes
     rows, cols = info["self_attention"]
     return {**shapes, AFFINITY: (rows * cols, rows * cols)}
-
-
-def read_info(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
-    """``run.json``, checked; raises as :func:`unpack_run` does."""
-    if "run.json" not in files:
-        raise missing(where, "run.json")
-    try:
-        info = json.loads(files["run.json"].decode())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{where}/run.json is corrupt: {error}.") from error
-    if not isinstance(info, dict) or info.get("format") != FORMAT:
-        found = info.get("format") if isinstance(info, dict) else type(info).__name__
-        raise ValueError(
-            f"{where}/run.json is not of this version's format {FORMAT!r}; found {found!r}."
-        )
-    if not isinstance(info.get("files"), dict):
-        raise ValueError(f"{where}/run.json is corrupt: it names no files.")
-    return info
-
-
-def missing(where: str, part: str) -> FileNotFoundError:
-    return FileNotFoundError(
-        f"{where} has no {part}, so it is no run's folder. Runs are made by `sdattn generate`."
-    )

@@ -84,6 +84,17 @@ def make_unet(**changes) -> UNet2DConditionModel:
     return UNet2DConditionModel(**{**config, **changes}).eval()
 
 
+def make_sd15_unet() -> UNet2DConditionModel:
+    """SD 1.5's own configuration, which is diffusers' default, at a fifth of its width."""
+    return make_unet(
+        sample_size=64,
+        block_out_channels=(64, 128, 256, 256),
+        attention_head_dim=8,
+        cross_attention_dim=768,
+        norm_num_groups=32,
+    )
+
+
 def make_vae() -> AutoencoderKL:
     torch.manual_seed(1)
     return AutoencoderKL(

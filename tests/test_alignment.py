@@ -7,7 +7,7 @@ import torch
 from conftest import tiny_tokenizer
 
 from sdattn.alignment import blended_words, edited_words, is_swap, matches, refine, swap
-from sdattn.tokens import read_prompt
+from sdattn.tokens import read_labels, read_prompt
 
 
 def read(text, max_length=24):
@@ -54,6 +54,14 @@ def test_a_word_goes_to_all_pieces_of_the_word_in_its_place():
     assert torch.equal(back[2:6, 2], torch.ones(4))  # all pieces add up in the one column
     assert dealt[:, 23].sum() == 4  # three paddings have no like
     assert back[:, 21:].sum() == 0
+
+
+def test_a_token_of_two_words_is_shared_between_the_words_in_their_places():
+    """A row is a distribution: half of the token's attention goes to each word's own."""
+    source = read_labels({"cat": [0, 1], "dog": [1, 2]}, 4)
+    target = read_labels({"red": [0], "owl": [2, 3]}, 4)
+    expected = [[1, 0, 0, 0], [0.5, 0, 0.5, 0], [0, 0, 0, 1], [0, 0, 0, 1]]
+    torch.testing.assert_close(swap(source, target), torch.tensor(expected))
 
 
 def test_swapping_wants_as_many_words():

@@ -68,6 +68,15 @@ def test_masks_agree_with_torch(kind):
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 5))
 
 
+@pytest.mark.parametrize("mask", [None, torch.ones(5, 7, dtype=torch.bool), torch.zeros(5, 7)])
+def test_is_causal_counts_beside_a_mask_that_lets_all_through(mask):
+    query, key = torch.randn(2, 5, 8).double(), torch.randn(2, 7, 8).double()
+    seen = torch.tensor([[column <= row for column in range(7)] for row in range(5)])
+    scores = (query @ key.mT / 8**0.5).masked_fill(~seen, -torch.inf)
+    found = attention.attention_probs(query, key, mask, is_causal=True)
+    torch.testing.assert_close(found, scores.softmax(-1))
+
+
 def test_a_padding_mask_shuts_padding_out(qkv):
     keep = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 1, 1, 1]])
     mask = attention.padding_mask(keep)

@@ -353,6 +353,8 @@ def same_run(item, alone):
     infos = [json.loads(files.pop("run.json")) for files in (item, alone)]
     for one in IDENTITY:
         infos[0].pop(one)
+    for info in infos:
+        info.pop("checksum")  # of the rest
     row = b'      <div><dt>item</dt><dd dir="auto">' + name + b"</dd></div>\n"
     assert item["report.html"].count(row) == 1
     item["report.html"] = item["report.html"].replace(row, b"")
@@ -377,9 +379,10 @@ def test_an_item_is_what_generate_makes_of_it(model, varied, tmp_path):
 
 
 def test_items_that_run_together_are_what_they_are_alone(model, varied, watched, tmp_path):
-    rows = [*VARIED, *({**row, "id": f"{row['id']}-2", "seed": 9} for row in VARIED)]
-    rows += [{"prompt": "dog, dog", "id": "few", "words": ["dog"]}]
-    rows = [{"seed": line, **row} for line, row in enumerate(rows)]
+    """Those that are compared come behind others in their batches."""
+    seeded = [{"seed": line, **row} for line, row in enumerate(VARIED)]
+    rows = [*({**row, "id": f"{row['id']}-2", "seed": 9} for row in VARIED), *seeded]
+    rows += [{"prompt": "dog, dog", "id": "few", "words": ["dog"], "seed": 10}]
     assert draw(model, tmp_path / "run", rows, batch_size=8).whole == 11
     # plain and few (3), wide (2), two steps (2, twice), guided with a text (4), with none (4)
     assert sorted(watched.rows) == [2, 2, 2, 3, 4, 4]
@@ -442,7 +445,9 @@ def test_other_pipelines_run_alike(name, tmp_path):
         alone = generate(pipe, prompts[seed], seed=seed, **options)
         assert one.info["prompt"] == prompts[seed]
         assert one.info["options"] == alone.info[0]["options"]
-        torch.testing.assert_close(one.heatmaps.maps, alone.heatmaps[0].maps, atol=2e-3, rtol=0)
+        expected = alone.heatmaps[0].maps
+        scale = float(expected.max())
+        torch.testing.assert_close(one.heatmaps.maps, expected, atol=2e-3 * scale, rtol=0)
         pair = [np.asarray(each, int) for each in (one.image, alone.images[0])]
         assert np.abs(pair[0] - pair[1]).max() <= 2
 

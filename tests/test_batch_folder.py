@@ -38,7 +38,7 @@ from sdattn.files import write_files
 from sdattn.imagerun import ImageRun
 from sdattn.layermaps import LayerMap, LayerMaps
 from sdattn.packing import FORMAT as RUN_FORMAT
-from sdattn.packing import PARTS, pack_run, sha256, to_json
+from sdattn.packing import PARTS, pack_run, sealed, sha256
 from sdattn.presets import PRESETS, Preset
 
 FORMATS = ("folder", "shard")
@@ -81,7 +81,7 @@ def changed(files, name, data):
     """The files with another content of one, as if it had been written so."""
     info = json.loads(files["run.json"])
     info["files"][name] = sha256(data)
-    return {**files, name: data, "run.json": to_json(info)}
+    return {**files, name: data, "run.json": sealed(info)}
 
 
 def with_nan(files):
@@ -110,7 +110,7 @@ def new_run(root, items, /, unread=(), failed=(), **changes):
     """A finished run of these items, name to files; the changes are the manifest's."""
     folder = BatchFolder(root)
     folder.open("job")
-    folder.write("batch.json", to_json(manifest(**changes)))
+    folder.write_manifest(manifest(**changes))
     layout = folder.layout
     for line, (item, files) in enumerate(items.items(), 1):
         layout.add(item, line, files, lambda *whole: folder.note_whole("job-0", *whole))
@@ -271,7 +271,8 @@ def test_a_broken_shard_holds_nothing(tmp_path, cut):
 
 ROWS = {
     "id", "line", "prompt", "negative_prompt", "seed", "width", "height", "num_inference_steps",
-    "guidance_scale", "words", "truncated", "blanked", "place", "fingerprint",
+    "guidance_scale", "words", "truncated", "blanked", "place", "fingerprint", "run_sha256",
+    "files",
 }  # fmt: skip
 
 
@@ -356,7 +357,7 @@ def test_a_foreign_folder_among_the_items_is_named(tmp_path):
 def test_rows_follow_the_input_not_the_time(tmp_path):
     folder = BatchFolder(tmp_path / "run")
     folder.open("job")
-    folder.write("batch.json", to_json(manifest()))
+    folder.write_manifest(manifest())
     lines = [*range(1, 30)]
     random.Random(0).shuffle(lines)
     for line in lines:
@@ -436,7 +437,7 @@ def test_a_folder_that_was_begun_is_gone_on_with(tmp_path):
     [
         (None, FileNotFoundError, "no batch.json, so it is no batch run's folder"),
         ("{", ValueError, "batch.json is corrupt"),
-        ("[]", ValueError, "not of this version's format 'sdattn-batch-1'"),
+        ("[]", ValueError, "not of this version's format 'sdattn-batch-2'"),
         ('{"format": "sdattn-batch-9"}', ValueError, "not of this version's format"),
     ],
 )
@@ -480,9 +481,22 @@ def test_a_run_is_a_mapping_of_its_items(tmp_path, format):
         run["x"]
 
 
+@pytest.mark.parametrize("place", ["../other", "items/../../other", "/etc", "items/0000/link"])
+def test_a_place_outside_of_the_run_is_not_read(tmp_path, place):
+    root = new_run(tmp_path / "run", {"a": pack("a", 1)})
+    write_files(tmp_path / "other", pack("a", 1))
+    (root / "items" / "0000" / "link").symlink_to(tmp_path / "other")
+    rows = root / "metadata.jsonl"
+    assert "items/0000/a" in rows.read_text()
+    rows.write_text(rows.read_text().replace("items/0000/a", place))
+    with pytest.raises(ValueError, match="no place inside it|is a link"):
+        open_batch(root)["a"]
+
+
 def test_status_tells_how_far_a_run_is(tmp_path):
     failed = [{"id": "d", "line": 4}, {"id": "a", "line": 1}]  # the second was drawn later
     root = new_run(tmp_path / "run", three(), failed=failed, items=6, bad_lines=2)
+    (root / "errors.jsonl").write_text("".join(json.dumps(one) + "\n" for one in failed))
     now = status(root)
     assert (now.items, now.whole, now.failed, now.bad_lines, now.running) == (6, 3, 1, 2, None)
     folder = BatchFolder(root)
@@ -506,6 +520,13 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-5])
 
 
+def retold(path, change):
+    """Another document in its place, as if it had been written so."""
+    info = json.loads(path.read_bytes())
+    change(info)
+    path.write_bytes(sealed(info))
+
+
 DAMAGES = {  # of item b, whose folder is given
     "a picture's byte": (lambda b: flip(b / "image.png"), ["b: image.png is not what was written"]),
     "a drawing's byte": (
@@ -521,6 +542,20 @@ DAMAGES = {  # of item b, whose folder is given
     "another's run.json": (
         lambda b: (b / "run.json").write_text('{"format": "x"}'),
         ["b: items/0000/b/run.json is not of this version's format"],
+    ),
+    "a preset of another version": (
+        lambda b: retold(b / "run.json", lambda info: info["preset"].update(kernel=3)),
+        ["b: items/0000/b/run.json: 'preset' cannot be read: "],
+    ),
+    "a run.json without words": (
+        lambda b: retold(b / "run.json", lambda info: info.pop("words")),
+        ["b: items/0000/b/run.json: 'words' is missing"],
+    ),
+    "a letter of run.json": (
+        lambda b: (b / "run.json").write_bytes(
+            (b / "run.json").read_bytes().replace(b'"seed": 2', b'"seed": 3')
+        ),
+        ["b: items/0000/b/run.json is not what this run wrote"],
     ),
     "an empty run.json": (
         lambda b: (b / "run.json").write_text(f'{{"format": "{RUN_FORMAT}"}}'),
@@ -619,7 +654,7 @@ def test_verify_minds_no_files_of_a_run_at_work(tmp_path):
     (folder.temporary / "half").mkdir()
     shutil.copytree(root / "items/0000/a", root / "items/0000/d")  # written, not yet noted
     run = json.loads((root / "items/0000/d/run.json").read_bytes())
-    (root / "items/0000/d/run.json").write_bytes(to_json({**run, "id": "d"}))
+    (root / "items/0000/d/run.json").write_bytes(sealed({**run, "id": "d"}))
     assert verify(root) == (4, [])
     folder.lock.release()
     assert len(verify(root)[1]) == 2

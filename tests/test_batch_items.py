@@ -118,6 +118,7 @@ def test_items_travel_between_processes():
         (b'{"prompt": "a cat", "width": NaN}', "NaN is no number"),
         (b'{"prompt": "a cat", "x": [-Infinity]}', "-Infinity is no number"),
         (b'{"prompt": "a cat", "x": -1e999}', "'-1e999' is beyond any number"),
+        (b'{"prompt": "a cat", "x": "' + b"a" * 10**6 + b'"}', "1,000,029 bytes. Write at most"),
         (b'{"prompt": "a cat", "seed": ' + b"9" * 5000 + b"}", "a number has 5000 digits"),
         (b'{"prompt": "a cat", "x": ' + b"9" * 101 + b"}", "101 digits. Write at most 100"),
         (b'{"prompt": "a cat", "x": ' + b"[" * 99_999 + b"]" * 99_999 + b"}", "too deep"),
@@ -291,6 +292,52 @@ def test_standard_input_is_json_only_if_it_begins_so():
     assert items == [] and [one.line for one in bad] == [2, 3]
     items, bad = read_items(b'a cat\n{"prompt": "a dog"}', "auto")
     assert [item.prompt for item in items] == ["a cat", '{"prompt": "a dog"}'] and bad == []
+
+
+@pytest.mark.parametrize(
+    "header", ["prompt,id", "id,prompt", " prompt , seed ", "prompt", '"prompt","words"']
+)
+def test_standard_input_with_a_header_is_a_table(header):
+    data = f"\n{header}\r\n".encode() + b",".join([b"cat"] * (header.count(",") + 1)) + b"\n"
+    expected = read_items(data, "csv")
+    assert read_items(data, "auto") == expected
+    assert all(one.prompt != header for one in expected[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["a prompt,id", "prompt engineering, a cat", "prompt: a, b", "id,x"]
+)
+def test_text_that_only_looks_like_a_header_is_text(text):
+    for kind in ("auto", "txt"):
+        items, bad = read_items(f"{text}\na cat\n".encode(), kind)
+        assert [one.prompt for one in items] == [text, "a cat"] and bad == []
+
+
+def test_a_header_in_a_text_is_refused():
+    with pytest.raises(
+        ValueError, match=r"'prompt,id', is the header of a CSV.*--input-format csv"
+    ):
+        read_items(b"prompt,id\na cat,x\n", "txt")
+    items, _ = read_items(b"prompt\na cat\n", "txt")  # which may be meant
+    assert [one.prompt for one in items] == ["prompt", "a cat"]
+
+
+@pytest.mark.parametrize(
+    "data", [b'[{"prompt": "a cat"}]', b'[\n  {"prompt": "a cat"},', b' ["a cat", "a dog"]', b"[]"]
+)
+def test_an_array_is_refused_and_no_prompt(data):
+    with pytest.raises(ValueError, match="begins as a JSON array. Write an object a line"):
+        read_items(data, "auto")
+    items, _ = read_items(b"[a cat] on a sofa\n", "auto")
+    assert [one.prompt for one in items] == ["[a cat] on a sofa"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "txt", "auto"])
+@pytest.mark.parametrize("code", ["utf-16", "utf-16-be"])
+def test_utf16_is_told_once(kind, code):
+    data = "\ufeffprompt\na cat\n".encode(code) if code == "utf-16-be" else "prompt".encode(code)
+    with pytest.raises(ValueError, match="The input is UTF-16. Save it as UTF-8."):
+        read_items(data, kind)
 
 
 def test_text_that_is_not_utf8_is_shown_escaped():

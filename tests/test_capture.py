@@ -4,11 +4,15 @@ The oracle for the maps recomputes each layer's softmax in float64 from the inpu
 which hooks of its own record.
 """
 
+import copy
 import gc
+import json
 import math
+import re
 import sys
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_pipeline, make_scheduler, make_sdxl_pipeline, make_unet
@@ -27,7 +31,7 @@ from diffusers.models.attention_processor import (
 )
 
 import sdattn.attended
-from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture
+from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture, generate
 from sdattn.layers import find_layers
 from sdattn.processors import LARGE
 from sdattn.selections import expected_bytes
@@ -191,9 +195,19 @@ def test_looking_changes_no_picture(make):
 def test_pag_pictures_do_not_change_and_its_perturbed_rows_are_left_out():
     pipe = make_pipeline(StableDiffusionPAGPipeline, pag_applied_layers=["mid"])
     before = run(pipe, pag_scale=3.0)
+    hooks, record = record_inputs(pipe.unet)
     with capture(pipe, branch="both") as store:
         during = run(pipe, pag_scale=3.0)
+    for hook in hooks:
+        hook.remove()
     assert (before == during).all()
+    for name, calls in record.items():
+        layer = pipe.unet.get_submodule(name)
+        probs = torch.stack([oracle(layer, hidden, text) for hidden, text, _ in calls]).mean((0, 2))
+        behind = not name.startswith("down_blocks")  # there the perturbed row is another
+        assert ((probs[1] - probs[2]).abs().max() > 2e-5) == behind
+        found = store.maps[name].flatten(1, 2).double()
+        torch.testing.assert_close(found, probs[:2], atol=1e-5, rtol=0)
     assert store.passes[0].batch == 3
     assert store.passes[0].branches == ("unconditional", "conditional")
 
@@ -228,16 +242,19 @@ def test_maps_are_the_mean_softmax_of_the_branch(branch, guidance):
         )
 
 
-def test_instruct_pix2pix_has_its_prompt_in_the_first_of_three_chunks():
+@pytest.mark.parametrize(("branch", "rows"), [("conditional", [0]), ("unconditional", [2])])
+def test_instruct_pix2pix_has_its_prompt_in_the_first_of_three_chunks(branch, rows):
     unet = make_unet(in_channels=8)
     pipe = make_pipeline(StableDiffusionInstructPix2PixPipeline, unet=unet)
     _, record = record_inputs(unet)
     image = torch.rand(1, 3, 128, 128)
-    with capture(pipe) as store:
-        pipe(PROMPT, image=image, num_inference_steps=1, output_type="np")
+    with capture(pipe, branch=branch) as store:
+        pipe(PROMPT, image=image, num_inference_steps=1, output_type="np", negative_prompt="dog")
     hidden, text, _ = record[MID][0]
     assert store.passes[0].batch == 3
-    expected = oracle(unet.get_submodule(MID), hidden, text)[:1].mean(1)
+    every = oracle(unet.get_submodule(MID), hidden, text).mean(1)
+    assert all((every[rows] - every[i]).abs().max() > 1e-5 for i in {0, 1, 2} - set(rows))
+    expected = every[rows]
     found = store.maps[MID].flatten(1, 2).double()
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
@@ -443,6 +460,53 @@ def test_a_pipeline_of_unknown_layout_is_named(tiny_pipe):
 def test_columns_and_heads_that_are_not_there(tiny_pipe, options, message):
     with pytest.raises(CaptureError, match=message), capture(tiny_pipe, **options):
         run(tiny_pipe)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.complex64], ids=str)
+def test_maps_of_a_dtype_that_holds_no_shares_are_refused(tiny_unet, dtype):
+    with pytest.raises(ValueError, match=f"dtype={dtype}: .* floating"):
+        with capture(tiny_unet, dtype=dtype):
+            pass
+
+
+@pytest.mark.parametrize("none", [[], (), ""])
+def test_no_layers_are_not_all_layers(tiny_unet, none):
+    with pytest.raises(ValueError, match="names no layer. Pass None|No attention layer fits ''"):
+        with capture(tiny_unet, layers=none):
+            pass
+
+
+def test_integers_of_numpy_are_integers(tiny_pipe):
+    """Also where run.json is written, which holds Python's own only."""
+    two, side, one = np.int64(2), np.int32(64), np.uint8(1)
+    kept = {"steps": [one], "heads": np.array([0, 1]), "tokens": [np.int64(3)]}
+    with capture(tiny_pipe, layers=side // 8, **kept) as store:
+        run(tiny_pipe, height=64, width=64)
+    assert {one.shape for one in store.maps.values()} == {(1, 1, 2, 8, 8, 1)}
+    plain = store.steps, store.heads, store.tokens
+    assert plain == ([1], [0, 1], (3,))
+    assert all(type(number) is int for numbers in plain for number in numbers)
+    with capture(tiny_pipe, layers=(side // 8, np.int64(8))) as store:
+        run(tiny_pipe, height=64, width=64)
+    assert len(store.maps) == 5
+    found = generate(
+        tiny_pipe, PROMPT, num_inference_steps=two, height=side, width=side,
+        num_images_per_prompt=two, guidance_scale=np.float64(3),
+    )  # fmt: skip
+    expected = generate(
+        tiny_pipe, PROMPT, num_inference_steps=2, height=64, width=64, num_images_per_prompt=2,
+        guidance_scale=3.0,
+    )  # fmt: skip
+    json.dumps(found.info)
+    assert found.info == expected.info
+    maps = found.heatmaps[1]
+    assert torch.equal(maps[np.int64(3)].values, expected.heatmaps[1][3].values)
+
+
+@pytest.mark.parametrize("steps", [2.0, np.float64(2), "2"])
+def test_steps_that_are_no_integer_are_refused_as_they_were_passed(tiny_pipe, steps):
+    with pytest.raises(ValueError, match=rf"num_inference_steps={re.escape(repr(steps))}"):
+        generate(tiny_pipe, PROMPT, num_inference_steps=steps)
 
 
 def test_steps_that_are_not_reached_are_told(tiny_pipe):
@@ -783,3 +847,17 @@ def test_a_head_at_a_time_is_all_of_them(options, monkeypatch):
         found.append(store.maps)
     for name in found[0]:
         torch.testing.assert_close(found[0][name], found[1][name], atol=1e-6, rtol=0)
+
+
+def test_a_watched_model_can_be_copied(tiny_unet):
+    """The copy's layers hold copies of what they held before; the run goes on."""
+    inputs = torch.randn(1, 4, 16, 16), 10, torch.randn(1, 77, 32)
+    before = tiny_unet.attn_processors
+    with torch.no_grad(), capture(tiny_unet) as store:
+        held = copy.deepcopy(tiny_unet).attn_processors
+        tiny_unet(*inputs)
+    assert len(store.passes) == 1
+    assert {name: type(one) for name, one in held.items()} == {
+        name: type(one) for name, one in before.items()
+    }
+    assert not any(held[name] is before[name] for name in held)

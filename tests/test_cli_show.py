@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(sdattn, folders):
 
 def test_the_page_holds_the_phrase_that_was_asked_for(sdattn, folders):
     for asked in ((), ("red circle", "blue")):
-        assert sdattn("show", folders / "kept", *asked, "--out", "drawn")[0] == 0
+        assert sdattn("show", folders / "kept", *asked, "--out", "drawn", "--force")[0] == 0
         page = Path("drawn/report.html").read_text()
         found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
         data = json.loads(found[1])

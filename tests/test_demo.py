@@ -73,8 +73,9 @@ def test_any_text_can_be_tokenized(demo, text):
 
 def test_words_that_it_never_learnt_are_named_in_a_warning_and_on_the_page(demo):
     told = r"never learnt 'cat', 'sofa'.*It knows only: red, .*circle, .*gray, .*above, "
-    with pytest.warns(UserWarning, match=told):
+    with pytest.warns(UserWarning, match=told) as caught:
         run = sdattn.generate(demo, ["a cat on a sofa", PROMPT], num_inference_steps=1)
+    assert [one.filename for one in caught] == [__file__]
     pages = [html.unescape(report(one).decode()) for one in map(run.image_run, (0, 1))]
     assert "never learnt 'cat', 'sofa'" in pages[0] and "never learnt" not in pages[1]
     other = replace(run.image_run(0), info={**run.info[0], "model": "owner/name"})

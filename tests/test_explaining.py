@@ -12,6 +12,7 @@ from diffusers import EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from PIL import Image
 
 from sdattn import capture, generate, load_pipeline, load_run
+from sdattn.cli.options import open_picture
 from sdattn.explaining import TIMESTEPS, explain
 from sdattn.inversion import invert, psnr
 from sdattn.pictures import fit
@@ -393,3 +394,20 @@ def test_commands_that_cannot_be(explained, tmp_path, arguments, code, message):
     assert message in " ".join(err.replace("│", " ").split())
     assert "Traceback" not in err
     assert not list((tmp_path / "outputs").glob("*"))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "MPO", "WEBP", "BMP", "GIF", "TIFF"])
+def test_photos_are_read(tmp_path, kind):
+    photo = Image.new("RGB", (16, 8), (200, 30, 40))
+    photo.save(tmp_path / "photo", kind)
+    read = open_picture(tmp_path / "photo").convert("RGB")
+    assert read.size == photo.size
+    assert abs(np.asarray(read, int) - np.asarray(photo, int)).max() <= 8
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PDF", "PCX", "ICNS"])
+def test_what_is_no_photo_is_not_opened(tmp_path, kind):
+    """Pillow starts Ghostscript for EPS, whatever the file is called."""
+    Image.new("RGB", (64, 64)).save(tmp_path / "photo.png", kind)
+    with pytest.raises(ValueError, match=r"photo.png is no picture that can be read. Pass PNG, "):
+        open_picture(tmp_path / "photo.png")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from sdattn import Heatmaps, load_run, read_prompt
 from sdattn.aggregation import aggregate
-from sdattn.files import check_target, file_name, new_folder, save_run
+from sdattn.files import check_target, file_name, inside, new_folder, save_run, write_files
 from sdattn.imagerun import ImageRun
 from sdattn.layermaps import LayerMap, LayerMaps
 from sdattn.presets import Preset
@@ -73,8 +73,13 @@ def test_an_existing_folder_is_kept_unless_forced(parts, tmp_path):
     with pytest.raises(FileExistsError, match="exists already.*--force"):
         save(parts, folder)
     assert (folder / "note.txt").exists()
-    save(parts, folder, force=True)
-    assert not (folder / "note.txt").exists()
+    with pytest.raises(FileExistsError, match="did not write, so it is not replaced: note.txt"):
+        save(parts, folder, force=True)
+    assert (folder / "note.txt").read_text() == "mine"
+    (folder / "note.txt").unlink()
+    image, maps, layers = parts
+    save((image.rotate(180), maps, layers), folder, force=True)
+    assert load_run(folder).image.tobytes() == image.rotate(180).tobytes()
     assert os.listdir(tmp_path) == ["run"]
 
 
@@ -216,3 +221,43 @@ def test_words_that_differ_in_case_only_do_not_clash(tokenizer, tmp_path):
     folder = save_run(tmp_path / "run", ImageRun(image, maps, layers, {"prompt": prompt}))
     names = [name.lower() for name in os.listdir(folder / "heatmaps")]
     assert len(set(names)) == 3
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["../x", "a/../../x", "/etc/passwd", "..", ".", "", "C:/x", "C:x", "\\\\host\\x", "a\\..\\x",
+     "a\0"],
+)  # fmt: skip
+def test_a_place_that_is_not_in_the_folder_is_refused(tmp_path, place):
+    with pytest.raises(ValueError, match="no place inside it"):
+        inside(tmp_path, place)
+
+
+def test_no_link_is_followed_out_of_a_folder(tmp_path):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "image.png").write_bytes(b"mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "heatmaps").symlink_to(tmp_path / "secret")
+    (tmp_path / "run" / "image.png").symlink_to(tmp_path / "secret" / "image.png")
+    (tmp_path / "run" / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "by-a-link").symlink_to(tmp_path / "run")
+    for place in ("heatmaps/01-a.png", "heatmaps", "image.png", "gone"):
+        for folder in ("run", "by-a-link"):
+            with pytest.raises(ValueError, match="is a link, and links in a run's folder are not"):
+                inside(tmp_path / folder, place)
+            with pytest.raises(ValueError, match="is a link"):
+                write_files(tmp_path / folder, {place: b"theirs"})
+    assert {p.name: p.read_bytes() for p in (tmp_path / "secret").iterdir()} == {
+        "image.png": b"mine"
+    }
+    assert not (tmp_path / "nowhere").exists()
+    assert inside(tmp_path / "by-a-link", "a/b").parent == tmp_path / "by-a-link" / "a"
+
+
+@pytest.mark.parametrize("part", ["run.json", "image.png", "maps.safetensors"])
+def test_a_run_whose_part_is_a_link_is_refused(parts, tmp_path, part):
+    folder = save(parts, tmp_path / "run")
+    (folder / part).rename(tmp_path / part)
+    (folder / part).symlink_to(tmp_path / part)
+    with pytest.raises(ValueError, match=f"{part} is a link"):
+        load_run(folder)

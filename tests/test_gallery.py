@@ -1,6 +1,7 @@
 """``index.html`` of a batch run: what it holds, and how it works in a browser."""
 
-import html
+import base64
+import hashlib
 import json
 import os
 import random
@@ -57,7 +58,7 @@ def written(root, rows, *, errors=(), input=(), **settings):
     folder = BatchFolder(root)
     folder.temporary.mkdir(parents=True, exist_ok=True)
     manifest = {"format": FORMAT, "settings": settings, "input": made_of}
-    (root / "batch.json").write_text(json.dumps(manifest))
+    folder.write_manifest(manifest)
     for name, lines in (("metadata", rows), ("errors", errors)):
         text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines)
         (root / f"{name}.jsonl").write_text(text, encoding="utf-8")
@@ -97,6 +98,39 @@ class Data(HTMLParser):
             self.text += data
 
 
+class Inline(HTMLParser):
+    """The policies of a page, its tags, and what its styles and scripts, not its data, hold."""
+
+    def __init__(self, path):
+        super().__init__(convert_charrefs=True)
+        self.policies, self.tags, self.scripts, self.styles, self.links = [], [], [], [], []
+        self.inside = None
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        attrs = dict(attrs)
+        if tag == "link":
+            self.links.append(attrs["href"])
+        if attrs.get("http-equiv") == "Content-Security-Policy":
+            self.policies.append(attrs["content"])
+        kinds = {"style": self.styles, "script": self.scripts}
+        self.inside = kinds.get(tag) if attrs.get("id") != "data" else None
+        if self.inside is not None:
+            self.inside.append("")
+
+    def handle_endtag(self, tag):
+        self.inside = None
+
+    def handle_data(self, data):
+        if self.inside is not None:
+            self.inside[-1] += data
+
+
+def digest_of(text):
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
 def data_of(path):
     return json.loads(Data(path).data)
 
@@ -129,13 +163,22 @@ def test_a_page_holds_what_the_rows_say(tmp_path):
 
 
 def test_the_policy_allows_our_script_and_pictures_beside_the_page(tmp_path):
-    text = (written(tmp_path / "run", [row(1)]) / "index.html").read_text()
-    policy = html.unescape(re.search('Content-Security-Policy" content="([^"]*)"', text)[1])
+    """The whole of it, with the hashes of what is in the page."""
+    page = Inline(written(tmp_path / "run", [row(1)]) / "index.html")
+    [policy] = page.policies
     rules = dict(one.strip().split(" ", 1) for one in policy.split(";"))
-    assert rules["default-src"] == "'none'"
-    assert rules["img-src"] == "data: 'self' file:"
-    assert re.fullmatch("'sha256-[^ ]*'", rules["script-src"])
-    assert text.count("<script") == 2
+    assert rules == {
+        "default-src": "'none'",
+        "img-src": "data: 'self' file:",
+        "style-src": "".join(f"'{digest_of(one)}'" for one in page.styles),
+        "script-src": "".join(f"'{digest_of(one)}'" for one in page.scripts),
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    assert (len(page.scripts), len(page.styles)) == (1, 1)
+    assert page.tags.count("script") == 2
+    assert not {"iframe", "object", "base"} & {*page.tags}
+    assert all(one.startswith("data:") for one in page.links)
 
 
 @pytest.mark.parametrize(

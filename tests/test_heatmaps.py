@@ -133,6 +133,16 @@ def test_what_is_not_there_is_told(captured, key, message):
         heatmaps(store, pipe.tokenizer, PROMPT)[0][key]
 
 
+def test_a_phrase_that_overlaps_itself_counts_each_of_its_columns_once():
+    pipe = make_pipeline()
+    with capture(pipe) as store:
+        run(pipe, "cat cat cat")
+    [found] = heatmaps(store, pipe.tokenizer, "cat cat cat")
+    assert [one.columns for one in found.find("cat cat")] == [(1, 2), (2, 3)]
+    expected = sum(found.token(column).values for column in (1, 2, 3))
+    torch.testing.assert_close(found["cat cat"].values, expected)
+
+
 def test_images_are_never_mixed():
     """Two prompts, two images each: as four single runs, with the same noise."""
     pipe = make_pipeline()

@@ -140,6 +140,19 @@ def test_any_scheduler_is_inverted_with_ddim_steps(pipe):
     assert torch.equal(one.trajectory, other.trajectory)
 
 
+def test_what_the_scheduler_clips_is_inverted_without_clipping(pipe):
+    """DDIM's formula has no clipping, which has no inverse."""
+    clipping = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=True)
+    clipping.register_to_config(clip_sample_range=1e-3)  # of all that there is
+    mine = make_pipeline()
+    mine.scheduler = clipping
+    mine.unet.load_state_dict(pipe.unet.state_dict())
+    one, other = (
+        invert(p, picture(), PROMPT, num_inference_steps=2, null_text=False) for p in (pipe, mine)
+    )
+    assert torch.equal(one.trajectory, other.trajectory)
+
+
 # -- down: null-text optimisation -----------------------------------------------------------------
 
 

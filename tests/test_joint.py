@@ -7,13 +7,17 @@ import math
 
 import pytest
 import torch
+from diffusers import FluxTransformer2DModel
+from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformer_rows import flux, klein, qwen_image, sd3
 
 import sdattn.attended
 import sdattn.sdpa
 from sdattn import capture
+from sdattn.layers import TRANSFORMERS
 from sdattn.sdpa import SdpaWatch, Seen, _logsumexp
 
 MODELS = {"SD3": sd3, "FLUX.1": flux, "FLUX.2": klein, "Qwen-Image": qwen_image}
@@ -129,6 +133,35 @@ def test_a_cast_by_autocast_is_left_to_it():
     assert torch.equal(found, expected)
 
 
+@torch.no_grad()
+def test_the_logsumexp_of_large_negative_scores_is_as_little_exact():
+    """float32 holds no more digits of -50 than of 50."""
+    query = 2 + 2 * torch.rand(1, 1, 300, 40, generator=torch.Generator().manual_seed(0))
+    key = -query
+    with SdpaWatch() as watch:
+        scaled_dot_product_attention(query, key, key)
+    [seen] = watch.calls
+    assert seen.logsumexp is None
+    found = seen.of_rows(*[slice(None)] * 3)(slice(None), None)
+    expected = (query.double() @ key.double().mT / math.sqrt(40)).softmax(-1)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("told", [True, False])
+@torch.no_grad()
+def test_the_scale_is_that_of_the_call(told, monkeypatch):
+    if not told:
+        monkeypatch.setattr(sdattn.sdpa, "_kernel_tells", lambda *_: False)
+    query, key = torch.randn(2, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
+    with SdpaWatch() as watch:
+        scaled_dot_product_attention(query, key, key, scale=0.1)
+    [seen] = watch.calls
+    assert (seen.logsumexp is not None) == told
+    found = seen.of_rows(*[slice(None)] * 3)(slice(None), None)
+    expected = (query.double() @ key.double().mT * 0.1).softmax(-1)
+    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
+
+
 class Largest(TorchDispatchMode):
     """The largest tensor that is made."""
 
@@ -223,3 +256,115 @@ def test_the_logsumexp_in_slices(monkeypatch):
     query, key = torch.randn(2, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
     expected = (query.double() @ key.double().mT).logsumexp(-1, keepdim=True)
     torch.testing.assert_close(_logsumexp(query, key, None).double(), expected)
+
+
+# -- processors and models of other orders and kinds ----------------------------------------------
+
+
+class Attending(TorchFunctionMode):
+    """Another torch attention, in a processor's own block."""
+
+    def __init__(self, attend):
+        super().__init__()
+        self.attend = attend
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        attends = func is scaled_dot_product_attention
+        return (self.attend if attends else func)(*args, **(kwargs or {}))
+
+
+class Odd(FluxAttnProcessor):
+    """FLUX's processor with another attention."""
+
+    def __init__(self, attend):
+        super().__init__()
+        self.attend = attend
+
+    def __call__(self, *args, **kwargs):
+        with Attending(self.attend):
+            return super().__call__(*args, **kwargs)
+
+
+def odd_flux(attend):
+    model = flux().transformer
+    model.transformer_blocks[0].attn.set_processor(Odd(attend))
+    return model
+
+
+def picture_first(query, key, value, **options):
+    moved = [one.roll(-N_TEXT, dims=2) for one in (query, key, value)]
+    return scaled_dot_product_attention(*moved, **options).roll(N_TEXT, dims=2)
+
+
+@torch.no_grad()
+def test_a_processor_that_puts_the_picture_first_is_refused():
+    model = odd_flux(picture_first)
+    given = inputs("FLUX.1", model)
+    torch.testing.assert_close(model(**given).sample, flux().transformer(**given).sample)
+    with pytest.raises(RuntimeError, match="Odd does not join text and picture .* at 0 to 7"):
+        with capture(model):
+            model(**given)
+
+
+@torch.no_grad()
+def test_a_second_attention_of_all_queries_to_other_keys_does_not_count():
+    def twice(query, key, value, **options):
+        scaled_dot_product_attention(query, key[:, :, 1:], value[:, :, 1:])
+        return scaled_dot_product_attention(query, key, value, **options)
+
+    model = odd_flux(twice)
+    given = inputs("FLUX.1", model)
+    expected = first_map(flux().transformer, given)
+    assert torch.equal(first_map(model, given), expected)
+
+
+@pytest.mark.parametrize("option", ["dropout_p", "is_causal", "enable_gqa"])
+@torch.no_grad()
+def test_other_kinds_of_joint_attention_are_refused(option):
+    def attend(query, key, value, **options):
+        options[option] = 0.5 if option == "dropout_p" else True
+        return scaled_dot_product_attention(query, key, value, **options)
+
+    model = odd_flux(attend)
+    with pytest.raises(RuntimeError, match="dropout, a causal mask or grouped queries"):
+        with capture(model):
+            model(**inputs("FLUX.1", model))
+
+
+def test_every_family_with_joint_attention_says_in_which_order():
+    for name, known in TRANSFORMERS.items():
+        joint = "joint" in {kind for _, kind in known.layers.values()}
+        assert joint == (known.joined is not None), name
+
+
+class Same(FluxTransformer2DModel):
+    pass
+
+
+class Other(FluxTransformer2DModel):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+@torch.no_grad()
+def test_a_subclass_is_known_as_long_as_it_leaves_forward_alone():
+    model = flux().transformer
+    given = inputs("FLUX.1", model)
+    expected = first_map(model, given)
+    model.__class__ = Same
+    assert torch.equal(first_map(model, given), expected)
+    model.__class__ = Other
+    with pytest.raises(
+        TypeError, match=r"Other \(test_joint\) has a forward .* picture first is not"
+    ):
+        first_map(model, given)
+    model.__class__ = type("FluxTransformer2DModel", (Other,), {"__module__": "elsewhere"})
+    with pytest.raises(TypeError, match=r"FluxTransformer2DModel \(elsewhere\) has a forward"):
+        first_map(model, given)
+
+
+def test_a_model_of_no_known_family_is_refused_by_name():
+    model = flux().transformer
+    model.__class__ = type("Joined", (FluxTransformer2DModel.__mro__[1], torch.nn.Module), {})
+    with pytest.raises(TypeError, match="Asked to capture a Joined"):
+        first_map(model, {})

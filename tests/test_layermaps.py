@@ -62,6 +62,21 @@ def test_the_heads_are_there_for_a_preset_that_reads_each(everything, name):
             assert one.maps.shape[1] == one.heads
 
 
+def test_a_step_in_the_very_middle_is_of_the_second_half():
+    """Of 5 steps the third is at 0.5."""
+    pipe = make_pipeline()
+    found = []
+    for steps in ("all", (0.5, 1.0), [2, 3, 4]):
+        with capture(pipe, steps=steps) as store:
+            pipe(PROMPT, **{**SMALL, "num_inference_steps": 5}, output_type="np",
+                 generator=torch.Generator().manual_seed(0))  # fmt: skip
+        found.append(layer_maps(store, PRESETS["default"]).layers)
+    assert store.passes[2].position == 0.5
+    for one in found[:2]:
+        for name, expected in found[2].items():
+            torch.testing.assert_close(one[name].maps, expected.maps)
+
+
 def test_the_affinity_is_the_mean_of_the_finest_self_attention(everything):
     found = layer_maps(everything, preset_of("default", "self"))
     layers = [one for one in find_layers(make_pipeline().unet) if one.kind == "self"]

@@ -1,6 +1,7 @@
 """outline(): what it says of a model without weights, against the pipeline loaded with them."""
 
 import inspect
+import json
 import logging
 import math
 
@@ -55,6 +56,7 @@ NAMES = (
     "Sana",
 )
 MAKE = {row.name: row.make for row in ROWS}
+FAST_TOKENIZER = ["transformers", "PreTrainedTokenizerFast"]
 PROMPTS = ["a red cat", "dog, dog and a cat"]
 
 
@@ -73,6 +75,10 @@ def both(request, tmp_path_factory):
         return load_pipeline("demo", device="cpu"), outline("demo")
     folder = tmp_path_factory.mktemp("model")
     MAKE[request.param]().save_pretrained(folder)
+    if request.param == "FLUX.2":  # its tiny processor is a class of these tests
+        index = folder / "model_index.json"
+        said = json.loads(index.read_text())
+        index.write_text(json.dumps({**said, "tokenizer": FAST_TOKENIZER}))
     return load_pipeline(folder, device="cpu"), outline(without_weights(folder))
 
 
@@ -211,7 +217,7 @@ def test_a_folder_that_cannot_be_loaded_is_told_as_by_loading(tmp_path):
     index = folder / "model_index.json"
     said = index.read_text()
     index.write_text(said.replace("StableDiffusionPipeline", "NoSuchPipeline"))
-    assert check_errors(folder) is AttributeError
+    assert check_errors(folder) is ValueError
     index.write_text(said.replace("UNet2DConditionModel", "NoSuchModel"))
     check_errors(folder)
     index.write_text(said)
@@ -248,5 +254,15 @@ def test_a_model_of_the_hub_keeps_its_name(tmp_path, monkeypatch):
 
     monkeypatch.setattr(DiffusionPipeline, "download", download)
     made = outline("owner/name")
-    assert asked == [("owner/name", {"use_safetensors": True})]
-    assert made.name_or_path == "owner/name"
+    loaded = load_pipeline("owner/name", device="cpu")
+    asked_for = ("owner/name", {"use_safetensors": True, "trust_remote_code": False})
+    assert asked == [asked_for, asked_for]
+    assert made.name_or_path == loaded.name_or_path == "owner/name"
+
+
+def test_the_hub_s_folder_is_judged_like_any_other(tmp_path, monkeypatch):
+    make_pipeline().save_pretrained(tmp_path)
+    index = tmp_path / "model_index.json"
+    index.write_text(index.read_text().replace('"transformers"', '"pathlib"'))
+    monkeypatch.setattr(DiffusionPipeline, "download", lambda *_, **__: str(tmp_path))
+    assert check_errors("owner/name") is ValueError

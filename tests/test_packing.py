@@ -1,17 +1,24 @@
 """A run packed and unpacked: the same heatmaps, up to the float16 of its maps."""
 
+import io
 import itertools
 from dataclasses import replace
 
+import matplotlib
+import numpy as np
 import pytest
 import torch
 from conftest import make_pipeline
+from PIL import Image
 from safetensors.torch import load
 
 from sdattn import generate
+from sdattn.heatmap import Heatmap
 from sdattn.packing import AFFINITY, MAPS, pack_run
 from sdattn.presets import PRESETS, Preset
-from sdattn.unpacking import map_shapes, read_info, unpack_run
+from sdattn.render import enlarge
+from sdattn.runinfo import read_info
+from sdattn.unpacking import map_shapes, unpack_run
 
 PROMPTS = ["a red cat and a turquoise dog", "dog dog"]
 OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 2}  # 16x24 cells and coarser ones
@@ -127,6 +134,24 @@ def test_further_maps_have_folders_of_their_own(run_of):
     again = back["asked"][1][1]
     assert again.columns == maps[1].columns
     assert torch.equal(again.values, maps[1].values.half().float())
+
+
+def test_a_knockout_that_changed_nothing_is_drawn_dark(run_of):
+    """All causal maps share the scale from zero to the largest change."""
+    run = run_of(PRESETS["default"], None)
+    grid = run.heatmaps[0].maps.shape[:2]
+    rising = torch.linspace(0, 1, grid.numel()).reshape(grid)
+    maps = [Heatmap("red", 1e-4 * rising, (2,)), Heatmap("cat", 0.5 * rising, (3,))]
+    one = replace(run.image_run(0), more={"causal": ("red cat", maps)})
+    files = pack_run(one, ("overlays",))
+    base = enlarge(one.image).convert("L").convert("RGB")
+    height = base.height
+    for name, share in (("01-red", 0.0002), ("02-cat", 1.0)):
+        tile = Image.open(io.BytesIO(files[f"causal/heatmaps/{name}.png"]))
+        corner = np.asarray(tile)[height - 1, base.width - 1].astype(float)
+        grey = np.asarray(base)[height - 1, base.width - 1].astype(float)
+        colour = np.array(matplotlib.colormaps["inferno"](share)[:3]) * 255
+        np.testing.assert_allclose(corner, 0.25 * grey + 0.75 * colour, atol=3)
 
 
 @pytest.mark.parametrize("where", ["layer", "affinity"])

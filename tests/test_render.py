@@ -33,6 +33,15 @@ def test_values_that_are_not_finite_are_refused(bad):
 
 @pytest.mark.parametrize(
     ("size", "grid"),
+    [((96, 64), (5, 6)), ((96, 64), (4, 8)), ((64, 96), (6, 5)), ((512, 512), (64, 65))],
+)
+def test_a_grid_that_is_a_cell_off_is_refused(size, grid):
+    with pytest.raises(ValueError, match=f"of {grid[0]}x{grid[1]} cells does not belong to an"):
+        render.overlay(Image.new("RGB", size), np.zeros(grid), "word")
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"),
     [((512, 512), (64, 64)), ((768, 512), (32, 48)), ((320, 640), (80, 40)), ((136, 72), (5, 9))],
 )
 def test_heat_lies_where_the_map_has_it(size, grid):
@@ -147,3 +156,20 @@ def test_text_above_a_sheet_is_wrapped_to_three_rows(text):
     top = headed.height - plain.height
     assert 14 * 1.5 * 3 <= top <= 14 * 1.5 * 5 + 1
     assert headed.crop((0, top, *headed.size)).tobytes() == plain.tobytes()
+
+
+@pytest.mark.parametrize("size", [(6400, 8), (51200, 8), (8, 6400), (10_000, 1), (4096, 3)])
+def test_a_long_thin_picture_is_not_enlarged_without_end(size):
+    """No drawing has more pixels than a square of 1024, or four times those of the picture."""
+    image = Image.new("RGB", size)
+    drawn = render.caption(render.enlarge(image), "word", "0 to 1")
+    assert drawn.width * drawn.height <= max(1024**2, 4 * size[0] * size[1])
+    assert render.grid(image, [drawn] * 3).width <= 3 * max(4096, size[0]) + 24
+
+
+@pytest.mark.parametrize(
+    "image", [None, "image.png", np.zeros((8, 8, 3))], ids=["none", "name", "array"]
+)
+def test_what_is_no_picture_is_refused(image):
+    with pytest.raises(TypeError, match="Pass the PIL image of the same run"):
+        render.overlay(image, np.zeros((2, 2)))

@@ -1,17 +1,19 @@
 """The page of a run: its numbers, its size and its command; test_report_browser opens it."""
 
 import base64
+import hashlib
 import json
 import re
 import shlex
 import zlib
 from dataclasses import replace
-from html import unescape
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import torch
 from random_run import random_run
+from small_runs import small_run
 
 import sdattn as library
 from sdattn import Heatmaps, generate, load_pipeline, load_run
@@ -87,11 +89,65 @@ def test_the_same_run_gives_the_same_page(run):
     assert report(run.image_run(0)) == report(run.image_run(0))
 
 
+class Page(HTMLParser):
+    """What a browser finds in a page: tags with their attributes, and the text inside of some."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.texts, self.inside = [], [], None
+        self.feed(page.decode())
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag in ("script", "style", "button"):
+            self.inside = tag
+            self.texts.append((tag, dict(attributes), ""))
+
+    def handle_data(self, data):
+        if self.inside:
+            *_, (tag, attributes, text) = self.texts
+            self.texts[-1] = tag, attributes, text + data
+
+    def handle_endtag(self, tag):
+        if tag == self.inside:
+            self.inside = None
+
+
 def test_a_page_loads_nothing(run):
-    page = unescape(report(run.image_run(0)).decode())
-    assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:)""", page.split("<script>")[0])
-    assert "default-src 'none'" in page
-    assert "unsafe" not in page
+    """Only the scripts and styles that are there run, by hashes that are computed from the page."""
+    page = Page(report(run.image_run(0)))
+    [script] = [text for tag, attributes, text in page.texts if tag == "script" and not attributes]
+    [style] = [text for tag, _, text in page.texts if tag == "style"]
+    of_script, of_style = (
+        base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in (script, style)
+    )
+    policies = [a["content"] for tag, a in page.tags if "Content-Security" in str(a)]
+    assert [" ".join(one.split()) for one in policies] == [
+        f"default-src 'none'; img-src data: ; style-src 'sha256-{of_style}'; "
+        f"script-src 'sha256-{of_script}'; base-uri 'none'; form-action 'none'"
+    ]
+    loaded = {"src", "href", "srcset", "action", "data", "poster", "style", "background"}
+    for tag, attributes in page.tags:
+        for name in attributes.keys() & loaded:
+            assert attributes[name].startswith(("data:", "#")), (tag, attributes)
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+
+
+@pytest.mark.parametrize("gap", ["cut off", "not captured"])
+def test_words_behind_a_gap_keep_their_own_maps(gap):
+    run = small_run()
+    prompt, maps = run.heatmaps.prompt, run.heatmaps.maps
+    if gap == "cut off":  # as where only one of two text encoders reads so far
+        a, red, cat = prompt.words
+        heatmaps = Heatmaps(replace(prompt, words=(a, replace(red, columns=()), cat)), maps)
+    else:
+        [columns] = prompt.find("red")
+        heatmaps = run.heatmaps.keep([one for one in range(77) if one not in columns])
+    page = report(replace(run, heatmaps=heatmaps, more={}))
+    words = data_of(page)["words"]
+    shown = [(a["data-word"], text) for tag, a, text in Page(page).texts if "data-word" in a]
+    assert words[:2] == ["a", "cat"]
+    assert shown[:2] == [("0", "a"), ("1", "cat")]
 
 
 @pytest.mark.parametrize(

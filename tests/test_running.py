@@ -3,13 +3,19 @@
 What checked_options() refuses is tested in test_runs.py.
 """
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_pipeline
+from PIL import Image
 
-from sdattn import generate
+from sdattn import explain, generate
 from sdattn.causes import knockouts
-from sdattn.running import is_of_pictures, options_of_image
+from sdattn.edit import edit
+from sdattn.running import checked_options, checked_seeds, is_of_pictures, options_of_image
+from sdattn.tokens import TruncationWarning
+
+PIPE = make_pipeline()
 
 
 def test_an_image_has_its_prompts_options_and_its_own_noise():
@@ -51,3 +57,72 @@ def test_knockouts_of_a_batch_are_those_of_single_runs():
         for one, other in zip(alone, run.causal_heatmaps[i], strict=True):
             assert other.label == one.heatmap.label
             torch.testing.assert_close(other.values, one.heatmap.values, atol=0.005, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"num_images_per_prompt": 10**9}, r"1,000,000,000 picture\(s\) of 128x128 .* need \d"),
+        ({"height": 8 * 10**6, "width": 8 * 10**6}, r"8000000x8000000 pixels need 768,000 GB"),
+        *(({"num_images_per_prompt": value}, "from 1") for value in (0, -1, 1.5, "2", True)),
+        ({"num_inference_steps": True}, "pass 1 to 1000"),
+        ({"negative_prompt": "a" * 10_001}, "negative_prompt has 10,001 characters. .* 10,000"),
+        ({"negative_prompt": ["cat", "\udcff"]}, r"not UTF-8: its character 1 is '\\udcff'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_before_the_model_runs(options, reason):
+    pipe = make_pipeline()
+    pipe.unet.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(ValueError, match=reason):
+        generate(pipe, "a cat", **options)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        ([], "there is none"),
+        ("a " * 5_001, "The prompt has 10,002 characters. Write at most 10,000"),
+        ("a \udcff cat", r"The prompt is not UTF-8: its character 3 is '\\udcff'"),
+    ],
+    ids=["none", "long", "bytes"],
+)
+def test_a_prompt_that_cannot_be_is_refused(prompt, reason):
+    with pytest.raises(ValueError, match=reason):
+        generate(make_pipeline(), prompt)
+
+
+def test_the_longest_prompt_keeps_page_and_settings_small(tmp_path):
+    with pytest.warns(TruncationWarning):
+        run = generate(make_pipeline(), "a " * 5_000, num_inference_steps=1)
+    run.save(tmp_path / "run")
+    for name, most in (("report.html", 1_000_000), ("run.json", 1_000_000)):
+        assert (tmp_path / "run" / name).stat().st_size < most
+
+
+SEEDS = {
+    "generate": lambda pipe, seed: generate(pipe, "a cat", seed=seed),
+    "knockouts": lambda pipe, seed: knockouts(pipe, "a cat", ["cat"], seed),
+    "edit": lambda pipe, seed: edit(pipe, "a cat", "a dog", seed=seed),
+    "explain": lambda pipe, seed: explain(pipe, Image.new("RGB", (128, 128)), "a cat", seed=seed),
+}
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 2**64, 1.0, True, "1", None])
+@pytest.mark.parametrize("way", SEEDS)
+def test_seeds_that_cannot_be_are_refused_as_in_a_batch(way, seed):
+    with pytest.raises(ValueError, match=r"seed=.*from 0 to 2\*\*63 - 1"):
+        SEEDS[way](PIPE, seed)
+
+
+def test_the_last_seed_counts():
+    assert checked_seeds(np.int64(2**63 - 2), 2) == [2**63 - 2, 2**63 - 1]
+    with pytest.raises(ValueError, match=r"2\*\*63 - 2, for 2 images"):
+        checked_seeds(2**63 - 1, 2)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    given = {"num_inference_steps": np.int64(2), "height": np.int32(64), "width": np.uint16(96)}
+    found = checked_options(PIPE, {**given, "num_images_per_prompt": np.int8(3)})
+    assert found == {**given, "num_images_per_prompt": 3}
+    assert {type(value) for value in found.values()} == {int}

@@ -2,23 +2,12 @@
 
 import pytest
 import torch
-from conftest import make_pipeline, make_unet
+from conftest import make_pipeline, make_sd15_unet
 
 import sdattn
 from sdattn import AttentionStore, capture
 from sdattn.edit import register_attention_control
 from sdattn.layers import find_layers
-
-
-def make_sd15_unet():
-    """SD 1.5's own configuration, which is diffusers' default, at a fifth of its width."""
-    return make_unet(
-        sample_size=64,
-        block_out_channels=(64, 128, 256, 256),
-        attention_head_dim=8,
-        cross_attention_dim=768,
-        norm_num_groups=32,
-    )
 
 
 @torch.no_grad()
@@ -243,8 +232,9 @@ def test_the_public_surface():
     assert set(sdattn.__all__) == {
         "AttentionStore", "CaptureError", "CaptureWarning", "Heatmap", "Heatmaps", "Knockout",
         "MapStore", "PRESETS", "Preset", "Run", "TorchAttnProcessor", "TruncationWarning",
-        "attention", "batch", "capture", "diff", "edit", "explain", "generate", "heatmaps",
-        "knockout", "load_pipeline", "load_run", "read_prompt", "read_prompts",
+        "aggregate_attention", "attention", "batch", "capture", "diff", "edit", "explain",
+        "generate", "heatmaps", "knockout", "load_pipeline", "load_run", "read_prompt",
+        "read_prompts",
     }  # fmt: skip
     assert all(getattr(sdattn, name) is not None for name in sdattn.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

@@ -471,11 +471,20 @@ def test_gradient_checkpointing_adds_nothing_twice(steps):
 
 
 def test_layers_that_a_cache_skips_are_told():
-    pipe = flux()
-    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.9))
-    with pytest.warns(CaptureWarning, match="The model ran 6 times, but 3 watched layers ran in"):
-        with capture(pipe):
+    """And their mean is over the passes in which they ran, not over those of the model."""
+    found = []
+    for steps in ("mean", "all"):
+        pipe = flux()
+        pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.9))
+        told = "The model ran 6 times, but 3 watched layers ran in"
+        with pytest.warns(CaptureWarning, match=told), capture(pipe, steps=steps) as store:
             run(pipe, num_inference_steps=6)
+        found.append(store.maps)
+    mean, every = found
+    ran = {name: one.shape[1] for name, one in every.items()}
+    assert sorted(ran.values())[-1] == 6 > min(ran.values())
+    for name, one in mean.items():
+        torch.testing.assert_close(one, every[name].mean(1))
 
 
 def test_a_processor_assigned_inside_is_noticed():

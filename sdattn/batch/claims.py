@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from .. import __version__
 from ..packing import FORMAT as RUN_FORMAT
+from .adopting import check_adopted
 from .folder import FORMAT, BatchFolder
 from .plan import Job, digest, digest_inputs
 from .request import Request
@@ -63,12 +64,22 @@ class Claim:
     input: Mapping[str, Any]
     batch_size: int
 
-    def make(self, folder: BatchFolder, fingerprints: Mapping[str, str], force: bool) -> set[str]:
+    def make(
+        self,
+        folder: BatchFolder,
+        fingerprints: Mapping[str, str],
+        ids: Iterable[str] = (),
+        *,
+        force: bool = False,
+        adopt: bool = False,
+    ) -> set[str]:
         """Take a folder, bring it in order, and tell what of the run is whole in it.
 
         Args:
             folder: open and locked.
             fingerprints: of each item of the run, by id.
+            ids: of the whole input, in its order.
+            adopt: read every item whole, and have those that are damaged made anew.
             force: where the folder is of another input, model or setting, remove the items that
                 differ and keep the others.
 
@@ -87,8 +98,12 @@ class Claim:
                 f"{folder.root} has the format {folder.manifest['settings']['format']!r}, which "
                 "--force does not change. Choose another --out."
             )
-        folder.claim(self._document())
-        rows = folder.settle()
+        damaged = {}
+        if adopt:
+            damaged = check_adopted(folder, self.settings, fingerprints, force)
+        folder.claim(self._document(), ids)
+        folder.layout.discard(damaged)
+        rows = folder.settle(fingerprints)
         stale = _stale(rows, fingerprints)
         if stale and not force:
             raise ValueError(
@@ -97,7 +112,7 @@ class Claim:
             )
         if stale:
             folder.layout.discard(stale)
-            rows = folder.settle()
+            rows = folder.settle(fingerprints)
         return rows.keys() & fingerprints.keys()
 
     def _document(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from ..outlines import outline
 from ..pipelines import load_pipeline
+from ..terminal import visible
 from ..watching import capture_settings
 from .claims import Claim, describe_input, settings_of
 from .drawing import Drawer
@@ -82,7 +83,7 @@ class _BatchRun:
 
     def _read(self) -> tuple[list[Item], list[Job] | None, list[BadLine]]:
         source = str(self.request.source)
-        kind = kind_of(source)
+        kind = self.request.input_format or kind_of(source)
         data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
         items, bad = read_items(data, kind, seed=self.request.seed)
         pipe = outline(self.request.model)
@@ -107,7 +108,7 @@ class _BatchRun:
         if len(bad) > 1 and not good and len(reasons) == 1:  # an option for all of them, mostly
             raise ValueError(f"None of {len(bad)} lines can be drawn: {reasons.pop()}")
         for one in bad:
-            print(f"sdattn: line {one.line}: {one.reason}", file=sys.stderr)
+            print(f"sdattn: line {one.line}: {visible(one.reason)}", file=sys.stderr)
         if not good:
             raise ValueError(f"{self.request.source} has no line that can be drawn.")
         if bad and self.request.strict:
@@ -119,7 +120,7 @@ class _BatchRun:
     def _open(self) -> None:
         """Lock the folder: the first process for all that see its disk."""
         team, folder, name = self.team, self.folder, self.job_name
-        team.share(lambda: folder.open(name))
+        team.share(lambda: folder.open(name, adopt=self.request.adopt))
         team.together(self._join_from_another_machine)
         if not (team.first or team.first_here):
             folder.lock.join(name)
@@ -132,7 +133,7 @@ class _BatchRun:
                 return
             time.sleep(0.5)  # a shared disk can show late what another machine has written
         self.keeper = True
-        self.folder.open(self.job_name)
+        self.folder.open(self.job_name, adopt=self.request.adopt)
 
     def _load(self) -> Any:
         pipe = load_pipeline(self.request.model, device=self.team.device, dtype=self.request.dtype)
@@ -172,7 +173,9 @@ class _BatchRun:
         def make() -> set[str]:
             if not self.keeper:
                 return set()
-            whole = claim.make(self.folder, self.fingerprints, request.force)
+            ids = (job.item.id for job in jobs)
+            ways = {"force": request.force, "adopt": request.adopt}
+            whole = claim.make(self.folder, self.fingerprints, ids, **ways)
             # what failed in a run that crashed is not counted for this one
             self.folder.gather_errors(map(asdict, bad), whole, self.fingerprints)
             return whole
@@ -220,10 +223,11 @@ class _BatchRun:
         whole, failed = set[str](), 0
         try:
             if self.keeper:
-                self.folder.gather()
+                number = self.folder.gather()
                 whole = set(self.folder.rows()) & set(self.fingerprints)
                 failed = self.folder.gather_errors(map(asdict, bad), whole, self.fingerprints)
                 write_gallery(self.folder)
+                self.folder.seal(number)
         except OSError as another:
             error = error or another
         found = self.team.gather((whole, failed))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..running import checked_seeds
 from ..words import split_phrase, split_words
 from .lines import kind_of, open_lines, shortened, shown
 
@@ -88,8 +89,7 @@ def read_items(data: bytes, kind: str, *, seed: int = 0) -> tuple[list[Item], li
     >>> bad[0].line, bad[0].reason
     (2, 'prompt=5: write a text with at least one word in it.')
     """
-    if not 0 <= seed <= _LARGEST_SEED:
-        raise ValueError(f"seed={seed}: pass a whole number from 0 to 2**63 - 1.")
+    checked_seeds(seed)
     lines, fields_of = open_lines(data, kind)
     items: list[Item] = []
     bad: list[BadLine] = []

@@ -8,10 +8,15 @@ not at all. A place is a path in the run's folder: ``items/0000/000012`` or
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -20,12 +25,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
-from ..files import flush, flush_tree, write_files, write_whole
+from ..files import flush, flush_tree, inside, write_files, write_whole
 from ..packing import FORMAT, MAPS, pack_maps, sha256
 
 Files = Mapping[str, bytes]
 Whole = Callable[[str, str, Files], None]
+_NEAR = 64  # shards whose lists of files are remembered: processes write in turn
+_NBYTES = {"U8": 1, "F16": 2}  # of a number, of the types that shards hold
 _EACH = 1000  # items a folder of folders
+_OURS = re.compile(  # what a run can have written into an item's folder
+    r"(?:(?:negative|asked|causal)/)?"
+    r"(?:image\.png|grid\.png|report\.html|run\.json|(?:maps|steps|heads)\.safetensors"
+    r"|(?:heatmaps|masks)/[0-9]{2,}-[^/]+\.png)"
+)
 
 
 class Layout(Protocol):
@@ -41,6 +53,15 @@ class Layout(Protocol):
     def find(self) -> Iterator[tuple[str, str]]:
         """(id, place) of every item that is there."""
 
+    def broken(self) -> Iterator[tuple[str, str]]:
+        """(place, what is wrong) of what may hold items and cannot be read."""
+
+    def format_of(self, place: str) -> str | None:
+        """The format that a place says of itself, where it says one."""
+
+    def sizes(self, item: str, place: str, names: Iterable[str]) -> dict[str, int]:
+        """Bytes of those of an item's files that are there, without reading them."""
+
     def read(self, item: str, place: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
         """An item's files, or those of these names that it has."""
 
@@ -49,7 +70,11 @@ class Layout(Protocol):
         self.add(where[0], line, other.read(*where), whole)
 
     def discard(self, stale: Mapping[str, str]) -> None:
-        """Remove items, id to place."""
+        """Remove items, id to place.
+
+        Raises:
+            ValueError: there are files among theirs that no run wrote; nothing is removed then.
+        """
 
 
 def layout_of(settings: Mapping[str, Any], root: Path, temporary: Path) -> Layout:
@@ -104,22 +129,53 @@ class Folders(Layout):
         for group in sorted((self.root / "items").glob("[0-9]*")):
             with os.scandir(group) as entries:
                 for entry in entries:
-                    if entry.is_dir():
+                    if entry.is_dir() or entry.is_symlink():
                         yield entry.name, f"items/{group.name}/{entry.name}"
 
+    def broken(self) -> Iterator[tuple[str, str]]:
+        return iter(())  # an item's folder is its own business
+
+    def format_of(self, place: str) -> str | None:
+        return None
+
+    def sizes(self, item: str, place: str, names: Iterable[str]) -> dict[str, int]:
+        found = {}
+        with suppress(ValueError):  # a link, which leads to nothing of ours
+            folder = inside(self.root, place)
+            for name in names:
+                with suppress(OSError, ValueError):
+                    known = (inside(folder, name) if "/" in name else folder / name).lstat()
+                    if stat.S_ISREG(known.st_mode):
+                        found[name] = known.st_size
+        return found
+
     def read(self, item: str, place: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
-        folder = self.root / place
-        if names is None:
-            found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        else:
-            found = [folder / name for name in names if (folder / name).is_file()]
-        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+        folder = inside(self.root, place)
+        names = self._listed(place) if names is None else names
+        paths = {name: inside(folder, name) for name in names}
+        return {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
 
     def discard(self, stale: Mapping[str, str]) -> None:
         for place in stale.values():
-            gone = self.temporary / uuid4().hex
-            os.rename(self.root / place, gone)
-            shutil.rmtree(gone)
+            foreign = [name for name in self._listed(place) if not _OURS.fullmatch(name)]
+            if foreign:
+                raise ValueError(
+                    f"{self.root / place} is to be drawn again, but holds {', '.join(foreign[:3])}"
+                    ", which no run wrote. Move what is yours elsewhere."
+                )
+        for place in stale.values():
+            path, gone = self.root / place, self.temporary / uuid4().hex
+            os.rename(path, gone)
+            gone.unlink() if gone.is_symlink() else shutil.rmtree(gone)
+
+    def _listed(self, place: str) -> list[str]:
+        """The files in an item's folder, and the links by their own names."""
+        folder = self.root / place
+        found = []
+        for at, folders, names in os.walk(folder if not folder.is_symlink() else ""):
+            links = [one for one in folders if Path(at, one).is_symlink()]
+            found += [Path(at, one).relative_to(folder).as_posix() for one in [*names, *links]]
+        return sorted(found)
 
 
 class Shards(Layout):
@@ -138,6 +194,7 @@ class Shards(Layout):
         self._writing = threading.Lock()  # one shard at a time: a slow disk is to hold up drawing
         self._held: dict[str, tuple[Files, Whole]] = {}
         self._held_bytes = 0
+        self._sizes_of = lru_cache(_NEAR)(self._read_sizes)
 
     def add(self, item: str, line: int, files: Files, whole: Whole) -> None:
         with self._lock:
@@ -171,25 +228,85 @@ class Shards(Layout):
         return place
 
     def find(self) -> Iterator[tuple[str, str]]:
-        for path in sorted((self.root / "shards").glob("*.safetensors")):
+        for place in self._places():
             try:
-                with safe_open(path, framework="pt") as file:
-                    head = json.loads((file.metadata() or {}).get("sdattn", "{}"))
-            except SafetensorError:  # what it held is missing, and is made anew
+                items = self._head(place)["items"]
+            except ValueError:  # what it held is missing, and is made anew
                 continue
-            for item in head.get("items", ()):
-                yield item, f"shards/{path.name}"
+            for item in items:
+                yield item, place
+
+    def broken(self) -> Iterator[tuple[str, str]]:
+        for place in self._places():
+            try:
+                items = set(self._head(place)["items"])
+            except ValueError as error:
+                yield place, str(error)
+                continue
+            if others := sorted(self._sizes(place).keys() - items):
+                yield place, f"it holds files of {others[0]!r}, which is none of its items"
+
+    def format_of(self, place: str) -> str | None:
+        return self._head(place)["format"]
+
+    def sizes(self, item: str, place: str, names: Iterable[str]) -> dict[str, int]:
+        """Bytes of each file, of maps those of the numbers alone."""
+        try:
+            found = self._sizes(place).get(item, {})
+        except (OSError, ValueError):
+            return {}
+        return {name: found[name] for name in names if name in found}
 
     def read(self, item: str, place: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
         wanted = None if names is None else set(names)
         tensors = {}
-        with safe_open(self.root / place, framework="pt") as file:
+        with self._open(place) as file:
             for key in file.keys():  # noqa: SIM118
-                owner, _, name = key.partition("/")
-                of = MAPS if name.startswith("maps/") else name
-                if owner == item and (wanted is None or of in wanted):
-                    tensors[name] = file.get_tensor(key)
+                owner, name = _owner(key)
+                if owner == item and (wanted is None or name in wanted):
+                    tensors[key.partition("/")[2]] = file.get_tensor(key)
         return _as_files(tensors)
+
+    def _places(self) -> list[str]:
+        found = sorted((self.root / "shards").glob("*.safetensors"))
+        return [f"shards/{path.name}" for path in found]
+
+    @contextmanager
+    def _open(self, place: str) -> Iterator[Any]:
+        """A shard; raises ValueError where it is none that can be read."""
+        try:
+            with safe_open(inside(self.root, place), framework="pt") as file:
+                yield file
+        except SafetensorError as error:
+            raise ValueError(f"{place} cannot be read: {error}") from error
+
+    def _head(self, place: str) -> dict[str, Any]:
+        with self._open(place) as file:
+            text = (file.metadata() or {}).get("sdattn", "{}")
+        try:
+            head = json.loads(text)
+            whole = isinstance(head["format"], str) and all(type(i) is str for i in head["items"])
+        except (ValueError, TypeError, KeyError):
+            whole = False
+        if not whole:
+            raise ValueError(f"{place} cannot be read: it has no list of items")
+        return head
+
+    def _sizes(self, place: str) -> dict[str, dict[str, int]]:
+        """Bytes of each item's files in a shard, remembered while it stays as it is."""
+        known = inside(self.root, place).stat()
+        return self._sizes_of(place, known.st_ino, known.st_mtime_ns, known.st_size)
+
+    def _read_sizes(self, place: str, *_: int) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        with self._open(place) as file:
+            for key in file.keys():  # noqa: SIM118
+                owner, name = _owner(key)
+                one = file.get_slice(key)
+                nbytes = math.prod(one.get_shape()) * _NBYTES.get(one.get_dtype(), 0)
+                files = found.setdefault(owner, {})
+                files[name] = files.get(name, 0) + nbytes
+        return found
 
     def discard(self, stale: Mapping[str, str]) -> None:
         touched: dict[str, list[str]] = {place: [] for place in stale.values()}
@@ -200,6 +317,12 @@ class Shards(Layout):
             if kept:
                 self._write({item: self.read(item, place) for item in kept})
             (self.root / place).unlink()
+
+
+def _owner(key: str) -> tuple[str, str]:
+    """A tensor's item and the file that it is (of)."""
+    owner, _, name = key.partition("/")
+    return owner, MAPS if name.startswith("maps/") else name
 
 
 def _link_tree(source: Path, target: Path) -> None:

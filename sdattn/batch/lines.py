@@ -11,7 +11,7 @@ import io
 import json
 import math
 import re
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,9 @@ from typing import Any, NoReturn
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".txt": "txt"}
 _LEVELS = 20  # nested lists and objects; far more would fail later, where a run is written
 _DIGITS = 100
+_LONGEST = 1_000_000  # bytes of a line; what is in it is written with every item
 _QUOTED = re.compile(r'(?:^|(?<=,))"[^"]*(?:""[^"]*)*"(?=,|\r?\n?\Z)')
+_ARRAY = re.compile(rb"""\s*\[\s*(?:[\[{"\]]|\Z)""")
 _NUMBERS = ("seed", "width", "height", "num_inference_steps", "guidance_scale")
 
 Numbered = Iterator[tuple[int, bytes]]
@@ -60,18 +62,26 @@ def open_lines(data: bytes, kind: str) -> tuple[Numbered, Callable[[bytes], Fiel
     Args:
         data: the whole input, UTF-8, perhaps with a byte order mark; only a line feed ends a line.
         kind: see :func:`kind_of`; ``"auto"`` is JSON where the first line that is not blank begins
-            with ``{``, else text.
+            with ``{``, CSV where it is a header that names ``prompt``, else text.
 
     Returns:
         The lines; and a function that gives the fields of a line, or None where it is blank, and
         raises a ValueError with the reason where it cannot be read.
 
     Raises:
-        ValueError: another kind, a CSV header that cannot be read.
+        ValueError: another kind, a CSV header that cannot be read, UTF-16, a JSON array, or a text
+            whose first line is the header of a CSV.
     """
+    if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        raise ValueError("The input is UTF-16. Save it as UTF-8.")
     data = data.removeprefix(BOM_UTF8)
     if kind == "auto":
-        kind = "jsonl" if data.lstrip().startswith(b"{") else "txt"
+        kind = _kind_by_looks(data)
+    elif kind == "txt" and len(_prompt_header(data)) > 1:
+        raise ValueError(
+            f"The first line, {shown(_first_line(data))}, is the header of a CSV, not a prompt. "
+            "Name the file .csv or pass --input-format csv."
+        )
     if kind == "csv":
         rows = _rows(io.BytesIO(data).readlines())
         return rows, partial(_read, partial(_of_row, _header(rows)))
@@ -80,7 +90,33 @@ def open_lines(data: bytes, kind: str) -> tuple[Numbered, Callable[[bytes], Fiel
     return enumerate(io.BytesIO(data), 1), partial(_read, _of_json if kind == "jsonl" else _of_text)
 
 
+def _kind_by_looks(data: bytes) -> str:
+    """What standard input holds, by its beginning."""
+    if data.lstrip().startswith(b"{"):
+        return "jsonl"
+    if _ARRAY.match(data):
+        raise ValueError(
+            "The input begins as a JSON array. Write an object a line (jq -c '.[]' does), or, if "
+            "these are prompts, pass --input-format txt."
+        )
+    return "csv" if _prompt_header(data) else "txt"
+
+
+def _prompt_header(data: bytes) -> list[str]:
+    """The columns, if the first line that is not blank is the header of a CSV with prompts."""
+    text = _first_line(data)
+    names = [name.strip() for name in next(csv.reader([text]), [])] if text.isprintable() else []
+    return names if "prompt" in names and all(map(str.isidentifier, names)) else []
+
+
+def _first_line(data: bytes) -> str:
+    """The first line that is not blank."""
+    return data.lstrip().partition(b"\n")[0][:1000].decode(errors="replace").strip()
+
+
 def _read(fields_of: Callable[[str], Fields], raw: bytes) -> Fields | None:
+    if len(raw) > _LONGEST:
+        raise ValueError(f"it has {len(raw):,} bytes. Write at most {_LONGEST:,} in a line.")
     text = _decoded(raw)
     return fields_of(text) if text.strip() else None
 

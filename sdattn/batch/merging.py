@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from .folder import BatchFolder
+from .folder import BatchFolder, Held
 from .gallery import write_gallery
 from .plan import digest
-from .rows import Known
+from .rows import bad_lines_in
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What came of a merge.
+
+    Attributes:
+        items: that ``out`` holds now.
+        wanted: that the runs' input has.
+        missing: ids of those that are in none of the runs, in the order of the input; of runs of
+            an earlier version only those that they name.
+    """
+
+    items: int
+    wanted: int
+    missing: list[str]
+
+    @property
+    def lacks(self) -> int:
+        """How many items are missing, named or not."""
+        return len(self.missing) or max(0, self.wanted - self.items)
 
 
 def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
@@ -35,6 +56,12 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
         FileNotFoundError: as :func:`sdattn.batch.reading.open_batch`.
         OSError: one of the runs is being written, or ``out`` cannot be.
     """
+    made = merge_runs(roots, out)
+    return made.items, made.wanted
+
+
+def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
+    """:func:`merge`, which tells what is missing too."""
     runs = [BatchFolder(root) for root in roots]
     for run in runs:
         if not run.lock.free():
@@ -43,38 +70,55 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
                 "it."
             )
     manifest = _merged([run.manifest for run in runs], [str(run.root) for run in runs])
-    rows = [run.rows() for run in runs]
-    _check_twins(runs, rows)
+    found = [run.held() for run in runs]
+    _check_twins(runs, [held for held, _ in found])
     target, name = BatchFolder(out), uuid4().hex[:12]
     target.open(name)
     try:
         if not target.is_new and _identity(target.manifest) != _identity(manifest):
             raise ValueError(f"{out} is the folder of other runs. Choose another --out.")
-        target.claim(manifest)
-        _take_missing(target, name, runs, rows)
+        ids = _ids(runs)
+        target.claim(manifest, ids)
+        _take_missing(target, name, runs, [held for held, _ in found])
         number = target.gather()
         _merge_errors(runs, target)
         write_gallery(target)
-        return number, manifest["input"]["items"]
+        target.seal(number)
+        told = dict.fromkeys([*ids, *(one for _, lost in found for one in lost)])
+        told |= dict.fromkeys(target.failures())
+        whole = target.rows()
+        missing = [item for item in told if item not in whole]
+        return Merged(number, manifest["input"]["items"], missing)
     finally:
         target.close()
+
+
+def _ids(runs: Sequence[BatchFolder]) -> list[str]:
+    """The ids of the input that runs drew, or of their parts of several inputs."""
+    inputs = [run.manifest["input"] for run in runs]
+    if len({one["digest"] for one in inputs}) == 1:
+        return next(filter(None, (run.ids() for run in runs)), [])
+    found: dict[str, None] = {}
+    for run, one in zip(runs, inputs, strict=True):
+        which, of = map(int, one["part"].split("/"))
+        found |= dict.fromkeys(run.ids()[which - 1 :: of])
+    return [*found]
 
 
 def _take_missing(
     target: BatchFolder,
     name: str,
     runs: Sequence[BatchFolder],
-    rows: Sequence[Mapping[str, Known]],
+    found: Sequence[Mapping[str, Held]],
 ) -> None:
     """Add what ``target`` does not hold yet, noted by ``name``."""
-    whole, layout = set(target.settle()), target.layout
-    for run, found in zip(runs, rows, strict=True):
-        source = run.layout
-        there = dict(source.find())  # a row may be of an item that was removed by hand
-        for item, one in found.items():
-            if item not in whole and there.get(item) == one.place:
+    whole = set(target.settle({item for held in found for item in held}))
+    layout = target.layout
+    for run, held in zip(runs, found, strict=True):
+        for item, one in held.items():
+            if item not in whole:
                 where = item, one.place
-                layout.take(source, where, one.line, partial(target.note_whole, name))
+                layout.take(run.layout, where, one.line, partial(target.note_whole, name))
                 whole.add(item)
     layout.flush()
 
@@ -112,7 +156,7 @@ def _told(manifest: Mapping[str, Any]) -> str:
     return ", ".join([*told, f"preset {settings['preset']['name']}"])
 
 
-def _check_twins(runs: Sequence[BatchFolder], rows: Sequence[Mapping[str, Known]]) -> None:
+def _check_twins(runs: Sequence[BatchFolder], rows: Sequence[Mapping[str, Held]]) -> None:
     """Refuse an id of two different items; the same item in two runs is fine."""
     seen: dict[str, tuple[str, BatchFolder]] = {}
     for run, found in zip(runs, rows, strict=True):
@@ -131,9 +175,6 @@ def _merge_errors(runs: Sequence[BatchFolder], target: BatchFolder) -> None:
         for row in run.failures().values():
             target.note("failed", "merged", row)
         of = run.manifest["input"]["digest"]
-        path = run.root / "errors.jsonl"
-        for line in path.read_bytes().splitlines() if path.is_file() else ():
-            row = json.loads(line)
-            if "id" not in row:
-                bad[of, row["line"]] = row
+        for row in bad_lines_in(run.root / "errors.jsonl"):
+            bad[of, row["line"]] = row
     target.gather_errors(bad.values(), target.rows())

@@ -13,7 +13,7 @@ import torch
 
 from ..packing import sha256
 from ..pipelines import images_a_prompt
-from ..prompts import read_prompts
+from ..prompts import check_text, read_prompts
 from ..running import checked_options
 from .items import BadLine, Item, printable
 
@@ -75,6 +75,8 @@ class _Checks:
     def job(self, item: Item) -> Job:
         if item.negative_prompt is None:
             item = replace(item, negative_prompt=self.negative)
+        check_text(item.prompt, "prompt")
+        check_text(item.negative_prompt or "", "negative prompt")
         key, options = self._options(item)
         columns = 0
         if item.words is not None or self.of_length:

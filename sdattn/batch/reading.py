@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from PIL import Image, UnidentifiedImageError
-from safetensors import SafetensorError
-from safetensors.torch import load
-
-from ..files import SavedRun, saved_run
-from ..packing import MAPS, sha256
-from ..unpacking import READ, map_shapes, read_info
+from ..files import SavedRun, inside, saved_run
+from ..unpacking import READ
+from .checking import check_item
 from .folder import BatchFolder
-from .layouts import Layout
+from .rows import Known, copies_of
 
 
 class SavedBatch(Mapping[str, SavedRun]):
@@ -38,8 +32,8 @@ class SavedBatch(Mapping[str, SavedRun]):
         if item not in self._places:
             raise KeyError(f"{self._folder.root} holds no item {item!r}.")
         place = self._places[item]
+        where = inside(self._folder.root, place)
         files = self._layout.read(item, place, READ)
-        where = self._folder.root / place
         return saved_run(files, where, f"{where} ({item})")
 
     def __contains__(self, item: object) -> bool:
@@ -68,7 +62,8 @@ class Status:
 
     Attributes:
         items: of its input.
-        whole: items that are there; after ``force`` with another input more than ``items``.
+        whole: items of which every file is there with its size; after ``force`` with another input
+            more than ``items``.
         failed: that could not be drawn the last time.
         bad_lines: of its input.
         running: who is at work at it, or None.
@@ -88,7 +83,7 @@ def status(root: str | Path) -> Status:
     running = None
     if not folder.lock.free():
         running = folder.lock.describe_holder()
-    whole = {item for item, _ in folder.layout.find()}
+    whole = folder.find_whole()
     failed = len(set(folder.failures()) - whole)
     return Status(made["items"], len(whole), failed, made["bad_lines"], running)
 
@@ -98,69 +93,80 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
 
     Returns:
         How many items there are, and what is wrong, a line each: a file that is missing or whose
-        checksum differs, an image that does not open, maps that are not finite or not of the grid
-        they should have, a row without an item or an item without a row, unfinished files.
+        checksum differs, those of the folder itself too, an image that does not open, maps that
+        are not finite or not of the grid they should have, a row that is not what ``run.json``
+        says, a row without an item or an item without a row, items that are gone, unfinished
+        files.
 
     Raises:
-        As :func:`open_batch` does.
+        As :func:`open_batch` does, but for a ``batch.json`` that can be read and is not what was
+        written, which is a problem.
     """
-    folder = BatchFolder(root)
-    layout, rows = folder.layout, folder.rows()
-    there = list(layout.find())
-    twice = len(there) - len({item for item, _ in there})
-    problems = [f"{twice} item(s) are there twice"] if twice else []
+    folder, problems = BatchFolder(root), list[str]()
+    try:
+        manifest, layout = folder.manifest, folder.layout
+    except ValueError as error:
+        manifest, layout = folder.read_damaged()
+        problems.append(" ".join(str(error).split()))
+    there, rows = list(layout.find()), folder.rows()
     places = dict(there)
+    broken = dict(layout.broken())
+    if twice := len(there) - len(places):
+        problems.append(f"{twice} item(s) are there twice")
+    named = {one.place for one in rows.values()}
+    problems += [reason for place, reason in broken.items() if place not in named]
     for item, one in rows.items():
         if places.get(item) != one.place:
-            problems.append(f"{item}: metadata.jsonl names {one.place}, where it is not")
+            why = f": {broken[one.place]}" if one.place in broken else ""
+            problems.append(f"{item}: metadata.jsonl names {one.place}, where it is not{why}")
     if folder.lock.free():
-        new = [item for item in places if item not in rows]
-        problems += [f"{item}: metadata.jsonl has no row; the next run adds it" for item in new]
-        left = sorted(folder.temporary.glob("*"))
-        problems += [f"{path.name}: unfinished, in {folder.temporary}" for path in left]
+        problems += _at_rest(folder, manifest, places, rows)
+    save = manifest.get("settings", {}).get("save", ())
+
+    def check(where: tuple[str, str]) -> list[str]:
+        one = rows.get(where[0])
+        row = None if one is None or one.place != where[1] else b"".join(copies_of([one]))
+        return check_item(layout, *where, row, save)
+
     with ThreadPoolExecutor() as pool:
-        for item, place, found in pool.map(lambda one: (*one, _check(layout, *one)), there):
+        for (item, place), found in zip(there, pool.map(check, there), strict=True):
             problems += [f"{item}: {one} (in {place})" for one in found]
     return len(places), problems
 
 
-def _check(layout: Layout, item: str, place: str) -> list[str]:
-    """What is wrong with an item."""
-    try:
-        files = layout.read(item, place)
-        info = read_info(files, place)
-    except (OSError, ValueError, SafetensorError) as error:
-        return [str(error)]
-    problems = []
-    if info.get("id") != item:
-        problems.append(f"run.json is that of item {info.get('id')!r}")
-    for name, digest in info["files"].items():
-        if name not in files:
-            problems.append(f"{name} is missing")
-        elif sha256(files[name]) != digest:
-            problems.append(f"{name} is not what was written: its checksum differs")
-        elif name.endswith(".png"):
-            problems += _check_image(name, files[name])
-        elif name == MAPS:
-            problems += _check_maps(files[name], info)
-    return problems
+def _at_rest(
+    folder: BatchFolder,
+    manifest: Mapping[str, Any],
+    places: Mapping[str, str],
+    rows: Mapping[str, Known],
+) -> Iterator[str]:
+    """What is wrong with a folder while nobody writes there."""
+    for item in places:
+        if item not in rows:
+            yield f"{item}: metadata.jsonl has no row; the next run adds it"
+    for path in sorted(folder.temporary.glob("*")):
+        yield f"{path.name}: unfinished, in {folder.temporary}"
+    ended = manifest.get("ended")
+    if ended is None:  # of a run that was killed, or of the first format
+        return
+    for name in folder.changed(ended):
+        if (folder.root / name).is_file():
+            yield f"{name} is not what the last run wrote: its checksum differs from batch.json's"
+        else:
+            yield f"{name} is missing"
+    lost = ended["whole"] - len({*rows, *places})
+    if lost > 0:
+        yield from _lost(folder, manifest, lost, {*rows, *places})
 
 
-def _check_image(name: str, data: bytes) -> list[str]:
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            image.load()
-    except (OSError, UnidentifiedImageError, SyntaxError) as error:
-        return [f"{name} does not open: {error}"]
-    return []
-
-
-def _check_maps(data: bytes, info: Mapping[str, Any]) -> list[str]:
-    maps = load(data)
-    problems = []
-    if {name: tuple(one.shape) for name, one in maps.items()} != map_shapes(info):
-        problems.append("maps.safetensors has other layers or sizes than run.json says")
-    bad = [name for name, one in maps.items() if not torch.isfinite(one).all()]
-    if bad:
-        problems.append(f"maps.safetensors holds values that are not finite, in {bad[0]}")
-    return problems
+def _lost(
+    folder: BatchFolder, manifest: Mapping[str, Any], number: int, known: set[str]
+) -> Iterator[str]:
+    """The items that are gone with their rows, by name where it can only be those."""
+    which, of = map(int, manifest["input"]["part"].split("/"))
+    known = known.union(folder.failures())
+    gone = [item for item in folder.ids()[which - 1 :: of] if item not in known]
+    if len(gone) == number:
+        yield from (f"{item}: it was there when the last run ended, and is gone" for item in gone)
+    else:
+        yield f"{number:,} item(s) that were there when the last run ended are gone"

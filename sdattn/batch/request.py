@@ -36,6 +36,9 @@ class Request:
         strict: stop if a line cannot be read.
         force: go on in a folder that another input, model or setting made, making anew what
             differs.
+        adopt: take a folder whose ``batch.json`` is lost, once every item in it was read and found
+            to be this run's; what is damaged is made anew.
+        input_format: ``"jsonl"``, ``"csv"`` or ``"txt"``, whatever the source's name says.
         max_errors: stop once so many items have failed.
     """
 
@@ -52,6 +55,8 @@ class Request:
     part: tuple[int, int] = (1, 1)
     strict: bool = False
     force: bool = False
+    adopt: bool = False
+    input_format: str | None = None
     max_errors: int | None = None
     device: str | None = None
     dtype: torch.dtype | None = None
@@ -63,6 +68,8 @@ class Request:
             raise ValueError(f"batch_size={size!r}: pass a whole number from 1, or 'auto'.")
         if self.format not in ("folder", "shard"):
             raise ValueError(f"format={self.format!r}: pass 'folder' or 'shard'.")
+        if self.input_format not in (None, "jsonl", "csv", "txt"):
+            raise ValueError(f"input_format={self.input_format!r}: pass 'jsonl', 'csv' or 'txt'.")
         unknown = sorted(set(self.save) - set(PARTS))
         if unknown or not self.save:
             raise ValueError(f"save={unknown}: choose of {', '.join(PARTS)}.")

@@ -19,8 +19,44 @@ class Known(NamedTuple):
     length: int
 
 
-def row_of(info: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The row of ``metadata.jsonl`` for an item, from its ``run.json``."""
+def row_of(
+    info: Mapping[str, Any], place: str, checksum: str, sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """The row of ``metadata.jsonl`` for an item.
+
+    Args:
+        info: what its ``run.json`` says.
+        place: of the item.
+        checksum: of the bytes of ``run.json``, which holds those of the other files.
+        sizes: bytes of each file, see :meth:`sdattn.batch.layouts.Layout.sizes`.
+
+    Raises:
+        ValueError: ``run.json`` does not say all that a row tells.
+    """
+    try:
+        row = _told(info, place)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{place}/run.json is damaged, a row needs more ({reason})") from error
+    files = [{"name": name, "bytes": sizes[name]} for name in sorted(sizes)]
+    return {**row, "run_sha256": checksum, "files": files}
+
+
+def line_of(row: Mapping[str, Any]) -> bytes:
+    """A row as it stands in its file."""
+    return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def sizes_in(row: Mapping[str, Any]) -> dict[str, int] | None:
+    """Bytes of an item's files as its row tells them; None for a row that does not, as those of
+    the first format."""
+    try:
+        return {one["name"]: one["bytes"] for one in row["files"]}
+    except (KeyError, TypeError):
+        return None
+
+
+def _told(info: Mapping[str, Any], place: str) -> dict[str, Any]:
     options, columns = info["options"], set(info["columns"])
     image = {}
     if "image.png" in info["files"] and not place.endswith(".safetensors"):
@@ -52,12 +88,23 @@ def rows_in(path: Path) -> Iterator[dict[str, Any]]:
     return (row for row, _, _ in _placed_rows(path))
 
 
+def bad_lines_in(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of ``errors.jsonl`` that tell of lines that could not be read."""
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and "id" not in row and type(row.get("line")) is int:
+            yield row
+
+
 def known_in(path: Path) -> Iterator[tuple[str, Known]]:
     """The id and the place of each row in a file of rows of whole items."""
     for row, start, length in _placed_rows(path):
-        if row.keys() >= {"line", "place", "fingerprint"}:
-            own = row["line"], row["place"], row["fingerprint"]
-            yield row["id"], Known(*own, path, start, length)
+        own = row.get("line"), row.get("place"), row.get("fingerprint")
+        if type(own[0]) is int and isinstance(own[1], str) and isinstance(own[2], str):
+            yield row["id"], Known(own[0], own[1], own[2], path, start, length)
 
 
 def _placed_rows(path: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
@@ -71,7 +118,7 @@ def _placed_rows(path: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
                 row = json.loads(line) if line.endswith(b"\n") else None
             except ValueError:
                 row = None
-            if isinstance(row, dict) and "id" in row:
+            if isinstance(row, dict) and isinstance(row.get("id"), str):
                 yield row, start, len(line)
             start += len(line)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..terminal import visible
 from .batches import batch, merge
 from .comparisons import diff
 from .edits import edit
@@ -40,7 +41,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        print(f"sdattn: {_reason(error)}", file=sys.stderr)
+        print(f"sdattn: {visible(_reason(error))}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -54,7 +55,7 @@ def _reason(error: Exception) -> str:
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     if category.__module__.startswith("sdattn") or category is UserWarning:
-        print(f"sdattn: warning: {message}", file=sys.stderr)
+        print(f"sdattn: warning: {visible(str(message))}", file=sys.stderr)
 
 
 @app.callback(invoke_without_command=True)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..terminal import visible
 from .options import (
     Device,
     Dtype,
@@ -25,6 +26,8 @@ from .options import (
     quiet,
     settings,
 )
+
+_MOST_TOLD = 100  # missing items named one by one
 
 
 def batch(
@@ -68,6 +71,18 @@ def batch(
             help="Go on in another command's folder: what differs is deleted and drawn anew.",
         ),
     ] = False,
+    adopt: Annotated[
+        bool,
+        typer.Option(
+            "--adopt",
+            help="Take a folder whose batch.json is lost or damaged: every item is read and "
+            "checked, and batch.json written anew.",
+        ),
+    ] = False,
+    input_format: Annotated[
+        str | None,
+        typer.Option(help="jsonl, csv or txt; by default as the name says, of - as it begins."),
+    ] = None,
     max_errors: Annotated[
         int | None, typer.Option(min=1, help="Stop once so many items have failed.")
     ] = None,
@@ -118,6 +133,8 @@ def batch(
         part=_part(part),
         strict=strict,
         force=force,
+        adopt=adopt,
+        input_format=input_format,
         max_errors=max_errors,
         device=device,
         dtype=dtype_of(dtype),
@@ -136,12 +153,34 @@ def batch(
 def merge(
     runs: Annotated[list[Path], typer.Argument(help="Folders that sdattn batch made.")],
     out: Annotated[Path, typer.Option(help="The folder of all of them.")],
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Exit with 0 also where items are missing.")
+    ] = False,
 ) -> None:
-    """Bring several batch runs into one folder: the parts of an input, or of several machines."""
-    from ..batch.merging import merge as merge_runs
+    """Bring several batch runs into one folder: the parts of an input, or of several machines.
 
-    number, wanted = merge_runs(runs, out)
-    print(f"{out}/: {number:,} of {wanted:,} items, from {len(runs)} run(s)")
+    Exit code: 0; 1 if items of the input are in none of the runs, which are then named."""
+    from ..batch.merging import merge_runs
+
+    made = merge_runs(runs, out)
+    print(f"{out}/: {made.items:,} of {made.wanted:,} items, from {len(runs)} run(s)")
+    if made.lacks:
+        _tell_missing(made)
+    if made.lacks and not partial:
+        print(
+            "sdattn: what there is was merged. Merge again with the runs that hold the rest, give "
+            "the batch's own command to draw it, or pass --partial if it is meant so",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
+
+
+def _tell_missing(made: Any) -> None:
+    named = made.missing[:_MOST_TOLD]
+    more = made.lacks - len(named)
+    text = ", ".join(named) if named else "not known by name, since an earlier version drew them"
+    text += f" and {more:,} more" if named and more > 0 else ""
+    print(f"sdattn: {made.lacks:,} item(s) are missing: {text}", file=sys.stderr)
 
 
 def _size(text: str) -> int | str:
@@ -196,11 +235,12 @@ def _verify(run: Path) -> None:
 
     number, problems = verify(run)
     for one in problems:
-        print(f"sdattn: {one}", file=sys.stderr)
+        print(f"sdattn: {visible(str(one))}", file=sys.stderr)
     print(f"{run}/: {number:,} items read, {len(problems):,} problems")
     if problems:
         print(
-            "sdattn: remove what is wrong; the batch's own command then makes it anew",
+            "sdattn: the batch's own command with --adopt makes anew what is damaged; without it, "
+            "what is gone or cut short",
             file=sys.stderr,
         )
         raise typer.Exit(1)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from .printing import Console
 
 
 def diff(
@@ -30,10 +31,13 @@ def diff(
     two seeds, a model with and without a LoRA."""
     from ..batch.reading import open_batch
     from ..comparison import diff
-    from ..files import file_name
+    from ..files import check_apart, check_target, file_name
 
     if item and len(item) > 2:
         raise typer.BadParameter("Pass it once for both runs, or twice.", param_hint="--item")
+    if out is not None:
+        check_apart(out, run_a, run_b)
+        check_target(out, force=force, kind="diff")
     if item:
         places = [(run_a, item[0]), (run_b, item[-1])]
         a, b = (open_batch(run)[one] for run, one in places)
@@ -41,7 +45,9 @@ def diff(
         found = diff(a, b, words=words, names=(names[0], names[1]))
     else:
         found = diff(run_a, run_b, words=words)
-    out = out or Path("outputs") / "-vs-".join(file_name(name) for name in found.names)
+    if out is None:
+        out = Path("outputs") / "-vs-".join(file_name(name) for name in found.names)
+        check_apart(out, run_a, run_b)
     found.save(out, force=force)
     _print(found, out)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +21,7 @@ from .options import (
     load,
     open_picture,
 )
+from .printing import Console
 
 
 def edit(
@@ -62,12 +62,14 @@ def edit(
 ) -> None:
     """Draw SOURCE and its edited versions from the same noise, and keep the layout."""
     from ..edit import edit, prepare
-    from ..files import check_target, file_name
+    from ..files import check_apart, check_target, file_name
     from ..pipelines import load_pipeline
 
     weights = dict(_parsed_weight(one) for one in weight or ())
     out = out or Path("outputs") / f"{file_name(source)}-edit-{seed}"
-    check_target(out, force=force)
+    if image:
+        check_apart(out, image)
+    check_target(out, force=force, kind="edit")
     picture = open_picture(image) if image else None
     pipe = load(load_pipeline, model, device, dtype)
     options = given(steps, guidance, negative, width, height)

@@ -38,6 +38,10 @@ Ask = Annotated[
 Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels.")]
 
 
+# What is opened of a user's own: other readers of Pillow start programs, Ghostscript for EPS
+PHOTOS = ("PNG", "JPEG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
+
+
 def given(
     steps: int | None,
     guidance: float | None,
@@ -120,16 +124,19 @@ def open_picture(path: Path) -> Any:
 
     Raises:
         OSError: it cannot be opened.
-        ValueError: it holds no picture, or a broken one.
+        ValueError: it holds no picture of :data:`PHOTOS`, or a broken one.
     """
     from PIL import Image, UnidentifiedImageError
 
+    Image.init()
+    formats = [one for one in PHOTOS if one in Image.OPEN]  # AVIF is not in every Pillow
     with open(path, "rb") as file:
         try:
-            image = Image.open(file)
+            image = Image.open(file, formats=formats)
             image.load()
         except UnidentifiedImageError as error:
-            raise ValueError(f"{path} is no picture that can be read.") from error
+            told = f"{', '.join(formats[:-1])} or {formats[-1]}"
+            raise ValueError(f"{path} is no picture that can be read. Pass {told}.") from error
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise ValueError(f"{path} is no picture that can be read: {error}") from error
     return image

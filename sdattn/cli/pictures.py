@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from .options import (
     Ask,
@@ -20,7 +19,7 @@ from .options import (
     open_picture,
     preset_of,
 )
-from .printing import print_run
+from .printing import Console, print_run
 
 
 def explain(
@@ -47,7 +46,7 @@ def explain(
 ) -> None:
     """Show where each word of PROMPT goes in the picture IMAGE."""
     from ..explaining import explain
-    from ..files import check_target, file_name
+    from ..files import check_apart, check_target, file_name
     from ..pipelines import load_pipeline
 
     if steps is not None and not invert:
@@ -59,6 +58,7 @@ def explain(
     out = out or Path("outputs") / f"{file_name(image.stem)}-explained-{seed}"
     watch: dict[str, Any] = {"preset": preset_of(preset, refine), "ask": ask}
     picture = open_picture(image)
+    check_apart(out, image)
     check_target(out, force=force)
     pipe = load(load_pipeline, model, device, dtype)
     way: dict[str, Any] = {"timesteps": places, "invert": invert}

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+import rich.console
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from ..terminal import visible
+
+
+class Console(rich.console.Console):
+    """A console that prints nothing that the terminal would obey, but its own styles."""
+
+    def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
+        for text, style, control in super().render(*args, **kwargs):
+            yield Segment(text if control else visible(text), style, control)
 
 
 def print_run(run: Any, folders: list[Path]) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +26,7 @@ from .options import (
     preset_of,
     settings,
 )
-from .printing import print_run
+from .printing import Console, print_run
 
 
 def generate(
@@ -67,6 +66,7 @@ def generate(
     from ..files import check_target, file_name
     from ..generation import generate
     from ..pipelines import images_a_prompt, load_pipeline
+    from ..running import checked_options
     from ..runs import run_folders
 
     options = {**given(steps, guidance, negative, width, height), **settings(set_ or [])}
@@ -75,6 +75,7 @@ def generate(
     if options.get("num_images_per_prompt", 1) == 1:  # known before the model is loaded
         check_target(out, force=force)
     pipe = load(load_pipeline, model, device, dtype)
+    options = checked_options(pipe, options)
     for folder in run_folders(out, images_a_prompt(pipe, options)):
         check_target(folder, force=force)
     if negative_maps:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
-from .printing import print_folder, print_words
+from .printing import Console, print_folder, print_words
 
 
 def show(
@@ -34,6 +34,9 @@ def show(
             ".png file, with --animate a .gif or .webp file.",
         ),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files that are in --out already.")
+    ] = False,
 ) -> None:
     """Draw the heatmaps of a saved run again, without the model."""
     if figure is not None and animate:
@@ -43,7 +46,7 @@ def show(
     elif animate:
         _animation(run, item, words, out)
     else:
-        _drawings(run, item, words, out)
+        _drawings(run, item, words, out, force)
 
 
 def _figure(
@@ -54,6 +57,7 @@ def _figure(
     if kind not in KINDS:
         raise typer.BadParameter(f"{kind!r} is none of {', '.join(KINDS)}.", param_hint="--figure")
     file = _file(out, FORMATS)
+    _check_no_run(file)
     save_figure(figure(_load(run, item), kind, words), file)
     Console(soft_wrap=True).print(Text(str(file)))
 
@@ -62,6 +66,7 @@ def _animation(run: Path, item: str | None, words: list[str] | None, out: Path |
     from ..figures.animation import FORMATS, animate, save_animation
 
     file = _file(out, FORMATS)
+    _check_no_run(file)
     save_animation(animate(_load(run, item), words), file)
     Console(soft_wrap=True).print(Text(str(file)))
 
@@ -74,28 +79,55 @@ def _file(out: Path | None, formats: tuple[str, ...]) -> Path:
     return out
 
 
-def _drawings(run: Path, item: str | None, words: list[str] | None, out: Path | None) -> None:
-    from ..files import write_files
+def _drawings(
+    run: Path, item: str | None, words: list[str] | None, out: Path | None, force: bool
+) -> None:
+    from ..files import add_files, check_apart, write_files
     from ..packing import drawings
     from ..report import report
 
     if item is not None and out is None:
         raise typer.BadParameter(f"Say where to draw item {item}: --out FOLDER.")
     saved = _load(run, item)
-    if out is None and "fingerprint" in saved.info:  # they stay as their checksums say
+    at_home = out is None or (item is None and out.resolve() == run.resolve())
+    if at_home and "fingerprint" in saved.info:  # they stay as their checksums say
         raise typer.BadParameter(f"{run} is an item of a batch run. Say where: --out FOLDER.")
+    folder = run if at_home or out is None else out
+    if not at_home:
+        _check_no_run(folder)
+        check_apart(folder, run)
     maps = all_words = saved.heatmaps.occurrences()
     if words:
         maps = [one for word in words for one in saved.heatmaps.find(word)]
     held = {one.columns for one in all_words}
     page = report(saved, [one for one in maps if one.columns not in held])
-    folder = out or run
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = ("overlays", "grid") if folder != run or not words else ("overlays",)
+    parts = ("overlays",) if at_home and words else ("overlays", "grid")
     made = drawings(saved.image, maps, saved.heatmaps.prompt.text, parts)
-    write_files(folder, {**made, "report.html": page})
+    made["report.html"] = page
+    _check_free(folder, made.keys() - (saved.info["files"] if at_home else ()), force)
+    (add_files if at_home else write_files)(folder, made)
     print_words(maps)
     print_folder(folder)
+
+
+def _check_no_run(out: Path) -> None:
+    """Refuse to draw into the folder of a run, whose run.json would then tell what is not so."""
+    from ..files import run_around
+
+    if (around := run_around(out)) is not None:
+        raise FileExistsError(
+            f"{out} is or lies in {around}, the folder of a run, which stays as it is. Choose "
+            "another --out."
+        )
+
+
+def _check_free(folder: Path, names: Collection[str], force: bool) -> None:
+    taken = sorted(name for name in names if (folder / name).exists())
+    if taken and not force:
+        raise FileExistsError(
+            f"{folder} has {', '.join(taken[:3])} already. Choose another --out, or --force to "
+            "replace what is drawn anew."
+        )
 
 
 def _load(run: Path, item: str | None) -> Any:

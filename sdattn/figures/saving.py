@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from ..files import write_whole
+from ..files import check_writable, write_whole
 
 
 def format_of(path: str | Path, formats: Collection[str]) -> str:
@@ -29,5 +29,5 @@ def save_file(path: str | Path, data: bytes) -> None:
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder. Name a file.")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(path.parent)
     write_whole(path, [data])

@@ -189,7 +189,7 @@ def _settings(run: ImageRun) -> dict[str, str]:
         **{_SHORT.get(name, name): value for name, value in info.get("options", {}).items()},
         "preset": preset.name + (", refined" if preset.refine else ""),
         "maps": f"{_means(run)['heatmap']}, {len(run.layers.layers)} layers",
-        "device": f"{info['device']}, {info['dtype']}" if "device" in info else None,
+        "device": ", ".join(info[one] for one in ("device", "dtype") if one in info) or None,
         "item": info.get("id"),
     }
     return {name: str(value) for name, value in found.items() if value is not None}
@@ -222,6 +222,8 @@ def _command(run: ImageRun) -> Mapping[str, str]:
         return {"line": command_of(run), "reason": ""}
     except ValueError as error:
         return {"line": "", "reason": str(error)}
+    except KeyError as error:  # a document of someone else's making
+        return {"line": "", "reason": f"The run does not tell its {error.args[0]}."}
 
 
 def _picture(image: Image.Image) -> str:

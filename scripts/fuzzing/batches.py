@@ -1,0 +1,161 @@
+"""Harm to a finished batch run: `--verify` names it, the same command mends it.
+
+``.batch`` is left out: it holds nothing of the result, only what is at work.
+"""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from sdattn.batch import verify
+
+from . import World, kind
+
+FORMATS = ("folder", "shard")
+
+
+def copy_of(world: World, format: str) -> Path:
+    """A copy of a finished run, in a folder of its own."""
+    root = world.new_folder() / "run"
+    shutil.copytree(world.runs[format], root)
+    return root
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    """What a run keeps, without what is at work."""
+    paths = [path for path in sorted(root.rglob("*")) if path.is_file()]
+    found = {path.relative_to(root).as_posix(): path for path in paths}
+    return {name: path.read_bytes() for name, path in found.items() if name[:7] != ".batch/"}
+
+
+def some_file(root: Path, chance: random.Random) -> Path:
+    """Any of them, the small as often as the large."""
+    return root / chance.choice([name for name, data in files_of(root).items() if data])
+
+
+def flip(path: Path, chance: random.Random) -> str:
+    """Turn one bit; in a shard as often in its head, which is small, as behind it."""
+    data = bytearray(path.read_bytes())
+    within = len(data)
+    if path.suffix == ".safetensors" and chance.random() < 0.5:
+        within = min(within, 8 + int.from_bytes(data[:8], "little"))
+    place, bit = chance.randrange(within), chance.randrange(8)
+    data[place] ^= 1 << bit
+    path.write_bytes(data)
+    return f"bit {bit} of byte {place} of"
+
+
+def cut(path: Path, chance: random.Random) -> str:
+    """Leave the beginning only."""
+    data = path.read_bytes()
+    path.write_bytes(data[: chance.randrange(len(data))])
+    return "the end of"
+
+
+def remove(path: Path, chance: random.Random) -> str:
+    path.unlink()
+    return "the whole of"
+
+
+def look(root: Path, path: Path, done: str) -> str | None:
+    """None where verify tells of a file, by its name or its item's."""
+    name = path.relative_to(root).as_posix()
+    told = f"{done} {name}"
+    try:
+        _, problems = verify(root)
+    except (OSError, ValueError) as error:  # batch.json is gone, or cannot be read at all
+        problems = [str(error)]
+    if not problems:
+        return f"{told} was changed, and nothing found"
+    parts = name.split("/")
+    if parts[0] == "items":  # named with its item
+        named = any(parts[2] in one and "/".join(parts[3:]) in one for one in problems)
+    else:
+        named = any(name in one for one in problems)
+    return None if named else f"{told} was changed, and {problems[0]!r} does not name it"
+
+
+def harm(how: Callable[[Path, random.Random], str], format: str) -> Callable:
+    def case(world: World, chance: random.Random) -> str | None:
+        root = copy_of(world, format)
+        path = some_file(root, chance)
+        missed = look(root, path, how(path, chance))
+        shutil.rmtree(root.parent)
+        return missed
+
+    return case
+
+
+for _format in FORMATS:
+    kind(f"a bit turned, {_format}", 30)(harm(flip, _format))
+    kind(f"a file cut short, {_format}", 6)(harm(cut, _format))
+    kind(f"a file removed, {_format}", 6)(harm(remove, _format))
+
+
+@kind("a link in place of a file or folder", 10)
+def link(world: World, chance: random.Random) -> str | None:
+    """What it leads to is neither taken for the run's own nor touched."""
+    root = copy_of(world, chance.choice(FORMATS))
+    names = [path for path in root.rglob("*") if path.name not in ("lock", "lock.json")]
+    path = chance.choice(sorted(names))
+    outside = root.parent / "outside"
+    shutil.move(path, outside)
+    path.symlink_to(outside)
+    before = files_of(root.parent / "outside") if outside.is_dir() else outside.read_bytes()
+    missed = look_at_link(root, path)
+    after = files_of(outside) if outside.is_dir() else outside.read_bytes()
+    if before != after:
+        missed = f"what {path.relative_to(root)} leads to was changed"
+    shutil.rmtree(root.parent)
+    return missed
+
+
+def look_at_link(root: Path, path: Path) -> str | None:
+    from sdattn.batch.folder import BatchFolder
+
+    name = path.relative_to(root).as_posix()
+    folder = BatchFolder(root)
+    try:
+        if verify(root)[1]:
+            return None
+        folder.open("job")  # as every run that writes
+    except (OSError, ValueError):
+        return None
+    finally:
+        folder.close()
+    return f"{name} is a link, and nobody minds"
+
+
+@kind("harm that the same command mends", 3)
+def mend(world: World, chance: random.Random) -> str | None:
+    """Files of items that are gone or cut short are drawn again, bit for bit."""
+    format = chance.choice(FORMATS)
+    return mended(world, chance, format, chance.choice([cut, remove]), "shards", {})
+
+
+@kind("harm that --adopt mends", 3)
+def adopt(world: World, chance: random.Random) -> str | None:
+    """Also bits that turned, and with batch.json lost."""
+    format = chance.choice(FORMATS)
+    return mended(world, chance, format, chance.choice([cut, remove, flip]), "", {"adopt": True})
+
+
+def mended(
+    world: World, chance: random.Random, format: str, how: Callable, below: str, more: dict
+) -> str | None:
+    root = copy_of(world, format)
+    before = files_of(root)
+    paths = [root / name for name in before if name.startswith(("items/", "shards/"))]
+    path = chance.choice(paths)
+    told = f"{how(path, chance)} {path.relative_to(root)}"
+    if more:
+        (root / "batch.json").unlink()
+    try:
+        world.draw(root, format, **more)
+    except (OSError, ValueError, RuntimeError) as error:
+        return f"{told} was changed, and then: {error}"
+    after = files_of(root)
+    differing = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
+    shutil.rmtree(root.parent)
+    return f"{told} was changed, and then {differing[:3]} differ" if differing else None

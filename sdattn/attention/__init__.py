@@ -1,0 +1,42 @@
+"""Attention in pure torch: heads, masks, probabilities, a module, a processor of diffusers' layers.
+
+    query [B, N, h*d]  --split_heads-->  [B, h, N, d]  --fold_heads-->  [B*h, N, d]
+    attention_probs(query, key)        -> weights [..., N, T]
+    scaled_dot_product_attention(...)  -> output [..., N, d_v], weights [..., N, T]
+    MultiHeadAttention(64, heads=4)    -> a module, self or cross: output and weights
+    TorchAttnProcessor(controller)     -> the same for layers of diffusers, open to a controller
+
+Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1 and section 3.2.2.
+"""
+
+from .core import (
+    HALF_TYPES,
+    attention_probs,
+    causal_mask,
+    fold_heads,
+    level_grids,
+    merge_heads,
+    padding_mask,
+    query_grid,
+    scaled_dot_product_attention,
+    split_heads,
+    unfold_heads,
+)
+from .module import MultiHeadAttention
+from .processor import TorchAttnProcessor
+
+__all__ = [
+    "HALF_TYPES",
+    "MultiHeadAttention",
+    "TorchAttnProcessor",
+    "attention_probs",
+    "causal_mask",
+    "fold_heads",
+    "level_grids",
+    "merge_heads",
+    "padding_mask",
+    "query_grid",
+    "scaled_dot_product_attention",
+    "split_heads",
+    "unfold_heads",
+]

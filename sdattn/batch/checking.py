@@ -1,0 +1,116 @@
+"""One item of a batch run read whole and compared with what was written.
+
+check_item(layout, "000012", place, row=None, save=("image", "maps"))    ->  what is wrong
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from PIL import Image, UnidentifiedImageError
+from safetensors.torch import load
+
+from ..packing import MAPS, sha256
+from ..runinfo import read_info
+from ..unpacking import map_shapes
+from .layouts import Layout
+from .rows import line_of, row_of, sizes_in
+
+_FILES = {"image": "image.png", "grid": "grid.png", "report": "report.html", "maps": MAPS}
+
+
+def check_item(
+    layout: Layout, item: str, place: str, row: bytes | None, save: Collection[str]
+) -> list[str]:
+    """What is wrong with an item, a line each: nothing where every bit is as it was written.
+
+    Args:
+        layout: of its run.
+        item: its id.
+        place: where it lies.
+        row: its line of ``metadata.jsonl``, if there is one; the checksum of ``run.json`` is there.
+        save: the parts that the run saves of each item.
+    """
+    problems: list[str] = []
+    try:
+        problems.extend(_problems(layout, item, place, row, save))
+    except (OSError, ValueError) as error:
+        problems.append(str(error))
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        problems.append(
+            f"run.json is damaged: it says too little ({type(error).__name__}: {error})"
+        )
+    return [" ".join(one.split()) for one in problems]
+
+
+def _problems(
+    layout: Layout, item: str, place: str, row: bytes | None, save: Collection[str]
+) -> Iterator[str]:
+    files = layout.read(item, place)
+    info = read_info(files, place)
+    if info.get("id") != item:
+        yield f"run.json is that of item {info.get('id')!r}"
+    elif row is not None:
+        yield from _compare_row(layout, row, info, files, place)
+    if layout.format_of(place) not in (None, info["format"]):
+        yield f"{place} says that its format is {layout.format_of(place)!r}"
+    for name in (_FILES[part] for part in save if part in _FILES):
+        if name not in info["files"]:
+            yield f"run.json names no {name}, which the run saves of each item"
+    for name, digest in info["files"].items():
+        if name not in files:
+            yield f"{name} is missing"
+        elif sha256(files[name]) != digest:
+            yield f"{name} is not what was written: its checksum differs"
+        else:
+            yield from _check_content(name, files[name], info)
+
+
+def _compare_row(
+    layout: Layout, row: bytes, info: Mapping[str, Any], files: Mapping[str, bytes], place: str
+) -> Iterator[str]:
+    """Whether ``run.json`` and a row are those that were written; what is wrong with other files
+    is named elsewhere."""
+    told, checksum = json.loads(row), sha256(files["run.json"])
+    sizes, intact = sizes_in(told), {"run.json"}
+    if told.get("run_sha256", checksum) != checksum:
+        yield "run.json is not what was written: its checksum differs from metadata.jsonl's"
+        return
+    intact |= {name for name, one in info["files"].items() if sha256(files.get(name, b"")) == one}
+    expected = row_of(
+        info, place, checksum, {**(sizes or {}), **layout.sizes(info["id"], place, intact)}
+    )
+    if sizes is None:  # of the first format
+        expected = {name: one for name, one in expected.items() if name in told}
+    if line_of(expected) != row:
+        names = [name for name in {**expected, **told} if expected.get(name) != told.get(name)]
+        of = f", of {', '.join(names[:3])}" if names else ""
+        yield f"its row in metadata.jsonl is not what run.json says{of}"
+
+
+def _check_content(name: str, data: bytes, info: Mapping[str, Any]) -> Iterator[str]:
+    if name.endswith(".png"):
+        yield from _check_image(name, data)
+    elif name == MAPS:
+        yield from _check_maps(data, info)
+
+
+def _check_image(name: str, data: bytes) -> Iterator[str]:
+    try:
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+            image.load()
+    except (OSError, UnidentifiedImageError, SyntaxError) as error:
+        yield f"{name} does not open: {error}"
+
+
+def _check_maps(data: bytes, info: Mapping[str, Any]) -> Iterator[str]:
+    maps = load(data)
+    if {name: tuple(one.shape) for name, one in maps.items()} != map_shapes(info):
+        yield "maps.safetensors has other layers or sizes than run.json says"
+    bad = [name for name, one in maps.items() if not torch.isfinite(one).all()]
+    if bad:
+        yield f"maps.safetensors holds values that are not finite, in {bad[0]}"

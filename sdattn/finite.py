@@ -1,0 +1,135 @@
+"""Nothing that is not finite is handed on as a picture or a map: where it began, and what to try.
+
+    with watch_finite(pipe, options):    a run of the pipeline; raises NotFiniteError at its end
+        pipe(...)
+    check_maps(maps, pipe, options)      the same of what was captured
+
+A pipeline saves NaN as black pixels without an error. The numbers are looked at where they are
+made, by hooks that wait for nothing; the device is asked once, after the run. A VAE that is
+compiled is left alone, since a hook would have it compiled anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .compiled import is_compiled
+
+TEXT, LATENTS, PICTURE = "text states", "latents", "picture"
+_NAMES = {
+    TEXT: "The text states that the text encoder made are",
+    LATENTS: "The latents of the picture are",
+    PICTURE: "The latents are finite (up to {:.3g}), but the picture that the VAE makes of them is",
+}
+Largest = dict[str, list[Tensor]]  # on the device, of each call
+_MUCH = 20  # a guidance scale above which it is the likely cause
+
+
+class NotFiniteError(ValueError):
+    """A run made numbers that are not finite: NaN or infinity."""
+
+
+@contextmanager
+def watch_finite(pipe: Any, options: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, one run of a pipeline.
+
+    Args:
+        pipe: of diffusers. Watched are its text encoders and the decoder of its VAE, where it has
+            them.
+        options: of the run, for the advice.
+
+    Raises:
+        NotFiniteError: at the end, if a picture is not finite; the message says where that began.
+    """
+    largest: Largest = {TEXT: [], LATENTS: [], PICTURE: []}
+    with ExitStack() as undo:
+        for module, note in _watched(pipe):
+            undo.callback(module.register_forward_hook(partial(note, largest)).remove)
+        yield
+    found = _read(largest)
+    if math.isfinite(found[LATENTS]) and math.isfinite(found[PICTURE]):
+        return
+    first = next(what for what, one in found.items() if not math.isfinite(one))
+    raise NotFiniteError(
+        f"{_NAMES[first].format(found[LATENTS])} not finite, so there is no picture. "
+        f"{_advice(pipe, options, first)}"
+    )
+
+
+def check_maps(maps: Mapping[str, Tensor], pipe: Any, options: Mapping[str, Any]) -> None:
+    """Refuse captured maps, by what they are of, that are not finite.
+
+    Raises:
+        NotFiniteError: naming the first of them.
+    """
+    for name, one in maps.items():
+        if not bool(one.detach().isfinite().all()):
+            raise NotFiniteError(
+                f"The maps of {name} are not finite. {_advice(pipe, options, 'maps')}"
+            )
+
+
+def _watched(pipe: Any) -> Iterator[tuple[nn.Module, Callable[..., None]]]:
+    """The modules of a pipeline that are looked at, and how."""
+    for name, part in pipe.components.items():
+        if not isinstance(part, nn.Module) or is_compiled(part):
+            continue
+        decoder, decode = getattr(part, "decoder", None), getattr(part, "decode", None)
+        if isinstance(decoder, nn.Module) and decode is not None:
+            if not hasattr(decode, "_torchdynamo_orig_callable"):
+                yield decoder, _note_decoded
+        elif name.startswith("text_encoder"):
+            yield part, _note_text
+
+
+def _note_decoded(largest: Largest, _: Any, args: Any, made: Any) -> None:
+    _note(largest[LATENTS], args)
+    _note(largest[PICTURE], made)
+
+
+def _note_text(largest: Largest, _: Any, args: Any, made: Any) -> None:
+    _note(largest[TEXT], made)
+
+
+def _note(largest: list[Tensor], made: Any) -> None:
+    """Keep how large the numbers get, on their device; NaN where there is one."""
+    if isinstance(made, Mapping):  # a model's output, whose first field is what it is for
+        made = tuple(made.values())
+    if isinstance(made, (tuple, list)):
+        made = made[0] if made else None
+    if isinstance(made, Tensor) and made.is_floating_point() and made.numel():
+        largest.append(made.detach().abs().amax().float())
+
+
+def _read(largest: Largest) -> dict[str, float]:
+    """The largest number of each, 0 where nothing was seen; the device is waited for once."""
+    held = [one for ones in largest.values() for one in ones]
+    if not held:
+        return dict.fromkeys(largest, 0.0)
+    numbers = iter(torch.stack([one.to(held[-1].device) for one in held]).tolist())
+    each = {what: [next(numbers) for _ in ones] for what, ones in largest.items()}
+    return {
+        what: math.nan if any(map(math.isnan, ones)) else max(ones, default=0.0)
+        for what, ones in each.items()
+    }
+
+
+def _advice(pipe: Any, options: Mapping[str, Any], where: str) -> str:
+    tries = []
+    guidance = options.get("guidance_scale")
+    if isinstance(guidance, (int, float)) and abs(guidance) > _MUCH and where != TEXT:
+        tries.append(f"a guidance scale below {_MUCH} in place of {guidance:g}")
+    dtype = pipe.vae.dtype if where == PICTURE and hasattr(pipe, "vae") else pipe.dtype
+    if dtype == torch.float16:
+        tries.append("bfloat16 or float32 in place of float16, which ends at 65,504")
+    if where == PICTURE and dtype == torch.float16:
+        tries.append("a VAE that was made for float16")
+    tries.append("the model's files anew, should other prompts fail too")
+    return f"Try {'; or '.join(tries)}."

@@ -1,0 +1,196 @@
+"""What a folder's ``model_index.json`` names, judged before diffusers reads it.
+
+    index = read_index(folder)    the parts of a pipeline, or an error
+
+A model is data. diffusers would also run Python that lies in the folder, import a module that the
+index names, and read pickles, which run code: some of its versions without being asked to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+_LIBRARIES = ("diffusers", "transformers")
+_KINDS = {"ModelMixin", "PreTrainedModel", "SchedulerMixin", "BaseGuidance"}
+_KINDS |= {"PreTrainedTokenizerBase", "FeatureExtractionMixin", "ImageProcessingMixin"}
+_KINDS |= {"ProcessorMixin"}
+_KERNELS = ("attn_implementation", "experts_implementation")  # their names hold no slash otherwise
+_PICKLES = {".bin", ".ckpt", ".pt", ".pth", ".pkl", ".pickle"}
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """The ``model_index.json`` of a pipeline's folder, which asks for nothing but classes of
+    diffusers and transformers and for weights in safetensors.
+
+    Raises:
+        ValueError: it is no index, asks for code that does not come with these two, or a part of
+            the pipeline has its weights in pickles only.
+    """
+    index = _object(folder / "model_index.json")
+    _check_pipeline(folder, index.get("_class_name"))
+    for name, entry in index.items():
+        match entry:
+            case [str(library), str(kind)]:
+                _check_part(folder, name, library, kind)
+    return index
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Say of an error without a message of its own that a file of ``folder`` is not as it should
+    be."""
+    try:
+        yield
+    except (KeyError, OverflowError, AssertionError) as error:
+        raise ValueError(
+            f"{folder} cannot be loaded: a settings or tokenizer file in it is broken "
+            f"({type(error).__name__}: {error}). {_ANEW}"
+        ) from error
+
+
+def check_whole(folder: Path, models: Mapping[str, Any]) -> None:
+    """Refuse models that have no values for some of their weights.
+
+    Raises:
+        ValueError: names the first weight that the folder's files lack.
+    """
+    for name, model in models.items():
+        if lost := [key for key, value in model.state_dict().items() if value.is_meta]:
+            raise ValueError(
+                f"The files of {folder / name} lack {len(lost)} of its weights, {lost[0]} for one. "
+                f"{_ANEW}"
+            )
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON ({error}). {_ANEW}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__}, not an object. {_ANEW}")
+    return found
+
+
+_ANEW = "Get the model's folder again, or save it again with pipe.save_pretrained(folder)."
+
+
+def _check_pipeline(folder: Path, name: Any) -> None:
+    import diffusers
+
+    path = folder / "model_index.json"
+    if name is None:
+        raise ValueError(f"{path} has no _class_name, so it names no pipeline. {_ANEW}")
+    if not isinstance(name, str):
+        _refuse_code(path, f"_class_name={_shown(name)}")
+    cls = getattr(diffusers, name, None)
+    if not _is_one_of(cls, {"DiffusionPipeline"}):
+        raise ValueError(
+            f"{path} asks for a {_shown(name)}, and diffusers {diffusers.__version__} has no "
+            "pipeline of that name. Use a version of diffusers that has it."
+        )
+    if getattr(cls, "_load_connected_pipes", False):
+        raise ValueError(
+            f"A {name} loads other models that its README names. Load those, each by itself."
+        )
+    if (folder / "None.py").exists():  # which diffusers takes for the code of custom_pipeline=None
+        _refuse_code(folder, "None.py")
+
+
+def _check_part(folder: Path, name: str, library: str, kind: str) -> None:
+    path, entry = (
+        folder / "model_index.json",
+        f"{_shown(name)}: [{_shown(library)}, {_shown(kind)}]",
+    )
+    home = _home(library)
+    if not name.isidentifier() or home is None:
+        _refuse_code(path, entry)
+    part = folder / name
+    if (part / f"{library}.py").exists():  # which diffusers prefers to the library itself
+        _refuse_code(part, f"{library}.py")
+    cls = getattr(home, kind, None)  # diffusers tells of a class that is not there
+    if cls is not None and not _is_one_of(cls, _KINDS):
+        _refuse_code(path, entry)
+    if not part.is_dir():
+        raise ValueError(f"{path} names a {name}, and there is no folder {part}. {_ANEW}")
+    _check_configs(part)
+    _check_weights(part)
+
+
+def _is_one_of(cls: Any, kinds: set[str]) -> bool:
+    """Whether it is a class of these, or a stand-in that says which package it needs."""
+    if not isinstance(cls, type):
+        return False
+    stands_in = "dummy" in cls.__module__ and not cls.__name__.startswith("Onnx")
+    return stands_in or bool(kinds & {one.__name__ for one in cls.__mro__})
+
+
+def _home(library: str) -> ModuleType | None:
+    """Where diffusers looks for the classes of a library; None for one that is foreign."""
+    import diffusers
+    import transformers
+    from diffusers import pipelines
+
+    if library in _LIBRARIES:
+        return {"diffusers": diffusers, "transformers": transformers}[library]
+    found = getattr(pipelines, library, None)  # "stable_diffusion", say, of its safety checker
+    is_its_own = getattr(found, "__name__", "") == f"{pipelines.__name__}.{library}"
+    return found if is_its_own and isinstance(found, ModuleType) else None
+
+
+def _check_configs(part: Path) -> None:
+    """Refuse a kernel from the hub, which is code, and a text encoder that is a patch of another
+    model, fetched from wherever it says."""
+    if (part / "adapter_config.json").exists():
+        raise ValueError(
+            f"{part} holds an adapter (adapter_config.json), which names another model to load. "
+            "Merge it (model.merge_and_unload()) and save the whole."
+        )
+    if (part / "config.json").is_file():
+        for name, value in _pairs(_object(part / "config.json")):
+            if name.endswith(_KERNELS) and "/" in json.dumps(value):
+                _refuse_code(part / "config.json", f"{name}={_shown(value)}")
+
+
+def _pairs(config: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(config, dict):
+        for name, value in config.items():
+            yield name, value
+            yield from _pairs(value)
+
+
+def _check_weights(part: Path) -> None:
+    pickles = sorted(one.name for one in part.iterdir() if one.suffix in _PICKLES)
+    if pickles and not any(part.glob("*.safetensors")):
+        raise ValueError(
+            f"{part} holds its weights as {pickles[0]} and not as .safetensors. Pickles are not "
+            "read, since they can run code. If you trust where it comes from, convert it: "
+            "diffusers.DiffusionPipeline.from_pretrained(FOLDER, use_safetensors=False)"
+            ".save_pretrained(NEW_FOLDER)."
+        )
+    for index in part.glob("*.safetensors.index.json"):
+        files = _object(index).get("weight_map")
+        for file in files.values() if isinstance(files, dict) else [files]:
+            if Path(str(file)).name != file or not file.endswith(".safetensors"):
+                raise ValueError(
+                    f"{index} names {_shown(file)}, which is no .safetensors file beside it. "
+                    f"{_ANEW}"
+                )
+
+
+def _refuse_code(where: Path, what: str) -> NoReturn:
+    raise ValueError(
+        f"{where} asks for code that is not of diffusers or transformers ({what}). Models are "
+        "loaded as data here, and no code of theirs is run. If you trust it, load the pipeline "
+        "yourself and pass it to sdattn's functions."
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "…"

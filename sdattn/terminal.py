@@ -1,0 +1,21 @@
+"""Text that was written elsewhere, made fit to be printed.
+
+visible("a \\x1b[2Jcat")    ->  "a \\\\x1b[2Jcat"
+"""
+
+from __future__ import annotations
+
+import re
+
+# Terminals obey C0 and C1, the next turn the order of writing around; surrogates are no characters.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """The text with all that a terminal would obey, or cannot print, written out as Python writes
+    it; line feeds and tabs stay.
+
+    >>> visible("a \\x1b]0;title\\x07red\\r\\ncat")
+    'a \\\\x1b]0;title\\\\x07red\\\\r\\ncat'
+    """
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

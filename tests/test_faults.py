@@ -1,0 +1,35 @@
+"""Faults at random, of one seed: see scripts/fuzzing; scripts/fuzz goes on with others."""
+
+import pytest
+from fuzzing import KINDS, World, choose, try_case
+
+SEED, CASES = 0, 200
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.mark.parametrize("number", range(CASES))
+def test_a_fault_is_found(world, number):
+    assert try_case(world, SEED, number) is None
+
+
+def test_every_kind_has_its_cases():
+    tried = [choose(SEED, number)[0].name for number in range(CASES)]
+    assert set(tried) == {one.name for one in KINDS}
+
+
+@pytest.mark.parametrize(
+    ("problems", "told"),
+    [([], "nothing found"), (["x: image.png is missing"], "does not name it")],
+    ids=["nothing", "another"],
+)
+def test_a_fault_that_is_not_found_is_told(world, monkeypatch, problems, told):
+    """The cases see what they are for: here nothing is checked, or something else is named."""
+    monkeypatch.setattr("fuzzing.batches.verify", lambda root: (3, problems))
+    kinds = [(number, choose(SEED, number)[0].name) for number in range(CASES)]
+    number = next(number for number, name in kinds if name == "a bit turned, folder")
+    missed = try_case(world, SEED, number)
+    assert told in missed and f"scripts/fuzz --seed {SEED} --case {number}" in missed
