@@ -9,102 +9,68 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from evaluation.landing import (
+    THRESHOLDS,
+    Kind,
+    Landing,
+    Seen,
+    function_peak,
+    landings,
+    seen_in,
+)
 from PIL import Image
 from training.autoencoder import vae_psnr
 
 import sdattn
-from sdattn.scene_checker import Found, find_objects, match
-from sdattn.scenes import DIRECTIONS, Scene, holds, random_scene
+from sdattn import Heatmaps
+from sdattn.pipelines import DEMO_SETTINGS
+from sdattn.scenes import Scene, random_scene
 
 BATCH = 10  # pictures drawn at a time
-SIDE = 64  # side of the checker's masks
-THRESHOLDS = np.linspace(0.05, 0.95, 19).round(2)
+KINDS: tuple[Kind, Kind] = ("colour", "shape")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One picture against its prompt; ``own`` and ``ious`` are None where they cannot be told.
+    """One picture against its prompt.
 
     Attributes:
-        colours: the objects found have the colours that were asked for, and no others.
-        shapes: and each has the shape that was asked for.
-        relation: the two stand as they should; None if no direction was asked for.
-        own: for each of two objects, its word's map is higher on it than on the other.
-        ious: for each object its word's IoU at each of the thresholds.
+        groups: the rows of the table that it counts for.
+        seen: whether it is right, and where its objects are.
+        words: how its colour words and its shape words land; empty where its objects cannot be
+            told.
+        function_peak: how high the maps of "a", "of" and their like are beside these words'.
     """
 
     prompt: str
     groups: tuple[str, ...]
-    colours: bool
-    shapes: bool
-    relation: bool | None
-    own: tuple[bool, ...]
-    ious: tuple[tuple[float, ...], ...]
+    seen: Seen
+    words: dict[str, list[Landing]]
+    function_peak: float
 
 
-def objects_right(scene: Scene, found: list[Found]) -> tuple[bool, bool]:
-    """Whether the colours are right, and whether colours with their shapes are."""
-    seen = Counter((thing.colour, thing.shape) for thing in found)
-    wanted = Counter((thing.colour, thing.shape) for thing in scene.objects)
-    colours = Counter(thing.colour for thing in found)
-    return colours == Counter(thing.colour for thing in scene.objects), seen == wanted
-
-
-def checker_accuracy(seed: int, count: int = 500) -> float:
+def checker_accuracy(seed: int, size: int, count: int = 500) -> float:
     """Share of drawn scenes that the checker reads without any mistake, places included."""
     rng = np.random.default_rng(seed)
     right = 0
     for _ in range(count):
         scene = random_scene(rng)
-        found = find_objects(scene.draw(SIDE))
-        chosen = match(scene, found)
-        placed = chosen is not None and related(scene, chosen) is not False
-        right += objects_right(scene, found)[1] and placed
+        seen = seen_in(scene, Image.fromarray(scene.draw(size)))
+        right += seen.shapes and seen.relation is not False and seen.masks is not None
     return right / count
 
 
-def related(scene: Scene, chosen: tuple[Found, ...] | None) -> bool | None:
-    """Whether the found objects stand in the relation; None if no direction was asked for."""
-    if scene.relation not in DIRECTIONS:
-        return None
-    return chosen is not None and holds(scene.relation, *(thing.centre for thing in chosen))
-
-
-def word_maps(scene: Scene, heatmaps: Any) -> list[torch.Tensor]:
-    """The map of each object's word at the checker's size, float32 [64, 64]."""
-    names = [thing.shape for thing in scene.objects]
-    maps = []
-    for index, name in enumerate(names):
-        occurrence = heatmaps.find(name)[names[:index].count(name)]
-        maps.append(occurrence.resize((SIDE, SIDE)))
-    return maps
-
-
-def judge(scene: Scene, prompt: str, picture: Image.Image, heatmaps: Any) -> Verdict:
+def judge(scene: Scene, prompt: str, picture: Image.Image, heatmaps: Heatmaps) -> Verdict:
     """Compare one picture and its heatmaps with what the prompt asked for."""
-    found = find_objects(picture)
-    chosen = match(scene, found)
-    colours, shapes = objects_right(scene, found)
-    own: tuple[bool, ...] = ()
-    ious: list[tuple[float, ...]] = []
-    if chosen is not None and len(found) == len(scene.objects):
-        maps = word_maps(scene, heatmaps)
-        masks = [torch.from_numpy(thing.mask) for thing in chosen]
-        if len(maps) == 2:
-            pairs = zip(maps, masks, masks[::-1], strict=True)
-            own = tuple(bool(m[here].mean() > m[there].mean()) for m, here, there in pairs)
-        for values, mask in zip(maps, masks, strict=True):
-            parts = [values >= float(level) * values.max() for level in THRESHOLDS]
-            ious.append(tuple(float((p & mask).sum() / (p | mask).sum()) for p in parts))
-    relation = related(scene, chosen)
-    return Verdict(prompt, groups(scene, prompt), colours, shapes, relation, own, tuple(ious))
+    seen = seen_in(scene, picture)
+    words = {kind: landings(scene, seen.masks, heatmaps, kind) for kind in KINDS}
+    return Verdict(prompt, groups(scene, prompt), seen, words, function_peak(heatmaps))
 
 
 def groups(scene: Scene, prompt: str) -> tuple[str, ...]:
@@ -124,32 +90,50 @@ def share(values: list[bool]) -> float | None:
 
 def summarise(verdicts: list[Verdict]) -> dict[str, Any]:
     """The figures of some verdicts."""
-    levels = np.array([ious for verdict in verdicts for ious in verdict.ious])
-    best = int(levels.mean(0).argmax()) if len(levels) else 0
-    pairs = [verdict.own for verdict in verdicts if verdict.own]
+    seen = [verdict.seen for verdict in verdicts]
     return {
         "prompts": len(verdicts),
-        "colours": share([verdict.colours for verdict in verdicts]),
-        "shapes": share([verdict.shapes for verdict in verdicts]),
-        "relation": share([v.relation for v in verdicts if v.relation is not None]),
-        "word_on_own_object": share([flag for pair in pairs for flag in pair]),
-        "both_words_on_own_object": share([all(pair) for pair in pairs]),
-        "pictures_with_two_words_measured": len(pairs),
+        "colours": share([one.colours for one in seen]),
+        "shapes": share([one.shapes for one in seen]),
+        "relation": share([one.relation for one in seen if one.relation is not None]),
+        **{f"{kind}_words": of_words([v.words[kind] for v in verdicts]) for kind in KINDS},
+        "function_peak": float(np.mean([verdict.function_peak for verdict in verdicts])),
+    }
+
+
+def of_words(pictures: list[list[Landing]]) -> dict[str, Any]:
+    """How the words of one kind land: on their own objects of two, and the IoU at that one of
+    THRESHOLDS where it is best."""
+    told = [[one.own for one in some if one.own is not None] for some in pictures]
+    levels = np.array([one.ious for some in pictures for one in some])
+    best = int(levels.mean(0).argmax()) if len(levels) else 0
+    return {
+        "on_own_object": share([own for some in told for own in some]),
+        "both_on_own_object": share([all(some) for some in told if some]),
+        "pictures_of_two": sum(bool(some) for some in told),
         "iou": float(levels.mean(0)[best]) if len(levels) else None,
         "iou_threshold": float(THRESHOLDS[best]),
     }
 
 
 def table(figures: dict[str, dict[str, Any]]) -> str:
-    """The figures as text, a row a group."""
-    names = ("colours", "shapes", "relation", "word_on_own_object", "both_words_on_own_object")
-    heads = "".join(f"{head:>9}" for head in ("colours", "shapes", "relation", "word", "both"))
-    lines = [f"{'':24}{'n':>5}{heads}  IoU"]
+    """The figures as text, a row a group: the pictures; of colour words and of shape words the
+    part on its own object and the IoU; the peaks of function words."""
+    heads = ("colours", "shapes", "relation", "colour w.", "IoU", "shape w.", "IoU", "peaks")
+    lines = [f"{'':24}{'n':>5}" + "".join(f"{head:>10}" for head in heads)]
     for group, row in figures.items():
-        shares = "".join(f"{'-' if row[n] is None else f'{row[n]:.1%}':>9}" for n in names)
-        iou = "" if row["iou"] is None else f"  {row['iou']:.3f} at {row['iou_threshold']}"
-        lines.append(f"{group:24}{row['prompts']:5}{shares}{iou}")
+        words = [row[f"{kind}_words"] for kind in KINDS]
+        cells = [told(row[name], "{:.1%}") for name in heads[:3]]
+        for one in words:
+            cells += [told(one["on_own_object"], "{:.1%}"), told(one["iou"], "{:.3f}")]
+        cells.append(told(row["function_peak"], "{:.3f}"))
+        lines.append(f"{group:24}{row['prompts']:5}" + "".join(f"{cell:>10}" for cell in cells))
     return "\n".join(lines)
+
+
+def told(value: float | None, how: str) -> str:
+    """A figure as text."""
+    return "-" if value is None else how.format(value)
 
 
 def unseen(args: argparse.Namespace) -> list[tuple[Scene, str]]:
@@ -168,11 +152,10 @@ def evaluate(pipe: Any, args: argparse.Namespace) -> tuple[list[Verdict], list[I
     verdicts, pictures = [], []
     asked = unseen(args)
     options = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
-    given = {name: value for name, value in options.items() if value is not None}
     for start in range(0, len(asked), BATCH):
         part = asked[start : start + BATCH]
         prompts = [prompt for _, prompt in part]
-        run = sdattn.generate(pipe, prompts, seed=args.seed + start, **given)
+        run = sdattn.generate(pipe, prompts, seed=args.seed + start, **options)
         for (scene, prompt), picture, maps in zip(part, run.images, run.heatmaps, strict=True):
             verdicts.append(judge(scene, prompt, picture, maps))
             pictures.append(picture)
@@ -188,13 +171,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first picture's noise")
     parser.add_argument("--wording", default="any", choices=["any", "plain", "place first"])
     parser.add_argument("--first", action="store_true", help="the first wording of each scene only")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--guidance", type=float)
+    parser.add_argument("--steps", type=int, default=DEMO_SETTINGS["num_inference_steps"])
+    parser.add_argument("--guidance", type=float, default=DEMO_SETTINGS["guidance_scale"])
     parser.add_argument("--out", type=Path, default=Path("outputs/evaluation.json"))
     args = parser.parse_args()
-    accuracy = checker_accuracy(args.scene_seed)
-    print(f"checker: {accuracy:.1%} of drawn scenes read without a mistake", flush=True)
     pipe = sdattn.load_pipeline(args.model)
+    accuracy = checker_accuracy(args.scene_seed, pipe.vae.config.sample_size)
+    print(f"checker: {accuracy:.1%} of drawn scenes read without a mistake", flush=True)
     print(f"vae: {vae_psnr(pipe.vae, seed=7):.2f} dB on unseen scenes", flush=True)
     began = time.time()
     verdicts, pictures = evaluate(pipe, args)
@@ -206,7 +189,7 @@ def main() -> None:
     print(table(figures))
     print(f"{(time.time() - began) / len(verdicts):.2f} s a picture, heatmaps and check included")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    wrong = [v.prompt for v in verdicts if not v.shapes or v.relation is False]
+    wrong = [v.prompt for v in verdicts if not v.seen.shapes or v.seen.relation is False]
     options = {name: str(value) for name, value in vars(args).items()}
     report = {"options": options, "checker": accuracy, "figures": figures, "wrong": wrong}
     args.out.write_text(json.dumps(report, indent=2) + "\n")

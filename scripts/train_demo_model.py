@@ -3,7 +3,7 @@
 Five stages, each kept in ``--work`` and taken up again where it stopped:
 
 1. scenes: pictures and the words for them (``sdattn.scenes``);
-2. vae: the autoencoder, 64 x 64 pictures to 16 x 16 x 4 latents;
+2. vae: the autoencoder, 128 x 128 pictures to 16 x 16 x 4 latents;
 3. text: the text encoder learns to foretell the latent from the prompt alone, which stands
    in for the pretraining that CLIP brings to Stable Diffusion;
 4. unet: diffusion by v-prediction, the text encoder left as it is, until places are right;
@@ -28,7 +28,7 @@ from torch import Tensor
 from training.autoencoder import make_latents, polish_decoder, train_vae, vae_psnr
 from training.data import make_dataset, make_tokenizer
 from training.fit import say
-from training.models import assemble, new_unet
+from training.record import begin_sitting, snapshot, write_record
 from training.stages import refine, train_text, train_unet
 
 from sdattn.scenes import Scene
@@ -38,14 +38,14 @@ def train_from_nothing(
     args: argparse.Namespace, scenes: list[Scene], pictures: Tensor
 ) -> tuple[StableDiffusionPipeline, Tensor]:
     """Stages 2 to 4: a pipeline that knows its places, and the scenes' latents."""
-    tokenizer = make_tokenizer(scenes[:2000])
+    tokenizer = make_tokenizer(scenes[:2000])  # the first two chunks
     vae = train_vae(pictures, args.work, args.vae_steps, args.seed)
     latents = make_latents(vae, pictures, args.work)
     polish_decoder(vae, latents, pictures, args.work, args.decoder_steps, args.seed + 3)
     say(f"vae: {vae_psnr(vae, seed=7):.2f} dB on unseen scenes")
     text = train_text(tokenizer, scenes, latents, args.work, args.text_steps, args.seed + 1)
-    pipe = assemble(vae, text, tokenizer, new_unet())
-    train_unet(pipe, scenes, latents, args.work, args.unet_steps, args.seed + 2)
+    seed, steps = args.seed + 2, args.unet_steps
+    pipe = train_unet(vae, text, tokenizer, scenes, latents, args.work, steps, seed)
     return pipe, latents
 
 
@@ -57,22 +57,23 @@ def train(process: int, args: argparse.Namespace) -> None:
         dist.init_process_group("gloo", store, rank=process, world_size=args.processes)
     torch.manual_seed(args.seed)
     scenes, pictures = make_dataset(args.seed, args.chunks, args.work)
-    if args.start:
-        pipe = StableDiffusionPipeline.from_pretrained(args.start, dtype=torch.float32)
-        pipe.set_progress_bar_config(disable=True)
-        latents = make_latents(pipe.vae, pictures, args.work)
-    else:
-        pipe, latents = train_from_nothing(args, scenes, pictures)
+    pipe, latents = train_from_nothing(args, scenes, pictures)
     if args.compile:
         pipe.unet.compile()  # takes minutes once, and makes every step shorter
     made = refine(pipe, scenes, latents, args.work, args.refine_steps, args.seed + 4)
     if process == 0:
-        made.to(dtype=torch.float16).save_pretrained(args.out, safe_serialization=True)
-        name_as_before(args.out / "text_encoder" / "model.safetensors")
-        vocabulary = made.tokenizer.backend_tokenizer.model
-        vocabulary.save(str(args.out / "tokenizer"))  # the two files that older readers know
-        size = sum(path.stat().st_size for path in args.out.rglob("*") if path.is_file())
-        say(f"{args.out}: {size / 1e6:.1f} MB")
+        write_model(made, args.work, args.out)
+
+
+def write_model(made: StableDiffusionPipeline, work: Path, out: Path) -> None:
+    """The model's folder as it ships, with the record of how it was made."""
+    made.to(dtype=torch.float16).save_pretrained(out, safe_serialization=True)
+    name_as_before(out / "text_encoder" / "model.safetensors")
+    vocabulary = made.tokenizer.backend_tokenizer.model
+    vocabulary.save(str(out / "tokenizer"))  # the two files that older readers know
+    write_record(work, out)
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    say(f"{out}: {size / 1e6:.1f} MB")
 
 
 def name_as_before(path: Path) -> None:
@@ -93,10 +94,9 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("sdattn/demo"), help="model folder")
     parser.add_argument("--work", type=Path, default=Path("build/demo"), help="checkpoints")
-    parser.add_argument("--start", type=Path, help="refine the model in this folder further")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=40, help="thousands of training scenes")
-    parser.add_argument("--vae-steps", type=int, default=3400)
+    parser.add_argument("--vae-steps", type=int, default=6000)
     parser.add_argument("--decoder-steps", type=int, default=300)
     parser.add_argument("--text-steps", type=int, default=1500)
     parser.add_argument("--unet-steps", type=int, default=5400)
@@ -106,10 +106,19 @@ def main() -> None:
         "--compile",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="wants a C++ compiler",
+        help="needs a C++ compiler",
+    )
+    parser.add_argument(
+        "--snapshot",
+        action="store_true",
+        help="write what the last checkpoint holds; train nothing",
     )
     args = parser.parse_args()
+    if args.snapshot:
+        write_model(snapshot(args.work, args.seed), args.work, args.out)
+        return
     args.work.mkdir(parents=True, exist_ok=True)
+    begin_sitting(args.work, args)
     (args.work / "processes").unlink(missing_ok=True)
     make_dataset(args.seed, args.chunks, args.work)
     torch.multiprocessing.spawn(train, (args,), nprocs=args.processes)

@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 from .causes import knockouts, prepare
 from .heatmap import Heatmap
+from .pipelines import is_demo
 from .presets import Preset, preset_of
 from .prompts import read_prompts
 from .running import checked_options, checked_seeds, one_at_a_time, options_of_image
 from .runs import Run
 from .sampling import read_negative, sample
+from .scenes import unlearnt
 from .watching import capture_settings, checked_capture
 
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
@@ -66,6 +68,8 @@ def generate(
             out as NaN or infinity.
         KeyError: a word that is in none of the prompts.
         TypeError: a model that cannot be refined, asked, or have words knocked out.
+
+    With the demo model a ``UserWarning`` names the words of the prompt that it never learnt.
     """
     options = checked_options(pipe, options)
     read = read_prompts(pipe, prompt, **options)
@@ -79,6 +83,8 @@ def generate(
         read_negative(pipe, options, len(read))
     settings = capture_settings(pipe, chosen, read, options, watch)
     seeds = checked_seeds(seed, len(read) * (options.get("num_images_per_prompt") or 1))
+    if is_demo(pipe) and (told := unlearnt(word.text for one in read for word in one.words)):
+        warnings.warn(told, stacklevel=3)
     alone = [
         options_of_image(options, i, images=len(seeds), prompts=len(read))
         for i in range(len(seeds))

@@ -3,6 +3,7 @@
 - ``Scene`` and ``SceneObject`` say what there is; ``random_scene`` makes one up.
 - ``Scene.draw`` and ``Scene.masks`` give the picture and the exact place of each object.
 - ``Scene.prompts`` gives the ways of saying it; ``is_held_out`` keeps some for testing.
+- ``unlearnt`` says which words of a prompt are in none of these.
 
 The demo model is trained on these, so its heatmaps can be measured against the truth;
 ``scene_checker`` finds the objects in a picture that the model made.
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +56,13 @@ _PLACE_FIRST = {
     "below": ("at the bottom {a}, at the top {b}", "bottom {a}, top {b}"),
 }
 _ALONE = ("{a}", "a picture of {a}")
+_GROUND = "{scene} on a {background} background"
+_FORMS = (
+    *_ALONE,
+    *(one for forms in (_PLAIN, _PLACE_FIRST) for some in forms.values() for one in some),
+)
+_FILLED = " ".join([*_FORMS, _GROUND]).format(a="a", b="an", scene="", background="")
+FURTHER_WORDS = tuple(sorted(set(re.findall("[a-z]+", _FILLED))))
 _HELD_OUT_ONE_IN = 8
 
 Picture = NDArray[np.uint8]
@@ -92,9 +102,9 @@ class Scene:
         """The picture, uint8 [size, size, 3], each pixel the mean of ``supersample²`` points."""
         picture = np.full((size, size, 3), BACKGROUNDS[self.background], dtype=np.float64)
         for thing in self.objects:
-            fine = thing.covers(*cell_centres(size * supersample))
-            cover = fine.reshape(size, supersample, size, supersample).mean(axis=(1, 3))
-            picture += cover[..., None] * (np.array(COLOURS[thing.colour]) - picture)
+            rows, cols, cover = _cover(thing, size, supersample)
+            part = picture[rows, cols]
+            part += cover[..., None] * (np.array(COLOURS[thing.colour]) - part)
         return np.rint(picture).astype(np.uint8)
 
     def masks(self, size: int | tuple[int, int] = 64) -> Mask:
@@ -117,7 +127,7 @@ class Scene:
             first = () if wording == "plain" else _PLACE_FIRST.get(self.relation, ())
             forms = plain + first
         said = [form.format(**phrases) for form in forms]
-        full = tuple(f"{text} on a {self.background} background" for text in said)
+        full = tuple(_GROUND.format(scene=text, background=self.background) for text in said)
         return (*said, *full) if self.background == DEFAULT_BACKGROUND else full
 
     def caption(self, rng: np.random.Generator) -> str:
@@ -155,6 +165,21 @@ def inside(shape: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> Mask:
     if shape == "star":
         return _in_star(x, y, inner=0.42)
     raise ValueError(f"No shape is called {shape!r}. Choose one of {', '.join(SHAPES)}.")
+
+
+def unlearnt(words: Iterable[str]) -> str:
+    """Which of the words no prompt of a scene has, and which words there are; "" if none is
+    strange. Capitals count for nothing, as the demo model's tokenizer writes them small."""
+    known = {*COLOURS, *SHAPES, *BACKGROUNDS, *FURTHER_WORDS, ","}
+    strange = [word for word in dict.fromkeys(words) if word.lower() not in known]
+    if not strange:
+        return ""
+    kinds = (COLOURS, SHAPES, BACKGROUNDS, FURTHER_WORDS)
+    told = "; ".join(", ".join(kind) for kind in kinds)
+    return (
+        f"The demo model never learnt {', '.join(map(repr, strange))}: what it draws for that, and "
+        f"its heatmaps, mean nothing. It knows only: {told}."
+    )
 
 
 def random_scene(rng: np.random.Generator, *, held_out: bool = False, n_objects: int = 0) -> Scene:
@@ -196,6 +221,24 @@ def cell_centres(size: int | tuple[int, int]) -> tuple[NDArray[np.float64], NDAr
         (np.arange(rows) + 0.5) / rows, (np.arange(cols) + 0.5) / cols, indexing="ij"
     )
     return x, y
+
+
+def _cover(
+    thing: SceneObject, size: int, supersample: int
+) -> tuple[slice, slice, NDArray[np.float64]]:
+    """The rows and columns that an object lies in, and how much of each of their pixels it covers,
+    float64 [rows, cols]."""
+    (x, y), r = thing.centre, thing.radius
+    rows, cols = (
+        slice(*np.clip([math.floor((at - r) * size), math.ceil((at + r) * size)], 0, size).tolist())
+        for at in (y, x)
+    )
+    fine = (np.arange(size * supersample) + 0.5) / (size * supersample)
+    parts = [fine[part.start * supersample : part.stop * supersample] for part in (cols, rows)]
+    x_fine, y_fine = np.meshgrid(*parts)
+    cover = thing.covers(x_fine, y_fine)
+    shape = (rows.stop - rows.start, supersample, cols.stop - cols.start, supersample)
+    return rows, cols, cover.reshape(shape).mean(axis=(1, 3))
 
 
 def _in_star(x: NDArray[np.float64], y: NDArray[np.float64], inner: float) -> Mask:

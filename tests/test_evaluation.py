@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from conftest import make_pipeline
 from evaluation.measures import (
     LEVELS,
     average_precision,
@@ -17,6 +18,8 @@ from evaluation.variants import PEERS
 
 import sdattn
 from sdattn.masks import otsu
+from sdattn.pipelines import default_size
+from sdattn.presets import PRESETS
 
 
 @pytest.fixture
@@ -114,3 +117,10 @@ def test_a_small_run_from_pictures_to_figures():
             default = figures["shape"]["default"]["iou"][0]
             assert entry["ahead"]["iou"][0] == pytest.approx(default - mean)
     assert figures["shape"]["default"]["iou"][0] > 0.6  # against exact masks
+
+
+def test_the_scripts_own_pictures_have_the_size_that_the_model_makes():
+    pipe = make_pipeline()
+    assert default_size(pipe) == (128, 128)
+    [picture] = noised(pipe, unseen_scenes(1, seed=1), 0, {"sum": PRESETS["sum"]})
+    assert picture.image.size == (128, 128)

@@ -182,7 +182,7 @@ def test_where_there_are_very_many_cells_neighbours_are_averaged():
     "options",
     [
         {"seed": 3},
-        {"prompt": "--a red circle -- 'it'", "num_inference_steps": 2},
+        {"prompt": "--a red circle -- 'on'", "num_inference_steps": 2},
         {"preset": "p2p", "refine": "self", "num_inference_steps": 4, "guidance_scale": 3.5},
         {"negative_prompt": "a \"red\" 'x' $HOME", "ask": "star ring", "num_inference_steps": 4},
         {"capture_options": {"steps": "all"}, "num_inference_steps": 4, "causal": True},

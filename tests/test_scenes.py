@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,8 +19,10 @@ from sdattn.scenes import (
     SHAPES,
     Scene,
     SceneObject,
+    cell_centres,
     holds,
     random_scene,
+    unlearnt,
 )
 
 RADIUS = 0.3
@@ -82,6 +86,32 @@ def test_edges_are_blends_in_proportion_to_what_is_covered():
     edge = row[[15, 48]]
     assert abs(edge - wanted).max() < 40
     assert edge.min() >= min(BACKGROUNDS["black"]) and edge[:, 0].max() < COLOURS["red"][0]
+
+
+def test_a_picture_is_the_mean_of_points_of_the_whole_square():
+    rng = np.random.default_rng(8)
+    beyond = SceneObject("pink", "star", (0.95, 0.02), 0.2)
+    outside = SceneObject("blue", "ring", (2.0, -1.0), 0.2)
+    scenes = [random_scene(rng) for _ in range(6)] + [Scene((beyond, outside), "and", "white")]
+    for scene, (size, fine) in product(scenes, [(64, 4), (37, 3)]):
+        wanted = np.full((size, size, 3), BACKGROUNDS[scene.background], dtype=float)
+        for thing in scene.objects:
+            points = thing.covers(*cell_centres(size * fine)).astype(float)
+            cover = points.reshape(size, fine, size, fine).mean((1, 3))[..., None]
+            wanted = wanted * (1 - cover) + np.array(COLOURS[thing.colour]) * cover
+        assert abs(scene.draw(size, fine) - wanted).max() <= 0.5 + 1e-9
+
+
+def test_no_word_of_a_prompt_is_strange_and_words_of_none_are():
+    rng = np.random.default_rng(9)
+    said = {
+        word for _ in range(300) for text in random_scene(rng).prompts() for word in text.split()
+    }
+    said = {word.strip(",") for word in said}
+    assert unlearnt(said) == ""
+    told = unlearnt(["a", "Cat", "a", "Cat", "scene", "b", "background"])
+    assert "learnt 'Cat', 'scene', 'b':" in told
+    assert said == set(re.findall("[a-z]+", told.split("only: ")[1]))
 
 
 def test_objects_never_touch_and_lie_wholly_in_the_picture():

@@ -22,7 +22,7 @@ import sdattn
 from sdattn import Heatmaps, MapStore
 from sdattn.heatmaps import heatmaps_of
 from sdattn.layermaps import LayerMaps, layer_maps
-from sdattn.pipelines import DEMO_SETTINGS
+from sdattn.pipelines import DEMO_SETTINGS, default_size
 from sdattn.presets import Preset
 from sdattn.prompts import read_prompts
 from sdattn.refinement import refining
@@ -86,7 +86,7 @@ def noised(
 ) -> Iterator[Picture]:
     """The script's own pictures, each noised to the default timesteps of :func:`sdattn.explain`."""
     for part in _batches(asked):
-        prompts, images = [one[2] for one in part], [_drawn(one[1]) for one in part]
+        prompts, images = [one[2] for one in part], _drawn(pipe, part)
         with ExitStack() as captures:
             stores = _stores(captures, pipe, prompts)
             sdattn.explain(pipe, images, prompts, seed=seed * 100_000 + part[0][0])
@@ -102,7 +102,7 @@ def inverted(
     settings = {**FULL, "layers": refining(pipe)}
     kept = {name: preset for name, preset in variants.items() if not preset.among_words}
     for part in _batches(asked):
-        prompts, images = [one[2] for one in part], [_drawn(one[1]) for one in part]
+        prompts, images = [one[2] for one in part], _drawn(pipe, part)
         run = sdattn.explain(pipe, images, prompts, invert=True, capture_options=settings)
         stores = run.store, run.store
         yield from _given(part, images, _by_variant(stores, read_prompts(pipe, prompts), kept))
@@ -113,8 +113,10 @@ def _batches(asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
         yield asked[start : start + BATCH]
 
 
-def _drawn(scene: Scene) -> Image.Image:
-    return Image.fromarray(scene.draw(SIDE))
+def _drawn(pipe: Any, part: Sequence[Asked]) -> list[Image.Image]:
+    """The script's own pictures, in the size that the model makes."""
+    size, _ = default_size(pipe)
+    return [Image.fromarray(scene.draw(size)) for _, scene, _ in part]
 
 
 def _given(

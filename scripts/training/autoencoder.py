@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from torch import Tensor
 from sdattn.scenes import random_scene
 
 from .data import SIZE
-from .fit import Fit, pick, rank, world
+from .fit import Fit, note, pick, rank, world
 from .models import new_vae
+
+CROPPED = 0.8  # part of the steps that see crops
 
 
 def as_pixels(pictures: Tensor) -> Tensor:
@@ -22,26 +25,40 @@ def as_pixels(pictures: Tensor) -> Tensor:
     return pictures.float() / 127.5 - 1
 
 
+def window(rng: np.random.Generator, pictures: Tensor, side: int) -> Tensor:
+    """One and the same ``side`` x ``side`` pixels, somewhere, of all pictures."""
+    top, left = rng.integers(pictures.shape[-1] - side, size=2, endpoint=True)
+    return pictures[..., top : top + side, left : left + side]
+
+
 def train_vae(pictures: Tensor, work: Path, steps: int, seed: int) -> AutoencoderKL:
-    """An autoencoder of the pictures, ``scaling_factor`` not yet set."""
+    """An autoencoder of the pictures, its latents as they come.
+
+    Most steps see a quarter of each picture, in a quarter of the time; the last see whole ones,
+    since the norms' means are others there.
+    """
     vae = new_vae()
 
     def loss(step: int) -> Tensor:
-        _, chosen = pick(step, seed, len(pictures), batch=8)
-        pixels = as_pixels(pictures[chosen])
+        rng, chosen = pick(step, seed, torch.arange(len(pictures)), batch=8)
+        side = SIZE // 2 if step < CROPPED * steps else SIZE
+        pixels = as_pixels(window(rng, pictures[chosen], side))
         posterior = vae.encode(pixels).latent_dist
         error = vae.decode(posterior.sample()).sample - pixels
         return error.abs().mean() + 2 * error.square().mean() + 1e-7 * posterior.kl().mean()
 
-    Fit("vae", {"vae": vae}, (2e-3,), loss, steps, 0.05, {}, lambda step: None).run(work)
+    def watch(step: int) -> None:
+        note(work, "vae", step, decibels=vae_psnr(vae, seed=7, count=64))
+
+    Fit("vae", {"vae": vae}, (2e-3,), loss, steps, 0.05, {}, watch).run(work)
     return vae.eval()
 
 
 @torch.no_grad()
 def vae_psnr(vae: AutoencoderKL, seed: int, count: int = 256) -> float:
-    """Mean decibels over scenes that the autoencoder never saw."""
-    rng = np.random.default_rng(seed)
-    drawn = np.stack([random_scene(rng, held_out=True).draw(SIZE) for _ in range(count)])
+    """Mean decibels over scenes that the autoencoder never saw, at the size it is made for."""
+    rng, side = np.random.default_rng(seed), vae.config.sample_size
+    drawn = np.stack([random_scene(rng, held_out=True).draw(side) for _ in range(count)])
     pixels = as_pixels(torch.from_numpy(drawn).permute(0, 3, 1, 2))
     parts = [vae.decode(vae.encode(part).latent_dist.mode()).sample for part in pixels.split(8)]
     again = torch.cat(parts).clamp(-1, 1)
@@ -50,18 +67,35 @@ def vae_psnr(vae: AutoencoderKL, seed: int, count: int = 256) -> float:
 
 @torch.no_grad()
 def make_latents(vae: AutoencoderKL, pictures: Tensor, work: Path) -> Tensor:
-    """Scaled latents [scenes, 4, 16, 16]; also sets the scaling factor of the autoencoder."""
+    """Latents [scenes, 4, 16, 16] of the pictures; see :func:`even_out`."""
     kept = [work / f"latents-{index}-of-{world()}.pt" for index in range(world())]
     if not kept[rank()].exists():
         mine = pictures.chunk(world())[rank()].split(8)
         parts = [vae.encode(as_pixels(part)).latent_dist.mode() for part in mine]
-        torch.save(torch.cat(parts), kept[rank()])
+        torch.save(torch.cat(parts), f"{kept[rank()]}.new")
+        os.replace(f"{kept[rank()]}.new", kept[rank()])
     if world() > 1:
         dist.barrier()
-    latents = torch.cat([torch.load(path) for path in kept])
-    scaling = round(1 / float(latents.std()), 5)
-    vae.register_to_config(scaling_factor=scaling)
-    return latents * scaling
+    return even_out(vae, torch.cat([torch.load(path) for path in kept]))
+
+
+@torch.no_grad()
+def even_out(vae: AutoencoderKL, latents: Tensor) -> Tensor:
+    """Give each channel of the latents [scenes, channels, rows, cols] the mean 0 and the deviation
+    1, by way of the 1x1 convolutions in which the encoder ends and the decoder begins.
+
+    The autoencoder is the same as before from picture to picture, and its scaling factor is 1. With
+    one factor for channels of 0.5 and 6, the small ones would drown in the noise of all times.
+    """
+    mean, deviation = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
+    count, ends, begins = len(mean), vae.quant_conv, vae.post_quant_conv
+    ends.weight[:count] /= deviation[:, None, None, None]
+    ends.bias[:count] = (ends.bias[:count] - mean) / deviation
+    ends.bias[count:] -= 2 * deviation.log()  # log variances
+    begins.bias += begins.weight[:, :, 0, 0] @ mean
+    begins.weight *= deviation[:, None, None]
+    vae.register_to_config(scaling_factor=1.0)
+    return (latents - mean[:, None, None]) / deviation[:, None, None]
 
 
 def polish_decoder(
@@ -70,10 +104,15 @@ def polish_decoder(
     """Train the decoder alone on the latents as they now stand; it is the cheaper half."""
 
     def loss(step: int) -> Tensor:
-        _, chosen = pick(step, seed, len(pictures), batch=8)
-        error = vae.decode(latents[chosen] / vae.config.scaling_factor).sample
+        _, chosen = pick(step, seed, torch.arange(len(pictures)), batch=8)
+        error = vae.decode(latents[chosen]).sample
         error = error - as_pixels(pictures[chosen])
         return error.abs().mean() + 2 * error.square().mean()
 
+    def watch(step: int) -> None:
+        note(work, "decoder", step, decibels=vae_psnr(vae, seed=7, count=64))
+
     modules = {"decoder": vae.decoder, "post_quant_conv": vae.post_quant_conv}
-    Fit("decoder", modules, (1e-3, 1e-3), loss, steps, 0.05, {}, lambda step: None).run(work)
+    Fit("decoder", modules, (1e-3, 1e-3), loss, steps, 0.05, {}, watch).run(work)
+    if rank() == 0:
+        vae.save_pretrained(work / "vae")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
@@ -15,7 +16,7 @@ from transformers import CLIPTokenizer
 
 from sdattn.scenes import Scene, random_scene
 
-SIZE = 64  # side of a picture in pixels
+SIZE = 128  # side of a picture in pixels
 TOKENS = 32  # length of a prompt with its start, end and padding
 
 
@@ -26,19 +27,31 @@ def make_scenes(seed: int, count: int = 1000) -> list[Scene]:
 
 
 def draw_scenes(seed: int) -> Tensor:
-    """The pictures of ``make_scenes(seed)``, uint8 [count, 3, 64, 64]."""
-    pictures = np.stack([scene.draw(SIZE, supersample=3) for scene in make_scenes(seed)])
+    """The pictures of ``make_scenes(seed)``, uint8 [count, 3, SIZE, SIZE]."""
+    pictures = np.stack([scene.draw(SIZE) for scene in make_scenes(seed)])
     return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous()
+
+
+def all_scenes(seed: int, chunks: int) -> list[Scene]:
+    """The scenes of so many chunks, a thousand each."""
+    return [scene for index in range(chunks) for scene in make_scenes(chunk_seed(seed, index))]
+
+
+def chunk_seed(seed: int, index: int) -> int:
+    """The seed of a chunk of scenes."""
+    return seed * 1_000_000 + index
 
 
 def make_dataset(seed: int, chunks: int, work: Path) -> tuple[list[Scene], Tensor]:
     """A thousand scenes a chunk with their pictures, drawn on all cores or kept in ``work``."""
-    seeds = [seed * 1_000_000 + index for index in range(chunks)]
     kept = work / "pictures.pt"
     if not kept.exists():
+        seeds = [chunk_seed(seed, index) for index in range(chunks)]
         with ProcessPoolExecutor() as pool:
-            torch.save(torch.cat(list(pool.map(draw_scenes, seeds))), kept)
-    return [scene for one in seeds for scene in make_scenes(one)], torch.load(kept)
+            torch.save(torch.cat(list(pool.map(draw_scenes, seeds))), f"{kept}.new")
+        os.replace(f"{kept}.new", kept)
+    # gigabytes, which all processes share
+    return all_scenes(seed, chunks), torch.load(kept, mmap=True)
 
 
 def learn_merges(words: Counter[str], count: int) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -13,6 +14,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+CHECKPOINT_SECONDS = 180  # the most that an interruption can cost
 
 
 @dataclass
@@ -42,26 +45,35 @@ class Fit:
         ]
         optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
         kept = work / f"{self.name}.pt"
-        start = self.restore(torch.load(kept), optimizer) if kept.exists() else 0
-        began, losses = time.time(), []
+        start, before = self.restore(kept, optimizer) if kept.exists() else (0, 0.0)
+        share_weights([*self.modules.values(), *self.average.values()])
+        began = saved = time.time()
+        losses: list[float] = []
         for step in range(start, self.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * rate(step, self.steps, self.flat)
-            loss = self.loss(step)
-            optimizer.zero_grad()
-            loss.backward()
-            share_gradients(self.modules)
-            nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], 1.0)
-            optimizer.step()
-            self.follow(step)
-            losses.append(loss.item())
-            if (step + 1) % 100 == 0:
-                pace = (time.time() - began) / (step + 1 - start)
-                recent = np.mean(losses[-100:])
-                say(f"{self.name} {step + 1:6}  loss {recent:.4f}  {pace:.2f} s/step")
-            if (step + 1) % 500 == 0 or step + 1 == self.steps:
-                self.keep(kept, step + 1, optimizer)
-                self.watch(step + 1)
+            losses.append(self.step(step, optimizer))
+            done, now = step + 1, time.time()
+            if done % 100 == 0:
+                pace = (now - began) / (done - start)
+                note(work, self.name, done, loss=np.mean(losses[-100:]), seconds_a_step=pace)
+            ended = done % 500 == 0 or done == self.steps
+            if ended or now - saved > CHECKPOINT_SECONDS:
+                self.keep(kept, done, before + now - began, optimizer)
+                saved = now
+            if ended:
+                self.watch(done)
+
+    def step(self, step: int, optimizer: torch.optim.Optimizer) -> float:
+        """One step of all processes together; returns this one's loss."""
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * rate(step, self.steps, self.flat)
+        loss = self.loss(step)
+        optimizer.zero_grad()
+        loss.backward()
+        share_gradients(self.modules)
+        nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], 1.0)
+        optimizer.step()
+        self.follow(step)
+        return loss.item()
 
     @torch.no_grad()
     def follow(self, step: int) -> None:
@@ -72,17 +84,18 @@ class Fit:
             for slow, fast in pairs:
                 slow.lerp_(fast, 1 - decay)
 
-    def keep(self, path: Path, step: int, optimizer: torch.optim.Optimizer) -> None:
+    def keep(self, path: Path, step: int, seconds: float, optimizer: torch.optim.Optimizer) -> None:
         """Write the checkpoint, whole or not at all."""
         if rank() == 0:
             state = {name: module.state_dict() for name, module in self.modules.items()}
             mean = {name: module.state_dict() for name, module in self.average.items()}
-            everything = {"step": step, "state": state, "mean": mean}
-            torch.save({**everything, "optimizer": optimizer.state_dict()}, f"{path}.new")
+            done = {"step": step, "seconds": seconds, "state": state, "mean": mean}
+            torch.save({**done, "optimizer": optimizer.state_dict()}, f"{path}.new")
             os.replace(f"{path}.new", path)
 
-    def restore(self, kept: dict, optimizer: torch.optim.Optimizer) -> int:
-        """Load a checkpoint; returns the steps it has behind it."""
+    def restore(self, path: Path, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
+        """Load a checkpoint; returns the steps and the seconds that it has behind it."""
+        kept = torch.load(path)
         for name, module in self.modules.items():
             module.load_state_dict(kept["state"][name])
         for name, module in self.average.items():
@@ -91,7 +104,7 @@ class Fit:
         optimizer.load_state_dict(kept["optimizer"])
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["peak"] = peak
-        return kept["step"]
+        return kept["step"], kept["seconds"]
 
 
 def rate(step: int, steps: int, flat: float) -> float:
@@ -111,10 +124,30 @@ def world() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def note(work: Path, stage: str, step: int, **figures: float) -> None:
+    """Print figures of a step, and add them to ``curve.jsonl`` in ``work``."""
+    if rank() == 0:
+        row = {"stage": stage, "step": step}
+        row |= {name: float(f"{value:.5g}") for name, value in figures.items()}
+        with (work / "curve.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    said = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    say(f"{stage:8}{step:6}  {said}")
+
+
 def say(text: str) -> None:
     """Print once, whatever the number of processes."""
     if rank() == 0:
         print(text, flush=True)
+
+
+def share_weights(modules: list[nn.Module]) -> None:
+    """Give all processes the weights of the first: gradients are shared, which means nothing
+    between networks that began apart."""
+    if world() > 1:
+        for module in modules:
+            for value in module.state_dict().values():
+                dist.broadcast(value, 0)
 
 
 def share_gradients(modules: dict[str, nn.Module]) -> None:
@@ -134,8 +167,8 @@ def share_gradients(modules: dict[str, nn.Module]) -> None:
             grad.copy_(part.view_as(grad))
 
 
-def pick(step: int, seed: int, count: int, batch: int) -> tuple[np.random.Generator, Tensor]:
-    """A step's own source of chance, and which of ``count`` samples this process takes."""
+def pick(step: int, seed: int, samples: Tensor, batch: int) -> tuple[np.random.Generator, Tensor]:
+    """A step's own source of chance, and which of ``samples`` this process takes."""
     rng = np.random.default_rng((seed, step, rank()))
     torch.manual_seed(int(rng.integers(2**62)))
-    return rng, torch.from_numpy(rng.integers(count, size=batch // world()))
+    return rng, samples[torch.from_numpy(rng.integers(len(samples), size=batch // world()))]

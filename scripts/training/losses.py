@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,36 +15,79 @@ from transformers import CLIPTextModel, CLIPTokenizer
 
 from sdattn.scenes import COLOURS, SHAPES, Scene
 
-from .data import token_ids
+from .data import TOKENS, token_ids
 
-# How often a prompt is read as it is, with its end forgotten, or with all but the first object's
-# own words mistaken about that object.
-READINGS = (0.35, 0.15, 0.5)
-LAST_READINGS = (0.75, 0.05, 0.2)  # towards the end, when words have found their objects
+# How often a prompt is read as it is, with its end forgotten, or with each word relied on only for
+# what it says itself.
+READINGS = (0.3, 0.1, 0.6)
+LAST_READINGS = (0.6, 0.05, 0.35)  # towards the end, when words have found their objects
+ALL_OBJECTS = 0.6  # of the mistaken prompts: about all objects, the rest about the first alone
+ARTICLES = ("a", "an")
 
 
-def text_states(
-    text: CLIPTextModel,
-    tokenizer: CLIPTokenizer,
-    prompts: list[str],
-    mistaken: list[str],
-    reading: Tensor,
-) -> Tensor:
-    """Token states [prompts, TOKENS, WIDTH].
+@dataclass(frozen=True)
+class Caption:
+    """A prompt and how it is read.
+
+    Attributes:
+        prompt: what is said; "" for nothing.
+        reading: 0: as it is. 1: end and padding have the states they have in an empty prompt.
+            2: each word has the state it has in the most mistaken prompt that has this word too,
+            end and padding those of the most mistaken.
+        mistaken: the same wording of other objects, from the least to the most mistaken.
+    """
+
+    prompt: str
+    reading: int
+    mistaken: tuple[str, ...]
+
+
+def text_states(text: CLIPTextModel, tokenizer: CLIPTokenizer, captions: list[Caption]) -> Tensor:
+    """Token states [captions, TOKENS, WIDTH], each prompt read as its caption says.
 
     The encoder is causal, so the later a token, the more it knows: "left" and "square" in "a red
-    circle left of a blue square" know of the red circle, and the end token and the padding know it
-    all. A model that reads everything off them never learns to look at the words. Where
-    ``reading`` [prompts] is 1, end and padding get the states they have in an empty prompt. Where
-    it is 2, all tokens get the states they have in the prompt of ``mistaken``, which differs in
-    the first object's words, but for those words themselves.
+    circle left of a blue square" know of the red circle, "circle" knows that it is red, and the
+    end token and the padding know it all. A model that reads everything off them never learns to
+    look at the words. Hence the readings, in which only some words can be relied on.
     """
-    ids = token_ids(tokenizer, [*prompts, *mistaken, ""])
-    states = text(ids).last_hidden_state
-    (true_ids, other_ids), (true, other) = ids[:-1].chunk(2), states[:-1].chunk(2)
-    wrong = (true_ids == other_ids) & (reading == 2)[:, None]
-    ended = (true_ids == tokenizer.eos_token_id) & (reading == 1)[:, None]
-    return torch.where(ended[..., None], states[-1], torch.where(wrong[..., None], other, true))
+    read = [said for one in captions if one.reading == 2 for said in one.mistaken]
+    texts = list(dict.fromkeys(["", *(one.prompt for one in captions), *read]))
+    states = text(token_ids(tokenizer, texts)).last_hidden_state  # [texts, TOKENS, WIDTH]
+    rows = {said: TOKENS * row for row, said in enumerate(texts)}
+    words = {word for said in texts for word in split(said)}
+    lengths = {word: len(tokenizer(word)["input_ids"]) - 2 for word in words}
+    columns = [[rows[said] + at for said, at in sources(one, lengths)] for one in captions]
+    return F.embedding(torch.tensor(columns), states.flatten(0, 1))
+
+
+def split(text: str) -> list[str]:
+    """The words and commas of a prompt, which the tokenizer reads one by one."""
+    return re.findall(r"\w+|,", text)
+
+
+def sources(caption: Caption, lengths: Mapping[str, int]) -> list[tuple[str, int]]:
+    """For each of TOKENS columns the text, and the column of it, that its state is taken from.
+
+    ``lengths`` says how many tokens a word has. "turquoise" has more than "red", so what comes
+    after them stands in other columns.
+    """
+    prompt = caption.prompt
+    if caption.reading != 2:
+        end = 1 + sum(lengths[word] for word in split(prompt))
+        after = "" if caption.reading == 1 else prompt
+        return [(prompt if column < end else after, column) for column in range(TOKENS)]
+    versions = (prompt, *caption.mistaken)
+    at, last = [1] * len(versions), versions[-1]
+    found = [(last, 0)]
+    for word, *others in zip(*map(split, versions), strict=True):
+        like = [0, *(i for i, other in enumerate(others, 1) if other == word)]
+        # of the articles none is relied on, since "an" would tell "orange"
+        which = len(others) if word in ARTICLES else like[-1]
+        pieces = range(at[which], at[which] + lengths[word])
+        found += [(versions[which], piece) for piece in pieces]
+        at = [one + lengths[other] for one, other in zip(at, (word, *others), strict=True)]
+    rest = range(TOKENS - len(found))
+    return found + [(last, min(at[-1] + column, TOKENS - 1)) for column in rest]
 
 
 def captions(
@@ -50,33 +95,46 @@ def captions(
     scenes: list[Scene],
     chosen: Tensor,
     readings: tuple[float, float, float] = READINGS,
-) -> tuple[list[str], list[str], Tensor]:
-    """A prompt for each chosen scene, one in ten empty; the same with another first object; and
-    how each is to be read."""
-    prompts, mistaken = [], []
+) -> list[Caption]:
+    """What is said of each chosen scene; nothing of one in ten."""
+    made = []
     for index in chosen.tolist():
         scene = scenes[index]
         said = scene.prompts()
         wording = int(rng.integers(len(said)))
+        mistake = all_mistaken if rng.random() < ALL_OBJECTS else another_first
+        others = [wrong.prompts()[wording] for wrong in mistake(rng, scene)]
+        reading = int(rng.choice(3, p=readings))
         empty = rng.random() < 0.1
-        prompts.append("" if empty else said[wording])
-        mistaken.append("" if empty else another_first(rng, scene).prompts()[wording])
-    return prompts, mistaken, torch.from_numpy(rng.choice(3, len(prompts), p=readings))
+        versions = ("", "") if empty else (said[wording], *others)
+        made.append(Caption(versions[0], reading, versions[1:]))
+    return made
 
 
-def another_first(rng: np.random.Generator, scene: Scene) -> Scene:
-    """The scene with another shape, and where it leaves all tokens in place another colour, for
-    its first object: "orange" wants another article, and "turquoise" has more pieces."""
+def all_mistaken(rng: np.random.Generator, scene: Scene) -> list[Scene]:
+    """The scene with other colours for all objects, and then with other shapes as well.
+
+    Colour words are right in the scene alone, shape words in the first of these too, where they do
+    not know of the colours, and all other words know nothing of either.
+    """
+    objects = scene.objects
+    recoloured = tuple(replace(one, colour=another(rng, COLOURS, one.colour)) for one in objects)
+    reshaped = tuple(replace(one, shape=another(rng, SHAPES, one.shape)) for one in recoloured)
+    return [replace(scene, objects=changed) for changed in (recoloured, reshaped)]
+
+
+def another_first(rng: np.random.Generator, scene: Scene) -> list[Scene]:
+    """The scene with another shape, and any colour, for its first object."""
     first, *others = scene.objects
-    shapes = [shape for shape in SHAPES if shape != first.shape]
-    like = [colour for colour in COLOURS if colour not in ("orange", "turquoise")]
-    colours = like if first.colour in like else [first.colour]
-    changed = replace(
-        first,
-        shape=shapes[int(rng.integers(len(shapes)))],
-        colour=colours[int(rng.integers(len(colours)))],
-    )
-    return replace(scene, objects=(changed, *others))
+    colour = list(COLOURS)[int(rng.integers(len(COLOURS)))]
+    changed = replace(first, shape=another(rng, SHAPES, first.shape), colour=colour)
+    return [replace(scene, objects=(changed, *others))]
+
+
+def another(rng: np.random.Generator, names: Iterable[str], own: str) -> str:
+    """One of the names, but not its own."""
+    others = [name for name in names if name != own]
+    return others[int(rng.integers(len(others)))]
 
 
 def noisy_times(rng: np.random.Generator, count: int) -> Tensor:
@@ -94,11 +152,15 @@ def noisy_times(rng: np.random.Generator, count: int) -> Tensor:
 
 
 def middle_times(rng: np.random.Generator, count: int) -> Tensor:
-    """Timesteps [count]: three fifths where colours and shapes are made, the others anywhere."""
-    middle = round(0.6 * count)
-    inner = (np.arange(middle) + rng.random(middle)) / middle
-    anywhere = (np.arange(count - middle) + rng.random(count - middle)) / (count - middle)
-    return torch.from_numpy(np.concatenate([100 + 600 * inner, 1000 * anywhere])).long()
+    """Timesteps [count]: half where colours and shapes are made, a quarter before that, where it
+    is decided what goes where, the others anywhere."""
+    middle, early = round(0.5 * count), round(0.25 * count)
+    parts = [(100, 600, middle), (700, 300, early), (0, 1000, count - middle - early)]
+    times = [
+        first + span * (np.arange(number) + rng.random(number)) / number
+        for first, span, number in parts
+    ]
+    return torch.from_numpy(np.concatenate(times)).long()
 
 
 def diffusion_loss(

@@ -14,11 +14,12 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 from .data import SIZE, TOKENS
 
 WIDTH = 128  # of the text encoder
+FACTOR = 8  # pixels a side of a latent's cell
 
 
 def new_vae() -> AutoencoderKL:
-    """A quarter of the picture's side, 4 channels: 64 x 64 pictures, 16 x 16 latents."""
-    blocks = (24, 48, 64)
+    """An eighth of the picture's side, 4 channels: 128 x 128 pictures, 16 x 16 latents."""
+    blocks = (16, 32, 64, 64)
     vae = AutoencoderKL(
         block_out_channels=blocks,
         down_block_types=("DownEncoderBlock2D",) * len(blocks),
@@ -54,7 +55,7 @@ def new_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
 def new_unet() -> UNet2DConditionModel:
     """The blocks of Stable Diffusion 1.x, a tenth as wide; 6 + 1 + 9 attention blocks."""
     return UNet2DConditionModel(
-        sample_size=SIZE // 4,
+        sample_size=SIZE // FACTOR,
         block_out_channels=(32, 64, 96, 96),
         layers_per_block=2,
         cross_attention_dim=WIDTH,
@@ -80,7 +81,7 @@ def new_scheduler() -> DDIMScheduler:
 class LatentReader(nn.Module):
     """Foretells the latent, at half its size, from token states: a query a cell, two layers."""
 
-    def __init__(self, side: int = SIZE // 8, layers: int = 2) -> None:
+    def __init__(self, side: int = SIZE // FACTOR // 2, layers: int = 2) -> None:
         super().__init__()
         self.cells = nn.Parameter(0.02 * torch.randn(side * side, WIDTH))
         self.attend = nn.ModuleList(

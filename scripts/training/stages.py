@@ -6,14 +6,14 @@ import copy
 from pathlib import Path
 
 import torch
-from diffusers import StableDiffusionPipeline
+from diffusers import AutoencoderKL, StableDiffusionPipeline
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from sdattn.scenes import Scene
 
-from .fit import Fit, pick, say
+from .fit import Fit, note, pick
 from .losses import (
     LAST_READINGS,
     READINGS,
@@ -23,7 +23,7 @@ from .losses import (
     noisy_times,
     text_states,
 )
-from .models import LatentReader, PlaceProbe, assemble, new_text_encoder
+from .models import LatentReader, PlaceProbe, assemble, new_text_encoder, new_unet
 from .watch import report_pictures, report_use_of_text
 
 
@@ -36,12 +36,12 @@ def train_text(
     seed: int,
 ) -> CLIPTextModel:
     """A text encoder from whose states the latent's mean can be read."""
+    torch.manual_seed(seed)  # whatever was done before in this sitting
     text, reader = new_text_encoder(tokenizer), LatentReader()
 
     def loss(step: int) -> Tensor:
-        rng, chosen = pick(step, seed, len(scenes), batch=64)
-        said = captions(rng, scenes, chosen)
-        states = text_states(text, tokenizer, *said)
+        rng, chosen = pick(step, seed, torch.arange(len(scenes)), batch=64)
+        states = text_states(text, tokenizer, captions(rng, scenes, chosen))
         return F.mse_loss(reader(states), F.avg_pool2d(latents[chosen], 2))
 
     modules = {"text": text, "reader": reader}
@@ -50,42 +50,54 @@ def train_text(
 
 
 def train_unet(
-    pipe: StableDiffusionPipeline,
+    vae: AutoencoderKL,
+    text: CLIPTextModel,
+    tokenizer: CLIPTokenizer,
     scenes: list[Scene],
     latents: Tensor,
     work: Path,
     steps: int,
     seed: int,
-) -> None:
-    """Train the pipeline's UNet; pictures on the way are of the running mean of its weights.
+) -> StableDiffusionPipeline:
+    """A pipeline with a UNet that knows its places; pictures on the way are of the running mean
+    of its weights.
 
     As with Stable Diffusion, the text encoder stays as it is: while the UNet cannot yet use what
     it knows of left and right, learning on would make it forget that.
     """
+    torch.manual_seed(seed)
+    pipe = assemble(vae, text, tokenizer, new_unet())
     mean: dict[str, nn.Module] = {"unet": copy.deepcopy(pipe.unet)}
     averaged = assemble(pipe.vae, pipe.text_encoder, pipe.tokenizer, mean["unet"])
-    probe = PlaceProbe(pipe.unet)
+    probe, shown = PlaceProbe(pipe.unet), often(scenes)
 
     def loss(step: int) -> Tensor:
-        rng, chosen = pick(step, seed, len(scenes), batch=32)
-        prompts, mistaken, reading = captions(rng, scenes, chosen)
+        rng, chosen = pick(step, seed, shown, batch=32)
+        said = captions(rng, scenes, chosen)
         with torch.no_grad():
-            states = text_states(pipe.text_encoder, pipe.tokenizer, prompts, mistaken, reading)
-        t = noisy_times(rng, len(prompts))
+            states = text_states(pipe.text_encoder, pipe.tokenizer, said)
+        t = noisy_times(rng, len(said))
         error = diffusion_loss(pipe.unet, pipe.scheduler, latents[chosen], states, t, hush=True)
         misplaced = probe()
         if step % 100 == 99:
-            say(f"     places {misplaced.item():.3f}")
+            note(work, "unet", step + 1, places=misplaced.item())
         return error + 0.5 * misplaced
 
     def watch(step: int) -> None:
-        report_use_of_text(averaged, scenes, latents)
+        report_use_of_text(averaged, scenes, latents, "unet", step, work)
         if step % 1000 == 0 or step == steps:
-            report_pictures(averaged, step, work)
+            report_pictures(averaged, "unet", step, work)
 
     modules = {"unet": pipe.unet, "probe": probe}
     Fit("unet", modules, (1e-3, 1e-3), loss, steps, 0.78, mean, watch).run(work)
     probe.leave()
+    return pipe
+
+
+def often(scenes: list[Scene]) -> Tensor:
+    """Numbers of the scenes; twice of those of "and", which leaves open what goes where."""
+    counts = [1 + (scene.relation == "and") for scene in scenes]
+    return torch.arange(len(scenes)).repeat_interleave(torch.tensor(counts))
 
 
 def refine(
@@ -97,21 +109,22 @@ def refine(
     seed: int,
 ) -> StableDiffusionPipeline:
     """Train UNet and text encoder together; returns a pipeline with their running means."""
+    shown = often(scenes)
     modules = {"unet": pipe.unet, "text": pipe.text_encoder}
     mean = copy.deepcopy(modules)
     averaged = assemble(pipe.vae, mean["text"], pipe.tokenizer, mean["unet"])
 
     def loss(step: int) -> Tensor:
-        rng, chosen = pick(step, seed, len(scenes), batch=32)
+        rng, chosen = pick(step, seed, shown, batch=32)
         readings = READINGS if step < 0.8 * steps else LAST_READINGS
-        prompts, mistaken, reading = captions(rng, scenes, chosen, readings)
-        states = text_states(pipe.text_encoder, pipe.tokenizer, prompts, mistaken, reading)
-        t = middle_times(rng, len(prompts))
+        said = captions(rng, scenes, chosen, readings)
+        states = text_states(pipe.text_encoder, pipe.tokenizer, said)
+        t = middle_times(rng, len(said))
         return diffusion_loss(pipe.unet, pipe.scheduler, latents[chosen], states, t)
 
     def watch(step: int) -> None:
-        report_use_of_text(averaged, scenes, latents)
-        report_pictures(averaged, step, work)
+        report_use_of_text(averaged, scenes, latents, "refine", step, work)
+        report_pictures(averaged, "refine", step, work)
 
     fit = Fit("refine", modules, (8e-4, 5e-4), loss, steps, 0.3, mean, watch, memory=0.998)
     fit.run(work)

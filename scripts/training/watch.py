@@ -8,61 +8,67 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from diffusers import StableDiffusionPipeline
+from evaluation.landing import landings, seen_in
 from PIL import Image
 from torch import Tensor
 
-from sdattn.scene_checker import find_objects, match
-from sdattn.scenes import Scene, holds, random_scene
+import sdattn
+from sdattn.scenes import Scene, random_scene
 
-from .fit import rank, say, world
-from .losses import diffusion_loss, text_states
+from .fit import note, rank, world
+from .losses import Caption, diffusion_loss, text_states
 
 GUIDANCE = 2.0
 
 
 @torch.no_grad()
 def report_use_of_text(
-    pipe: StableDiffusionPipeline, scenes: list[Scene], latents: Tensor, count: int = 64
+    pipe: StableDiffusionPipeline,
+    scenes: list[Scene],
+    latents: Tensor,
+    stage: str,
+    step: int,
+    work: Path,
+    count: int = 64,
 ) -> None:
-    """Print the loss at t = 850 with each scene's own prompt and with another's."""
+    """Note the loss at t = 850 with each scene's own prompt and with another's."""
     rng = np.random.default_rng(0)
-    prompts = [scene.caption(rng) for scene in scenes[:count]]
-    states = text_states(pipe.text_encoder, pipe.tokenizer, prompts, prompts, torch.zeros(count))
+    said = [Caption(scene.caption(rng), 0, ()) for scene in scenes[:count]]
+    states = text_states(pipe.text_encoder, pipe.tokenizer, said)
     t = torch.full((count,), 850)
     losses = []
     for shift in (0, 1):
         torch.manual_seed(0)
         wrong = states.roll(shift, 0)
         losses.append(diffusion_loss(pipe.unet, pipe.scheduler, latents[:count], wrong, t).item())
-    say(f"     loss at t = 850: own prompt {losses[0]:.4f}, another's {losses[1]:.4f}")
+    note(work, stage, step, own_prompt=losses[0], others_prompt=losses[1])
 
 
-def report_pictures(pipe: StableDiffusionPipeline, step: int, work: Path, count: int = 32) -> None:
-    """Draw unseen prompts in each process, print how many are right, keep a sheet of them."""
+def report_pictures(
+    pipe: StableDiffusionPipeline, stage: str, step: int, work: Path, count: int = 32
+) -> None:
+    """Draw unseen prompts in each process, note how many are right and how many words are on
+    their own objects, keep a sheet of them."""
     rng = np.random.default_rng((99, rank()))
     scenes = [random_scene(rng, held_out=True, n_objects=2) for _ in range(count)]
     prompts = [scene.caption(rng) for scene in scenes]
-    torch.manual_seed(rank())
-    pictures = pipe(prompts, num_inference_steps=20, guidance_scale=GUIDANCE).images
-    right = torch.tensor([judge(*pair) for pair in zip(scenes, pictures, strict=True)]).sum(0)
+    run = sdattn.generate(
+        pipe, prompts, seed=count * rank(), num_inference_steps=20, guidance_scale=GUIDANCE
+    )
+    counts = torch.zeros(5, 2)  # right, of how many
+    for scene, picture, maps in zip(scenes, run.images, run.heatmaps, strict=True):
+        verdict = seen_in(scene, picture)
+        own = [landings(scene, verdict.masks, maps, kind) for kind in ("colour", "shape")]
+        flags = [[verdict.colours], [verdict.shapes], [verdict.relation]]
+        flags += [[one.own for one in of_kind] for of_kind in own]
+        known = [[flag for flag in some if flag is not None] for some in flags]
+        counts += torch.tensor([[sum(some), len(some)] for some in known])
     if world() > 1:
-        dist.all_reduce(right)
-    colours, shapes, placed, relations = (right / torch.tensor(count * world())).tolist()[:4]
-    placed /= max(relations, 1e-9)
-    say(f"     colours {colours:.2f}  shapes {shapes:.2f}  place {placed:.2f}")
+        dist.all_reduce(counts)
+    names = ("colours", "shapes", "relation", "colour_words", "shape_words")
+    parts = (counts[:, 0] / counts[:, 1].clamp(min=1)).tolist()
+    note(work, stage, step, **dict(zip(names, parts, strict=True)))
     if rank() == 0:
-        tiles = [np.asarray(picture) for picture in pictures]
+        tiles = [np.asarray(picture) for picture in run.images]
         rows = [np.hstack(tiles[start : start + 8]) for start in range(0, count, 8)]
-        Image.fromarray(np.vstack(rows)).resize((1024, 512), 0).save(work / f"unet-{step:06}.png")
-
-
-def judge(scene: Scene, picture: Image.Image) -> list[float]:
-    """Both colours right; both objects right; told places kept; a place was told (1 or 0 each)."""
-    found = find_objects(picture)
-    colours = sorted(thing.colour for thing in found) == sorted(o.colour for o in scene.objects)
-    seen = sorted((thing.colour, thing.shape) for thing in found)
-    shapes = seen == sorted((thing.colour, thing.shape) for thing in scene.objects)
-    told = scene.relation not in (None, "and")
-    chosen = match(scene, found)
-    placed = told and chosen is not None and holds(str(scene.relation), *(f.centre for f in chosen))
-    return [float(value) for value in (colours, shapes, placed, told)]
+        Image.fromarray(np.vstack(rows)).save(work / f"{stage}-{step:06}.png")

@@ -21,6 +21,7 @@ from .. import render
 from ..heatmap import Heatmap
 from ..imagerun import ImageRun
 from ..presets import Preset
+from ..scenes import unlearnt
 from ..tokens import Prompt
 from ..views import plain, step_names
 from .command import command_of
@@ -93,6 +94,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         picture=_picture(run.image),
         parts=_parts(run),
         texts=[(n, _TITLES[n], text, [one.label for one in held]) for n, text, held in texts],
+        unlearnt=_unlearnt(run),
         tokens=_token_rows(run.heatmaps.prompt, run.heatmaps.columns),
         settings=_settings(run),
         versions=run.info.get("versions", {}),
@@ -110,6 +112,13 @@ def _units(preset: Preset) -> dict[str, str]:
         "group": plain(preset).unit,
         "causal": "mean change of colour",
     }
+
+
+def _unlearnt(run: ImageRun) -> str:
+    """What is to be said of words that the demo model never learnt."""
+    if run.info.get("model") != "demo":
+        return ""
+    return unlearnt(word.text for word in run.heatmaps.prompt.words)
 
 
 def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, list[Heatmap]]]:

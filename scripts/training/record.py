@@ -1,0 +1,125 @@
+"""How a run came about: its settings, sittings, curve and what it made, for all to check.
+
+begin_sitting(work, args)     settings kept, or compared with those of the run that is taken up
+write_record(work, out)       training.json beside the weights
+snapshot(work, seed)          the pipeline as the last checkpoint has it
+digests(out)                  SHA-256 of each file of weights
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import subprocess
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, StableDiffusionPipeline
+
+from .data import all_scenes, make_tokenizer
+from .models import assemble, new_text_encoder, new_unet
+
+RECORD = "training.json"
+ANY_TIME = ("out", "work", "compile", "snapshot")  # options that do not change what is learnt
+STAGES = ("vae", "decoder", "text", "unet", "refine")
+PACKAGES = ("torch", "diffusers", "transformers", "tokenizers", "safetensors", "numpy")
+
+
+def begin_sitting(work: Path, args: argparse.Namespace) -> None:
+    """Keep the settings of a new run in ``work``, and that somebody sat down to it.
+
+    Raises:
+        SystemExit: there is a run of other settings.
+    """
+    settings = {name: value for name, value in vars(args).items() if name not in ANY_TIME}
+    kept = work / "run.json"
+    run = json.loads(kept.read_text()) if kept.exists() else {"settings": settings, "sittings": []}
+    if run["settings"] != settings:
+        raise SystemExit(
+            f"{work} holds a run with {run['settings']}, asked for {settings}. Pass the same "
+            "options to take it up again, or another --work."
+        )
+    run["sittings"].append(
+        {
+            "began": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+            "from": steps_done(work),
+            "commit": commit(),
+            "versions": {"python": platform.python_version()}
+            | {name: version(name) for name in PACKAGES},
+        }
+    )
+    kept.write_text(json.dumps(run, indent=1) + "\n")
+
+
+def steps_done(work: Path) -> dict[str, int]:
+    """The steps that each stage has behind it."""
+    return {stage: kept["step"] for stage, kept in checkpoints(work).items()}
+
+
+def checkpoints(work: Path) -> dict[str, Any]:
+    """The checkpoint of each stage that has begun."""
+    paths = {stage: work / f"{stage}.pt" for stage in STAGES}
+    return {stage: torch.load(path, mmap=True) for stage, path in paths.items() if path.exists()}
+
+
+def commit() -> str:
+    """Of the script; "+" where files differ from it."""
+    here = Path(__file__).parent
+    git = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(git, cwd=here, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
+
+
+def write_record(work: Path, out: Path) -> None:
+    """Write ``training.json``: settings, sittings, time and curve of a run, and digests."""
+    run = json.loads((work / "run.json").read_text())
+    run["stages"] = {
+        stage: {"steps": kept["step"], "seconds": round(kept["seconds"])}
+        for stage, kept in checkpoints(work).items()
+    }
+    run["curve"] = curve(work)
+    run["sha256"] = digests(out)
+    (out / RECORD).write_text(json.dumps(run, indent=1) + "\n")
+
+
+def curve(work: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """By stage and step the figures noted; of a step done twice the later ones."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for line in (work / "curve.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        stage, step = row.pop("stage"), row.pop("step")
+        found.setdefault(stage, {}).setdefault(str(step), {}).update(row)
+    return found
+
+
+def digests(out: Path) -> dict[str, str]:
+    """SHA-256 of each file of weights, by its path in the model's folder."""
+    files = sorted(out.rglob("*.safetensors"))
+    return {
+        path.relative_to(out).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
+
+
+def snapshot(work: Path, seed: int) -> StableDiffusionPipeline:
+    """The pipeline of the last checkpoint, with the running means of its weights.
+
+    Raises:
+        SystemExit: the UNet's training has not begun.
+    """
+    held = checkpoints(work)
+    if "unet" not in held:
+        raise SystemExit(f"{work} has no unet.pt yet; it has {', '.join(held) or 'nothing'}.")
+    last = held.get("refine", held["unet"])
+    tokenizer = make_tokenizer(all_scenes(seed, 2))
+    text, unet = new_text_encoder(tokenizer), new_unet()
+    text.load_state_dict(last["mean"].get("text", held["text"]["state"]["text"]))
+    unet.load_state_dict(last["mean"]["unet"])
+    return assemble(AutoencoderKL.from_pretrained(work / "vae"), text, tokenizer, unet)
