@@ -82,14 +82,15 @@ def test_the_seven_laws(row, processor, way, monkeypatch):
     assert all(after[0][name] is before[0][name] for name in before[0])
     assert after[1:] == before[1:]
 
-    tolerance = 1e-5 if way.dtype == torch.float32 else 1e-2  # 2: what is shown is what was used
+    # 2: what is shown is what was used, also of attention that is nearly even: tiny random weights
+    # give maps whose spread is a few thousandths
     texts = {layer.name for layer in find_layers(model) if layer.kind in ("cross", "joint")}
     assert set(store.maps) == texts  # 4: never silently empty
     assert len(texts) == row.layers
     for layer in texts:
         found = store.maps[layer].flatten(1, 2).double()
         expected = expected_maps(record[layer], len(model_calls), row, way)
-        torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
     known = pipe.scheduler.timesteps.double()
     slack = 1e-4 if way.dtype == torch.float32 else 1e-2  # some pipelines hand them on rounded

@@ -7,7 +7,7 @@ import pytest
 from conftest import make_pipeline, tiny_tokenizer
 from tiny_tokenizers import tiny_gemma, tiny_mistral, tiny_qwen, tiny_t5
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from tokenizers.processors import TemplateProcessing
+from tokenizers.processors import ByteLevel, TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 try:
@@ -506,3 +506,18 @@ def test_only_readings_of_one_text_are_joined(tokenizer):
         join_prompts([read_prompt(tokenizer, "a"), read_prompt(tokenizer, "b")])
     with pytest.raises(ValueError, match="Pass readings of one text"):
         join_prompts([])
+
+
+def test_a_piece_without_width_is_no_template():
+    """RoBERTa's tokenizer cuts the spaces off its offsets, so a lone space spans nothing."""
+    tokenizer = tiny_qwen()
+    tokenizer.backend_tokenizer.post_processor = ByteLevel(trim_offsets=True)
+    read = read_prompt(tokenizer, "cat  dog", max_length=4)
+    assert [(token.text, token.special) for token in read.tokens[:3]] == [
+        ("cat", ""),
+        ("Ġ", ""),
+        ("Ġdog", ""),
+    ]
+    assert [(word.text, word.columns) for word in read.words] == [("cat", (0,)), ("dog", (2,))]
+    with pytest.raises(KeyError, match="<template>"):
+        read.find("<template>")
