@@ -46,7 +46,7 @@ from .pipelines import (
     model_passes,
 )
 from .prompts import read_prompts
-from .running import checked_options, checked_seeds, one_at_a_time
+from .running import check_memory, checked_options, checked_seeds, one_at_a_time
 from .runs import Run
 from .sampling import sample
 from .tokens import Prompt
@@ -213,6 +213,7 @@ def prepare(
     check_text_to_image(pipe)
     read = read_prompts(pipe, [source, *([target] if isinstance(target, str) else target)])
     checked = checked_options(pipe, _own_options(options))
+    check_memory(pipe, checked, len(read))
     chosen = _mode(read, mode, weights)
     blended = alignment.blended_words(read, blend)
     passes = model_passes(pipe, checked)

@@ -11,7 +11,13 @@ from .heatmap import Heatmap
 from .pipelines import is_demo
 from .presets import Preset, preset_of
 from .prompts import read_prompts
-from .running import checked_options, checked_seeds, one_at_a_time, options_of_image
+from .running import (
+    check_memory,
+    checked_options,
+    checked_seeds,
+    one_at_a_time,
+    options_of_image,
+)
 from .runs import Run
 from .sampling import read_negative, sample
 from .scenes import unlearnt
@@ -63,9 +69,9 @@ def generate(
 
     Raises:
         ValueError: no prompt, one that is empty or too long, a seed, a size or a number of steps or
-            images that cannot be, capture options that the preset cannot do with. A
-            :class:`sdattn.finite.NotFiniteError`, which is one too, where a picture or a map came
-            out as NaN or infinity.
+            images that cannot be, more pictures than memory holds, capture options that the preset
+            cannot do with. A :class:`sdattn.finite.NotFiniteError`, which is one too, where a
+            picture or a map came out as NaN or infinity.
         KeyError: a word that is in none of the prompts.
         TypeError: a model that cannot be refined, asked, or have words knocked out.
 
@@ -75,6 +81,7 @@ def generate(
     read = read_prompts(pipe, prompt, **options)
     if not read:
         raise ValueError(f"prompt={prompt!r}: there is none. Pass a text, or a list of some.")
+    check_memory(pipe, options, len(read))
     chosen = preset_of(preset, refine)
     watch = checked_capture(capture_options or {}, words, read)
     if watch.get("branch") == "both":

@@ -1,6 +1,7 @@
 """A pipeline's call: its options checked, the call with a seed for each image, its pictures.
 
 checked_options(pipe, options)                   refused where they cannot be, or filled in
+check_memory(pipe, options, prompts)             refused where the pictures are too many
 checked_seeds(seed, images)                      one for each image
 call_pipeline(pipe, prompts, seeds, options)     noise drawn on the CPU
 options_of_image(options, 0, images=4, prompts=2)    for a run of that image alone
@@ -85,7 +86,7 @@ def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
                 check_text(text, name)
     _check_guidance(pipe, options)
     options = {**options, **_checked_size(pipe, options), **_checked_counts(pipe, options)}
-    _check_memory(pipe, options)
+    check_memory(pipe, options)
     return options
 
 
@@ -123,11 +124,15 @@ def _whole(value: Any) -> int | None:
         return None
 
 
-def _check_memory(pipe: Any, options: Mapping[str, Any]) -> None:
-    """Refuse pictures that alone, without the model's own needs, are more than there is memory."""
+def check_memory(pipe: Any, options: Mapping[str, Any], prompts: int = 1) -> None:
+    """Refuse pictures that alone, without the model's own needs, are more than there is memory.
+
+    Raises:
+        ValueError: so are those that a call with so many prompts makes with these options.
+    """
     import psutil
 
-    images, (height, width) = images_a_prompt(pipe, options), default_size(pipe)
+    images, (height, width) = prompts * images_a_prompt(pipe, options), default_size(pipe)
     height, width = options.get("height") or height, options.get("width") or width
     needed, memory = images * height * width * _BYTES_A_PIXEL, psutil.virtual_memory().total
     if needed > memory:

@@ -19,6 +19,7 @@ import sdattn as library
 from sdattn import Heatmaps, generate, load_pipeline, load_run
 from sdattn.report import report
 from sdattn.report.command import command_of
+from sdattn.tokens import Word
 from sdattn.views import group_heatmaps, step_groups, step_heatmaps
 
 PROMPT = "a red circle left of a blue square"
@@ -148,6 +149,26 @@ def test_words_behind_a_gap_keep_their_own_maps(gap):
     shown = [(a["data-word"], text) for tag, a, text in Page(page).texts if "data-word" in a]
     assert words[:2] == ["a", "cat"]
     assert shown[:2] == [("0", "a"), ("1", "cat")]
+
+
+@pytest.mark.parametrize(("number", "told"), [(100, ""), (1_334, " and 1,234 more")])
+def test_of_many_words_that_were_cut_off_the_first_are_listed(number, told):
+    run = small_run()
+    prompt, maps = run.heatmaps.prompt, run.heatmaps.maps
+    places = [(i, i + 1) for i in range(len(prompt.text) + 1, len(prompt.text) + 2 * number, 2)]
+    late = tuple(Word("x", start, end, ()) for start, end in places)
+    longer = replace(prompt, text=prompt.text + " x" * number, words=prompt.words + late)
+    page, short = (
+        report(replace(run, heatmaps=Heatmaps(one, maps), more={})).decode()
+        for one in (longer, prompt)
+    )
+    shown, told_off = (
+        re.sub("<[^>]+>", "", page.split(start)[1].split("</p>")[0])
+        for start in ('id="prompt" dir="auto">', "<strong>Cut off:</strong>")
+    )
+    assert shown == longer.text
+    assert told_off.split("never saw")[1].strip() == ", ".join(["x"] * 100) + told + "."
+    assert len(page) - len(short) < 15_000
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,21 @@ def test_what_cannot_be_is_refused_before_the_model_runs(options, reason):
         generate(pipe, "a cat", **options)
 
 
+MANY = {
+    "generate": lambda pipe, **size: generate(pipe, ["a cat"] * 2_000, **size),
+    "edit": lambda pipe, **size: edit(pipe, "a cat", ["a dog"] * 1_999, **size),
+}
+
+
+@pytest.mark.parametrize("way", MANY)
+def test_the_pictures_of_all_prompts_of_a_call_count(way):
+    """Each of them alone would do."""
+    pipe = make_pipeline()
+    pipe.text_encoder.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(ValueError, match=r"2,000 picture\(s\) of 8192x8192 pixels need 1,611 GB"):
+        MANY[way](pipe, height=8192, width=8192)
+
+
 @pytest.mark.parametrize(
     ("prompt", "reason"),
     [

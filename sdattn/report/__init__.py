@@ -50,6 +50,7 @@ _KINDS: list[tuple[str, dict[str, int]]] = [
     *(("webp", {"quality": quality, "method": 2}) for quality in (90, 75, 50, 25)),
 ]
 _MOST_SPECIAL = 24  # columns of image prompts can be many
+_MOST_CUT_OFF = 100  # words behind the last that was seen; the others are their text and a number
 
 
 def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
@@ -95,6 +96,8 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         parts=_parts(run),
         texts=[(n, _TITLES[n], text, [one.label for one in held]) for n, text, held in texts],
         unlearnt=_unlearnt(run),
+        cut_off=[one.text for one in run.heatmaps.prompt.truncated],
+        most_cut_off=_MOST_CUT_OFF,
         tokens=_token_rows(run.heatmaps.prompt, run.heatmaps.columns),
         settings=_settings(run),
         versions=run.info.get("versions", {}),
@@ -142,14 +145,15 @@ def _parts(run: ImageRun) -> list[tuple[str, int | None, bool]]:
     prompt, held = run.heatmaps.prompt, set(run.heatmaps.columns)
     parts: list[tuple[str, int | None, bool]] = []
     at = number = 0
-    for word in prompt.words:
+    seen = max((i for i, word in enumerate(prompt.words) if word.columns), default=-1) + 1
+    for word in prompt.words[: seen + _MOST_CUT_OFF]:
         has_map = bool(word.columns) and held.issuperset(word.columns)
         parts.append((prompt.text[at : word.start], None, False))
         text = prompt.text[word.start : word.end]
         parts.append((text, number if has_map else None, not word.columns))
         number += has_map
         at = word.end
-    parts.append((prompt.text[at:], None, False))
+    parts.append((prompt.text[at:], None, len(prompt.words) > seen + _MOST_CUT_OFF))
     return [one for one in parts if one[0]]
 
 
