@@ -103,7 +103,7 @@ def _checked_counts(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
         steps = _whole(options["num_inference_steps"])
         if steps is None or not 1 <= steps <= most:
             raise ValueError(
-                f"num_inference_steps={options['num_inference_steps']}: pass 1 to {most}, the "
+                f"num_inference_steps={options['num_inference_steps']!r}: pass 1 to {most}, the "
                 "scheduler's most."
             )
         found["num_inference_steps"] = steps

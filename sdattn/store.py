@@ -227,17 +227,17 @@ class AttentionStore:
 
         What :meth:`forward` returns is written into it, in place.
         """
-        if self.num_att_layers < 1:
-            raise RuntimeError(
-                f"This {type(self).__name__} does not know how many layers call in a pass "
-                f"(num_att_layers is {self.num_att_layers}), so no step would ever end. {self.HOW}"
-            )
         if self.cur_att_layer >= self.num_uncond_att_layers:
             kept = self._kept(len(attn))
             rows = attn if kept == slice(0, len(attn)) else attn[kept]
             edited = self.forward(rows, is_cross, place_in_unet)
             if edited is not None and edited is not rows:
                 rows.copy_(edited)
+        if self.num_att_layers < 1:
+            raise RuntimeError(
+                f"This {type(self).__name__} does not know how many layers call in a pass "
+                f"(num_att_layers is {self.num_att_layers}), so no step would ever end. {self.HOW}"
+            )
         self.cur_att_layer += 1
         if self.cur_att_layer == self.num_att_layers + self.num_uncond_att_layers:
             self.cur_att_layer = 0

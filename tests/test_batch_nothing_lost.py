@@ -736,6 +736,7 @@ def test_every_kind_of_input_gives_the_same_items(batch, tmp_path, monkeypatch):
         for files in found.values():  # a CSV's first line is its header
             info = json.loads(files["run.json"])
             assert info.pop("line") in range(1, 5)
+            del info["checksum"]  # which is of the line as well
             files["run.json"] = info
         return found
 

@@ -12,6 +12,7 @@ from conftest import make_pipeline
 
 from sdattn import generate
 from sdattn.cli.printing import Console, Table, Text
+from sdattn.packing import sealed
 from sdattn.terminal import visible
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\r\x08\u202ecat\u2069\x7f"
@@ -38,7 +39,7 @@ def run(tmp_path):
     said = said.replace('"cat"', f'"{spelled}"').replace(
         '"scheduler": "', f'"scheduler": "{spelled}'
     )
-    (folder / "run.json").write_text(said)
+    (folder / "run.json").write_bytes(sealed(json.loads(said)))
     return folder
 
 
