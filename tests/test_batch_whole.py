@@ -377,6 +377,19 @@ def test_the_items_of_a_part_that_is_not_given_are_named(parts, tmp_path):
     assert verify(tmp_path / "all") == (4, [])
 
 
+@pytest.mark.parametrize(
+    ("out", "how"),
+    [("folder", "is the input"), (".", "holds the input"), ("folder/m", "lies in the input")],
+)
+def test_a_merge_stays_apart_from_what_it_reads(run, out, how):
+    root = run()
+    before = kept_of(root)
+    with pytest.raises(FileExistsError, match=how):
+        merge([root], root.parent / out)
+    assert kept_of(root) == before
+    assert not (root.parent / "batch.json").exists()
+
+
 def test_an_item_without_a_row_is_merged_too(parts, tmp_path):
     one = Path(shutil.copytree(parts / "1", tmp_path / "1"))
     (one / "metadata.jsonl").unlink()

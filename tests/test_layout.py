@@ -299,7 +299,7 @@ MAY_IMPORT = {
         "watching",
     },
     "batch.reading": {"batch.checking", "batch.folder", "batch.rows", "files", "unpacking"},
-    "batch.merging": {"batch.folder", "batch.gallery", "batch.plan", "batch.rows"},
+    "batch.merging": {"files", "batch.folder", "batch.gallery", "batch.plan", "batch.rows"},
     "batch": {"batch.engine", "batch.merging", "batch.reading"},
     "cli.options": {"presets"},
     "cli.batches": {"batch.engine", "batch.merging", "batch.reading", "cli.options", "terminal"},

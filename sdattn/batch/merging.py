@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from ..files import check_apart
 from .folder import BatchFolder, Held
 from .gallery import write_gallery
 from .plan import digest
@@ -53,6 +54,7 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
     Raises:
         ValueError: the runs differ in model or settings, one id is of two different items, or
             ``out`` is of other runs.
+        FileExistsError: ``out`` is one of the runs, holds one or lies in one.
         FileNotFoundError: as :func:`sdattn.batch.reading.open_batch`.
         OSError: one of the runs is being written, or ``out`` cannot be.
     """
@@ -62,6 +64,7 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
 
 def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
     """:func:`merge`, which tells what is missing too."""
+    check_apart(Path(out), *map(Path, roots))
     runs = [BatchFolder(root) for root in roots]
     for run in runs:
         if not run.lock.free():
