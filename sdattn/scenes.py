@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import string
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -169,9 +170,10 @@ def inside(shape: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> Mask:
 
 def unlearnt(words: Iterable[str]) -> str:
     """Which of the words no prompt of a scene has, and which words there are; "" if none is
-    strange. Capitals count for nothing, as the demo model's tokenizer writes them small."""
-    known = {*COLOURS, *SHAPES, *BACKGROUNDS, *FURTHER_WORDS, ","}
-    strange = [word for word in dict.fromkeys(words) if word.lower() not in known]
+    strange. Punctuation counts for nothing, nor do capitals, which the tokenizer writes small."""
+    known = {*COLOURS, *SHAPES, *BACKGROUNDS, *FURTHER_WORDS, ""}
+    said = dict.fromkeys(words)
+    strange = [word for word in said if word.strip(string.punctuation).lower() not in known]
     if not strange:
         return ""
     kinds = (COLOURS, SHAPES, BACKGROUNDS, FURTHER_WORDS)

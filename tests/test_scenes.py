@@ -109,8 +109,8 @@ def test_no_word_of_a_prompt_is_strange_and_words_of_none_are():
     }
     said = {word.strip(",") for word in said}
     assert unlearnt(said) == ""
-    told = unlearnt(["a", "Cat", "a", "Cat", "scene", "b", "background"])
-    assert "learnt 'Cat', 'scene', 'b':" in told
+    told = unlearnt(["a", "Cat", "--", "a", "Cat", "scene", "b", "(red)", "background", "😀"])
+    assert "learnt 'Cat', 'scene', 'b', '😀':" in told
     assert said == set(re.findall("[a-z]+", told.split("only: ")[1]))
 
 
