@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+import transformers
 from conftest import make_pipeline
 from safetensors.torch import load_file, save_file
 
@@ -173,6 +174,9 @@ def test_a_part_that_is_missing_is_told(folder, part):
     refuse(folder, f"names a {part}, and there is no folder .*{part}. Get the model's folder again")
 
 
+@pytest.mark.skipif(
+    transformers.__version__ < "5", reason="transformers 4 takes it for an empty vocabulary"
+)
 def test_a_broken_tokenizer_file_is_told(folder):
     for file in (folder / "tokenizer").glob("*.json"):
         file.write_text("{}")
