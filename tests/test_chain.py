@@ -359,6 +359,36 @@ def test_aggregate_attention_is_that_of_the_notebooks(prompts):
         aggregate_attention(store, 9, ["up", "down"], True, 0)
 
 
+def test_layers_have_the_levels_of_their_grids():
+    """At 64x96 cells daam leaves out an eighth of the side, as it does of a capture."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(n):
+        return torch.rand(2, n, 77, generator=generator).mul(9).softmax(-1)
+
+    maps = {"down_cross": [random(96 * 64), random(48 * 32)], "up_cross": [random(12 * 8)]}
+    store = AttentionStore()
+    store.last_step = store.full_attention_store = maps
+    store.cur_step, store.latent_size, store.images = 1, (64, 96), 1
+    [found] = sdattn.heatmaps(store, None, {"cat": [2]}, preset="daam")
+    fine = maps["down_cross"][0].reshape(2, 64, 96, 77)[..., 2]
+    coarse = maps["down_cross"][1].reshape(1, 2, 32, 48, 77)[..., 2]
+    coarse = torch.nn.functional.interpolate(coarse, size=(64, 96), mode="bicubic")
+    every = torch.cat([fine, coarse[0].clamp(min=0)])  # without the 8x12 of the way up
+    torch.testing.assert_close(found["cat"].values, every.mean(0), atol=1e-6, rtol=0)
+
+
+def test_a_part_of_a_run_is_by_the_middles_of_its_steps(kept):
+    """Of four steps the middles are 1/8, 3/8, 5/8 and 7/8 of the run."""
+    pipe, prompts, store, _ = kept
+    half, both = ((0.3, 0.7), [1, 2])
+    found = sdattn.heatmaps(store, pipe.tokenizer, prompts, steps=half)
+    each = [sdattn.heatmaps(store, pipe.tokenizer, prompts, steps=i) for i in both]
+    for i, one in enumerate(found):
+        mean = (each[0][i].maps + each[1][i].maps) / 2
+        torch.testing.assert_close(one.maps, mean, atol=1e-6, rtol=0)
+
+
 def test_aggregate_attention_where_the_picture_is_not_square(kept):
     _, _, store, maps = kept
     found = aggregate_attention(store, (8, 12), ["down", "up"], True, 1)

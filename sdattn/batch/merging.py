@@ -64,7 +64,6 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
 
 def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
     """:func:`merge`, which tells what is missing too."""
-    check_apart(Path(out), *map(Path, roots))
     runs = [BatchFolder(root) for root in roots]
     for run in runs:
         if not run.lock.free():
@@ -73,6 +72,7 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
                 "it."
             )
     manifest = _merged([run.manifest for run in runs], [str(run.root) for run in runs])
+    check_apart(Path(out), *(Path(run.root) for run in runs))
     found = [run.held() for run in runs]
     _check_twins(runs, [held for held, _ in found])
     target, name = BatchFolder(out), uuid4().hex[:12]
