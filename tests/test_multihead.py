@@ -147,6 +147,7 @@ def test_processors_and_controllers_work_in_it():
     ours.set_processor(sdattn.TorchAttnProcessor(first_only))
     edited, shown = ours(CELLS, WORDS)
     assert shown[..., 0].eq(1).all()
+    assert ours.watchers == []  # else the weights of every call would be kept
     expected = ours.to_out[0](ours.to_v(WORDS[:, :1])).expand_as(edited)
     torch.testing.assert_close(edited, expected, atol=1e-6, rtol=0)
 
