@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -211,8 +212,8 @@ def _mean(steps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 def _chosen(store: AttentionStore, steps: Steps) -> list[Maps]:
     kept = len(store.steps)
     numbers: list[int] = []
-    if isinstance(steps, int):
-        numbers = [steps] if -kept <= steps < kept else []
+    if isinstance(steps, (int, Integral)):
+        numbers = [int(steps)] if -kept <= steps < kept else []
     elif is_span(steps):
         numbers = [i for i in range(kept) if steps[0] <= (i + 0.5) / kept <= steps[1]]
     if not numbers:
@@ -262,7 +263,7 @@ def aggregate_attention(
         ValueError: no map of that size from these places (``max_queries`` leaves out larger ones),
             rows that do not divide among the images, or how many images there are is not known.
     """
-    rows, cols = (res, res) if isinstance(res, int) else res
+    rows, cols = (res, res) if isinstance(res, (int, Integral)) else res
     kind = "cross" if is_cross else "self"
     average = store.get_average_attention()
     fitting = [

@@ -341,7 +341,7 @@ def _fits(layer: AttentionLayer, choice: LayerChoice, latent_size: tuple[int, in
     if latent_size is None:
         return True
     grid = layer.grid(latent_size)
-    return grid == tuple(choice) if isinstance(choice, tuple) else min(grid) == choice
+    return min(grid) == choice if isinstance(choice, (int, Integral)) else grid == tuple(choice)
 
 
 def _nothing_fits(

@@ -8,6 +8,7 @@ import gc
 import logging
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_pipeline, make_sd15_unet, make_unet
@@ -245,7 +246,7 @@ def test_much_is_said_after_the_first_step(monkeypatch, caplog):
 
 @pytest.mark.parametrize(
     ("steps", "numbers"),
-    [("mean", [0, 1, 2, 3]), ("last", [3]), (1, [1]), (-1, [3]), ((0.5, 1.0), [2, 3])],
+    [("mean", [0, 1, 2, 3]), ("last", [3]), (np.int64(1), [1]), (-1, [3]), ((0.5, 1.0), [2, 3])],
 )
 def test_heatmaps_of_some_steps(kept, steps, numbers):
     pipe, prompts, store, maps = kept
@@ -356,7 +357,7 @@ def test_aggregate_attention_is_that_of_the_notebooks(prompts):
     with pytest.raises(ValueError, match=r"an unknown number of image.*pass prompts="):
         aggregate_attention(Theirs(), *args, select)
     with pytest.raises(ValueError, match=r"Asked for cross-attention of 9x9=81 queries.*\[16, 64"):
-        aggregate_attention(store, 9, ["up", "down"], True, 0)
+        aggregate_attention(store, np.int64(9), ["up", "down"], True, 0)
 
 
 def test_layers_have_the_levels_of_their_grids():
@@ -391,7 +392,7 @@ def test_a_part_of_a_run_is_by_the_middles_of_its_steps(kept):
 
 def test_aggregate_attention_where_the_picture_is_not_square(kept):
     _, _, store, maps = kept
-    found = aggregate_attention(store, (8, 12), ["down", "up"], True, 1)
+    found = aggregate_attention(store, (8, 12), ["down", "up"], True, np.int64(1))
     level = [la.name for la in maps.layers if la.place != "mid" and la.level == 1]
     expected = torch.stack([maps.maps[name][1].double().mean((0, 1)) for name in level]).mean(0)
     torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=0)

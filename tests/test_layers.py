@@ -55,6 +55,7 @@ def test_layers_know_kind_level_and_heads(tiny_unet):
         (16, 5),
         ((8, 12), 5),
         (["mid", 8], 6),
+        ([[8, 12]], 5),  # as JSON has a grid
         (lambda layer: layer.heads == 2, 5),
     ],
 )
