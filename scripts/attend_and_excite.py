@@ -19,12 +19,12 @@ from PIL import Image
 from torch import Tensor
 
 import sdattn
-from sdattn.aggregation import aggregate
-from sdattn.layermaps import layer_maps
-from sdattn.layers import AttentionLayer
-from sdattn.pipelines import DEMO_SETTINGS, is_demo
-from sdattn.presets import UNET, Preset
-from sdattn.tokens import Prompt
+from sdattn.maps.aggregation import aggregate
+from sdattn.maps.layermaps import layer_maps
+from sdattn.maps.presets import UNET, Preset
+from sdattn.models.layers import AttentionLayer
+from sdattn.models.loading import DEMO_SETTINGS, is_demo
+from sdattn.prompts.tokens import Prompt
 
 # The paper's code: 3x3, standard deviation 0.5 by its own formula, reflected at the border.
 ALL = Preset("every layer that was captured", UNET)

@@ -170,7 +170,7 @@ def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
     from random_run import random_run
 
     from sdattn.batch.layouts import Folders
-    from sdattn.packing import USUAL, pack_run
+    from sdattn.runs.packing import USUAL, pack_run
 
     torch.set_num_threads(1)
     run = random_run()

@@ -29,7 +29,7 @@ from benching.ways import PEERS, Daam, LayerClock, Way, ways_for
 from transformers import CLIPTokenizer
 
 import sdattn
-from sdattn.pipelines import DEMO
+from sdattn.models.loading import DEMO
 
 Times = dict[str, dict[str, list[float]]]
 IMPORT = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"

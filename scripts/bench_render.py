@@ -17,7 +17,7 @@ from benching.machine import processor_name
 from PIL import ImageFilter
 from random_run import random_run
 
-from sdattn.packing import pack_run
+from sdattn.runs.packing import pack_run
 
 PARTS = {
     "overlays": ("overlays",),

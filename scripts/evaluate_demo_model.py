@@ -1,6 +1,6 @@
 """Measure the demo model on prompts it never saw: are the pictures right, and the heatmaps?
 
-Pictures are read by ``sdattn.scene_checker``, which knows nothing of the model; its own accuracy
+Pictures are read by ``scene_checker``, which knows nothing of the model; its own accuracy
 is measured first. Heatmaps are compared with the objects that the checker found.
 """
 
@@ -25,12 +25,12 @@ from evaluation.landing import (
     seen_in,
 )
 from PIL import Image
+from scenes import Scene, random_scene
 from training.autoencoder import vae_psnr
 
 import sdattn
 from sdattn import Heatmaps
-from sdattn.pipelines import DEMO_SETTINGS
-from sdattn.scenes import Scene, random_scene
+from sdattn.models.loading import DEMO_SETTINGS
 
 BATCH = 10  # pictures drawn at a time
 KINDS: tuple[Kind, Kind] = ("colour", "shape")

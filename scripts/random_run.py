@@ -6,12 +6,12 @@ from PIL import Image
 from transformers import CLIPTokenizer
 
 from sdattn import Heatmaps, read_prompt
-from sdattn.aggregation import aggregate
-from sdattn.details import Details
-from sdattn.imagerun import ImageRun
-from sdattn.layermaps import LayerMap, LayerMaps
-from sdattn.pipelines import DEMO
-from sdattn.presets import PRESETS
+from sdattn.maps.aggregation import aggregate
+from sdattn.maps.details import Details
+from sdattn.maps.layermaps import LayerMap, LayerMaps
+from sdattn.maps.presets import PRESETS
+from sdattn.models.loading import DEMO
+from sdattn.runs.imagerun import ImageRun
 
 LEVELS = {"down": (0, 0, 1, 1, 2, 2), "mid": (3,), "up": (2, 2, 2, 1, 1, 1, 0, 0, 0)}
 

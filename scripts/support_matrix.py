@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
 from matrix import PROCESSORS, ROWS, WAYS
 from rows import PROMPTS, Row, Way
 
 import sdattn
-from sdattn.layers import TEXT_KINDS, find_denoiser, find_layers
+from sdattn.models.layers import TEXT_KINDS, find_denoiser, find_layers
 
 
 def main() -> None:

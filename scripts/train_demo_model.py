@@ -2,7 +2,7 @@
 
 Five stages, each kept in ``--work`` and taken up again where it stopped:
 
-1. scenes: pictures and the words for them (``sdattn.scenes``);
+1. scenes: pictures and the words for them (``scenes``);
 2. vae: the autoencoder, 128 x 128 pictures to 16 x 16 x 4 latents;
 3. text: the text encoder learns to foretell the latent from the prompt alone, which stands
    in for the pretraining that CLIP brings to Stable Diffusion;
@@ -17,6 +17,7 @@ words find their objects is its own doing.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 
@@ -24,14 +25,13 @@ import torch
 import torch.distributed as dist
 from diffusers import StableDiffusionPipeline
 from safetensors.torch import load_file, save_file
+from scenes import WORDS, Scene
 from torch import Tensor
 from training.autoencoder import make_latents, polish_decoder, train_vae, vae_psnr
 from training.data import make_dataset, make_tokenizer
 from training.fit import say
 from training.record import begin_sitting, snapshot, write_record
 from training.stages import refine, train_text, train_unet
-
-from sdattn.scenes import Scene
 
 
 def train_from_nothing(
@@ -71,6 +71,7 @@ def write_model(made: StableDiffusionPipeline, work: Path, out: Path) -> None:
     name_as_before(out / "text_encoder" / "model.safetensors")
     vocabulary = made.tokenizer.backend_tokenizer.model
     vocabulary.save(str(out / "tokenizer"))  # the two files that older readers know
+    (out / "words.json").write_text(json.dumps(WORDS, indent=1) + "\n")
     write_record(work, out)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     say(f"{out}: {size / 1e6:.1f} MB")
@@ -92,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("sdattn/demo"), help="model folder")
+    parser.add_argument("--out", type=Path, default=Path("sdattn/models/demo"), help="model folder")
     parser.add_argument("--work", type=Path, default=Path("build/demo"), help="checkpoints")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=40, help="thousands of training scenes")

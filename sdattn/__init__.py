@@ -9,80 +9,86 @@ with sdattn.capture(pipe) as store:                     # around any call of you
 sdattn.heatmaps(store, pipe.tokenizer, "a red circle left of a blue square")
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import attention
-from .attention import TorchAttnProcessor
-from .capture import capture
-from .folded import aggregate_attention
-from .heatmap import Heatmap
-from .heatmaps import Heatmaps, heatmaps
-from .maps import CaptureError, CaptureWarning, MapStore
-from .presets import PRESETS, Preset
-from .store import AttentionStore
-from .tokens import TruncationWarning, read_prompt
-
 if TYPE_CHECKING:
-    from . import batch, edit
-    from .causes import Knockout, knockout
-    from .comparison import diff
-    from .explaining import explain
-    from .files import load_run
-    from .generation import generate
-    from .pipelines import load_pipeline
-    from .prompts import read_prompts
-    from .runs import Run
+    from . import attention as attention
+    from . import batch as batch
+    from . import edit as edit
+    from .attention import TorchAttnProcessor as TorchAttnProcessor
+    from .control.knockouts import Knockout as Knockout
+    from .control.knockouts import knockout as knockout
+    from .hooks.attention_store import AttentionStore as AttentionStore
+    from .hooks.capture import capture as capture
+    from .hooks.map_store import CaptureError as CaptureError
+    from .hooks.map_store import CaptureWarning as CaptureWarning
+    from .hooks.map_store import MapStore as MapStore
+    from .maps.folded import aggregate_attention as aggregate_attention
+    from .maps.heatmap import Heatmap as Heatmap
+    from .maps.heatmaps import Heatmaps as Heatmaps
+    from .maps.heatmaps import heatmaps as heatmaps
+    from .maps.presets import PRESETS as PRESETS
+    from .maps.presets import Preset as Preset
+    from .models.loading import load_pipeline as load_pipeline
+    from .models.reading import read_prompts as read_prompts
+    from .prompts.tokens import TruncationWarning as TruncationWarning
+    from .prompts.tokens import read_prompt as read_prompt
+    from .runs.comparison import diff as diff
+    from .runs.explaining import explain as explain
+    from .runs.folder import load_run as load_run
+    from .runs.generation import generate as generate
+    from .runs.run import Run as Run
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "PRESETS",
-    "AttentionStore",
-    "CaptureError",
-    "CaptureWarning",
-    "Heatmap",
-    "Heatmaps",
-    "Knockout",
-    "MapStore",
-    "Preset",
-    "Run",
-    "TorchAttnProcessor",
-    "TruncationWarning",
-    "aggregate_attention",
-    "attention",
-    "batch",
-    "capture",
-    "diff",
-    "edit",
-    "explain",
-    "generate",
-    "heatmaps",
-    "knockout",
-    "load_pipeline",
-    "load_run",
-    "read_prompt",
-    "read_prompts",
-]
-
-_LATER = {
-    "Knockout": "causes",
-    "Run": "runs",
-    "diff": "comparison",
-    "explain": "explaining",
-    "generate": "generation",
-    "knockout": "causes",
-    "load_pipeline": "pipelines",
-    "load_run": "files",
-    "read_prompts": "prompts",
+# Where each public name is; "" is a module of this package. Loaded when it is first used, so that
+# the import is light and the command line starts before torch does.
+_PUBLIC = {
+    "PRESETS": "maps.presets",
+    "AttentionStore": "hooks.attention_store",
+    "CaptureError": "hooks.map_store",
+    "CaptureWarning": "hooks.map_store",
+    "Heatmap": "maps.heatmap",
+    "Heatmaps": "maps.heatmaps",
+    "Knockout": "control.knockouts",
+    "MapStore": "hooks.map_store",
+    "Preset": "maps.presets",
+    "Run": "runs.run",
+    "TorchAttnProcessor": "attention",
+    "TruncationWarning": "prompts.tokens",
+    "aggregate_attention": "maps.folded",
+    "attention": "",
+    "batch": "",
+    "capture": "hooks.capture",
+    "diff": "runs.comparison",
+    "edit": "",
+    "explain": "runs.explaining",
+    "generate": "runs.generation",
+    "heatmaps": "maps.heatmaps",
+    "knockout": "control.knockouts",
+    "load_pipeline": "models.loading",
+    "load_run": "runs.folder",
+    "read_prompt": "prompts.tokens",
+    "read_prompts": "models.reading",
 }
+__all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
-    """Load what draws or saves pictures only when it is used, so that the import stays light."""
-    from importlib import import_module
-
-    if name in ("batch", "edit"):
-        return import_module(f".{name}", __name__)
-    if name not in _LATER:
+    """Load a public name when it is first used."""
+    if name not in _PUBLIC:
         raise AttributeError(f"module 'sdattn' has no attribute {name!r}")
-    return getattr(import_module(f".{_LATER[name]}", __name__), name)
+    home = _PUBLIC[name]
+    found = (
+        getattr(import_module(f".{home}", __name__), name)
+        if home
+        else import_module(f".{name}", __name__)
+    )
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """What completion offers: the public names, loaded or not."""
+    return sorted({*globals(), *_PUBLIC})

@@ -25,11 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from . import alignment, render
 from .attention import level_grids
-from .blend import LocalBlend
-from .control import ControlHandle, register_attention_control, step_end
-from .controllers import (
+from .control import alignment
+from .control.blend import LocalBlend
+from .control.controllers import (
     AttentionControlEdit,
     AttentionRefine,
     AttentionReplace,
@@ -37,19 +36,16 @@ from .controllers import (
     EmptyControl,
     Span,
 )
-from .files import new_folder
-from .inversion import Inversion, invert, psnr
-from .pipelines import (
-    check_text_to_image,
-    is_guided,
-    latent_size,
-    model_passes,
-)
-from .prompts import read_prompts
-from .running import check_memory, checked_options, checked_seeds, one_at_a_time
-from .runs import Run
-from .sampling import sample
-from .tokens import Prompt
+from .control.registration import ControlHandle, register_attention_control, step_end
+from .inversion.invert import Inversion, invert, psnr
+from .maps import render
+from .models.loading import check_text_to_image, is_guided, latent_size, model_passes
+from .models.pipeline_call import check_memory, checked_options, checked_seeds, one_at_a_time
+from .models.reading import read_prompts
+from .prompts.tokens import Prompt
+from .runs.folder import new_folder
+from .runs.run import Run
+from .runs.sampling import sample
 
 __all__ = [
     "AttentionControlEdit",

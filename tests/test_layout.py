@@ -1,8 +1,9 @@
-"""Which module may import which: the architecture, held to by a test."""
+"""The architecture, held to by a test: one list of rooms, each may use those below it."""
 
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -10,414 +11,78 @@ import pytest
 import sdattn
 
 PACKAGE = Path(sdattn.__file__).parent
-MAY_IMPORT = {
-    "attention.core": set(),
-    "attention.processor": {"attention.core"},
-    "attention.module": {"attention.core", "attention.processor"},
-    "attention": {"attention.core", "attention.module", "attention.processor"},
-    "layers": {"attention"},
-    "guidance": set(),
-    "words": set(),
-    "terminal": set(),
-    "tokenizing": {"words"},
-    "tokens": {"tokenizing", "words"},
-    "chunks": {"tokenizing", "tokens", "words"},
-    "families": {"chunks", "tokenizing", "tokens", "words"},
-    "prompts": {"families", "tokens"},
-    "attachment": {"guidance", "layers", "maps", "processors"},
-    "store": {"attachment", "layers", "maps", "selections"},
-    "attended": set(),
-    "sdpa": {"attended", "attention"},
-    "witness": {"attended", "attention", "sdpa"},
-    "processors": {"attended", "attention", "attention.processor", "sdpa", "witness"},
-    "joint": {"attention", "layers", "processors", "sdpa"},
-    "calls": {"layers", "processors"},
-    "compiled": set(),
-    "asking": {"attended", "layers", "processors"},
-    "presets": set(),
-    "render": set(),
-    "alignment": {"tokens"},
-    "blend": {"attention", "tokens"},
-    "controllers": {"alignment", "blend", "store", "tokens"},
-    "model_index": set(),
-    "pipelines": {"guidance", "layers", "model_index", "prompts"},
-    "finite": {"compiled"},
-    "running": {"finite", "pipelines", "prompts"},
-    "ddim": set(),
-    "nulltext": {"ddim", "guidance"},
-    "pictures": {"pipelines"},
-    "inversion": {"ddim", "nulltext", "pictures", "pipelines", "prompts", "running"},
-    "outlines": {"layers", "model_index", "pipelines"},
-    "masks": set(),
-    "scenes": set(),
-    "scene_checker": {"masks", "scenes"},
-    "selections": {"layers"},
-    "maps": {"attended", "attention", "guidance", "layers", "selections"},
-    "capture": {
-        "asking",
-        "attended",
-        "calls",
-        "compiled",
-        "guidance",
-        "joint",
-        "layers",
-        "maps",
-        "processors",
-        "selections",
-    },
-    "layermaps": {"layers", "maps", "presets", "selections"},
-    "refinement": {"layermaps", "layers"},
-    "aggregation": {"layermaps", "maps", "presets", "refinement"},
-    "folded": {
-        "attention",
-        "guidance",
-        "layermaps",
-        "layers",
-        "maps",
-        "presets",
-        "refinement",
-        "selections",
-        "store",
-    },
-    "control": {
-        "attachment",
-        "attention",
-        "attention.processor",
-        "layers",
-        "maps",
-        "processors",
-        "store",
-    },
-    "removal": {
-        "attention",
-        "calls",
-        "compiled",
-        "controllers",
-        "guidance",
-        "layers",
-        "maps",
-        "processors",
-    },
-    "watching": {"layers", "pipelines", "presets", "refinement", "selections", "tokens"},
-    "heatmap": {"layermaps", "masks", "render"},
-    "notebook": {"render"},
-    "heatmaps": {
-        "aggregation",
-        "chunks",
-        "folded",
-        "heatmap",
-        "layermaps",
-        "maps",
-        "masks",
-        "notebook",
-        "presets",
-        "prompts",
-        "store",
-        "tokens",
-    },
-    "details": {"heatmaps", "layermaps", "layers", "maps", "selections"},
-    "imagerun": {"details", "heatmap", "heatmaps", "layermaps"},
-    "report.pages": set(),
-    "report.command": {"imagerun", "presets"},
-    "views": {"aggregation", "heatmaps", "imagerun", "layermaps", "presets", "tokens"},
-    "report.maps": {"heatmap", "heatmaps", "imagerun", "views"},
-    "report": {
-        "heatmap",
-        "imagerun",
-        "presets",
-        "render",
-        "report.command",
-        "report.maps",
-        "report.pages",
-        "scenes",
-        "tokens",
-        "views",
-    },
-    "packing": {"heatmap", "imagerun", "layermaps", "render", "report"},
-    "runinfo": {"packing", "presets"},
-    "unpacking": {
-        "aggregation",
-        "details",
-        "heatmap",
-        "heatmaps",
-        "imagerun",
-        "layermaps",
-        "packing",
-        "presets",
-        "runinfo",
-        "tokens",
-    },
-    "targets": {"packing"},
-    "files": {"imagerun", "packing", "runinfo", "targets", "unpacking"},
-    "differences": {"heatmap", "heatmaps", "words"},
-    "causes": {
-        "controllers",
-        "heatmap",
-        "layers",
-        "pipelines",
-        "prompts",
-        "removal",
-        "running",
-        "tokens",
-        "watching",
-    },
-    "runs": {
-        "details",
-        "files",
-        "heatmap",
-        "heatmaps",
-        "imagerun",
-        "layermaps",
-        "maps",
-        "notebook",
-        "report",
-    },
-    "sides": {"files", "heatmaps", "packing", "presets", "runs"},
-    "comparison": {"differences", "files", "packing", "render", "sides"},
-    "sampling": {
-        "asking",
-        "capture",
-        "finite",
-        "heatmaps",
-        "layermaps",
-        "maps",
-        "pipelines",
-        "presets",
-        "prompts",
-        "refinement",
-        "running",
-        "runs",
-        "tokens",
-        "watching",
-    },
-    "explaining": {
-        "ddim",
-        "inversion",
-        "pictures",
-        "pipelines",
-        "presets",
-        "prompts",
-        "running",
-        "runs",
-        "sampling",
-        "selections",
-        "tokens",
-        "watching",
-    },
-    "edit": {
-        "alignment",
-        "attention",
-        "blend",
-        "control",
-        "controllers",
-        "files",
-        "inversion",
-        "pipelines",
-        "prompts",
-        "render",
-        "running",
-        "runs",
-        "sampling",
-        "tokens",
-    },
-    "generation": {
-        "causes",
-        "heatmap",
-        "pipelines",
-        "presets",
-        "prompts",
-        "running",
-        "runs",
-        "sampling",
-        "scenes",
-        "watching",
-    },
-    "batch.lines": set(),
-    "batch.items": {"batch.lines", "running", "words"},
-    "batch.plan": {"batch.items", "packing", "pipelines", "prompts", "running"},
-    "batch.sizing": {"batch.plan", "pipelines", "presets", "prompts", "sampling"},
-    "batch.team": {"pipelines"},
-    "batch.locks": set(),
-    "batch.layouts": {"files", "packing"},
-    "batch.rows": set(),
-    "batch.checking": {"batch.layouts", "batch.rows", "packing", "runinfo", "unpacking"},
-    "batch.adopting": {"batch.checking", "batch.folder", "batch.layouts", "batch.rows"},
-    "batch.folder": {
-        "batch.layouts",
-        "batch.locks",
-        "batch.rows",
-        "files",
-        "packing",
-        "runinfo",
-    },
-    "batch.request": {"packing", "presets"},
-    "batch.claims": {
-        "batch.adopting",
-        "batch.folder",
-        "batch.plan",
-        "batch.request",
-        "batch.rows",
-        "packing",
-    },
-    "batch.progress": set(),
-    "batch.writing": set(),
-    "batch.signals": {"batch.request"},
-    "batch.drawing": {
-        "batch.folder",
-        "batch.items",
-        "batch.plan",
-        "batch.progress",
-        "batch.sizing",
-        "batch.writing",
-        "heatmaps",
-        "imagerun",
-        "layermaps",
-        "packing",
-        "presets",
-        "prompts",
-        "runs",
-        "sampling",
-        "watching",
-    },
-    "batch.gallery": {"batch.folder", "batch.rows", "report.pages"},
-    "batch.engine": {
-        "batch.claims",
-        "batch.drawing",
-        "batch.folder",
-        "batch.gallery",
-        "batch.items",
-        "batch.plan",
-        "batch.progress",
-        "batch.request",
-        "batch.signals",
-        "batch.sizing",
-        "batch.team",
-        "batch.writing",
-        "outlines",
-        "pipelines",
-        "terminal",
-        "watching",
-    },
-    "batch.reading": {"batch.checking", "batch.folder", "batch.rows", "files", "unpacking"},
-    "batch.merging": {"files", "batch.folder", "batch.gallery", "batch.plan", "batch.rows"},
-    "batch": {"batch.engine", "batch.merging", "batch.reading"},
-    "cli.options": {"presets"},
-    "cli.batches": {"batch.engine", "batch.merging", "batch.reading", "cli.options", "terminal"},
-    "cli.comparisons": {"batch.reading", "cli.printing", "comparison", "files"},
-    "cli.printing": {"terminal"},
-    "cli.runs": {
-        "cli.options",
-        "cli.printing",
-        "files",
-        "generation",
-        "layers",
-        "pipelines",
-        "prompts",
-        "running",
-        "runs",
-        "selections",
-    },
-    "cli.pictures": {"cli.options", "cli.printing", "explaining", "files", "pipelines"},
-    "cli.edits": {"cli.options", "cli.printing", "edit", "files", "pipelines"},
-    "app": {"generation", "layers", "notebook", "pipelines", "presets", "report"},
-    "cli.live": {"app", "cli.options", "pipelines"},
-    "figures.lettering": set(),
-    "figures.placing": {"figures.lettering"},
-    "figures.choosing": {
-        "figures.lettering",
-        "figures.placing",
-        "heatmap",
-        "heatmaps",
-        "imagerun",
-        "views",
-    },
-    "figures.saving": {"files"},
-    "figures.animation": {"figures.choosing", "figures.saving", "imagerun", "render"},
-    "figures.panels": {"figures.lettering", "figures.placing", "render"},
-    "figures": {
-        "figures.choosing",
-        "figures.lettering",
-        "figures.panels",
-        "figures.placing",
-        "figures.saving",
-        "heatmaps",
-        "imagerun",
-        "presets",
-        "views",
-    },
-    "cli.shows": {
-        "batch.reading",
-        "cli.printing",
-        "figures",
-        "figures.animation",
-        "files",
-        "packing",
-        "report",
-    },
-    "cli": {
-        "cli.batches",
-        "cli.comparisons",
-        "cli.edits",
-        "cli.live",
-        "cli.pictures",
-        "cli.runs",
-        "cli.shows",
-        "terminal",
-    },
-}
-MODULES = {  # "runs" is runs.py, "cli" is cli/__init__.py, "cli.runs" is cli/runs.py
+ROOMS = (  # top to bottom; README shows the same list
+    "cli",
+    "batch",
+    "edit",
+    "figures",
+    "runs",
+    "control",
+    "maps",
+    "inversion",
+    "hooks",
+    "models",
+    "prompts",
+    "attention",
+    "files",
+)
+MODULES = {  # "edit" is edit.py, "cli" is cli/__init__.py, "cli.runs" is cli/runs.py
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in [*PACKAGE.glob("[!_]*.py"), *PACKAGE.glob("*/**/*.py")]
 }
 HEAVY = {"diffusers", "transformers", "matplotlib", "accelerate"}
 
 
+def room(module):
+    return module.split(".")[0]
+
+
 def imports(module, top_level_only=False):
+    """What a module imports: modules of this package without "sdattn.", packages by their name."""
     path = MODULES[module]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes = tree.body if top_level_only else list(ast.walk(tree))
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.level:
-            folders = path.relative_to(PACKAGE).parts[: -node.level]
+            parts = path.relative_to(PACKAGE).parts
+            folders = parts[: len(parts) - node.level]
             base = ".".join([*folders, *filter(None, [node.module])])
             names = [f"{base}.{alias.name}".lstrip(".") for alias in node.names]
-            yield from (name if name in MAY_IMPORT else base for name in names)
+            yield from (name if name in MODULES else base for name in names)
         elif isinstance(node, ast.ImportFrom):
             yield node.module.split(".")[0]
         elif isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
 
 
-def test_every_module_has_its_row():
-    assert set(MODULES) == set(MAY_IMPORT)
+def test_every_room_is_on_the_list():
+    assert {room(module) for module in MODULES} == set(ROOMS)
 
 
-@pytest.mark.parametrize("module", MAY_IMPORT)
-def test_modules_import_only_what_lies_below(module):
-    ours = set(MAY_IMPORT) & set(imports(module))
-    assert ours <= MAY_IMPORT[module]
+@pytest.mark.parametrize("module", MODULES)
+def test_a_room_uses_only_the_rooms_below_it(module):
+    used = {room(name) for name in imports(module) if name in MODULES}
+    assert {name for name in used if ROOMS.index(name) < ROOMS.index(room(module))} == set()
 
 
-@pytest.mark.parametrize("module", MAY_IMPORT)
+def test_no_modules_import_each_other_in_a_circle():
+    uses = {name: {one for one in imports(name) if one in MODULES} - {name} for name in MODULES}
+    assert len(list(TopologicalSorter(uses).static_order())) == len(MODULES)
+
+
+def test_the_top_of_the_package_is_small():
+    entries = [one for one in PACKAGE.iterdir() if one.name != "__pycache__"]
+    assert len(entries) <= 16
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_heavy_packages_are_loaded_only_where_they_are_used(module):
     assert not HEAVY & set(imports(module, top_level_only=True))
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "attention",
-        "attention.core",
-        "attention.module",
-        "attention.processor",
-        "tokens",
-        "words",
-        "tokenizing",
-        "processors",
-    ],
-)
-def test_modules_that_stand_alone(module):
-    allowed = {"torch"} if module.startswith(("attention", "processors")) else set()
+@pytest.mark.parametrize("module", [m for m in MODULES if room(m) in ("attention", "prompts")])
+def test_rooms_that_stand_alone(module):
+    allowed = {"torch"} if room(module) == "attention" else set()
     foreign = set(imports(module)) & ({"torch", "numpy", "PIL"} | HEAVY)
     assert foreign <= allowed
 
@@ -430,3 +95,19 @@ def test_the_import_is_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_import_waits_for_torch_until_it_is_used_and_completes_its_names():
+    code = (
+        "import sys, sdattn; print('torch' in sys.modules, set(sdattn.__all__) <= set(dir(sdattn)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+def test_every_public_name_is_in_the_table_and_in_what_type_checkers_read():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    said = [alias.name for node in block.body for alias in node.names]
+    assert sorted(said) == sorted(sdattn.__all__)
+    assert all(getattr(sdattn, name) is not None for name in sdattn.__all__)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 import sdattn
-from sdattn.layers import TEXT_KINDS, find_layers
+from sdattn.models.layers import TEXT_KINDS, find_layers
 
 
 class Seeds:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from sdattn import Heatmap
-from sdattn.causes import knockouts
-from sdattn.pipelines import DEMO_SETTINGS
+from sdattn.control.knockouts import knockouts
+from sdattn.models.loading import DEMO_SETTINGS
 
 from .measures import rank_correlation
 from .pictures import Asked, generated

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sdattn.masks import otsu
+from sdattn.maps.masks import otsu
 
 Floats = NDArray[np.float64]
 LEVELS = np.linspace(0.05, 0.95, 19).round(2)  # of a map's range, from its lowest to its highest

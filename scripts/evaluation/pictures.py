@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from scene_checker import SIDE, find_objects, match
+from scenes import Scene, random_scene
 
 import sdattn
 from sdattn import Heatmaps, MapStore
-from sdattn.heatmaps import heatmaps_of
-from sdattn.layermaps import LayerMaps, layer_maps
-from sdattn.pipelines import DEMO_SETTINGS, default_size
-from sdattn.presets import Preset
-from sdattn.prompts import read_prompts
-from sdattn.refinement import refining
-from sdattn.running import call_pipeline, pictures_of
-from sdattn.scene_checker import SIDE, find_objects, match
-from sdattn.scenes import Scene, random_scene
-from sdattn.tokens import Prompt
-from sdattn.watching import columns_around
+from sdattn.maps.heatmaps import heatmaps_of
+from sdattn.maps.layermaps import LayerMaps, layer_maps
+from sdattn.maps.presets import Preset
+from sdattn.maps.refinement import refining
+from sdattn.maps.requirements import columns_around
+from sdattn.models.loading import DEMO_SETTINGS, default_size
+from sdattn.models.pipeline_call import call_pipeline, pictures_of
+from sdattn.models.reading import read_prompts
+from sdattn.prompts.tokens import Prompt
 
 BATCH = 10
 FULL = {"steps": "all", "heads": "all", "kinds": ("cross", "self")}

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scene_checker import SIDE
+from scenes import Scene
 
 from sdattn import Heatmap, Heatmaps
-from sdattn.scene_checker import SIDE
-from sdattn.scenes import Scene
 
 from .measures import LEVELS, Floats, interval, lands_on_own, score
 from .pictures import Picture

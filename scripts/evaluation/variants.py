@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sdattn.presets import PRESETS, UNET, Preset
+from sdattn.maps.presets import PRESETS, UNET, Preset
 
 DEFAULT = "default"
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 import sdattn
-from sdattn.finite import NotFiniteError
-from sdattn.outlines import outline
-from sdattn.pipelines import DEMO
+from sdattn.models.finite import NotFiniteError
+from sdattn.models.loading import DEMO
+from sdattn.models.outline import outline
 
 from . import PROMPTS, World, kind
 

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from diffusers import AutoencoderKL
+from scenes import random_scene
 from torch import Tensor
-
-from sdattn.scenes import random_scene
 
 from .data import SIZE
 from .fit import Fit, note, pick, rank, world

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKL, StableDiffusionPipeline
+from scenes import Scene
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTextModel, CLIPTokenizer
-
-from sdattn.scenes import Scene
 
 from .fit import Fit, note, pick
 from .losses import (

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from diffusers import StableDiffusionPipeline
 from evaluation.landing import landings, seen_in
 from PIL import Image
+from scenes import Scene, random_scene
 from torch import Tensor
 
 import sdattn
-from sdattn.scenes import Scene, random_scene
 
 from .fit import note, rank, world
 from .losses import Caption, diffusion_loss, text_states

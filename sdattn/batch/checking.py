@@ -14,9 +14,9 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from safetensors.torch import load
 
-from ..packing import MAPS, sha256
-from ..runinfo import read_info
-from ..unpacking import map_shapes
+from ..runs.info import read_info
+from ..runs.packing import MAPS, sha256
+from ..runs.unpacking import map_shapes
 from .layouts import Layout
 from .rows import line_of, row_of, sizes_in
 

@@ -10,15 +10,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..heatmaps import Heatmaps
-from ..imagerun import ImageRun
-from ..layermaps import LayerMaps
-from ..packing import pack_run
-from ..presets import Preset
-from ..prompts import read_prompts
-from ..runs import Run
-from ..sampling import sample
-from ..watching import columns_of
+from ..maps.heatmaps import Heatmaps
+from ..maps.layermaps import LayerMaps
+from ..maps.presets import Preset
+from ..maps.requirements import columns_of
+from ..models.reading import read_prompts
+from ..runs.imagerun import ImageRun
+from ..runs.packing import pack_run
+from ..runs.run import Run
+from ..runs.sampling import sample
 from .folder import BatchFolder
 from .items import Item
 from .plan import Job

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..outlines import outline
-from ..pipelines import load_pipeline
-from ..terminal import visible
-from ..watching import capture_settings
+from ..files.terminal import visible
+from ..maps.requirements import capture_settings
+from ..models.loading import load_pipeline
+from ..models.outline import outline
 from .claims import Claim, describe_input, settings_of
 from .drawing import Drawer
 from .folder import BatchFolder

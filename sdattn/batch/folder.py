@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from ..files import check_writable, inside, write_whole
-from ..packing import sha256, to_json
-from ..runinfo import read_info
+from ..runs.folder import check_writable, inside, write_whole
+from ..runs.info import read_info
+from ..runs.packing import sha256, to_json
 from .layouts import Files, Layout, layout_of
 from .locks import Lock
 from .rows import Known, copies_of, known_in, line_of, row_of, rows_in, sizes_in

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..report.pages import page
+from ..runs.report.pages import page
 from .folder import BatchFolder
 from .rows import rows_in
 

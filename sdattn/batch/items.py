@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..running import checked_seeds
-from ..words import split_phrase, split_words
+from ..models.pipeline_call import checked_seeds
+from ..prompts.words import split_phrase, split_words
 from .lines import kind_of, open_lines, shortened, shown
 
 __all__ = ["BadLine", "Item", "kind_of", "read_items"]

@@ -1,7 +1,7 @@
 """How the items of a batch run lie on the disk: a folder each, or many in a shard.
 
-Both keep an item's files, name to bytes, as :func:`sdattn.packing.pack_run` makes them, whole or
-not at all. A place is a path in the run's folder: ``items/0000/000012`` or
+Both keep an item's files, name to bytes, as :func:`sdattn.runs.packing.pack_run` makes them, whole
+or not at all. A place is a path in the run's folder: ``items/0000/000012`` or
 ``shards/NAME.safetensors``.
 """
 
@@ -25,8 +25,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
-from ..files import flush, flush_tree, inside, write_files, write_whole
-from ..packing import FORMAT, MAPS, pack_maps, sha256
+from ..runs.folder import flush, flush_tree, inside, write_files, write_whole
+from ..runs.packing import FORMAT, MAPS, pack_maps, sha256
 
 Files = Mapping[str, bytes]
 Whole = Callable[[str, str, Files], None]

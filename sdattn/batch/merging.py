@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..files import check_apart
+from ..runs.folder import check_apart
 from .folder import BatchFolder, Held
 from .gallery import write_gallery
 from .plan import digest

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import SavedRun, inside, saved_run
-from ..unpacking import READ
+from ..runs.folder import SavedRun, inside, saved_run
+from ..runs.unpacking import READ
 from .checking import check_item
 from .folder import BatchFolder
 from .rows import Known, copies_of

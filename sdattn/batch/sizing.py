@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from ..pipelines import default_size
-from ..presets import Preset
-from ..prompts import read_prompts
-from ..sampling import sample
+from ..maps.presets import Preset
+from ..models.loading import default_size
+from ..models.reading import read_prompts
+from ..runs.sampling import sample
 from .plan import Job
 
 _MOST = 64

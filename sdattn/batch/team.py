@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..pipelines import best_device
+from ..models.loading import best_device
 
 T = TypeVar("T")
 # What tells a process its rank: torchrun's, accelerate's and MPI's variables

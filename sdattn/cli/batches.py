@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..terminal import visible
+from ..files.terminal import visible
 from .options import (
     Device,
     Dtype,

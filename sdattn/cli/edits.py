@@ -62,8 +62,8 @@ def edit(
 ) -> None:
     """Draw SOURCE and its edited versions from the same noise, and keep the layout."""
     from ..edit import edit, prepare
-    from ..files import check_apart, check_target, file_name
-    from ..pipelines import load_pipeline
+    from ..models.loading import load_pipeline
+    from ..runs.folder import check_apart, check_target, file_name
 
     weights = dict(_parsed_weight(one) for one in weight or ())
     out = out or Path("outputs") / f"{file_name(source)}-edit-{seed}"
@@ -114,7 +114,7 @@ def _parsed_weight(text: str) -> tuple[str, float]:
 def _invert(pipe: Any, picture: Any, source: str, options: dict[str, Any], null_text: bool) -> Any:
     """Take out of ``options`` what an inversion fixes, and invert."""
     from ..edit import invert
-    from ..pipelines import DEMO_INVERSION, DEMO_SETTINGS, is_demo
+    from ..models.loading import DEMO_INVERSION, DEMO_SETTINGS, is_demo
 
     if fixed := {"width", "height", "negative_prompt"} & set(options):
         names = ", ".join(f"--{name.removesuffix('_prompt')}" for name in sorted(fixed))

@@ -22,8 +22,8 @@ def app(
     browser: Annotated[bool, typer.Option("--browser", help="Open a browser.")] = False,
 ) -> None:
     """Draw pictures in a page and see where the words of their prompts went. Wants sdattn[app]."""
-    from ..app import serve
-    from ..pipelines import load_pipeline
+    from ..models.loading import load_pipeline
+    from .app import serve
 
     pipe = load(load_pipeline, model, device, dtype)
     serve(pipe, host, port, browser=browser)

@@ -82,7 +82,7 @@ def settings(texts: list[str]) -> dict[str, Any]:
 
 def preset_of(name: str, refine: str | None) -> Any:
     """The preset that was asked for."""
-    from ..presets import preset_of
+    from ..maps.presets import preset_of
 
     try:
         return preset_of(name, refine)

@@ -7,18 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import (
-    Ask,
-    Device,
-    Dtype,
-    Model,
-    Preset,
-    Refine,
-    Steps,
-    load,
-    open_picture,
-    preset_of,
-)
+from .options import Ask, Device, Dtype, Model, Preset, Refine, Steps, load, open_picture, preset_of
 from .printing import Console, print_run
 
 
@@ -45,9 +34,9 @@ def explain(
     force: Annotated[bool, typer.Option(help="Replace a run that is there already.")] = False,
 ) -> None:
     """Show where each word of PROMPT goes in the picture IMAGE."""
-    from ..explaining import explain
-    from ..files import check_apart, check_target, file_name
-    from ..pipelines import load_pipeline
+    from ..models.loading import load_pipeline
+    from ..runs.explaining import explain
+    from ..runs.folder import check_apart, check_target, file_name
 
     if steps is not None and not invert:
         raise typer.BadParameter("The timesteps are the steps, unless with --invert.")

@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from ..terminal import visible
+from ..files.terminal import visible
 
 
 class Console(rich.console.Console):

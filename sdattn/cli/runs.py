@@ -63,11 +63,11 @@ def generate(
     force: Annotated[bool, typer.Option(help="Replace a run that is there already.")] = False,
 ) -> None:
     """Draw a picture from PROMPT and show where each of its words went."""
-    from ..files import check_target, file_name
-    from ..generation import generate
-    from ..pipelines import images_a_prompt, load_pipeline
-    from ..running import checked_options
-    from ..runs import run_folders
+    from ..models.loading import images_a_prompt, load_pipeline
+    from ..models.pipeline_call import checked_options
+    from ..runs.folder import check_target, file_name
+    from ..runs.generation import generate
+    from ..runs.run import run_folders
 
     options = {**given(steps, guidance, negative, width, height), **settings(set_ or [])}
     chosen, watch = preset_of(preset, refine), _kept(keep)
@@ -100,10 +100,10 @@ def info(
 ) -> None:
     """List a model's attention layers, tell how much memory capture would hold, and what of sdattn
     does not apply to the model."""
-    from ..layers import TEXT_KINDS, find_denoiser, find_layers
-    from ..pipelines import latent_size, load_pipeline, shortcomings
-    from ..prompts import read_prompts
-    from ..selections import expected_bytes
+    from ..hooks.keep import expected_bytes
+    from ..models.layers import TEXT_KINDS, find_denoiser, find_layers
+    from ..models.loading import latent_size, load_pipeline, shortcomings
+    from ..models.reading import read_prompts
 
     pipe = load(load_pipeline, model, device, dtype)
     latent = latent_size(pipe)

@@ -82,9 +82,9 @@ def _file(out: Path | None, formats: tuple[str, ...]) -> Path:
 def _drawings(
     run: Path, item: str | None, words: list[str] | None, out: Path | None, force: bool
 ) -> None:
-    from ..files import add_files, check_apart, write_files
-    from ..packing import drawings
-    from ..report import report
+    from ..runs.folder import add_files, check_apart, write_files
+    from ..runs.packing import drawings
+    from ..runs.report import report
 
     if item is not None and out is None:
         raise typer.BadParameter(f"Say where to draw item {item}: --out FOLDER.")
@@ -112,7 +112,7 @@ def _drawings(
 
 def _check_no_run(out: Path) -> None:
     """Refuse to draw into the folder of a run, whose run.json would then tell what is not so."""
-    from ..files import run_around
+    from ..runs.folder import run_around
 
     if (around := run_around(out)) is not None:
         raise FileExistsError(
@@ -132,7 +132,7 @@ def _check_free(folder: Path, names: Collection[str], force: bool) -> None:
 
 def _load(run: Path, item: str | None) -> Any:
     from ..batch.reading import open_batch
-    from ..files import load_run
+    from ..runs.folder import load_run
 
     if item is None and (run / "batch.json").is_file():
         raise typer.BadParameter(f"{run} is a batch run. Name one of its items: --item ID.")

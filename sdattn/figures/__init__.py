@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..heatmaps import Heatmaps
-from ..imagerun import ImageRun
-from ..presets import Preset
-from ..views import group_heatmaps, head_heatmaps, plain
+from ..maps.heatmaps import Heatmaps
+from ..maps.presets import Preset
+from ..runs.imagerun import ImageRun
+from ..runs.views import group_heatmaps, head_heatmaps, plain
 from .choosing import chosen, kept_steps, not_kept
 from .lettering import DPI, settings
 from .panels import Page, flow, table

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import render
-from ..imagerun import ImageRun
+from ..maps import render
+from ..runs.imagerun import ImageRun
 from .choosing import chosen, kept_steps
 from .saving import format_of, save_file
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..heatmap import Heatmap
-from ..heatmaps import Heatmaps
-from ..imagerun import ImageRun
-from ..views import step_heatmaps, step_names
+from ..maps.heatmap import Heatmap
+from ..maps.heatmaps import Heatmaps
+from ..runs.imagerun import ImageRun
+from ..runs.views import step_heatmaps, step_names
 from .lettering import plain
 from .placing import Lines
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..render import COLORMAP
+from ..maps.render import COLORMAP
 from .lettering import DPI, SIZE, SMALL, Pen
 from .placing import EDGE, LINE, PAD, Layout, Lines, place_flow, place_table
 

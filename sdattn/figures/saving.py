@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from ..files import check_writable, write_whole
+from ..runs.folder import check_writable, write_whole
 
 
 def format_of(path: str | Path, formats: Collection[str]) -> str:

@@ -1,0 +1,1 @@
+"""Changing attention: controllers of prompt-to-prompt, and knockouts."""

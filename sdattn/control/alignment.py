@@ -1,0 +1,184 @@
+"""Which token columns of a source prompt stand for those of an edited one.
+
+    swap(source, target)      word by word: equally many words       [T, T], rows sum to 1
+    refine(source, target)    the words that both prompts share      column of the source, or -1
+    is_swap(source, target)   whether the first of the two fits
+    edited_words, blended_words: what an edit is about, and where it may change the picture
+
+Source: Hertz et al. 2022, section 3.2, "Word Swap" and "Adding a New Phrase". There tokens are
+aligned; here words are, whose columns the tokenizer's offsets tell, so that a word of several
+pieces is never torn.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..prompts.tokens import EOS, PAD, SOS, Prompt, Word
+
+
+def swap(source: Prompt, target: Prompt) -> Tensor:
+    """How each source column's attention is dealt out to the target's columns.
+
+    The n-th word goes to the n-th word: column to column where both have equally many, otherwise in
+    equal parts to all of them. Start, end and padding go to their like; padding that has no like
+    goes to the last padding of the target, or to its end.
+
+    Returns:
+        float32 ``[T, T]``, source column by target column. Rows sum to 1, so attention is neither
+        made nor lost; the identity if the prompts are the same.
+
+    Raises:
+        ValueError: the prompts have different numbers of words or columns.
+    """
+    _check_columns(source, target)
+    if len(source.words) != len(target.words):
+        raise ValueError(
+            f"Replacing goes word by word, and {source.text!r} has {len(source.words)} words, "
+            f"{target.text!r} has {len(target.words)}. Use refine, which aligns the words that "
+            "both share."
+        )
+    pairs = [(a.columns, b.columns) for a, b in zip(source.words, target.words, strict=True)]
+    ends = {name: (_special(source, name), _special(target, name)) for name in (SOS, EOS, PAD)}
+    dealt = torch.zeros(len(source.tokens), len(target.tokens))
+    for ours, theirs in [*pairs, ends[SOS], ends[EOS]]:
+        _deal(dealt, ours, theirs)
+    ours, theirs = ends[PAD]
+    shared = min(len(ours), len(theirs))
+    _deal(dealt, ours[:shared], theirs[:shared])
+    last = theirs[-1:] or ends[EOS][1] or (len(target.tokens) - 1,)
+    left_over = dealt.sum(1) == 0  # padding, and words of which the target's encoder saw nothing
+    dealt[left_over, last[0]] = 1
+    return dealt / dealt.sum(1, keepdim=True)  # a token may belong to two words
+
+
+def refine(source: Prompt, target: Prompt) -> Tensor:
+    """The source column that each target column takes its attention from.
+
+    Words are aligned so that as many as possible match in order (Needleman and Wunsch 1970, with
+    1 for a match and 0 for a gap). Start and end match; padding matches by its place after the end.
+
+    Returns:
+        int64 ``[T]``; -1 where the target has something new.
+
+    Raises:
+        ValueError: the prompts have different numbers of columns.
+    """
+    _check_columns(source, target)
+    taken = torch.full((len(target.tokens),), -1)
+    pairs = [(source.words[i].columns, target.words[j].columns) for i, j in matches(source, target)]
+    specials = [(_special(source, name), _special(target, name)) for name in (SOS, EOS, PAD)]
+    for ours, theirs in [*pairs, *specials]:
+        for column, wanted in zip(ours, theirs, strict=False):
+            taken[wanted] = column
+    return taken
+
+
+def matches(source: Prompt, target: Prompt) -> list[tuple[int, int]]:
+    """(source word, target word) of the longest sequence of words that both prompts share."""
+    ours, theirs = _spelled(source.words), _spelled(target.words)
+    best = [[0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
+    for i in reversed(range(len(ours))):
+        for j in reversed(range(len(theirs))):
+            met = best[i + 1][j + 1] + 1 if ours[i] == theirs[j] else 0
+            best[i][j] = max(met, best[i + 1][j], best[i][j + 1])
+    found = []
+    i = j = 0
+    while i < len(ours) and j < len(theirs):
+        if ours[i] == theirs[j] and best[i][j] == best[i + 1][j + 1] + 1:
+            found.append((i, j))
+            i, j = i + 1, j + 1
+        elif best[i + 1][j] >= best[i][j + 1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def is_swap(source: Prompt, target: Prompt) -> bool:
+    """Whether the prompts match best word by word, each at the place of the other."""
+    if len(source.words) != len(target.words):
+        return False
+    in_place = zip(_spelled(source.words), _spelled(target.words), strict=True)
+    return sum(a == b for a, b in in_place) == len(matches(source, target))
+
+
+def edited_words(prompts: Sequence[Prompt], index: int, weighted: Sequence[str] = ()) -> list[str]:
+    """What an edit from ``prompts[0]`` to the others is about, in the words of one of them.
+
+    Those that the source does not share with the target (for the source itself: with all targets),
+    then those of ``weighted`` that it has.
+    """
+    source, *targets = prompts
+    if index:
+        shared = {j for _, j in matches(source, prompts[index])}
+    else:
+        shared = set.intersection(*({i for i, _ in matches(source, one)} for one in targets))
+    new = [word.text for i, word in enumerate(prompts[index].words) if i not in shared]
+    return list(dict.fromkeys([*new, *(word for word in weighted if _has(prompts[index], word))]))
+
+
+def blended_words(prompts: Sequence[Prompt], words: str | Sequence[str]) -> list[list[str]]:
+    """Those of ``words`` that each prompt has; for one that it lacks, the word in its place.
+
+    Raises:
+        KeyError: a word that is in no prompt; a prompt with none of them, nor a word in the place
+            of one.
+    """
+    words = [words] if isinstance(words, str) else list(words)
+    for word in words:
+        if not any(_has(prompt, word) for prompt in prompts):
+            known = dict.fromkeys(one.text for prompt in prompts for one in prompt.words)
+            raise KeyError(f"{word!r} is in none of the prompts. Their words: {', '.join(known)}.")
+    chosen = []
+    for prompt in prompts if words else ():
+        own = [word if _has(prompt, word) else _twin(prompts, prompt, word) for word in words]
+        kept = list(dict.fromkeys(word for word in own if word))
+        if not kept:
+            raise KeyError(
+                f"None of the words {words} is in {prompt.text!r}, nor is a word in the "
+                f"place of one. Its words are: {', '.join(word.text for word in prompt.words)}."
+            )
+        chosen.append(kept)
+    return chosen
+
+
+def _has(prompt: Prompt, word: str) -> bool:
+    try:
+        return bool(prompt.find(word))
+    except KeyError:
+        return False
+
+
+def _twin(prompts: Sequence[Prompt], prompt: Prompt, word: str) -> str | None:
+    """The word of ``prompt`` at the place of ``word`` in another prompt that it is a swap of."""
+    for other in prompts:
+        spelled = _spelled(other.words)
+        if word.casefold() in spelled and is_swap(other, prompt):
+            return prompt.words[spelled.index(word.casefold())].text
+    return None
+
+
+def _deal(dealt: Tensor, ours: Sequence[int], theirs: Sequence[int]) -> None:
+    if len(ours) == len(theirs):
+        dealt[list(ours), list(theirs)] = 1
+        return
+    for column in ours if theirs else ():
+        dealt[column, list(theirs)] = 1 / len(theirs)
+
+
+def _spelled(words: Sequence[Word]) -> list[str]:
+    return [word.text.casefold() for word in words]
+
+
+def _special(prompt: Prompt, name: str) -> tuple[int, ...]:
+    return tuple(i for i, token in enumerate(prompt.tokens) if token.special == name)
+
+
+def _check_columns(source: Prompt, target: Prompt) -> None:
+    if len(source.tokens) != len(target.tokens):
+        raise ValueError(
+            f"{source.text!r} has {len(source.tokens)} token columns and {target.text!r} has "
+            f"{len(target.tokens)}. Read both with the tokenizer of one pipeline."
+        )

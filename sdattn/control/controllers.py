@@ -1,0 +1,281 @@
+"""Prompt-to-prompt's controllers: one source prompt and its edits, side by side in one batch.
+
+    AttentionReplace    the target's words attend where the source's words do, one for one
+    AttentionRefine     the words that both share do; new words attend on their own
+    AttentionReweight   words attend more or less, alone or on top of one of the others
+    EmptyControl        changes nothing
+
+The batch is ``[source, target, ...]`` with the same noise in each row, behind as many unconditional
+rows with guidance. Edits are in place and want no gradients, as diffusers' pipelines run.
+
+Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control",
+section 3.2; google/prompt-to-prompt and diffusers' community pipeline for what the paper leaves
+open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..hooks.attention_store import AttentionStore
+from ..prompts.tokens import Prompt
+from . import alignment
+from .blend import LocalBlend
+
+Span = float | tuple[float, float]  # 0.8 means (0, 0.8), in parts of the run
+
+
+class EmptyControl:
+    """A controller that changes nothing."""
+
+    num_att_layers = -1
+
+    def __call__(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
+        return attn
+
+    def step_callback(self, x_t: Tensor) -> Tensor:
+        return x_t
+
+
+class AttentionControlEdit(AttentionStore):
+    """What the three edits share: when they act, and which rows are whose.
+
+    Args:
+        prompts: the source and one or more targets, as :func:`sdattn.read_prompts` reads them.
+        num_steps: passes of the model in the run (for most schedulers the number of steps).
+        cross_replace_steps: during which part of the run cross-attention is edited: 0.8 for the
+            first 80 %, ``(0.2, 0.8)``, or per word of the targets ``{"default_": 0.8, "star":
+            (0, 0.4)}``, where all others have 1.0 if there is no ``"default_"``.
+        self_replace_steps: during which part self-attention is the source's.
+        local_blend: keeps the picture outside some words; applied by :meth:`step_callback`.
+        max_self_queries: self-attention with more queries than this is left alone.
+        store_options: ``guidance``, ``max_queries`` and ``kinds`` of
+            :class:`sdattn.AttentionStore`.
+
+    Raises:
+        ValueError: fewer than two prompts, a part outside [0, 1], prompts that cannot be aligned.
+        KeyError: a word of ``cross_replace_steps`` that is in no target.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        num_steps: int,
+        cross_replace_steps: Span | Mapping[str, Span] = 0.8,
+        self_replace_steps: Span = 0.4,
+        local_blend: LocalBlend | None = None,
+        *,
+        max_self_queries: int = 16**2,
+        **store_options: Any,
+    ):
+        if len(prompts) < 2:
+            raise ValueError(f"{len(prompts)} prompt(s): pass the source and at least one target.")
+        if num_steps < 1:
+            raise ValueError(f"num_steps={num_steps}: pass the number of model passes, 1 or more.")
+        self.prompts = list(prompts)
+        self.num_steps = num_steps
+        self.local_blend = local_blend
+        self.max_self_queries = max_self_queries
+        self.cross_replace = _cross_schedule(self.prompts[1:], num_steps, cross_replace_steps)
+        self.self_replace = span_passes(self_replace_steps, num_steps)
+        # A target that is the source has the source's attention already, up to how a batch rounds.
+        self.edits = torch.tensor([one.text != prompts[0].text for one in prompts[1:]])
+        super().__init__(**store_options)
+
+    def reset(self) -> None:
+        """Forget all maps and steps, ready for another run."""
+        super().reset()
+        if self.local_blend is not None:
+            self.local_blend.counter = 0
+
+    def forward(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
+        """Keep the map, then edit the rows of the targets in place."""
+        super().forward(attn, is_cross, place_in_unet)
+        if self.cur_step >= self.num_steps:
+            raise ValueError(
+                f"This {type(self).__name__} was made for {self.num_steps} passes of the model, "
+                "and another one came. Give it len(scheduler.timesteps), or reset() before a "
+                "second run."
+            )
+        if len(attn) % len(self.prompts):
+            raise ValueError(
+                f"The {len(attn)} rows of attention do not divide among {len(self.prompts)} "
+                "prompts. Run the pipeline on the very prompts that the controller was made for."
+            )
+        by_prompt = attn.unflatten(0, (len(self.prompts), -1))  # [prompts, heads, N, T], a view
+        source, targets = by_prompt[0], by_prompt[1:]
+        if is_cross:
+            self._check_columns(attn)
+            chosen = self.cross_replace[self.cur_step] & self.edits.view(-1, 1, 1, 1)
+            if chosen.any():
+                edited = self.replace_cross_attention(source, targets)
+                targets.copy_(torch.where(chosen.to(attn.device), edited, targets))
+        elif self.cur_step in self.self_replace and attn.shape[1] <= self.max_self_queries:
+            targets[self.edits.to(attn.device)] = source
+        return attn
+
+    def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
+        """The edited maps.
+
+        Args:
+            attn_base: the source's, ``[heads, N, T]``.
+            attn_replace: the targets' own, ``[targets, heads, N, T]``.
+
+        Returns:
+            ``[targets, heads, N, T]`` in their dtype.
+        """
+        raise NotImplementedError
+
+    def step_callback(self, x_t: Tensor) -> Tensor:
+        """Blend the latents ``[prompts, C, rows, cols]`` that a step ended with."""
+        if isinstance(self.local_blend, LocalBlend):  # it picks by resolution, others by position
+            x_t = self.local_blend(x_t, self.full_attention_store)
+        elif self.local_blend is not None:
+            x_t = self.local_blend(x_t, self.attention_store)
+        return x_t
+
+    def _check_columns(self, attn: Tensor) -> None:
+        if attn.shape[-1] != len(self.prompts[0].tokens):
+            raise ValueError(
+                f"The attention has {attn.shape[-1]} token columns and the prompts were read with "
+                f"{len(self.prompts[0].tokens)}. Read them with sdattn.read_prompts(pipe, ...)."
+            )
+
+
+class AttentionReplace(AttentionControlEdit):
+    """Word swap: the n-th word of a target attends where the n-th word of the source does.
+
+    Takes what :class:`AttentionControlEdit` takes. Prompts need equally many words.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], num_steps: int, *args: Any, **options: Any):
+        super().__init__(prompts, num_steps, *args, **options)
+        self.mapper = torch.stack([alignment.swap(prompts[0], one) for one in prompts[1:]])
+
+    def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
+        mapper = self.mapper.to(attn_base)  # [targets, T of the source, T]
+        return attn_base @ mapper[:, None]
+
+
+class AttentionRefine(AttentionControlEdit):
+    """A phrase more, or less: words that both prompts share attend where the source's do.
+
+    Takes what :class:`AttentionControlEdit` takes. New words keep the attention of their own.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], num_steps: int, *args: Any, **options: Any):
+        super().__init__(prompts, num_steps, *args, **options)
+        self.mapper = torch.stack([alignment.refine(prompts[0], one) for one in prompts[1:]])
+
+    def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
+        mapper = self.mapper.to(attn_base.device)  # [targets, T]
+        taken = attn_base[..., mapper.clamp(min=0)]  # [heads, N, targets, T]
+        shared = (mapper >= 0)[:, None, None]
+        return torch.where(shared, taken.permute(2, 0, 1, 3), attn_replace)
+
+
+class AttentionReweight(AttentionControlEdit):
+    """Words attend more or less: their columns of the source's attention, times a factor.
+
+    Args:
+        weights: factor of each word or phrase of the targets; a word that occurs more than once
+            is weighted wherever it occurs. Below 0 is allowed; the paper goes from -2 to 2.
+        controller: an :class:`AttentionReplace` or :class:`AttentionRefine` of the same prompts,
+            whose edit comes first. Without it the targets must be the source's own text.
+
+    The other arguments are those of :class:`AttentionControlEdit`. Rows of the edited attention no
+    longer sum to 1, as in the paper.
+
+    Raises:
+        KeyError: a word that is in no target.
+        ValueError: a factor that is not finite; a target of other words without a ``controller``.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        num_steps: int,
+        cross_replace_steps: Span | Mapping[str, Span] = 0.8,
+        self_replace_steps: Span = 0.4,
+        weights: Mapping[str, float] | None = None,
+        local_blend: LocalBlend | None = None,
+        controller: AttentionControlEdit | None = None,
+        **options: Any,
+    ):
+        super().__init__(
+            prompts, num_steps, cross_replace_steps, self_replace_steps, local_blend, **options
+        )
+        other = next((one for one in prompts[1:] if one.text != prompts[0].text), None)
+        if controller is None and other is not None:
+            raise ValueError(
+                f"Reweighting alone changes no words, and {other.text!r} is not the source "
+                f"{prompts[0].text!r}. Pass an AttentionReplace or AttentionRefine as controller."
+            )
+        self.controller = controller
+        self.equalizer = _equalizer(self.prompts[1:], weights or {})  # [targets, T]
+        self.edits |= (self.equalizer != 1).any(1)
+
+    def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
+        edited = attn_base.expand_as(attn_replace)
+        if self.controller is not None:
+            edited = self.controller.replace_cross_attention(attn_base, attn_replace)
+        return edited * self.equalizer[:, None, None].to(edited)
+
+
+def span_passes(span: Any, num_steps: int) -> range:
+    """The passes of a part of a run of ``num_steps``."""
+    whole = (0.0, span) if isinstance(span, Real) else span
+    numbers = len(whole) == 2 and all(isinstance(one, Real) for one in whole)
+    first, last = (float(one) for one in whole) if numbers else (1.0, 0.0)
+    if not 0 <= first <= last <= 1:
+        raise ValueError(
+            f"{span!r}: pass a part of the run from 0 to 1, such as 0.8 or (0.2, 0.8). For n steps "
+            f"pass n / {num_steps}."
+        )
+    return range(round(first * num_steps), round(last * num_steps))
+
+
+def _cross_schedule(
+    targets: Sequence[Prompt], num_steps: int, spans: Span | Mapping[str, Span]
+) -> Tensor:
+    """Which columns are edited in which pass: bool ``[num_steps, targets, 1, 1, T]``."""
+    by_word = dict(spans) if isinstance(spans, Mapping) else {"default_": spans}
+    when = torch.zeros(num_steps, len(targets), 1, 1, len(targets[0].tokens), dtype=torch.bool)
+    usual = span_passes(by_word.pop("default_", 1.0), num_steps)
+    when[usual.start : usual.stop] = True
+    for word, span in by_word.items():
+        steps = span_passes(span, num_steps)
+        for i, columns in _found(targets, word):
+            when[:, i, ..., columns] = False
+            when[steps.start : steps.stop, i, ..., columns] = True
+    return when
+
+
+def _equalizer(targets: Sequence[Prompt], weights: Mapping[str, float]) -> Tensor:
+    """The factor of each column: float32 ``[targets, T]``."""
+    factors = torch.ones(len(targets), len(targets[0].tokens))
+    for word, factor in weights.items():
+        if not math.isfinite(factor):
+            raise ValueError(f"The weight of {word!r} is {factor}: pass a finite number.")
+        for i, columns in _found(targets, word):
+            factors[i, columns] = factor
+    return factors
+
+
+def _found(prompts: Sequence[Prompt], word: str) -> list[tuple[int, list[int]]]:
+    """(prompt, columns) of a word in those prompts that have it; one of them must."""
+    found, missing = [], []
+    for i, prompt in enumerate(prompts):
+        try:
+            found.append((i, sorted({c for columns in prompt.find(word) for c in columns})))
+        except KeyError as error:
+            missing.append(error)
+    if not found:
+        raise missing[0]
+    return found

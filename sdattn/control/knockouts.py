@@ -1,0 +1,269 @@
+"""Causes, not correlations: what of a picture is lost when the model may not look at a word.
+
+    knockout(pipe, prompt, "circle")              the picture with and without, and where it changed
+    knockouts(pipe, prompt, ["circle", "blue"])   the same for several words, in batches
+
+A heatmap shows where a word was looked at. Whether the picture hangs on that is another question,
+and only taking the word away answers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..maps.heatmap import Heatmap
+from ..maps.requirements import columns_of
+from ..models.layers import LayerSelection, find_denoiser
+from ..models.loading import images_a_prompt
+from ..models.pipeline_call import (
+    call_pipeline,
+    checked_options,
+    checked_seeds,
+    is_of_pictures,
+    one_at_a_time,
+    pictures_of,
+)
+from ..models.reading import read_prompts
+from ..prompts.tokens import Prompt
+from .controllers import Span
+from .removal import Columns, Removal
+
+
+@dataclass(frozen=True, eq=False)
+class Knockout:
+    """A picture with and without the attention to a word, see :func:`knockout`.
+
+    Attributes:
+        prompt: the text.
+        word: the word or phrase, as it was asked for.
+        columns: its token columns, those of all its occurrences.
+        seed: of both pictures.
+        image: PIL, with everything.
+        without: PIL, from the same noise, with the word's attention removed.
+        heatmap: where the two differ. Its values are float32 ``[rows, cols]`` at latent cells, in
+            [0, 1]: the mean absolute difference of red, green and blue in a cell, 1 being that of
+            black and white.
+    """
+
+    prompt: str
+    word: str
+    columns: Columns
+    seed: int
+    image: Image.Image
+    without: Image.Image
+    heatmap: Heatmap
+
+
+@one_at_a_time
+def knockout(
+    pipe: Any,
+    prompt: str,
+    word: str,
+    seed: int = 0,
+    *,
+    layers: LayerSelection = None,
+    steps: Span = (0.0, 1.0),
+    **options: Any,
+) -> Knockout:
+    """Draw a picture again without the attention to a word, and map where it changes.
+
+        found = sdattn.knockout(pipe, "a red circle left of a blue square", "circle")
+        found.heatmap.overlay(found.image)
+
+    In the chosen layers and steps the word's columns of the cross-attention are set to zero and
+    the rest of each row is divided by what is left, which is the same as to mask these keys out of
+    the softmax. Both pictures are rows of one batch, go through the same processors and share
+    their noise, so the removal is all that they differ by.
+
+    What this removes is the look at the word's own columns, not the word. The text encoder has
+    read the whole prompt before: the columns behind the word, "<eos>" and the padding among them,
+    know of it (and those before it too, where the encoder is not causal, as T5). SDXL's pooled
+    text embedding still holds it, and a ControlNet has a cross-attention of its own. So a small
+    change says that the picture does not need these columns; not that the word had no part in it.
+
+    The map shows what is gone and what was drawn instead. A picture that never saw a word may be
+    composed otherwise, and then changes all over; with ``steps=(0.5, 1.0)`` the layout mostly
+    stays, and the map is about what the word does there.
+
+    Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control", for
+    the edit of the probabilities during sampling.
+
+    Args:
+        pipe: a pipeline whose denoiser has cross-attention: Stable Diffusion 1, 2 and XL with
+            their variants (image to image, inpainting, ControlNet, ...), PixArt, Sana.
+        prompt: one text.
+        word: a word or phrase of it, all occurrences together; ``"<sos>"``, ``"<eos>"`` and
+            ``"<pad>"`` are the special columns.
+        seed: of the noise, which is drawn on the CPU.
+        layers: of the cross-attention, see :func:`sdattn.models.layers.select_layers`; None for
+            all. The others keep the processors that they have.
+        steps: during which part of the run, 0.5 for the first half, ``(0.5, 1.0)`` for the second;
+            counted in calls of the model.
+        options: handed to the pipeline, as by :func:`sdattn.generate`.
+
+    Returns:
+        Knockout: both pictures and the map.
+
+    Raises:
+        KeyError: the word is empty, not in the prompt, or was cut off.
+        TypeError: joint attention (SD3, FLUX, Qwen-Image), or no pipeline.
+        ValueError: an option, a layer or a part of the run that cannot be; a processor with
+            weights of its own (IP-Adapter) in a chosen layer. All of them before the first step.
+        CaptureError: the latents or pictures that were passed differ from row to row; the run was
+            broken off, or its processors were replaced meanwhile.
+        RuntimeError: the safety checker blanked a picture.
+    """
+    [found] = knockouts(
+        pipe, prompt, [word], seed, layers=layers, steps=steps, batch_size=2, **options
+    )
+    return found
+
+
+@one_at_a_time
+def knockouts(
+    pipe: Any,
+    prompt: str,
+    words: Sequence[str],
+    seed: int = 0,
+    *,
+    layers: LayerSelection = None,
+    steps: Span = (0.0, 1.0),
+    batch_size: int = 4,
+    **options: Any,
+) -> list[Knockout]:
+    """:func:`knockout` for several words, each removed alone; the whole picture is drawn once.
+
+    Memory is that of a run of ``batch_size`` pictures, however many words and steps; of each word
+    its picture and its map are kept. Where a device rounds batches of different sizes differently,
+    a word that shares no batch with the whole picture differs from it by that rounding too.
+
+    Args:
+        words: words and phrases, in any order.
+        batch_size: pictures that are drawn at once, 1 or more.
+        pipe, prompt, seed, layers, steps, options: as for :func:`knockout`.
+
+    Returns:
+        One :class:`Knockout` a word, in the order of ``words``.
+
+    Raises:
+        As :func:`knockout`.
+    """
+    if isinstance(words, str) or not words or batch_size < 1:
+        raise ValueError(
+            f"words={words!r}, batch_size={batch_size}: pass a list of one word or more, and at "
+            "least 1 picture a batch."
+        )
+    plan = prepare(pipe, prompt, seed, layers, steps, options)
+    columns = [tuple(columns_of([word], [plan.prompt])) for word in words]
+    rows = [(), *columns]  # of the first, nothing is removed
+    images: list[Image.Image] = []
+    for start in range(0, len(rows), batch_size):
+        drawn, grid = draw(plan, rows[start : start + batch_size])
+        images += drawn
+    whole = images[0]
+    return [
+        Knockout(
+            plan.prompt.text,
+            word,
+            removed,
+            seed,
+            whole,
+            without,
+            Heatmap(word, change(whole, without, grid), removed),
+        )
+        for word, removed, without in zip(words, columns, images[1:], strict=True)
+    ]
+
+
+def change(image: Image.Image, other: Image.Image, grid: tuple[int, int]) -> Tensor:
+    """Where two pictures differ.
+
+    Args:
+        image, other: PIL, of one size.
+        grid: (rows, cols).
+
+    Returns:
+        float32 ``[rows, cols]`` in [0, 1]: absolute differences of RGB, averaged over the three
+        and over the pixels of a cell; where a size does not divide evenly, cells overlap.
+    """
+    pair = [np.asarray(one.convert("RGB"), dtype=np.float32) for one in (image, other)]
+    difference = torch.from_numpy(abs(pair[0] - pair[1])).mean(-1) / 255  # [height, width]
+    return torch.nn.functional.adaptive_avg_pool2d(difference[None], grid)[0]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all batches share, checked and not run."""
+
+    pipe: Any
+    prompt: Prompt
+    seed: int
+    layers: LayerSelection
+    steps: Span
+    options: dict[str, Any]
+
+
+def prepare(
+    pipe: Any, prompt: str, seed: int, layers: LayerSelection, steps: Span, options: dict[str, Any]
+) -> Plan:
+    """All that :func:`knockouts` refuses and that is known before the run; see there."""
+    if find_denoiser(pipe).pipeline is None or not isinstance(prompt, str):
+        raise TypeError(
+            f"A knockout draws pictures of one prompt, and was given a {type(pipe).__name__} and a "
+            f"{type(prompt).__name__}. Pass a pipeline, not its model, and one text."
+        )
+    options = checked_options(pipe, options)
+    if (made := images_a_prompt(pipe, options)) != 1:
+        raise ValueError(
+            f"This run makes {made} pictures of a prompt, and a knockout is about one. Leave out "
+            "num_images_per_prompt and call it once for each seed; videos are not supported."
+        )
+    [read] = read_prompts(pipe, prompt, **options)
+    Removal(pipe, [()], len(read.tokens), layers, steps)  # refuses what it cannot work in
+    [seed] = checked_seeds(seed)
+    return Plan(pipe, read, seed, layers, steps, options)
+
+
+def draw(plan: Plan, rows: Sequence[Columns]) -> tuple[list[Image.Image], tuple[int, int]]:
+    """Draw one batch, each row with columns of its own removed, and put everything back.
+
+    Returns:
+        the pictures, and (rows, cols) of the latent cells.
+    """
+    removal = Removal(plan.pipe, rows, len(plan.prompt.tokens), plan.layers, plan.steps)
+    options = {name: _for_each(name, one, len(rows)) for name, one in plan.options.items()}
+    with removal:
+        texts, seeds = [plan.prompt.text] * len(rows), [plan.seed] * len(rows)
+        result = call_pipeline(plan.pipe, texts, seeds, options)
+    if any(getattr(result, "nsfw_content_detected", None) or []):
+        raise RuntimeError(
+            "The pipeline's safety checker blanked a picture, so where it changed cannot be told. "
+            "Choose another seed, or a pipeline without a checker."
+        )
+    return pictures_of(result), removal.grid
+
+
+def _for_each(name: str, value: Any, rows: int) -> Any:
+    """What an option that is about one picture is for a batch of them: given once, it is shared.
+
+    Pipelines share a lone picture by themselves, but not always well: inpainting takes noise for
+    it from the first row's generator alone, and the rows differ from there on.
+    """
+    if not is_of_pictures(name):
+        return value
+    if isinstance(value, (np.ndarray, Tensor)) and value.ndim == 4 and len(value) == 1:
+        return value.repeat(rows, 0) if isinstance(value, np.ndarray) else torch.cat([value] * rows)
+    if isinstance(value, list) and len(value) > 1:
+        raise ValueError(
+            f"{name} has {len(value)} entries, and a knockout is about one picture. Pass its own."
+        )
+    if isinstance(value, list) and len(value) == 1:
+        [value] = value
+    return [value] * rows if isinstance(value, (str, Image.Image)) else value

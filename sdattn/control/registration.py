@@ -1,0 +1,231 @@
+"""Put a prompt-to-prompt controller, ours or another's, into the attention of a model.
+
+with register_attention_control(pipe, controller): ...      for the block
+handle = register_attention_control(pipe, controller)       until handle.remove()
+pipe(..., callback_on_step_end=step_end(controller))        where it changes latents too
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..attention.processor import Controller, TorchAttnProcessor
+from ..hooks.attachment import refuse_broken_step, unet_layers
+from ..hooks.attention_store import AttentionStore
+from ..hooks.map_store import CaptureError, CaptureWarning
+from ..models.calls import innermost
+from ..models.layers import AttentionLayer, Denoiser
+
+
+def register_attention_control(target: Any, controller: Controller | None) -> ControlHandle:
+    """Have every attention layer of a model show its probabilities to ``controller``.
+
+    Each layer gets a :class:`sdattn.TorchAttnProcessor`, which calls
+    ``controller(probs [B*heads, N, T], is_cross, place)`` once a pass, layers in execution order
+    (down, mid, up; self before cross in a block). A tensor that it returns is used. If it returns
+    None, what it has left in ``probs`` is used, so edits in place count. Without gradients
+    ``probs`` may be written to; with them it is part of the live graph.
+
+    Source: the contract of google/prompt-to-prompt, of the community pipeline in diffusers and of
+    Attend-and-Excite; controllers written for any of them run here.
+
+    Args:
+        target: a pipeline of SD 1.x, 2.x or SDXL, or its UNet.
+        controller: its ``num_att_layers`` is set to the number of layers. None for plain
+            attention in pure torch. It takes the place of one registered before by a plain call.
+
+    Returns:
+        A handle whose ``remove()`` puts the processors from before back. As a context manager it
+        does so at the end of the block.
+
+    Raises:
+        TypeError: ``target`` is no model that sdattn knows.
+        ValueError: the model has processors with weights of their own (IP-Adapter), which pure
+            torch attention would leave out.
+        RuntimeError: a controller is registered in a ``with`` block that is still open.
+    """
+    denoiser, layers = unet_layers(target)
+    former = getattr(innermost(layers[0].module.processor), "handle", None)
+    if former is not None:
+        former.supersede()
+    for layer in layers:
+        processor = layer.module.processor
+        if isinstance(processor, nn.Module) and list(processor.parameters()):
+            raise ValueError(
+                f"{layer.name} has a {type(processor).__name__}, whose weights a "
+                "controller would not see. Unload it first (pipe.unload_ip_adapter())."
+            )
+    with suppress(AttributeError):  # a bound method counts no layers
+        controller.num_att_layers = len(layers)  # type: ignore[union-attr]
+    return ControlHandle(denoiser, layers, controller)
+
+
+def step_end(controller: Any) -> Callable[..., dict[str, Any]]:
+    """A ``callback_on_step_end`` for diffusers' pipelines, for controllers that change the latents.
+
+    It calls ``controller.step_callback(latents)`` after each step of the scheduler.
+    """
+
+    def callback(_pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        latents: Tensor = controller.step_callback(tensors["latents"])
+        return {"latents": latents}
+
+    return callback
+
+
+class ControlHandle:
+    """A controller in its place; see :func:`register_attention_control`."""
+
+    def __init__(
+        self, denoiser: Denoiser, layers: list[AttentionLayer], controller: Controller | None
+    ):
+        self.controller = controller
+        self._denoiser = denoiser
+        self._passes = 0
+        self._active, self._entered = True, False
+        self._layers = layers
+        self._before = [layer.module.processor for layer in self._layers]
+        self._ours = [_Registered(self, layer.place) for layer in self._layers]
+        self._hook = denoiser.model.register_forward_pre_hook(self._before_pass, with_kwargs=True)
+        for layer, processor in zip(self._layers, self._ours, strict=True):
+            layer.module.set_processor(processor)
+
+    def __enter__(self) -> ControlHandle:
+        self._entered = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._entered = False
+        self._restore()
+        if error is None:
+            self._warn_if_unused()
+
+    def remove(self) -> None:
+        """Put the processors from before back; of no effect a second time.
+
+        Raises:
+            RuntimeError: processors were set since. They stay, the others are put back.
+
+        Warns:
+            CaptureWarning: the model never ran, or blending never began.
+        """
+        if not self._active:
+            return
+        pairs = list(zip(self._layers, self._ours, strict=True))
+        foreign = [layer for layer, ours in pairs if innermost(layer.module.processor) is not ours]
+        kept = [(layer, layer.module.processor) for layer in foreign]
+        self._restore()
+        for layer, processor in kept:
+            layer.module.set_processor(processor)
+        if kept:
+            raise RuntimeError(
+                f"{len(kept)} processors were set since this controller was registered, the first "
+                f"a {type(kept[0][1]).__name__} in {kept[0][0].name}; they were left as they are."
+            )
+        self._warn_if_unused()
+
+    def supersede(self) -> None:
+        """Make room for another controller.
+
+        Raises:
+            RuntimeError: the ``with`` block of this one is still open.
+        """
+        if self._entered:
+            raise RuntimeError(
+                f"A {type(self.controller).__name__} is registered in this model already, in a "
+                "with block that is still open. Leave it before another one is registered."
+            )
+        self._restore()
+
+    def _restore(self) -> None:
+        if not self._active:
+            return
+        self._active = False
+        self._hook.remove()
+        for layer, before in zip(self._layers, self._before, strict=True):
+            if layer.module.processor is not before:
+                layer.module.set_processor(before)
+
+    def _warn_if_unused(self) -> None:
+        name = type(self.controller).__name__
+        problem = ""
+        if not self._passes:
+            problem = (
+                f"The {name} saw nothing: the model it was registered in never ran. Run that very "
+                "pipeline or UNet before the registration ends."
+            )
+        elif (
+            getattr(self.controller, "cur_step", 0)
+            and getattr(getattr(self.controller, "local_blend", None), "counter", 1) == 0
+        ):
+            problem = (
+                f"The local_blend of the {name} was never asked. Call the pipeline with "
+                "callback_on_step_end=step_end(controller)."
+            )
+        if problem:
+            warnings.warn(problem, CaptureWarning, stacklevel=3)
+
+    def _before_pass(
+        self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """The forward pre-hook of the model: refuse what the controller would not see whole."""
+        self._passes += 1
+        sample = args[0] if args else kwargs["sample"]
+        self._check_batch(len(sample))
+        refuse_broken_step(self.controller)
+        for layer, ours in zip(self._layers, self._ours, strict=True):
+            if (processor := innermost(layer.module.processor)) is not ours:
+                raise CaptureError(
+                    f"The processor of {layer.name} was replaced by a {type(processor).__name__}, "
+                    f"so the {type(self.controller).__name__} would miss this layer and lose count "
+                    "of the steps. Register the controller after whatever sets processors."
+                )
+        if isinstance(self.controller, AttentionStore) and self.controller.attachment is None:
+            size = tuple(sample.shape[-2:])
+            self.controller.begin_pass(len(sample), size, self._denoiser.levels)
+
+    def _check_batch(self, batch: int) -> None:
+        """Whether the controller and the run agree on guidance, and on the number of prompts."""
+        guidance = getattr(self.controller, "guidance", None)
+        prompts = getattr(self.controller, "prompts", None)
+        try:  # unknown outside the pipeline's own call
+            guided = self._denoiser.pipeline.do_classifier_free_guidance
+        except AttributeError:
+            guided = None
+        attached = getattr(self.controller, "attachment", None)
+        if guidance == "batch" and attached is None and (batch % 2 or guided is False):
+            raise ValueError(
+                "The controller leaves out the first half of the batch as unconditional, and this "
+                f"run, in a batch of {batch}, has no guidance. Set guidance_scale above 1, or make "
+                "the controller with guidance=None."
+            )
+        if prompts is None or not hasattr(self.controller, "guidance"):
+            return
+        if guidance is None and guided:
+            raise ValueError(
+                "The controller was made with guidance=None and this run is guided. Make it with "
+                "guidance='batch', or set guidance_scale to 1."
+            )
+        images, rest = divmod(batch // 2 if guidance == "batch" else batch, len(prompts))
+        if rest or not images or (images > 1 and getattr(self.controller, "local_blend", None)):
+            raise ValueError(
+                f"The controller was made for {len(prompts)} prompts and the batch has "
+                f"{batch // 2 if guidance == 'batch' else batch} images. Run the pipeline on those "
+                "very prompts; with a LocalBlend, num_images_per_prompt=1."
+            )
+
+
+class _Registered(TorchAttnProcessor):
+    """A processor that knows its registration."""
+
+    def __init__(self, handle: ControlHandle, place: str):
+        super().__init__(handle.controller, place)
+        self.handle = handle

@@ -1,0 +1,205 @@
+"""Run a pipeline with token columns taken out of its cross-attention, for each row its own.
+
+    with Removal(pipe, [(), (3,)], 77):           row 0 keeps all, row 1 loses column 3
+        pipe([prompt] * 2, generator=[...])
+
+Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control", section
+3.2, for the edit of probabilities while a picture is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import TorchAttnProcessor
+from ..hooks.map_store import CaptureError
+from ..models.calls import Call, innermost, read_call
+from ..models.compiled import running_eagerly
+from ..models.guidance import GuidanceWatch, Order, guided_order
+from ..models.layers import (
+    AttentionLayer,
+    LayerSelection,
+    find_denoiser,
+    find_layers,
+    is_unet,
+    select_layers,
+)
+from .controllers import Span, span_passes
+
+Columns = tuple[int, ...]
+
+
+def without_columns(probs: Tensor, columns: Columns) -> Tensor:
+    """Probabilities ``[..., T]`` as they are with these keys masked out of the softmax.
+
+    Returns:
+        the same shape and dtype. Rows sum to 1; those in which nothing is left are zero.
+    """
+    kept = probs.float().index_fill(-1, torch.tensor(columns, device=probs.device), 0.0)
+    left = kept.sum(-1, keepdim=True)
+    return (kept / left.clamp_min(torch.finfo(kept.dtype).tiny)).to(probs.dtype)
+
+
+class Removal:
+    """One run of a pipeline, in a ``with`` block; on leaving it, by any way, all is put back.
+
+    The chosen layers get a :class:`sdattn.TorchAttnProcessor`, for all rows of the batch; the
+    others keep their own. Only rows that read the prompt are edited: those of the negative prompt
+    never are.
+
+    Args:
+        pipe: a pipeline with cross-attention whose layout of guidance is known.
+        rows: for each prompt of the run, which are all the same, the columns that it loses.
+        n_text: token columns of the prompt.
+        layers, steps: as for :func:`sdattn.knockout`.
+
+    Attributes:
+        grid: (rows, cols) of the latent cells, once the run has begun.
+
+    Raises:
+        TypeError: the pipeline has joint attention.
+        ValueError: how it lays out guidance is not known; a layer that is not there; a processor
+            with weights of its own. Before the first step of the run: a resolution that no layer
+            has, a part of the run that is none, another number of token columns.
+        CaptureError: the rows start from different noise; a processor was replaced during the run;
+            the run ended early.
+    """
+
+    def __init__(
+        self,
+        pipe: Any,
+        rows: Sequence[Columns],
+        n_text: int,
+        layers: LayerSelection = None,
+        steps: Span = (0.0, 1.0),
+    ):
+        self.pipe, self.model = pipe, find_denoiser(pipe).model
+        guided_order(pipe)
+        _check_layers(pipe, find_layers(self.model), layers)
+        self.rows, self.n_text = rows, n_text
+        self.layers, self.steps = layers, steps
+        self.grid = (0, 0)
+        self._replaced: list[tuple[AttentionLayer, Any, TorchAttnProcessor]] = []
+        self._passes = self._expected = 0
+        self._during = range(0)
+        self._edits: dict[int, Columns] = {}  # row of the batch -> what it loses in this pass
+        self._batch = 0
+
+    def __enter__(self) -> Removal:
+        with ExitStack() as undo:
+            self._watch = GuidanceWatch(self.pipe)
+            undo.callback(self._watch.close)
+            undo.callback(self._restore)
+            undo.enter_context(running_eagerly(self.model))
+            before = torch.compiler.disable(self._before_pass)
+            hook = self.model.register_forward_pre_hook(before, with_kwargs=True)
+            undo.callback(hook.remove)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._undo.close()
+        if kind is None and self._passes != self._expected:
+            raise CaptureError(
+                f"This run was to call its model {self._expected} times and called it "
+                f"{self._passes} times, so columns stayed longer than was asked. Let it run to its "
+                "end."
+            )
+
+    def _restore(self) -> None:
+        for layer, before, _ in self._replaced:
+            layer.module.set_processor(before)
+
+    def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The forward pre-hook of the model."""
+        call, order = read_call(model, args, kwargs), self._watch.order()
+        if not self._passes:
+            name = "sample" if is_unet(model) else "hidden_states"
+            self._check_start(call, order, args[0] if args else kwargs[name])
+            self._plan_passes()
+            self._install(cast(tuple[int, int], call.latent_size))  # a pipeline has one
+        self._check_processors()
+        self._batch = call.batch
+        self._edits = self._edits_of(order) if self._passes in self._during else {}
+        self._passes += 1
+
+    def _edits_of(self, order: Order) -> dict[int, Columns]:
+        """What each row of the batch loses. PAG's perturbed copy reads the prompt as well, and
+        would push the picture away from the word if it alone went on seeing it."""
+        perturbed = getattr(self.pipe, "do_perturbed_attention_guidance", False)
+        reading = [name == "conditional" or (name is None and perturbed) for name in order]
+        by_row = [one if reads else () for reads in reading for one in self.rows]
+        return {row: columns for row, columns in enumerate(by_row) if columns}
+
+    def _edit(self, probs: Tensor, _is_cross: bool, _place: str) -> None:
+        """The controller of the chosen layers; ``probs`` is ``[B*heads, N, T]``."""
+        by_row = probs.unflatten(0, (self._batch, -1))  # [B, heads, N, T], a view
+        for row, columns in self._edits.items():
+            by_row[row] = without_columns(by_row[row], columns)
+
+    def _check_start(self, call: Call, order: Order, sample: Tensor) -> None:
+        if call.batch != len(order) * len(self.rows):
+            raise CaptureError(
+                f"The model was called with a batch of {call.batch}; for {len(self.rows)} pictures "
+                f"and guidance {order} it is {len(order) * len(self.rows)}. Run the pipeline on "
+                "one prompt for each row, and make one picture of each."
+            )
+        if call.n_text != self.n_text:
+            raise ValueError(
+                f"The attention has {call.n_text} token columns of text, and the prompt was read "
+                f"with {self.n_text}. Pass the options that change them to both."
+            )
+        first, *others = sample.chunk(len(order))[order.index("conditional")].float()
+        if not all(torch.allclose(first, other, atol=1e-2) for other in others):
+            raise CaptureError(
+                "The rows of the batch start from different noise or pictures, so that more than "
+                "the removal would change them. Pass one picture, or one set of latents, for all."
+            )
+
+    def _plan_passes(self) -> None:
+        # what is left of the schedule where a run starts from a picture
+        self._expected = getattr(self.pipe, "num_timesteps", len(self.pipe.scheduler.timesteps))
+        self._during = span_passes(self.steps, self._expected)
+        if not self._during:
+            raise ValueError(
+                f"steps={self.steps!r} is less than one of the {self._expected} passes of this "
+                f"run. One pass is 1 / {self._expected} of it."
+            )
+
+    def _install(self, latent_size: tuple[int, int]) -> None:
+        chosen = select_layers(find_layers(self.model), self.layers, ("cross",), latent_size)
+        self.grid = latent_size
+        for layer in chosen:
+            ours = TorchAttnProcessor(self._edit, layer.place)
+            self._replaced.append((layer, layer.module.processor, ours))
+            layer.module.set_processor(ours)
+
+    def _check_processors(self) -> None:
+        for layer, _, ours in self._replaced:
+            if (processor := innermost(layer.module.processor)) is not ours:
+                raise CaptureError(
+                    f"The processor of {layer.name} was replaced by a {type(processor).__name__} "
+                    "during the run, so that the columns would come back. Leave processors alone."
+                )
+
+
+def _check_layers(pipe: Any, found: list[AttentionLayer], layers: LayerSelection) -> None:
+    """Refuse joint attention, and processors in whose place attention would be another one."""
+    if any(layer.kind == "joint" for layer in found):
+        raise TypeError(
+            f"A {type(pipe).__name__} has joint attention, one softmax over text and picture, from "
+            "which words are not removed. A pipeline with cross-attention is needed: Stable "
+            "Diffusion 1, 2 and XL, PixArt, Sana and their variants."
+        )
+    for layer in select_layers(found, layers, ("cross",)):
+        processor = layer.module.processor
+        if isinstance(processor, nn.Module) and list(processor.parameters()):
+            raise ValueError(
+                f"{layer.name} has a {type(processor).__name__}, whose weights would be left out. "
+                "Unload it first (pipe.unload_ip_adapter()), or choose other layers by name."
+            )

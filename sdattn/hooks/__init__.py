@@ -1,0 +1,1 @@
+"""Watching attention: what is installed into a model, and what is kept of it."""

@@ -1,0 +1,368 @@
+"""`AttentionStore`, the store of prompt-to-prompt code: maps by place, summed over steps."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..models.layers import PLACES
+from .attachment import Attachment
+from .keep import MUCH
+from .map_store import CaptureError
+
+Maps = dict[str, list[Tensor]]
+Guidance = Literal["batch", "passes"]
+KINDS = ("cross", "self")
+logger = logging.getLogger(__name__)
+
+
+class AttentionStore:
+    """A controller that keeps the maps it is shown, as prompt-to-prompt code expects them.
+
+        store = sdattn.AttentionStore(pipeline=pipe)  # or store.attach(pipe)
+        pipe.unet.set_attn_processor(sdattn.TorchAttnProcessor(store))
+        image = pipe("a red circle left of a blue square").images[0]
+        store.last_step["down_cross"]  # with mid_cross and up_cross all 16 maps of the last step
+        sdattn.heatmaps(store, pipe.tokenizer, "a red circle left of a blue square")
+
+    :func:`sdattn.edit.register_attention_control` has a model call it for the length of a block.
+    Each call appends one map, ``[images*heads, N, T]``, to the list of its place and kind,
+    ``"down_cross"`` to ``"up_self"``. When the last layer of a step has called, the maps are added
+    to the running sums. Entries are views of the live tensor, so an edit in place that comes later
+    is what ends up stored. To edit, override :meth:`forward`.
+
+    What holds which maps, all of them dictionaries of lists in the order of the calls:
+
+    ============================== =================== ==========================================
+    name                           maps                which
+    ============================== =================== ==========================================
+    ``last_step``                  cross, of any size  the last finished step
+    ``steps``                      cross, of any size  a list, one for each finished step, with
+                                                       ``keep_steps=True``
+    ``step_store``                 <= ``max_queries``  the step that is running
+    ``full_step_store``            cross, of any size  the step that is running
+    ``attention_store``            <= ``max_queries``  the sums over the finished steps
+    ``full_attention_store``       cross, of any size  the sums over the finished steps
+    ``get_average_attention()``    <= ``max_queries``  the means over the finished steps
+    ``get_average_full_attention()`` cross, of any size  the means over the finished steps
+    ============================== =================== ==========================================
+
+    For SD 1.x at 512x512 and one image those of any size are, in order: ``down_cross`` ``[8, 4096,
+    77]`` x2, ``[8, 1024, 77]`` x2, ``[8, 256, 77]`` x2; ``mid_cross`` ``[8, 64, 77]``; ``up_cross``
+    ``[8, 256, 77]`` x3, ``[8, 1024, 77]`` x3, ``[8, 4096, 77]`` x3: 66 MB in float32. Those of
+    ``max_queries`` hold self-attention too and leave out the 4096, since editing code picks maps by
+    their position after that filter.
+
+    Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control",
+    google/prompt-to-prompt, whose names, order and step counting are kept; ``save_global_store``
+    as in Chefer et al. 2023, "Attend-and-Excite", yuval-alaluf/Attend-and-Excite.
+
+    Args:
+        save_global_store: None for the ways of prompt-to-prompt: ``attention_store`` sums over
+            steps. True or False for those of Attend-and-Excite: ``attention_store`` is the last
+            step alone, with its graph; with True ``global_store`` holds the detached sums.
+            Attend-and-Excite shows the store batches without a half to leave out: pass
+            ``guidance=None`` with it.
+        pipeline: attach the store to it, see :meth:`attach`.
+        guidance: where the unconditional rows are, which are left out. ``"batch"``: where the
+            attached pipeline has them; without one they are the first half of an even batch, as
+            prompt-to-prompt takes it, and an odd batch has none. ``"passes"``: the model runs twice
+            a step, for them first ("low resource"). None: there are none, every row is kept.
+        max_queries: maps with more queries than this stay out of ``step_store`` and
+            ``attention_store``.
+        kinds: ``"cross"`` and/or ``"self"``, what is kept at all; all calls are counted.
+        keep_steps: keep each step in ``steps``: for SD 1.x at 512x512 66 MB a step and image. What
+            a run will hold is logged as a warning where it is more than a gigabyte.
+
+    Attributes:
+        num_att_layers: layers that call in a pass, self and cross together. :meth:`attach` and
+            :func:`sdattn.edit.register_attention_control` set it.
+        cur_step: number of finished steps. A step is a pass of the model (two with
+            ``guidance="passes"``), so a second-order scheduler has about two a timestep.
+        cur_att_layer: layers that have called in the step that is running.
+        latent_size: (rows, cols) of the latent; None before the first pass of a model that the
+            store is attached to, or registered in.
+        levels: number of the model's resolutions; None likewise.
+        images: rows of the batch that are kept; None before the first call that tells.
+        global_store: sums over all finished steps, where ``save_global_store`` is True.
+        curr_step_index: for callers that keep their own count, never changed here.
+
+    Raises (when called):
+        RuntimeError: how many layers call in a pass is not known, so no step would ever end; or,
+            by :class:`sdattn.TorchAttnProcessor`, which layer calls.
+    """
+
+    HOW = (
+        "Call store.attach(pipe), once, and "
+        "pipe.unet.set_attn_processor(sdattn.TorchAttnProcessor(store)), in either order."
+    )
+
+    def __init__(
+        self,
+        save_global_store: bool | None = None,
+        *,
+        pipeline: Any = None,
+        guidance: Guidance | None = "batch",
+        max_queries: int = 32**2,
+        kinds: Sequence[str] = KINDS,
+        keep_steps: bool = False,
+    ):
+        if guidance not in ("batch", "passes", None):
+            raise ValueError(f"guidance={guidance!r}: pass 'batch', 'passes' or None.")
+        self.save_global_store = save_global_store
+        self.guidance = guidance
+        self.max_queries = max_queries
+        self.kinds = tuple(kinds)
+        self.keep_steps = keep_steps
+        self.num_att_layers = -1
+        self.curr_step_index = 0
+        self.attachment: Attachment | None = None
+        self.reset()
+        if pipeline is not None:
+            self.attach(pipeline)
+
+    def attach(self, target: Any) -> None:
+        """Tell the store whose layers will call it.
+
+        From then on it knows each layer's place by the layer itself, how many call in a pass, the
+        size of the latent and, of a pipeline, which rows of the batch are the prompts'. The model
+        keeps its processors: have them call the store by
+        ``set_attn_processor(sdattn.TorchAttnProcessor(store))``, before or after. Those of some
+        layers only are counted as they are found when a pass begins. A new run of an attached
+        pipeline begins with an empty store, so that two pictures are never mixed; a bare UNet has
+        no runs, so there :meth:`reset` is yours.
+
+        Args:
+            target: a pipeline of SD 1.x, 2.x or SDXL, or its UNet. One attached before is let go.
+
+        Raises:
+            TypeError: ``target`` is no model of which the places of all layers are known.
+            ValueError: how this class of pipeline lays out guidance is not known.
+        """
+        attachment = Attachment(target, self)
+        self.detach()
+        self.attachment = attachment
+        self.num_att_layers = attachment.n_layers
+
+    def detach(self) -> None:
+        """Let go of the model; what was kept stays."""
+        if self.attachment is not None:
+            self.attachment.remove()
+            self.attachment = None
+
+    @property
+    def num_uncond_att_layers(self) -> int:
+        """Calls at the start of each step that are of the unconditional pass, and not looked at."""
+        return self.num_att_layers if self.guidance == "passes" else 0
+
+    @staticmethod
+    def get_empty_store() -> Maps:
+        """``{place}_{kind}`` to an empty list, for each place and kind."""
+        return {f"{place}_{kind}": [] for kind in KINDS for place in PLACES}
+
+    def reset(self) -> None:
+        """Forget all maps and steps."""
+        self.cur_step = 0
+        self.cur_att_layer = 0
+        self.step_store = self.get_empty_store()
+        self.full_step_store = self._empty_full_store()
+        self.last_step: Maps = {}
+        self.steps: list[Maps] = []
+        self.attention_store: Maps = {}
+        self.full_attention_store: Maps = {}
+        self.global_store: Maps = {}
+        self.latent_size: tuple[int, int] | None = None
+        self.levels: int | None = None
+        self.images: int | None = None
+        self._batch: int | None = None  # rows of the layer that calls, where it is known
+        self._prompts: slice | None = None  # those of them that a pipeline says are the prompts'
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the maps that are held now, each tensor once."""
+        held = [self.step_store, self.full_step_store, self.last_step, *self.steps]
+        held += [self.attention_store, self.full_attention_store, self.global_store]
+        kept = {id(m): m for store in held for maps in store.values() for m in maps}
+        return sum(m.numel() * m.element_size() for m in kept.values())
+
+    def begin_pass(
+        self,
+        batch: int,
+        latent_size: tuple[int, int],
+        levels: int,
+        prompts: slice | None = None,
+    ) -> None:
+        """Be told of a pass of the model before its layers call.
+
+        Args:
+            batch: rows of the batch.
+            latent_size: (rows, cols) of the latent.
+            levels: number of the model's resolutions.
+            prompts: the rows of the batch that are the prompts', where a pipeline says so.
+
+        Raises:
+            CaptureError: the size has changed since the finished steps.
+        """
+        if self.cur_step and self.latent_size not in (None, latent_size):
+            raise CaptureError(
+                f"The {type(self).__name__} holds maps of a latent of {self.latent_size}; the "
+                f"model was now called with {latent_size}. Call store.reset() between runs."
+            )
+        self.latent_size, self.levels = latent_size, levels
+        self._batch, self._prompts = batch, prompts
+
+    def begin_layer(self, layer: nn.Module, batch: int) -> str:
+        """Be told which layer is about to call, with how many rows of the batch.
+
+        Returns:
+            Its place; ``""`` where the store is not attached to the layer's model.
+        """
+        self._batch = batch
+        return "" if self.attachment is None else self.attachment.place(layer) or ""
+
+    def __call__(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
+        """Take one layer's probabilities ``[B*heads, N, T]``; gives back the same tensor.
+
+        What :meth:`forward` returns is written into it, in place.
+        """
+        if self.cur_att_layer >= self.num_uncond_att_layers:
+            kept = self._kept(len(attn))
+            rows = attn if kept == slice(0, len(attn)) else attn[kept]
+            edited = self.forward(rows, is_cross, place_in_unet)
+            if edited is not None and edited is not rows:
+                rows.copy_(edited)
+        if self.num_att_layers < 1:
+            raise RuntimeError(
+                f"This {type(self).__name__} does not know how many layers call in a pass "
+                f"(num_att_layers is {self.num_att_layers}), so no step would ever end. {self.HOW}"
+            )
+        self.cur_att_layer += 1
+        if self.cur_att_layer == self.num_att_layers + self.num_uncond_att_layers:
+            self.cur_att_layer = 0
+            self.cur_step += 1
+            self.between_steps()
+        return attn
+
+    def _kept(self, rows: int) -> slice:
+        """Those of ``rows`` rows, batch times heads, that are not unconditional."""
+        batch = self._batch if self._batch and rows % self._batch == 0 else None
+        start, stop = 0, batch or rows
+        if self.guidance == "batch":
+            if self._prompts is not None and batch:
+                start, stop = self._prompts.start, self._prompts.stop
+            elif not (batch or rows) % 2:  # an odd batch has no halves, and heads are no images
+                start = (batch or rows) // 2
+        self.images = stop - start if batch else None
+        heads = rows // batch if batch else 1
+        return slice(start * heads, stop * heads)
+
+    def forward(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
+        """Append ``attn`` itself, the rows that are not left out, to its list.
+
+        An override may edit ``attn`` in place, or return a tensor of its shape.
+        """
+        kind = "cross" if is_cross else "self"
+        if kind in self.kinds:
+            key = f"{place_in_unet}_{kind}"
+            if attn.shape[1] <= self.max_queries:
+                self.step_store[key].append(attn)
+            if is_cross:
+                self.full_step_store[key].append(attn)
+        return attn
+
+    def between_steps(self) -> None:
+        """Add the finished step to the sums."""
+        self.last_step = self.full_step_store
+        if self.keep_steps:
+            self.steps.append(_detached(self.last_step))
+            self._say_bytes()
+        if self.save_global_store is None:
+            self.attention_store = _added(self.attention_store, self.step_store)
+            self.full_attention_store = _added(self.full_attention_store, self.full_step_store)
+        else:
+            self.attention_store = self.step_store
+            self.full_attention_store = self.full_step_store
+        if self.save_global_store:
+            with torch.no_grad():
+                self.global_store = _added(self.global_store, _detached(self.step_store))
+        self.step_store = self.get_empty_store()
+        self.full_step_store = self._empty_full_store()
+
+    def step_callback(self, x_t: Tensor) -> Tensor:
+        """Called by editing loops with the latents after each step; changes nothing."""
+        return x_t
+
+    def get_average_attention(self) -> Maps:
+        """The mean of each map over the finished steps; the last step in Attend-and-Excite's way.
+
+        Raises:
+            RuntimeError: no step has finished.
+        """
+        self._check_finished()
+        if self.save_global_store is not None:
+            return self.attention_store
+        return self._averaged(self.attention_store)
+
+    def get_average_full_attention(self) -> Maps:
+        """The mean of ``full_attention_store`` over the finished steps, or its last step."""
+        self._check_finished()
+        if self.save_global_store is not None:
+            return self.full_attention_store
+        return self._averaged(self.full_attention_store)
+
+    def get_average_global_attention(self) -> Maps:
+        """The mean of ``global_store`` over the finished steps.
+
+        Raises:
+            RuntimeError: no step has finished, or ``save_global_store`` is not True.
+        """
+        self._check_finished()
+        if not self.save_global_store:
+            raise RuntimeError(
+                "There is no global store. Make the store with AttentionStore(True), or ask for "
+                "get_average_attention()."
+            )
+        return self._averaged(self.global_store)
+
+    @torch.no_grad()
+    def _averaged(self, sums: Maps) -> Maps:
+        return {key: [total / self.cur_step for total in maps] for key, maps in sums.items()}
+
+    def _check_finished(self) -> None:
+        if not self.cur_step:
+            raise RuntimeError(
+                f"No step has finished: {self.cur_att_layer} layers have called of "
+                f"{self.num_att_layers} (-1: not registered). Run the pipeline with this store "
+                f"registered: sdattn.edit.register_attention_control(pipe, store). Or: {self.HOW}"
+            )
+
+    def _say_bytes(self) -> None:
+        """Say once a run, after its first step, if its steps will come to much."""
+        passes = 1 if self.attachment is None else self.attachment.passes
+        expected = passes * sum(m.nbytes for maps in self.steps[0].values() for m in maps)
+        if len(self.steps) == 1 and expected > MUCH:
+            logger.warning(
+                "keep_steps=True will hold %.1f GB by the end of this run of %d steps.",
+                expected / 1e9,
+                passes,
+            )
+
+    @staticmethod
+    def _empty_full_store() -> Maps:
+        return {f"{place}_cross": [] for place in PLACES}
+
+
+def _added(sums: Maps, step: Maps) -> Maps:
+    if not sums:
+        return step
+    return {
+        key: [total + new for total, new in zip(maps, step[key], strict=True)]
+        for key, maps in sums.items()
+    }
+
+
+def _detached(step: Maps) -> Maps:
+    """Copies of the maps of a step: a view would keep the rows that were left out alive."""
+    return {key: [m.detach().clone() for m in maps] for key, maps in step.items()}

@@ -1,0 +1,133 @@
+"""Joint attention observed: what the picture's queries pay to the text, without the ``[N, N]``
+matrix of text and picture together.
+
+Source: Esser et al. 2024, "Scaling Rectified Flow Transformers", for joint attention.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import split_heads
+from ..models.calls import innermost
+from ..models.layers import AttentionLayer
+from .observers import Observer, ObservingProcessor, by_name
+from .sdpa import SdpaWatch, Seen
+
+# (queries of the picture, keys of the text) once the layer has run, None where it is not kept
+Spans = Callable[[], tuple[slice, slice] | None]
+
+
+DISPATCH = "diffusers.models.attention_dispatch"
+# Of its backends those that call torch's scaled_dot_product_attention, so that they can be seen.
+SEEN_BACKENDS = ("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math")
+
+
+def check_backends(layers: Sequence[AttentionLayer]) -> None:
+    """Refuse joint attention whose backend hides its query and key, before the model runs.
+
+    Raises:
+        RuntimeError: a backend of diffusers' own that does not call torch's attention, or attention
+            that is spread over several devices.
+    """
+    dispatch = sys.modules.get(DISPATCH)
+    for layer in layers:
+        inner = innermost(layer.module.processor)
+        if layer.kind != "joint" or dispatch is None or not hasattr(inner, "_attention_backend"):
+            continue
+        registry = dispatch._AttentionBackendRegistry
+        backend = inner._attention_backend or registry._active_backend
+        backend = dispatch.AttentionBackendName(backend)
+        own = getattr(registry._backends.get(backend), "__module__", DISPATCH) == DISPATCH
+        config = getattr(inner, "_parallel_config", None)
+        spread = getattr(config, "context_parallel_config", None) is not None
+        if spread or (own and backend.value not in SEEN_BACKENDS):
+            name = "context parallelism" if spread else f"the attention backend {backend.value!r}"
+            raise RuntimeError(
+                f"{layer.name} runs with {name}, which does not show its query and key, so what it "
+                "attends to cannot be known. Call model.set_attention_backend('native') first, or "
+                "leave joint layers out (layers=…)."
+            )
+
+
+class JointObserver(ObservingProcessor):
+    """Let ``inner`` make the output of a joint attention; hand on what the picture's queries pay
+    to the text.
+
+    What ``inner`` attended to is seen where it calls torch's ``scaled_dot_product_attention``:
+    normed, rotated and joined. The output is that of the very kernel that torch would choose.
+
+    Args:
+        inner: the processor that is watched.
+        observe: as of :class:`ObservingProcessor`; the probabilities are float32 ``[images, heads,
+            queries of the picture, keys of the text]``, the text's part of the joint softmax, so
+            a row sums to less than 1.
+        spans: where the picture's queries and the text's keys are.
+
+    Raises (when called):
+        RuntimeError: ``inner`` did not call ``scaled_dot_product_attention`` just once for text and
+            picture together, or joined them in another order than ``spans`` says.
+    """
+
+    def __init__(self, inner: Any, observe: Observer, spans: Spans):
+        super().__init__(inner, observe)
+        self.spans = spans
+        self.checked = False  # where the text's values are, which is read back from the device
+
+    def _observed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+        calls: list[Seen] = []
+        names = () if self.checked else ("add_v_proj", "to_added_qkv")
+        with self._projected(attn, *names) as projected:
+            output = self._watched(calls, SdpaWatch, attn, *args, **kwargs)
+        given = by_name(args, kwargs)
+        states = given["hidden_states"], given.get("encoder_hidden_states")
+        seen = self._whole(calls, sum(one.shape[1] for one in states if one is not None))
+        if spans := self.spans():
+            if not self.checked:
+                self._check_order(seen, spans[1], attn, projected)
+            self.observe(seen.attended(*spans))
+        return output
+
+    def _whole(self, calls: Sequence[Seen], length: int) -> Seen:
+        """The one call for all tokens of text and picture."""
+        fitting = [one for one in calls if one.shape[2:] == (length, length)]
+        if len(fitting) != 1:
+            lengths = ["x".join(map(str, one.shape[2:])) for one in calls]
+            raise RuntimeError(
+                f"The processor {type(self.inner).__name__} called torch's "
+                f"scaled_dot_product_attention {len(fitting)} times for all of its {length} "
+                f"tokens of text and picture together (in all {lengths or 'never'}), so what "
+                "it attended to cannot be known. Choose a backend that calls it, "
+                "model.set_attention_backend('native'), or leave this layer out (layers=...)."
+            )
+        if not fitting[0].plain:
+            raise RuntimeError(
+                "A joint attention with dropout, a causal mask or grouped queries is not known. "
+                "Leave this layer out (layers=...)."
+            )
+        return fitting[0]
+
+    def _check_order(
+        self, seen: Seen, text: slice, attn: Any, projected: dict[str, Tensor]
+    ) -> None:
+        """Refuse a layer that did not put the values of the text where its keys are said to be.
+
+        Values are neither normed nor rotated. Layers that get text and picture joined already
+        project them in one; their order is that of the layers before.
+        """
+        own = projected.get("add_v_proj")
+        if own is None and "to_added_qkv" in projected:
+            own = projected["to_added_qkv"].chunk(3, dim=-1)[-1]
+        self.checked = True
+        if own is None or own.device.type == "meta":
+            return
+        expected = split_heads(own, attn.heads).to(seen.value.dtype)  # [B, heads, T, d]
+        if not torch.equal(seen.value[:, :, text], expected):
+            raise RuntimeError(
+                f"The processor {type(innermost(self)).__name__} does not join text and picture in "
+                f"the order that is known of this model (the text at {text.start} to {text.stop}), "
+                "so which column is which token cannot be known. Leave this layer out (layers=...)."
+            )

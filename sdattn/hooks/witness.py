@@ -1,0 +1,150 @@
+"""What a processor that is not known attended to, seen while it runs.
+
+    is_plain(attn, processor)     whether it is known to use softmax(q k^T / sqrt(d)), no more
+    UseWatch()                    every product of probabilities and values in a block of code
+    used_in(events, arrived, heads)       the one that reached the layer's output projection
+    misfit(predicted, arrived)    whether it did
+
+A processor may edit its probabilities, by a controller (Hertz et al. 2022, "Prompt-to-Prompt Image
+Editing with Cross Attention Control"), a temperature or anything else. Whatever it does, in the end
+it multiplies them with the values, and the result goes to the layer's output projection. So the
+first factor of the product that arrives there is what was used.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from inspect import unwrap
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..attention import HALF_TYPES, merge_heads
+from .attended import Attended, given_probs
+from .sdpa import SdpaWatch, Seen
+
+# Those of diffusers whose formula is known.
+PLAIN = frozenset(
+    {
+        "AttnProcessor",
+        "AttnProcessor2_0",
+        "AttnProcessorNPU",
+        "FusedAttnProcessor2_0",
+        "IPAdapterAttnProcessor",
+        "IPAdapterAttnProcessor2_0",
+        "IPAdapterXFormersAttnProcessor",
+        "JointAttnProcessor2_0",  # of the self-attention of SD3.5
+        "PAGCFGIdentitySelfAttnProcessor2_0",
+        "PAGIdentitySelfAttnProcessor2_0",
+        "SanaAttnProcessor2_0",
+        "SlicedAttnProcessor",
+        "XFormersAttnProcessor",
+        "XLAFlashAttnProcessor2_0",
+    }
+)
+HOMES = (
+    "diffusers.models.attention_processor",
+    "diffusers.models.transformers.sana_transformer",
+)
+PRODUCTS = (torch.bmm, torch.matmul, Tensor.bmm, Tensor.matmul, Tensor.__matmul__, torch.einsum)
+
+
+def is_plain(attn: Any, processor: Any) -> bool:
+    """Whether a processor in this layer uses ``softmax(q k^T / sqrt(d))``, and nothing else.
+
+    A layer whose ``scale`` or ``get_attention_scores`` is not diffusers' own has none that does.
+    """
+    if not _is_known(type(processor).__call__) or "get_attention_scores" in vars(attn):
+        return False
+    scale, width = getattr(attn, "scale", None), getattr(attn, "inner_dim", None)
+    return scale is None or width is None or scale == (width // attn.heads) ** -0.5
+
+
+@cache
+def _is_known(call: Any) -> bool:
+    call = unwrap(call)
+    return call.__module__ in HOMES and call.__qualname__.split(".")[0] in PLAIN
+
+
+class Product:
+    """Probabilities times values, ``[..., N, T]`` and their product ``[..., N, d]``.
+
+    The probabilities are the very tensor, so they are read as an edit in place left them.
+    """
+
+    def __init__(self, probs: Tensor, output: Tensor):
+        self.probs, self.output = probs, output
+
+
+Event = Seen | Product
+
+
+class UseWatch(SdpaWatch):
+    """See the products of two matrices as well, as :class:`Product` among the ``calls``."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
+    ) -> Any:
+        output = super().__torch_function__(func, types, args, kwargs)
+        if func is scaled_dot_product_attention:
+            self.calls[-1].output = output
+        elif func in PRODUCTS and not kwargs:
+            factors = args[1:] if func is torch.einsum else args
+            factors = factors[0] if isinstance(factors[0], (list, tuple)) else factors
+            if len(factors) == 2 and output.ndim in (3, 4):
+                self.calls.append(Product(factors[0], output))
+        return output
+
+
+def used_in(events: Sequence[Event], arrived: Tensor, heads: int) -> tuple[Attended, Tensor] | None:
+    """What a layer attended to, of which the values came to its output projection.
+
+    Args:
+        events: what was seen of its call, in order.
+        arrived: ``[B, N, heads*d]``, the input of the output projection.
+        heads: of the layer.
+
+    Returns:
+        The attention, and what it makes of the values, ``[B, N, heads*d]``; None where no product
+        has this shape. Heads that were computed in slices are put together.
+    """
+    batch, cells, width = arrived.shape
+    fitting = [one for one in events if one.output.shape[-2:] == (cells, width // heads)]
+    if fitting and isinstance(seen := fitting[-1], Seen):
+        if not seen.plain or seen.output.shape[:-2] != (batch, heads):
+            return None
+        if seen.query.dtype in HALF_TYPES:
+            seen.logsumexp = None  # told with less precision than a softmax here has
+        queries, keys = (slice(0, length) for length in seen.shape[2:])
+        return seen.attended(queries, keys), merge_heads(seen.output)
+    parts: list[Product] = []
+    while fitting and isinstance(one := fitting.pop(), Product):
+        parts.insert(0, one)
+        rows = sum(part.output.shape[:-2].numel() for part in parts)
+        if rows >= batch * heads:
+            return _joined(parts, batch, heads) if rows == batch * heads else None
+    return None
+
+
+def _joined(parts: Sequence[Product], batch: int, heads: int) -> tuple[Attended, Tensor] | None:
+    """Products of some rows each, ``[rows, N, T]`` of ``B*heads``, as one."""
+    probs = [one.probs.reshape(-1, *one.probs.shape[-2:]) for one in parts]
+    output = torch.cat([one.output.flatten(0, -3) for one in parts]).unflatten(0, (batch, heads))
+    if len({one.shape[1:] for one in probs}) > 1 or sum(map(len, probs)) != batch * heads:
+        return None
+    joined = probs[0] if len(probs) == 1 else torch.cat(probs)
+    return given_probs(joined.unflatten(0, (batch, heads))), merge_heads(output)
+
+
+@torch.no_grad()
+def misfit(predicted: Tensor, arrived: Tensor) -> Tensor:
+    """How far what arrived is from what was predicted, as a multiple of what rounding explains.
+
+    Returns:
+        float32, 0-d, on their device: above 1 where they are two things.
+    """
+    halves = {predicted.dtype, arrived.dtype}.intersection(HALF_TYPES)
+    largest = predicted.float().abs().max().clamp_min(torch.finfo(torch.float32).tiny)
+    error = (predicted.float() - arrived.float()).abs().max() / largest
+    return error / (2e-2 if halves else 1e-3)

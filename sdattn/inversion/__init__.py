@@ -1,0 +1,1 @@
+"""A picture back to its noise."""

@@ -1,0 +1,210 @@
+"""The noise behind a real picture, with which it can be edited like a generated one.
+
+    inversion = invert(pipe, image, "a red circle")
+    with inversion.replay(pipe):
+        picture, edit = pipe([inversion.prompt, "a red star"], **inversion.options(2)).images
+
+DDIM run upwards finds noise that leads back to the picture without guidance (Song et al. 2020);
+null-text optimisation finds unconditional text states with which it also does so under guidance
+(Mokady et al. 2022, "Null-text Inversion for Editing Real Images using Guided Diffusion Models").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..models.loading import check_text_to_image
+from ..models.pipeline_call import one_at_a_time
+from ..models.reading import read_prompts
+from .ddim import Upwards, ddim, in_place
+from .nulltext import guided_rows, optimise, replaced_rows
+from .pictures import encode, fit
+
+Kwargs = dict[str, Any]
+
+
+@dataclass(eq=False)
+class Inversion:
+    """The way from a picture to its noise, and what it takes to come back.
+
+    Attributes:
+        prompt: what was said of the picture.
+        image: the picture as the pipeline saw it: RGB, at a size that the pipeline can make.
+        trajectory: ``[steps + 1, C, rows, cols]``, dtype and device as in the pipeline. Index 0
+            is the picture's latent, the last one its noise.
+        null_states: float32 ``[steps, T, width]``, the unconditional text states in the order of
+            sampling (the noisiest step first); None without null-text optimisation.
+        guidance_scale, num_inference_steps: what it was made for.
+    """
+
+    prompt: str
+    image: Image.Image
+    trajectory: Tensor = field(repr=False)
+    null_states: Tensor | None = field(repr=False)
+    guidance_scale: float
+    num_inference_steps: int
+
+    @property
+    def noise(self) -> Tensor:
+        """The latents to start from, ``[1, C, rows, cols]``."""
+        return self.trajectory[-1:]
+
+    def options(self, images: int = 1) -> Kwargs:
+        """What to call the pipeline with inside :meth:`replay`, for ``images`` images in all."""
+        (width, height), steps = self.image.size, self.num_inference_steps
+        sizes = {"latents": self.noise.repeat(images, 1, 1, 1), "height": height, "width": width}
+        return {**sizes, "num_inference_steps": steps, "guidance_scale": self.guidance_scale}
+
+    @contextmanager
+    def replay(self, pipe: Any) -> Iterator[None]:
+        """Inside, one run of the pipeline with :meth:`options` goes back down the trajectory.
+
+        Meanwhile the pipeline has a DDIM scheduler, and the unconditional rows of each call of its
+        UNet hold the null-text state of that step, so that a negative prompt has no effect. On
+        leaving, by any way, the scheduler is the very object it was.
+
+        Raises:
+            ValueError: before the first step: no guidance, or text states of another shape than
+                those of the pipeline that was inverted.
+            RuntimeError: another number of steps, or a second run; on leaving, no run at all.
+        """
+        calls = 0
+
+        def before_pass(_: Any, args: Any, kwargs: Kwargs) -> Any:
+            nonlocal calls
+            text, steps = kwargs["encoder_hidden_states"], len(pipe.scheduler.timesteps)
+            self._check_call(calls, steps, text)
+            if self.null_states is not None:
+                rows = guided_rows(pipe, len(text))["unconditional"]
+                text = replaced_rows(text, rows, self.null_states[calls])
+            calls += 1
+            return args, {**kwargs, "encoder_hidden_states": text}
+
+        with in_place(pipe, ddim(pipe), before_pass):
+            yield
+        if not calls:
+            raise RuntimeError("The UNet was never called. Call the pipeline inside replay().")
+
+    def _check_call(self, calls: int, steps: int, text: Tensor) -> None:
+        if steps != self.num_inference_steps or calls == steps:
+            raise RuntimeError(
+                f"The inversion has {self.num_inference_steps} steps, and this is call {calls + 1} "
+                f"of the UNet, in a run of {steps} steps. Call the pipeline once inside each "
+                "replay(), with **inversion.options()."
+            )
+        if self.null_states is not None and text.shape[1:] != self.null_states.shape[1:]:
+            raise ValueError(
+                f"The null-text states are {list(self.null_states.shape[1:])} ([tokens, width]) "
+                f"and this pipeline's text states {list(text.shape[1:])}. Replay with the pipeline "
+                "that the picture was inverted with."
+            )
+
+
+@one_at_a_time
+@torch.inference_mode(False)
+def invert(
+    pipe: Any,
+    image: Image.Image,
+    prompt: str,
+    *,
+    num_inference_steps: int = 50,
+    guidance_scale: float = 7.5,
+    null_text: bool = True,
+    inner_steps: int = 10,
+    learning_rate: float = 1e-2,
+    refinements: int = 3,
+) -> Inversion:
+    """Find the noise of a picture and, with ``null_text``, the states that lead back to it.
+
+    To see what the words attend to in the picture, capture its replay, not the inversion.
+
+    Args:
+        pipe: a text-to-image pipeline of SD 1.x, 2.x or SDXL. Whatever its scheduler, inversion
+            takes DDIM steps on the same noise schedule.
+        image: any size and mode; see :func:`sdattn.inversion.pictures.fit`.
+        prompt: what the picture shows, with the words that are to be edited.
+        num_inference_steps, guidance_scale: of the replay; there is no guidance on the way up.
+        inner_steps: of the optimiser in each step, at most; each costs a pass with gradients.
+        learning_rate: of Adam in the first step, falling to half. The default is the paper's, for
+            50 steps; fewer steps need more: 5e-2 for the demo model's 20.
+        refinements: further passes in each step up, which make it the exact inverse of the step
+            down. With 0 it is plain DDIM inversion, whose noise is off the more, the fewer steps.
+
+    Raises:
+        TypeError: another kind of pipeline, or ``image`` is no PIL image.
+        ValueError: an empty picture or prompt, or a setting that cannot be.
+        RuntimeError: the latents stopped being finite.
+    """
+    _check(pipe, num_inference_steps, guidance_scale, null_text, inner_steps)
+    image = fit(pipe, image)
+    read_prompts(pipe, prompt)
+    start = encode(pipe, image).to(pipe.unet.dtype)
+    found = Inversion(prompt, image, start, None, float(guidance_scale), num_inference_steps)
+    found.trajectory = _climb(pipe, found, refinements)
+    if null_text:
+        found.null_states = optimise(
+            pipe, found.prompt, found.trajectory, found.options(), inner_steps, learning_rate
+        )
+    return found
+
+
+def psnr(image: Image.Image, other: Image.Image) -> float:
+    """Peak signal-to-noise ratio in decibels over uint8 RGB; infinite where all pixels agree.
+
+    Raises:
+        ValueError: the images differ in size.
+    """
+    if image.size != other.size:
+        raise ValueError(
+            f"The images are {image.size} and {other.size} pixels. Resize one of them."
+        )
+    first, second = (np.asarray(one.convert("RGB"), dtype=np.float64) for one in (image, other))
+    error = float(((first - second) ** 2).mean())
+    return 10 * math.log10(255**2 / error) if error else math.inf
+
+
+def _check(pipe: Any, steps: int, guidance: float, null_text: bool, inner: int) -> None:
+    check_text_to_image(pipe)
+    most = pipe.scheduler.config.num_train_timesteps
+    if not 1 <= steps <= most:
+        raise ValueError(f"num_inference_steps={steps}: pass 1 to {most}, the scheduler's most.")
+    if not (1 if null_text else -math.inf) < guidance < math.inf:
+        raise ValueError(f"guidance_scale={guidance}: pass a number above 1, or null_text=False.")
+    if inner < 1:
+        raise ValueError(f"inner_steps={inner}: pass at least 1, or null_text=False.")
+
+
+def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
+    """Run the pipeline from the picture's latent to noise; ``[steps + 1, C, rows, cols]``."""
+    trajectory, scheduler = [found.noise], Upwards(ddim(pipe))
+
+    def before_pass(unet: Any, args: Any, kwargs: Kwargs) -> Any:
+        (latents, timestep), guess = args, args[0]
+        for _ in range(refinements):
+            output = unet.forward(guess, timestep, **kwargs)[0]
+            (guess,) = scheduler.step(output, timestep, latents)
+        return (guess, timestep), kwargs
+
+    def keep(_: Any, step: int, timestep: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if not tensors["latents"].isfinite().all():
+            other = "" if pipe.unet.dtype == torch.float32 else "float32, or "
+            raise RuntimeError(
+                f"The latents stopped being finite in step {step}, at timestep {int(timestep)}. "
+                f"Use {other}a noise schedule and prediction type whose steps can be inverted."
+            )
+        trajectory.append(tensors["latents"])
+        return tensors
+
+    options = {**found.options(), "guidance_scale": 1.0, "output_type": "latent"}
+    with in_place(pipe, scheduler, before_pass):
+        pipe(found.prompt, callback_on_step_end=keep, **options)
+    return torch.cat(trajectory)

@@ -1,0 +1,118 @@
+"""Null-text optimisation: unconditional text states that lead back to a picture under guidance.
+
+Source: Mokady et al. 2022, "Null-text Inversion for Editing Real Images using Guided Diffusion
+Models", section 3.2 and algorithm 1; google/prompt-to-prompt for the optimiser's settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..models.guidance import Branch, branch_order, branch_rows
+from .ddim import ddim, in_place
+
+# The paper's code starts here and grows to 1e-3, which ends the last steps short of the picture.
+ENOUGH = 1e-5
+
+Kwargs = dict[str, Any]
+Landing = Callable[[Tensor], Tensor]
+
+
+def optimise(
+    pipe: Any,
+    prompt: str,
+    trajectory: Tensor,
+    options: Kwargs,
+    inner_steps: int,
+    learning_rate: float,
+) -> Tensor:
+    """Algorithm 1 of Mokady et al. 2022 inside one guided run; float32 ``[steps, T, width]``.
+
+    Before each call of the UNet the unconditional state is moved until the step lands on the
+    trajectory; the run goes on with that state.
+    """
+    states: list[Tensor] = []
+
+    def before_pass(unet: Any, args: Any, kwargs: Kwargs) -> Any:
+        text, target = kwargs["encoder_hidden_states"], trajectory[-2 - len(states)]
+        rows = guided_rows(pipe, len(text))
+        state = states[-1] if states else text[rows["unconditional"]].float()
+        done = len(states) / (len(trajectory) - 1)
+        rate = learning_rate * (1 - done / 2)  # at 50 steps 1 - i/100, as in the paper's code
+        with torch.enable_grad():
+            landing = _landing(pipe, unet, args, kwargs, rows)
+            states.append(_descend(landing, target.float(), state, inner_steps, rate))
+        text = replaced_rows(text, rows["unconditional"], states[-1])
+        return args, {**kwargs, "encoder_hidden_states": text}
+
+    with in_place(pipe, ddim(pipe), before_pass), ExitStack() as undo:
+        for weight in pipe.unet.parameters():
+            undo.callback(weight.requires_grad_, weight.requires_grad)
+            weight.requires_grad_(False)
+        pipe(prompt, output_type="latent", **options)
+    return torch.cat(states)
+
+
+def _landing(pipe: Any, unet: Any, args: Any, kwargs: Kwargs, rows: dict[Branch, slice]) -> Landing:
+    """Where the guided step lands, float32, as a function of the unconditional text state."""
+    latents, timestep = args
+
+    def predict(branch: Branch, **changed: Tensor) -> Tensor:  # forward() passes the hooks by
+        mine = {**_rows_of(kwargs, rows[branch], len(latents)), **changed}
+        return unet.forward(latents[rows[branch]], timestep, **mine)[0].float()
+
+    start, conditional = latents[rows["unconditional"]].float(), predict("conditional")
+
+    def landing(state: Tensor) -> Tensor:
+        output = predict("unconditional", encoder_hidden_states=state.to(latents.dtype))
+        output = output + pipe.guidance_scale * (conditional - output)
+        return pipe.scheduler.step(output, timestep, start).prev_sample
+
+    return landing
+
+
+def _descend(landing: Landing, target: Tensor, state: Tensor, steps: int, rate: float) -> Tensor:
+    """The best state that Adam comes by; it ends early at a mean squared error below ENOUGH."""
+    state = state.clone().requires_grad_()
+    adam = torch.optim.Adam([state], lr=rate)
+    best, least = state.detach().clone(), math.inf
+    for step in range(steps + 1):
+        squares = (landing(state) - target) ** 2
+        if (loss := float(squares.detach().mean())) < least:
+            best, least = state.detach().clone(), loss
+        if loss < ENOUGH or step == steps:
+            break
+        adam.zero_grad()
+        squares.sum().backward()  # Adam needs no scale, and in float16 a mean's gradient is 0
+        adam.step()
+    return best
+
+
+def guided_rows(pipe: Any, batch: int) -> dict[Branch, slice]:
+    rows = branch_rows(branch_order(pipe), batch)
+    if "unconditional" not in rows:
+        raise ValueError(
+            f"guidance_scale={pipe.guidance_scale}: this run has no unconditional rows for the "
+            "null-text states. Pass a scale above 1; a distilled model takes no guidance."
+        )
+    return rows
+
+
+def _rows_of(value: Any, rows: slice, batch: int) -> Any:
+    """The chosen rows of all tensors that have one for each row of the batch."""
+    if isinstance(value, dict):
+        return {name: _rows_of(one, rows, batch) for name, one in value.items()}
+    has_rows = isinstance(value, Tensor) and value.ndim > 0 and len(value) == batch
+    return value[rows] if has_rows else value
+
+
+def replaced_rows(text: Tensor, rows: slice, state: Tensor) -> Tensor:
+    text = text.clone()  # [B, T, width]; the other rows stay as they are, bit for bit
+    text[rows] = state.to(text)
+    return text

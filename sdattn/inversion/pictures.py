@@ -1,0 +1,67 @@
+"""A picture of the user's own, made what a pipeline can take, and its latent.
+
+fit(pipe, image)       PIL, RGB, at a size that the pipeline can make
+encode(pipe, image)    the latent that the pipeline decodes to it
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from ..models.loading import latent_size
+
+
+def fit(pipe: Any, image: Any) -> Image.Image:
+    """The picture upright by its EXIF tag, RGB (transparency is dropped), scaled in proportion to
+    about as many pixels as the pipeline makes by default, and cropped evenly to the nearest sides
+    that the pipeline can make.
+
+    Raises:
+        TypeError: ``image`` is no PIL image.
+        ValueError: it has no pixels, or a mode whose white is not known.
+    """
+    if not isinstance(image, Image.Image):
+        raise TypeError(f"image is a {type(image).__name__}. Pass a PIL image: Image.open(path).")
+    if not all(image.size):
+        raise ValueError(f"The image is {image.size} pixels. Pass one that has some.")
+    image = _rgb(ImageOps.exif_transpose(image))
+    unit = math.lcm(8, pipe.vae_scale_factor)  # diffusers asks for 8 whatever the VAE
+    rows, cols = (cells * pipe.vae_scale_factor for cells in latent_size(pipe))
+    scale = math.sqrt(rows * cols / (image.width * image.height))
+    width, height = (max(1, round(side * scale / unit)) * unit for side in image.size)
+    return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode in ("I", "F"):
+        raise ValueError(
+            f"The image has mode {image.mode}, in which any number may be white. Pass one of 8 or "
+            "16 bits: mode L, I;16 or RGB."
+        )
+    if image.mode.startswith("I;16"):  # Pillow would cut off all above 255
+        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    return image.convert("RGB")
+
+
+@torch.no_grad()
+def encode(pipe: Any, image: Image.Image) -> Tensor:
+    """The latent that the pipeline decodes to the picture, float32 ``[1, C, rows, cols]``."""
+    vae, dtype, config = pipe.vae, pipe.vae.dtype, pipe.vae.config
+    pixels = pipe.image_processor.preprocess(image).to(pipe._execution_device)  # [1, 3, H, W]
+    with ExitStack() as undo:
+        if dtype != torch.float32:  # SDXL's overflows in float16
+            undo.callback(vae.to, dtype)
+            vae.to(torch.float32)
+        encoded = vae.encode(pixels)  # AutoencoderTiny has no distribution
+        latent = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latents
+    if getattr(config, "latents_mean", None) is not None:
+        mean, std = latent.new_tensor([config.latents_mean, config.latents_std])[..., None, None]
+        latent = (latent - mean) / std
+    return latent * config.scaling_factor

@@ -1,0 +1,72 @@
+"""What a run kept beside the means over steps and heads, of the columns of its prompt's words.
+
+details_of(store, 0, heatmaps)      of image 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from ..hooks.keep import is_summed
+from ..hooks.map_store import MapStore
+from ..models.layers import TEXT_KINDS
+from .heatmaps import Heatmaps
+from .layermaps import LayerMap, LayerMaps, over_steps
+
+
+@dataclass(frozen=True, eq=False)
+class Details:
+    """What was kept of single steps and heads of one image's run.
+
+    Attributes:
+        steps: maps of each layer with a step in the place of an image, ``[steps, rows, cols,
+            columns]``, the mean over heads; None where a mean over steps is all there is.
+        calls: which calls of the model, counted from 0, the steps are.
+        heads: maps of each layer ``[1, heads, rows, cols, columns]``, the mean over the steps that
+            the preset reads; None where a mean over heads is all there is, or where the maps of
+            the run itself have their heads.
+        head_numbers: which heads of each layer they are.
+    """
+
+    steps: LayerMaps | None = None
+    calls: tuple[int, ...] = ()
+    heads: LayerMaps | None = None
+    head_numbers: Literal["all"] | tuple[int, ...] = "all"
+
+
+def details_of(store: MapStore, number: int, heatmaps: Heatmaps) -> Details:
+    """What a store kept of single steps and heads of one of its images.
+
+    A layer that ran in fewer steps than the model is left out of the steps.
+    """
+    preset = heatmaps.preset
+    held = store.tokens or tuple(range(store.n_keys or 0))
+    words = {column for word in heatmaps.prompt.seen for column in word.columns}
+    columns = [column for column in held if column in words or preset.contrast]
+    places = [held.index(column) for column in columns]
+
+    def kept(maps_of: Callable[[Tensor], Tensor]) -> LayerMaps:
+        found = {}
+        for layer in store.layers:
+            if layer.kind in TEXT_KINDS and layer.name in store.maps:
+                maps = maps_of(store.maps[layer.name][number : number + 1].detach())
+                maps = maps[..., places].float().cpu()
+                found[layer.name] = LayerMap(layer.place, layer.level, layer.heads, maps)
+        return LayerMaps(found, tuple(columns), passes=1)
+
+    steps = heads = None
+    calls = tuple(i for i in range(len(store.passes)) if store.keeps(i))
+    if not is_summed(store.steps):
+        steps = kept(lambda maps: (maps if store.heads == "mean" else maps.mean(2))[0])
+        whole = {name: one for name, one in steps.layers.items() if len(one.maps) == len(calls)}
+        steps = LayerMaps(whole, steps.columns, passes=1) if whole else None
+    if store.heads != "mean" and not preset.each_head:
+        heads = kept(lambda maps: over_steps(store, maps, preset))
+    numbers: Literal["all"] | tuple[int, ...] = "all"
+    if not isinstance(store.heads, str):
+        numbers = tuple(int(one) for one in store.heads)
+    return Details(steps, calls if steps else (), heads, numbers)

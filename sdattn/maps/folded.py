@@ -1,0 +1,286 @@
+"""Maps as prompt-to-prompt code holds them, with heads folded into the rows, as heatmaps read them.
+
+folded_maps(x, ...)            AttentionStore, its dictionary, a list or a tensor -> FoldedMaps
+FoldedMaps.layer_maps(preset)  -> LayerMaps, what a MapStore gives too
+aggregate_attention(store, res, from_where, is_cross, select)    google/prompt-to-prompt's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import level_grids, query_grid
+from ..hooks.attention_store import AttentionStore, Maps
+from ..hooks.keep import is_span
+from ..hooks.map_store import CaptureError
+from ..models.guidance import Branch
+from ..models.layers import PLACES
+from .layermaps import LayerMap, LayerMaps
+from .presets import Preset
+from .refinement import PLACE
+
+Steps = str | int | tuple[float, float]
+# an AttentionStore, one of its dictionaries, the maps of some layers, or of one
+Folded = AttentionStore | Mapping[str, Sequence[Tensor]] | Sequence[Tensor] | Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FoldedMaps:
+    """Maps ``[images*heads, N, T]``, row ``image * heads + head``.
+
+    Attributes:
+        cross, self_attention: (place, map) of each layer, in the order in which they run.
+        images: how many images share the rows.
+        latent_size: (rows, cols) of the latent.
+        levels: number of the model's resolutions.
+        passes: how many steps they are the mean of; None where that is not known.
+        name: what they are, for messages.
+    """
+
+    cross: list[tuple[str, Tensor]]
+    self_attention: list[tuple[str, Tensor]]
+    images: int
+    latent_size: tuple[int, int]
+    levels: int
+    passes: int | None
+    name: str
+    tokens: None = None  # every column is there
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """The prompts' rows are all there are."""
+        branch: Branch = "conditional"
+        return (branch,) * self.images
+
+    @property
+    def n_keys(self) -> int:
+        """T, the token columns."""
+        return self.cross[0][1].shape[-1]
+
+    n_text = n_keys
+
+    def layer_maps(self, preset: Preset) -> LayerMaps:
+        """The maps of each layer, as a preset reads them.
+
+        Raises:
+            CaptureError: the preset, or its refining, needs what these maps do not tell.
+        """
+        self._check(preset)
+        found = {
+            f"{place}_cross[{i}]": self._layer(place, maps, preset)
+            for i, (place, maps) in enumerate(self.cross)
+        }
+        columns = tuple(range(self.n_keys))
+        affinity = self._affinity() if preset.refine else (None, None)
+        return LayerMaps(found, columns, self.passes or 1, *affinity)
+
+    def _check(self, preset: Preset) -> None:
+        missing = ""
+        if preset.among_words:
+            missing = "the softmax over the words alone, at each step"
+        elif preset.steps == "sum" and self.passes is None:
+            missing = "the number of steps, which an AttentionStore knows"
+        elif preset.steps == "last" and (self.passes or 1) > 1:
+            missing = 'the last step: pass the store with steps="last", or its last_step'
+        elif preset.refine and not self._refining():
+            missing = "self-attention of the way up, which the means of an AttentionStore hold"
+        if missing:
+            raise CaptureError(
+                f"The preset {preset.name!r}{' refined' * bool(preset.refine)} reads what "
+                f"{self.name} does not hold: {missing}. Or use sdattn.capture(), or "
+                f"sdattn.generate(preset={preset.name!r})."
+            )
+
+    def _layer(self, place: str, maps: Tensor, preset: Preset) -> LayerMap:
+        by_image = self._unfolded(maps)  # [images, heads, rows, cols, T]
+        grid = by_image.shape[2], by_image.shape[3]
+        level = level_grids(self.latent_size, self.levels).index(grid)
+        kept = by_image if preset.each_head else by_image.mean(1)
+        return LayerMap(place, level, by_image.shape[1], kept.float().cpu())
+
+    def _unfolded(self, maps: Tensor) -> Tensor:
+        if maps.ndim != 3 or len(maps) % self.images:
+            raise ValueError(
+                f"A map of shape {list(maps.shape)} is not [images*heads, queries, tokens] of "
+                f"{self.images} image(s). Pass the rows of the prompts alone, without those of the "
+                "unconditional half, and one prompt for each image."
+            )
+        grid = query_grid(maps.shape[1], self.latent_size, self.levels)
+        return maps.unflatten(0, (self.images, -1)).unflatten(2, grid)
+
+    def _refining(self) -> list[Tensor]:
+        return [maps for place, maps in self.self_attention if place == PLACE]
+
+    def _affinity(self) -> tuple[Tensor, tuple[int, int]]:
+        """The mean of the finest self-attention layers of :mod:`sdattn.maps.refinement`'s place,
+        ``[images, N, N]``, and their grid."""
+        most = max(len(maps[0]) for maps in self._refining())
+        finest = [self._unfolded(m) for m in self._refining() if len(m[0]) == most]
+        mean = sum(m.mean(1).float().cpu() for m in finest) / len(finest)
+        return torch.as_tensor(mean).flatten(1, 2), (finest[0].shape[2], finest[0].shape[3])
+
+
+def folded_maps(
+    x: Folded, prompts: int, latent_size: tuple[int, int] | None = None, steps: Steps | None = None
+) -> FoldedMaps:
+    """Read maps that :func:`sdattn.heatmaps` was given in place of a ``MapStore``.
+
+    Args:
+        x: see there.
+        prompts: how many prompts they are of.
+        latent_size: (rows, cols) of the latent, where ``x`` does not know it.
+        steps: of an ``AttentionStore``: ``"mean"``, ``"last"``, one by its number, or a part of the
+            run; the last two need ``keep_steps=True``.
+
+    Raises:
+        TypeError: ``x`` is none of these.
+        ValueError: there are no maps in it, or sums over steps in place of means; the latent's size
+            is not known; a choice of ``steps`` that does not fit.
+    """
+    images, levels, passes, name = prompts, 4, None, f"a {type(x).__name__} of maps"
+    if isinstance(x, AttentionStore):
+        latent_size = latent_size or x.latent_size
+        images, levels, name = x.images or prompts, x.levels or 4, f"this {type(x).__name__}"
+        by_place: Mapping[str, Sequence[Tensor]]
+        by_place, passes = _of_steps(x, "mean" if steps is None else steps)
+    elif steps is not None:
+        raise ValueError(f"steps={steps!r}: {name} has no steps to choose from. Leave it out.")
+    else:
+        by_place = _by_place(x)
+    cross, self_attention = _of_kind(by_place, "cross"), _of_kind(by_place, "self")
+    if not cross:
+        raise ValueError(
+            f"There are no maps of cross-attention in {name}. Run the pipeline with the store "
+            "attached (store.attach(pipe)) and its processor set, or pass one map at least."
+        )
+    if latent_size is None:
+        raise ValueError(
+            f"Where in the picture the {cross[0][1].shape[1]} queries of a map are is not known. "
+            "Pass latent_size=(rows, cols), the picture's height and width divided by the VAE's "
+            "scale factor (64, 64 for 512x512), or call store.attach(pipe) before the run."
+        )
+    if not isinstance(x, AttentionStore):
+        _refuse_sums(cross[0][1], name)
+    return FoldedMaps(cross, self_attention, images, latent_size, levels, passes, name)
+
+
+def _by_place(x: Any) -> Mapping[str, Sequence[Tensor]]:
+    if isinstance(x, Tensor):
+        return {"block_cross": [x]}
+    if isinstance(x, Mapping) and all(isinstance(maps, Sequence) for maps in x.values()):
+        return x
+    if isinstance(x, Sequence) and x and all(isinstance(maps, Tensor) for maps in x):
+        return {"block_cross": x}
+    raise TypeError(
+        f"Heatmaps are made of what capture() gave (a MapStore), an AttentionStore, a dictionary "
+        'of its ({"down_cross": [...], ...}), a list of [images*heads, queries, tokens] tensors or '
+        f"one of them, not of a {type(x).__name__}."
+    )
+
+
+def _of_kind(by_place: Mapping[str, Sequence[Tensor]], kind: str) -> list[tuple[str, Tensor]]:
+    places = [key for place in (*PLACES, "block") if (key := f"{place}_{kind}") in by_place]
+    return [(key.removesuffix(f"_{kind}"), maps) for key in places for maps in by_place[key]]
+
+
+def _of_steps(store: AttentionStore, steps: Steps) -> tuple[Maps, int]:
+    """The maps of some steps of a store, and how many steps they are the mean of."""
+    if steps == "mean":
+        cross, part = store.get_average_full_attention(), store.get_average_attention()
+        every = {key: maps for key, maps in part.items() if key.endswith("_self")}
+        last_only = store.save_global_store is not None  # the way of Attend-and-Excite
+        return {**every, **cross}, 1 if last_only else store.cur_step
+    if steps == "last":
+        store.get_average_attention()  # refuses where no step has finished
+        return store.last_step, 1
+    chosen = _chosen(store, steps)
+    return {key: _mean([step[key] for step in chosen]) for key in chosen[0]}, len(chosen)
+
+
+@torch.no_grad()
+def _mean(steps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Of lists of maps, one for each step, the list of their means."""
+    return [torch.stack(list(maps)).mean(0) for maps in zip(*steps, strict=True)]
+
+
+def _chosen(store: AttentionStore, steps: Steps) -> list[Maps]:
+    kept = len(store.steps)
+    numbers: list[int] = []
+    if isinstance(steps, (int, Integral)):
+        numbers = [int(steps)] if -kept <= steps < kept else []
+    elif is_span(steps):
+        numbers = [i for i in range(kept) if steps[0] <= (i + 0.5) / kept <= steps[1]]
+    if not numbers:
+        raise ValueError(
+            f"steps={steps!r}: pass 'mean', 'last', a step's number or a part of the run such as "
+            f"(0.5, 1.0). This {type(store).__name__} keeps {kept} steps one by one"
+            + (f", 0 to {kept - 1}." if kept else "; make it with keep_steps=True.")
+        )
+    return [store.steps[i] for i in numbers]
+
+
+def _refuse_sums(maps: Tensor, name: str) -> None:
+    total = float(maps.detach().float().sum(-1).mean())
+    if not total < 1.5:  # edited maps need not sum to 1, but sums over steps do to 2 and more
+        raise ValueError(
+            f"The columns of a map in {name} add up to {total:.3g}, so these are sums over steps "
+            "and not probabilities. Pass the store itself, or its get_average_attention()."
+        )
+
+
+def aggregate_attention(
+    store: AttentionStore,
+    res: int | tuple[int, int],
+    from_where: Sequence[str],
+    is_cross: bool,
+    select: int,
+    *,
+    prompts: int | None = None,
+) -> Tensor:
+    """The mean map of the layers of one resolution, over their heads, as google/prompt-to-prompt
+    computes it (``aggregate_attention`` in its notebooks).
+
+    Args:
+        store: after a run; its means over the steps are read. Any store with
+            ``get_average_attention()`` will do.
+        res: side of the grid, 16 for 16x16 cells, or (rows, cols).
+        from_where: of ``"down"``, ``"mid"`` and ``"up"``.
+        is_cross: cross-attention, or self-attention.
+        select: the image, counted from 0.
+        prompts: how many images share the rows, where the store does not know it (in the notebooks
+            the length of a global of this name).
+
+    Returns:
+        float ``[rows, cols, T]`` on the CPU, probabilities.
+
+    Raises:
+        ValueError: no map of that size from these places (``max_queries`` leaves out larger ones),
+            rows that do not divide among the images, or how many images there are is not known.
+    """
+    rows, cols = (res, res) if isinstance(res, (int, Integral)) else res
+    kind = "cross" if is_cross else "self"
+    average = store.get_average_attention()
+    fitting = [
+        maps
+        for place in from_where
+        for maps in average.get(f"{place}_{kind}", ())
+        if maps.shape[1] == rows * cols
+    ]
+    images = prompts or getattr(store, "images", None) or len(getattr(store, "prompts", ()))
+    if not fitting or not images or any(len(maps) % images for maps in fitting):
+        there = {key: sorted({m.shape[1] for m in maps}) for key, maps in average.items() if maps}
+        raise ValueError(
+            f"Asked for {kind}-attention of {rows}x{cols}={rows * cols} queries from "
+            f"{list(from_where)} for {images or 'an unknown number of'} image(s); found numbers of "
+            f"queries {there}. Choose another res or place; pass prompts= where the number of "
+            "images is not known; larger maps are kept with AttentionStore(max_queries=...)."
+        )
+    by_image = [m.reshape(images, -1, rows, cols, m.shape[-1])[select] for m in fitting]
+    every = torch.cat(by_image)  # [layers*heads, rows, cols, T]
+    return (every.sum(0) / len(every)).cpu()

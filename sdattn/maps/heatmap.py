@@ -1,0 +1,88 @@
+"""One heatmap: where one word went in one picture, as values, a mask, or in colour over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from .layermaps import resize_maps
+from .masks import mask_of, smooth
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Heatmap:
+    """Where one word, phrase or token went in one image.
+
+    Attributes:
+        label: what it shows, as written in the prompt.
+        values: float32 ``[rows, cols]`` in cells of the finest attention that was read, row 0 at
+            the top, >= 0. In the default preset the share of a cell's attention that goes to the
+            columns, in [0, 1]: the columns of a prompt sum to 1 in cross-attention, and to less in
+            joint attention, where the rest goes to the picture; those of an image prompt sum to 1
+            by themselves. In presets that sum over steps, heads or layers the sum of shares; of a
+            knockout how much the picture changed.
+        columns: the token columns that it comes from.
+    """
+
+    label: str
+    values: Tensor
+    columns: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        rows, cols = self.values.shape
+        low, high = self.range
+        return f"Heatmap({self.label!r}, {rows}x{cols}, {low:.2g} to {high:.2g})"
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """(smallest, largest) value, a probability."""
+        return float(self.values.min()), float(self.values.max())
+
+    def resize(self, size: tuple[int, int]) -> Tensor:
+        """The values at ``size`` = (height, width) in pixels: float32, bilinear between cells."""
+        if min(size) < 1:
+            raise ValueError(f"Asked for a size of {size}; pass (height, width) in pixels.")
+        return resize_maps(self.values[None], size)[0]
+
+    def mask(
+        self,
+        size: tuple[int, int] | None = None,
+        threshold: float | Literal["otsu"] | None = None,
+        *,
+        quantile: float | None = None,
+        largest: bool = False,
+        sigma: float = 0.0,
+    ) -> Tensor:
+        """Where the map is high.
+
+        Args:
+            size: (height, width) in pixels; the map's own cells by default.
+            threshold: share of the range from the lowest value to the highest, in [0, 1], 0.5 by
+                default; or ``"otsu"``, which parts the values into the two classes that differ
+                most.
+            quantile: in place of a threshold: the part of the cells that is left out.
+            largest: only the largest connected part.
+            sigma: blur the map first, by a Gaussian of so many of its cells.
+
+        Returns:
+            bool ``[height, width]``; all False for a map of one value.
+
+        Raises:
+            ValueError: a threshold, quantile or sigma that cannot be, or more than one of the
+                first two.
+        """
+        values = smooth(self.values, sigma)
+        if size is not None:
+            values = replace(self, values=values).resize(size)
+        return mask_of(values, threshold, quantile=quantile, largest=largest)
+
+    def overlay(self, image: Image.Image, **options: Any) -> Image.Image:
+        """The map in colour over the image, see :func:`sdattn.maps.render.overlay`."""
+        from .render import overlay  # pillow is loaded only when something is drawn
+
+        return overlay(image, self.values.numpy(), self.label, **options)

@@ -1,0 +1,343 @@
+"""Maps of layers and tokens -> one heatmap for each word of each image.
+
+heatmaps(store, tokenizer, prompt)  ->  [Heatmaps, ...], one an image
+Heatmaps["red circle"]              ->  Heatmap: values [rows, cols], overlay(), mask()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..hooks.attention_store import AttentionStore
+from ..hooks.map_store import MapStore
+from ..models.reading import read_prompts
+from ..prompts.chunks import read_long_prompt
+from ..prompts.tokens import Prompt, Token, read_prompt
+from .aggregation import aggregate, contrast
+from .folded import Folded, FoldedMaps, Steps, folded_maps
+from .heatmap import Heatmap
+from .layermaps import LayerMaps, layer_maps
+from .masks import label_map, smooth
+from .presets import PRESETS, Preset, preset_of
+
+Source = MapStore | FoldedMaps
+
+
+class Heatmaps(Mapping[str, Heatmap]):
+    """The heatmaps of one image, a mapping from the prompt's words to :class:`Heatmap`.
+
+        hm["circle"]           a word; where it occurs more than once, all of it together
+        hm["red circle"]       a phrase: words that follow each other
+        hm.find("a")           each occurrence on its own, a tuple
+        hm["<sos>"], hm["<eos>"], hm["<pad>"], hm["<template>"]
+        hm["<image 1>"]        the first column of the image prompts (IP-Adapter), one by one:
+                               those of one adapter sum to 1, whatever its masks
+        hm[3]                  token column 3
+
+    Attributes:
+        prompt: the :class:`sdattn.prompts.tokens.Prompt`: words, tokens and what was cut off.
+        maps: float32 ``[rows, cols, columns kept]``.
+        preset: what they were made by.
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        maps: Tensor,
+        columns: Sequence[int] | None = None,
+        *,
+        preset: Preset = PRESETS["default"],
+    ):
+        kept = tuple(range(len(prompt.tokens))) if columns is None else tuple(columns)
+        if len(kept) != maps.shape[-1]:
+            raise ValueError(
+                f"The maps have {maps.shape[-1]} token columns and the prompt {prompt.text!r} "
+                f"has {len(kept)}. Pass the prompt and the tokenizer of this very run."
+            )
+        self.prompt = prompt
+        self.maps = maps
+        self.preset = preset
+        self._place = {column: i for i, column in enumerate(kept)}
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The token columns that were captured, in the order of the last axis of ``maps``."""
+        return tuple(self._place)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that have a map, in prompt order, repeats included."""
+        return tuple(word.text for word in self.prompt.seen if self._holds(word.columns))
+
+    def find(self, phrase: str) -> tuple[Heatmap, ...]:
+        """One heatmap for each occurrence of a word or phrase, in prompt order.
+
+        Raises:
+            KeyError: it is not in the prompt, was cut off, or its columns were not captured.
+        """
+        found = self.prompt.find(phrase)
+        held = [columns for columns in found if self._holds(columns)]
+        if not held:
+            raise KeyError(
+                f"{phrase!r} is in the prompt, but its token columns {found} were not captured. "
+                f"Captured: {sorted(self._place)}."
+            )
+        return tuple(self._of(phrase, columns) for columns in held)
+
+    def token(self, column: int) -> Heatmap:
+        """The heatmap of one token column.
+
+        Raises:
+            KeyError: no such column, or it was not captured.
+        """
+        if not self._holds((column,)):
+            raise KeyError(
+                f"No token column {column}. Captured: {min(self._place)} to {max(self._place)}, "
+                f"{len(self._place)} in all."
+            )
+        return self._of(self.prompt.tokens[column].text, (column,))
+
+    def __getitem__(self, key: str | int) -> Heatmap:
+        if not isinstance(key, str):
+            return self.token(key)
+        found = self.find(key)
+        columns = {column for one in found for column in one.columns}
+        return self._of(key, tuple(sorted(columns)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(self.words))
+
+    def __len__(self) -> int:
+        return len(set(self.words))
+
+    def occurrences(self) -> list[Heatmap]:
+        """One heatmap for each word that has a map, in prompt order, repeats on their own."""
+        words = [word for word in self.prompt.seen if self._holds(word.columns)]
+        return [self._of(word.text, word.columns) for word in words]
+
+    def keep(self, columns: Sequence[int]) -> Heatmaps:
+        """The heatmaps of some token columns only.
+
+        Raises:
+            KeyError: one that was not captured, or that the preset leaves out.
+        """
+        if missing := [column for column in columns if not self._holds((column,))]:
+            raise KeyError(
+                f"There are no maps of token columns {missing}. There are: {self.columns}."
+            )
+        maps = self.maps[..., [self._place[column] for column in columns]]
+        return Heatmaps(self.prompt, maps, columns, preset=self.preset)
+
+    def segment(
+        self,
+        words: Sequence[str],
+        size: tuple[int, int] | None = None,
+        threshold: float | Literal["otsu"] | None = None,
+        *,
+        sigma: float = 0.0,
+        **options: Any,
+    ) -> Tensor:
+        """Several words in one picture: which of them a pixel belongs to.
+
+        A pixel belongs to the words whose masks hold it; of several to the one whose map is
+        highest in its own range there.
+
+        Args:
+            words: words or phrases, each all its occurrences together; for one occurrence use
+                :meth:`find` and :meth:`Heatmap.mask`.
+            size: (height, width) in pixels; the maps' own cells by default.
+            threshold, sigma, options: as of :meth:`Heatmap.mask`.
+
+        Returns:
+            int64 ``[height, width]``: 0 for no word, else the number of the word in ``words``,
+            counted from 1.
+
+        Raises:
+            KeyError: a word that is not in the prompt.
+            ValueError: no words, or one text in place of a list.
+        """
+        if isinstance(words, str) or not words:
+            raise ValueError(f"words={words!r}: pass a list of words and phrases.")
+        maps = [self[word] for word in words]
+        maps = [replace(one, values=smooth(one.values, sigma)) for one in maps]
+        masks = [one.mask(size, threshold, **options) for one in maps]
+        values = [one.values if size is None else one.resize(size) for one in maps]
+        return label_map(torch.stack(values), torch.stack(masks))
+
+    def _repr_html_(self) -> str:
+        from .notebook import stills  # pillow is loaded only when something is drawn
+
+        maps = stills((one.label, one.values.numpy()) for one in self.occurrences())
+        return f"<p><bdi>{escape(self.prompt.text)}</bdi></p>{maps}"
+
+    def _holds(self, columns: Sequence[int]) -> bool:
+        return all(column in self._place for column in columns)
+
+    def _of(self, label: str, columns: tuple[int, ...]) -> Heatmap:
+        maps = self.maps[..., [self._place[column] for column in columns]]
+        return Heatmap(
+            label, maps.sum(-1) if self.preset.words == "sum" else maps.mean(-1), columns
+        )
+
+
+def heatmaps(
+    store: MapStore | Folded,
+    tokenizer: Any,
+    prompt: str | Mapping[str, Sequence[int]] | Prompt | Sequence[Any],
+    *,
+    preset: str | Preset = "default",
+    refine: Literal["self"] | None = None,
+    latent_size: tuple[int, int] | None = None,
+    steps: Steps | None = None,
+    **options: Any,
+) -> list[Heatmaps]:
+    """The heatmaps of each image of a run, of the maps that were captured or stored.
+
+    The layers that the preset reads are averaged over steps and heads, brought to the finest grid
+    among them (bilinear, which keeps the columns' sum) and averaged. The default preset reads the
+    way up of a UNet, on grids of 16 cells and more, and all layers of a transformer; over the steps
+    that the store has kept. It is best over the second half of them,
+    ``capture(steps=(0.5, 1.0))``, which is what :func:`sdattn.generate` keeps.
+
+    Args:
+        store: what ``capture()`` gave; or an :class:`sdattn.AttentionStore`, a dictionary of its,
+            a list of maps or one map, ``[images*heads, queries, tokens]``, probabilities of the
+            prompts' rows, whose images are as many as the prompts.
+        tokenizer: the pipeline; or its tokenizer, where the text is that tokenizer's alone (Stable
+            Diffusion 1, 2 and XL).
+        prompt: the prompt, or one a prompt of the run, in its order. With several images a prompt
+            the images of one prompt follow each other, as the pipelines put them; with
+            ``branch="both"`` the negative prompts come first. Where text states were passed to the
+            pipeline in place of a prompt: labels, ``{"cat": [2], "red dog": [4, 5]}``.
+        preset: of :data:`sdattn.maps.presets.PRESETS`, by name, or one of your own.
+        refine: ``"self"`` spreads each map along the picture's self-attention, which the store must
+            hold, see :mod:`sdattn.maps.refinement`.
+        latent_size: (rows, cols) of the latent, where maps do not know it: the picture's height
+            and width divided by the VAE's scale factor. An attached store knows.
+        steps: of an ``AttentionStore``: ``"mean"`` over its steps, the default; ``"last"``, the
+            default of presets that read the last alone; of those kept one by one
+            (``keep_steps=True``) a number or a part of the run. What ``capture()`` gave has its
+            steps already.
+        options: of the pipeline's call that change what the text encoder reads, see
+            :func:`sdattn.read_prompts`.
+
+    Returns:
+        One :class:`Heatmaps` an image.
+
+    Raises:
+        CaptureError: the store holds no layer that sees the text, or not what the preset reads.
+        RuntimeError: no step of the store has finished.
+        TypeError: what was given in place of a store is none of these.
+        ValueError: an unknown preset; the latent's size is not known; the number of prompts
+            does not fit the number of images, or the number of token columns the tokenizer.
+    """
+    chosen = preset_of(preset, refine)
+    prompts = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt or [])
+    if isinstance(store, MapStore):
+        _refuse_for_captured(latent_size=latent_size, steps=steps)
+        read = _prompts(store, tokenizer, prompts, options)
+        return heatmaps_of(store, layer_maps(store, chosen), chosen, read)
+    if steps is None and chosen.steps == "last" and isinstance(store, AttentionStore):
+        steps = "last"
+    folded = folded_maps(store, len(prompts), latent_size, steps)
+    read = _prompts(folded, tokenizer, prompts, options)
+    return heatmaps_of(folded, folded.layer_maps(chosen), chosen, read)
+
+
+def _refuse_for_captured(**options: Any) -> None:
+    if given := [name for name, value in options.items() if value is not None]:
+        raise ValueError(
+            f"{' and '.join(given)}: what capture() gave has a size and steps of its own. Choose "
+            "them there, capture(steps=...), and leave them out here."
+        )
+
+
+def _prompts(
+    store: Source, tokenizer: Any, prompts: list[Any], options: Mapping[str, Any]
+) -> list[Prompt]:
+    """The prompts as they were read for the branch of their images."""
+    each = _images_each(store, len(prompts))
+    branches = store.branches[::each]
+    read: list[Prompt | None] = [None] * len(prompts)
+    for branch in dict.fromkeys(branches):  # a batch is read as a whole: it may share its length
+        places = [i for i, one in enumerate(branches) if one == branch]
+        texts = [prompts[i] for i in places]
+        negative = branch == "unconditional"
+        for i, one in zip(places, _read(store, tokenizer, texts, negative, options), strict=True):
+            read[i] = one
+    return [one for one in read if one is not None]
+
+
+def _read(
+    store: Source, tokenizer: Any, texts: list[Any], negative: bool, options: Mapping[str, Any]
+) -> list[Prompt]:
+    columns = store.n_text or 0
+    is_tokenizer = hasattr(tokenizer, "convert_ids_to_tokens")
+    if not is_tokenizer or not all(isinstance(one, str) for one in texts):
+        return read_prompts(tokenizer, texts, columns, negative=negative, **options)
+    most = tokenizer.model_max_length
+    if columns > most:
+        return [read_long_prompt(tokenizer, one, columns, **options) for one in texts]
+    # CLIP is filled up whatever the prompt, others to a length that the pipeline chooses
+    length = most if "CLIP" in type(tokenizer).__name__ else columns
+    return [read_prompt(tokenizer, one, max_length=length) for one in texts]
+
+
+def _images_each(store: Source, prompts: int) -> int:
+    each, rest = divmod(store.images, max(prompts, 1))
+    if rest or not each or not prompts:
+        raise ValueError(
+            f"{prompts} prompt(s) do not fit {store.images} image(s). Pass one prompt for all "
+            "images, or one for each prompt of the run, in order."
+        )
+    return each
+
+
+def heatmaps_of(
+    store: Source, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
+) -> list[Heatmaps]:
+    """:func:`heatmaps` of a store's layers, averaged, and of prompts that have been read.
+
+    Raises:
+        ValueError: prompts of other token columns than the model saw, or other many prompts.
+        CaptureError: there is no layer that the preset reads.
+    """
+    each = _images_each(store, len(prompts))
+    for one in prompts:
+        if len(one.tokens) != store.n_text:
+            raise ValueError(
+                f"The attention has {store.n_text} token columns of text, and the tokenizer made "
+                f"{len(one.tokens)} of the prompt {one.text!r}. Pass the pipeline that ran, or its "
+                "own tokenizer."
+            )
+    shown = [_with_images(one, (store.n_keys or 0) - len(one.tokens)) for one in prompts]
+    return [
+        finish(maps.detach(), shown[i // each], preset, store.tokens)
+        for i, maps in enumerate(aggregate(layers, preset))
+    ]
+
+
+def finish(
+    maps: Tensor, prompt: Prompt, preset: Preset, columns: Sequence[int] | None = None
+) -> Heatmaps:
+    """The heatmaps of one image's aggregated maps, ``[rows, cols, columns]``; ``columns`` names
+    the token columns that there are, None for all."""
+    if preset.contrast:
+        columns = [i for i, token in enumerate(prompt.tokens) if not token.special]
+        maps = contrast(maps, columns, preset.contrast)
+    if preset.sigma:
+        maps = smooth(maps.movedim(-1, 0), preset.sigma, radius=1).movedim(0, -1)
+    return Heatmaps(prompt, maps, columns, preset=preset)
+
+
+def _with_images(prompt: Prompt, columns: int) -> Prompt:
+    """The prompt with the columns of image prompts behind its own."""
+    names = [f"<image {number}>" for number in range(1, columns + 1)]
+    images = tuple(Token(-1, name, 0, 0, name) for name in names)
+    return replace(prompt, tokens=prompt.tokens + images)

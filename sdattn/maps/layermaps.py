@@ -1,0 +1,178 @@
+"""What a store holds of each layer that sees the text, as a preset reads it: one map a layer.
+
+layer_maps(store, preset)      MapStore -> LayerMaps
+LayerMaps.image(0)             those of one image
+LayerMaps.keep([2, 3])         those of some token columns
+over_steps(store, maps, preset) the steps of a map that a preset reads, averaged
+resize_maps(maps, size)        [..., rows, cols] at another size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..hooks.keep import is_summed
+from ..hooks.map_store import CaptureError, MapStore
+from ..models.layers import TEXT_KINDS, AttentionLayer
+from .presets import Preset
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LayerMap:
+    """The map of one layer.
+
+    Attributes:
+        place, level: of the layer, see :class:`sdattn.models.layers.AttentionLayer`.
+        heads: how many of its heads were kept.
+        maps: float32 ``[images, (heads,) rows, cols, tokens]`` on the CPU, probabilities; the mean
+            over the steps that were kept, with its graph where the store has one. The heads axis is
+            there where the preset reads each head by itself.
+    """
+
+    place: str
+    level: int
+    heads: int
+    maps: Tensor
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, cols)."""
+        return self.maps.shape[-3], self.maps.shape[-2]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LayerMaps:
+    """The maps of a run's layers, in the order in which they run.
+
+    Attributes:
+        layers: name to :class:`LayerMap`, of all layers that see the text, also of those that the
+            preset does not read.
+        columns: the token columns that the maps have.
+        passes: how many calls of the model they are the mean of.
+        affinity: float32 ``[images, N, N]``, the mean of the self-attention layers that a refining
+            preset reads; None for any other. Row ``i`` is what cell ``i`` attends to; it sums to 1.
+        affinity_grid: (rows, cols) with ``rows * cols = N``.
+    """
+
+    layers: Mapping[str, LayerMap]
+    columns: tuple[int, ...]
+    passes: int
+    affinity: Tensor | None = None
+    affinity_grid: tuple[int, int] | None = None
+
+    def image(self, number: int) -> LayerMaps:
+        """Those of one image of a batch."""
+        some = slice(number, number + 1)
+        affinity = None if self.affinity is None else self.affinity[some]
+        kept = {name: replace(one, maps=one.maps[some]) for name, one in self.layers.items()}
+        return replace(self, layers=kept, affinity=affinity)
+
+    def keep(self, columns: Sequence[int]) -> LayerMaps:
+        """Those of some token columns."""
+        places = [self.columns.index(column) for column in columns]
+        kept = {n: replace(one, maps=one.maps[..., places]) for n, one in self.layers.items()}
+        return replace(self, layers=kept, columns=tuple(columns))
+
+
+def layer_maps(
+    store: MapStore, preset: Preset, self_attention: MapStore | None = None
+) -> LayerMaps:
+    """The maps of a store's layers, averaged over heads and steps as far as the preset does that.
+
+    Args:
+        store: what is read.
+        preset: how.
+        self_attention: the store that holds what refines the maps; ``store`` itself by default.
+
+    Raises:
+        CaptureError: the store holds no layer that sees the text, or has averaged over what the
+            preset reads one by one.
+    """
+    _check_kept(store, preset)
+    ran = [layer for layer in store.layers if layer.name in store.maps]
+    texts = [layer for layer in ran if layer.kind in TEXT_KINDS]
+    found = {layer.name: _of_layer(store, layer, preset) for layer in texts}
+    if not found:
+        raise CaptureError(
+            "There are no maps of cross- or joint attention, and only those have token columns. "
+            'Capture with kinds=("cross", "joint") and run the pipeline inside the with block.'
+        )
+    columns = store.tokens or tuple(range(store.n_keys or 0))
+    passes = len(_read_steps(store, preset))
+    if preset.refine is None:
+        return LayerMaps(found, columns, passes)
+    return LayerMaps(found, columns, passes, *_affinity(self_attention or store, preset))
+
+
+def _check_kept(store: MapStore, preset: Preset) -> None:
+    missing = []
+    if preset.each_head and store.heads != "all":
+        missing.append('heads="all"')
+    if preset.steps == "last" and store.steps not in ("last", "all"):
+        missing.append('steps="last"')
+    if preset.among_words and store.among is None:
+        missing.append("among=[...], the columns of each image's words, <sos> and <eos>")
+    if preset.contrast and store.tokens is not None:
+        missing.append("tokens=None")
+    if missing:
+        raise CaptureError(
+            f"The preset {preset.name!r} reads what this store has not kept. Capture with "
+            f"{', '.join(missing)}; sdattn.generate(preset={preset.name!r}) does so by itself."
+        )
+
+
+def _of_layer(store: MapStore, layer: AttentionLayer, preset: Preset) -> LayerMap:
+    maps = over_steps(store, store.maps[layer.name], preset)
+    if store.heads != "mean" and not preset.each_head:
+        maps = maps.mean(1)
+    heads = layer.heads if isinstance(store.heads, str) else len(store.heads)
+    return LayerMap(layer.place, layer.level, heads, maps.float().cpu())
+
+
+def _read_steps(store: MapStore, preset: Preset) -> list[int]:
+    """The places on the steps axis, or the passes in its place, that the preset's maps are of."""
+    kept = [i for i in range(len(store.passes)) if store.keeps(i)]
+    if "last" in (store.steps, preset.steps):
+        return [len(kept) - 1]
+    if isinstance(preset.steps, str) or store.steps != "all":  # a list of steps was chosen
+        return list(range(len(kept)))
+    first, last = preset.steps
+    places = [store.passes[i].position for i in kept]
+    wanted = [i for i, at in enumerate(places) if at is None or first <= at <= last]
+    return wanted or list(range(len(kept)))
+
+
+def over_steps(store: MapStore, maps: Tensor, preset: Preset) -> Tensor:
+    """``[images, steps, ...]`` without its steps; a store that has none is left as it is."""
+    return maps if is_summed(store.steps) else maps[:, _read_steps(store, preset)].mean(1)
+
+
+def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, tuple[int, int]]:
+    """The mean of the finest self-attention layers that the store holds, and their grid."""
+    held = [layer for layer in store.layers if layer.kind == "self" and layer.name in store.maps]
+    if not held:
+        raise CaptureError(
+            f"refine={preset.refine!r} spreads the maps along the self-attention, and this store "
+            'holds none. Capture with kinds=("cross", "self") and the layers of '
+            "sdattn.maps.refinement.refining(pipe); sdattn.generate(refine='self') does so itself."
+        )
+    finest = min(layer.level for layer in held)
+    total, grid = torch.zeros(()), (0, 0)
+    finest_layers = [layer for layer in held if layer.level == finest]
+    for layer in finest_layers:
+        maps = over_steps(store, store.maps[layer.name], preset)
+        maps = maps.mean(1) if store.heads != "mean" else maps  # [images, rows, cols, N]
+        grid = (maps.shape[1], maps.shape[2])
+        total = total + maps.float().cpu().flatten(1, 2)
+    return total / len(finest_layers), grid
+
+
+def resize_maps(maps: Tensor, size: tuple[int, int], mode: str = "bilinear") -> Tensor:
+    """``[..., rows, cols]`` at ``size`` = (rows, cols), cell centres aligned."""
+    batched = maps.reshape(-1, 1, *maps.shape[-2:])
+    resized = torch.nn.functional.interpolate(batched, size=size, mode=mode, align_corners=False)
+    return resized.reshape(*maps.shape[:-2], *size)

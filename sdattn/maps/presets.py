@@ -1,0 +1,183 @@
+"""How a heatmap is made of the layers' maps: what each tool of the field does, in one table.
+
+PRESETS["daam"]                  a Preset: which layers, heads, steps, and how they come together
+preset_of("daam", refine="self") by name or as it is, with what is to be changed
+
+Sources: Tang et al. 2022, "What the DAAM: Interpreting Stable Diffusion Using Cross Attention" and
+its code (castorini/daam); Hertz et al. 2022, "Prompt-to-Prompt", ``aggregate_attention`` of
+google/prompt-to-prompt; Chefer et al. 2023, "Attend-and-Excite"; Marcos-Manchón et al. 2024,
+"Open-Vocabulary Attention Maps" (vpulab/ovam); wooyeolBaek/attention-map-diffusers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal
+
+UNET = ("down", "mid", "up")
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "steps": ("mean", "sum", "last"),
+    "heads": ("mean", "sum", "pool"),
+    "layers": ("mean", "sum"),
+    "resize": ("bilinear", "bicubic"),
+    "words": ("sum", "mean"),
+    "refine": (None, "self"),
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A way from the maps of layers ``A_l[step, head, cell, token]`` to one map a token.
+
+    Attributes:
+        name: what it is called.
+        places: the layers that are read, by place.
+        or_all: where there are none of these places, read all layers there are.
+        cells: read only the grid whose shorter side is nearest to so many cells (in proportion).
+        least_cells: leave out grids of fewer cells on their shorter side; where all have fewer,
+            all but the finest.
+        deepest: leave out layers below this level; level 3 is an eighth of the latent's side.
+        steps: ``"mean"`` or ``"sum"`` over the calls of the model that were kept; ``"last"``, the
+            last call alone; a part of the schedule, whose mean it is.
+        heads: ``"mean"``: over a layer's heads, then over layers; ``"sum"``: over a layer's heads;
+            ``"pool"``: over the heads of all layers, as if they were of one.
+        each_head: each head is resized, and cut off at 0, before it is averaged.
+        layers: ``"mean"`` or ``"sum"`` over layers, at the finest grid among them.
+        resize: ``"bilinear"`` or ``"bicubic"``, which is cut off at 0.
+        among_words: the softmax is over the words, ``<sos>`` and the first ``<eos>`` only.
+        contrast: where it is not 0: the softmax over the words' columns of so many times the maps.
+        sigma: of a Gaussian over 3x3 cells at the end, in cells; 0 for none.
+        words: a word of several columns is their ``"sum"`` or their ``"mean"``.
+        refine: ``"self"``: spread along the picture's self-attention, see
+            :mod:`sdattn.maps.refinement`; None for as they are.
+
+    Raises:
+        ValueError: a value that is none of these.
+    """
+
+    name: str
+    places: tuple[str, ...]
+    or_all: bool = False
+    cells: int | None = None
+    least_cells: int = 0
+    deepest: int | None = None
+    steps: Literal["mean", "sum", "last"] | tuple[float, float] = "mean"
+    heads: Literal["mean", "sum", "pool"] = "mean"
+    each_head: bool = False
+    layers: Literal["mean", "sum"] = "mean"
+    resize: Literal["bilinear", "bicubic"] = "bilinear"
+    among_words: bool = False
+    contrast: float = 0.0
+    sigma: float = 0.0
+    words: Literal["sum", "mean"] = "sum"
+    refine: Literal["self"] | None = None
+
+    def __post_init__(self) -> None:
+        chosen = {name: getattr(self, name) for name in _CHOICES}
+        if not isinstance(self.steps, str):
+            first, last = self.steps
+            chosen["steps"] = "mean" if 0 <= first < last <= 1 else self.steps
+        for name, value in chosen.items():
+            if value not in _CHOICES[name]:
+                told = ", ".join(map(repr, _CHOICES[name]))
+                more = ", or a part of the schedule, (0.5, 1.0)" if name == "steps" else ""
+                raise ValueError(
+                    f"The preset {self.name!r} has {name}={value!r}: pass {told}{more}."
+                )
+        if not self.places or isinstance(self.places, str):
+            raise ValueError(f"Preset {self.name!r} has places={self.places!r}: pass a tuple.")
+
+    @property
+    def unit(self) -> str:
+        """What the values of its maps are, for a colour bar."""
+        if self.contrast:
+            return f"softmax over words of {self.contrast:g} \N{MULTIPLICATION SIGN} attention"
+        what = "attention among words" if self.among_words else "attention"
+        summed = [name for name in ("steps", "heads", "layers") if getattr(self, name) == "sum"]
+        if not summed:
+            return f"share of {what}"
+        *first, last = summed
+        return f"{what}, summed over {', '.join(first)}{' and ' if first else ''}{last}"
+
+    def reads(self, place: str, level: int) -> bool:
+        """Whether a layer is of the places and levels that are read."""
+        return place in self.places and (self.deepest is None or level <= self.deepest)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its attributes as JSON can hold them."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, held: dict[str, Any]) -> Preset:
+        """What :meth:`to_json` gave.
+
+        Raises:
+            ValueError: it has other attributes.
+        """
+        tuples: dict[str, Any] = {
+            name: tuple(one) if isinstance(one, list) else one for name, one in held.items()
+        }
+        try:
+            return cls(**tuples)
+        except TypeError as error:
+            raise ValueError(
+                f"The preset has attributes that this version does not know: {error}."
+            ) from None
+
+
+_ALL = (
+    # Where it points is measured by scripts/evaluate_heatmaps.py: the way up, on grids fine enough
+    # to point with, once the picture has formed.
+    Preset("default", ("up",), or_all=True, least_cells=16, steps=(0.5, 1.0)),
+    Preset(
+        "daam",
+        ("down", "up"),
+        deepest=2,
+        steps="sum",
+        heads="pool",
+        each_head=True,
+        resize="bicubic",
+        words="mean",
+    ),
+    Preset("p2p", ("down", "up"), cells=16, heads="pool"),
+    Preset(
+        "attend-and-excite",
+        UNET,
+        cells=16,
+        steps="last",
+        heads="pool",
+        contrast=100.0,
+        sigma=math.sqrt(0.5),  # its ".5" is squared into the exponent without the factor of 2
+    ),
+    Preset("ovam", ("down", "up"), steps="sum", heads="sum", layers="sum", among_words=True),
+    Preset("sum", (*UNET, "block", "double"), heads="sum"),
+)
+PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})
+
+
+def nothing_read(preset: Preset, found: Iterable[tuple[str, int]]) -> str:
+    """What to say where none of the layers, (place, level) each, is one that a preset reads."""
+    there = ", ".join(sorted({f"{place} at level {level}" for place, level in found}))
+    levels = "" if preset.deepest is None else f" down to level {preset.deepest}"
+    return (
+        f"The preset {preset.name!r} reads layers of the places {', '.join(preset.places)}{levels},"
+        f" and there are only: {there}. Choose other layers, or another preset."
+    )
+
+
+def preset_of(preset: str | Preset, refine: str | None = None) -> Preset:
+    """A preset by its name, or as it is; ``refine`` is put in where it is given.
+
+    Raises:
+        ValueError: no preset is called that, or ``refine`` is not ``"self"``.
+    """
+    if refine not in (None, "self"):
+        raise ValueError(f"refine={refine!r}: pass 'self', or None for the maps as they are.")
+    if not isinstance(preset, Preset):
+        if preset not in PRESETS:
+            raise ValueError(f"preset={preset!r}: choose one of {', '.join(PRESETS)}.")
+        preset = PRESETS[preset]
+    return replace(preset, refine="self") if refine else preset

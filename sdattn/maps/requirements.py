@@ -1,0 +1,116 @@
+"""What a run has `capture()` keep: what was asked for, and what its preset reads.
+
+checked_capture(settings, words, prompts)         refused where the run would have no heatmaps
+capture_settings(pipe, preset, prompts, ...)      the keyword arguments of capture()
+columns_of(words, prompts), columns_around(prompt)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..hooks.keep import is_span
+from ..models.layers import TEXT_KINDS, find_denoiser, find_layers, select_layers
+from ..models.loading import images_a_prompt
+from ..prompts.tokens import PAD, Prompt
+from .presets import Preset, nothing_read
+from .refinement import refining
+
+
+def checked_capture(
+    settings: Mapping[str, Any],
+    words: Sequence[str] | None,
+    prompts: Sequence[Prompt],
+    branches: Sequence[str] = ("conditional", "both"),
+) -> dict[str, Any]:
+    """Options of :func:`sdattn.capture`, with the token columns of the words that are to be kept.
+
+    Raises:
+        ValueError: what would leave the run without heatmaps of its prompt; no words, or one text.
+        KeyError: a word that is in none of the prompts.
+    """
+    branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
+    ours = {"text_states", "among"} & set(settings)
+    if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or ours:
+        raise ValueError(
+            f"capture_options={dict(settings)}: this shows where the words of the prompt go. For "
+            "anything else use capture() around the pipeline."
+        )
+    if words is None:
+        return dict(settings)
+    if isinstance(words, str) or not words:
+        raise ValueError(f"words={words!r}: pass a list of words and phrases, or None for all.")
+    return {**settings, "tokens": columns_of(words, prompts)}
+
+
+def capture_settings(
+    pipe: Any,
+    preset: Preset,
+    prompts: Sequence[Prompt],
+    options: Mapping[str, Any],
+    chosen: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What :func:`sdattn.capture` has to keep for a preset, ``chosen`` options put in.
+
+    Raises:
+        ValueError: ``chosen`` has what the preset cannot do with; no layer that it reads.
+        TypeError: the model cannot be refined.
+    """
+    _check_layers(pipe, preset, chosen or {})
+    needs: dict[str, Any] = {}
+    if preset.each_head:
+        needs["heads"] = "all"
+    if preset.steps == "last":
+        needs["steps"] = "last"
+    if preset.among_words:
+        images = images_a_prompt(pipe, options)
+        needs["among"] = [columns_around(one) for one in prompts for _ in range(images)]
+    if preset.contrast:
+        needs["tokens"] = None
+    if preset.refine:
+        refining(pipe)  # or refuse
+    chosen = dict(chosen or {})
+    # every step and every head hold what any preset reads of them
+    if clash := sorted(name for name in needs.keys() & chosen.keys() if chosen[name] != "all"):
+        told = ", ".join("words (tokens)" if name == "tokens" else name for name in clash)
+        raise ValueError(
+            f"The preset {preset.name!r} decides on {told} of the capture itself. Leave that out, "
+            "or choose another preset."
+        )
+    if is_span(preset.steps) and options.get("denoising_end") is None:
+        needs["steps"] = preset.steps  # a run that ends early may have no such part
+    return {**needs, **chosen}
+
+
+def _check_layers(pipe: Any, preset: Preset, chosen: Mapping[str, Any]) -> None:
+    """Refuse before the run what would have no heatmaps after it."""
+    kinds = [kind for kind in chosen.get("kinds", TEXT_KINDS) if kind in TEXT_KINDS]
+    found = find_layers(find_denoiser(pipe).model)
+    layers = [(la.place, la.level) for la in select_layers(found, chosen.get("layers"), kinds)]
+    if not preset.or_all and not any(preset.reads(*one) for one in layers):
+        raise ValueError(nothing_read(preset, layers))
+
+
+def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
+    """The token columns of words and phrases in any of the prompts, in order.
+
+    Raises:
+        KeyError: one that is in none of them.
+    """
+    columns: set[int] = set()
+    for word in words:
+        errors = []
+        for one in prompts:
+            try:
+                columns.update(*one.find(word))
+            except KeyError as error:
+                errors.append(error)
+        if len(errors) == len(prompts):
+            raise errors[0]
+    return sorted(columns)
+
+
+def columns_around(prompt: Prompt) -> list[int]:
+    """The columns of the words and of what is around them, without padding."""
+    return [i for i, token in enumerate(prompt.tokens) if token.special != PAD]

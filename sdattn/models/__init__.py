@@ -1,0 +1,1 @@
+"""What is known of diffusers' models: layers, calls, guidance, prompts, loading."""

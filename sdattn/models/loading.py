@@ -1,0 +1,262 @@
+"""Load a pipeline, the demo model among them, and tell what a pipeline is.
+
+load_pipeline("demo")    the model in this package, a folder, a file, or a hub id
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .guidance import GuidanceWatch
+from .layers import family, find_denoiser, find_layers, is_unet
+from .model_index import check_whole, read_index, reading
+from .reading import read_prompts
+
+DEMO = Path(__file__).parent / "demo"
+DEMO_SETTINGS = {"num_inference_steps": 20, "guidance_scale": 2.0}
+DEMO_INVERSION = {"learning_rate": 5e-2}  # 1e-2 is for 50 steps
+UNSEEN = {"linear": "they have no softmax", "temporal": "they look at frames, not at the text"}
+TEXT_TO_IMAGE = {"StableDiffusionPipeline", "StableDiffusionXLPipeline"}
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+def load_pipeline(
+    model: str | Path = "demo",
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Load a pipeline of diffusers.
+
+    Args:
+        model: ``"demo"``, the small model inside this package; a folder that diffusers saved; a
+            single ``.safetensors`` checkpoint of SD 1.x, 2.x or SDXL (diffusers fetches its
+            configuration from the hub); or a hub id, ``"owner/name"``.
+        device: by default CUDA where there is one, else MPS, else the CPU.
+        dtype: by default float16 on CUDA, float32 elsewhere.
+
+    Returns:
+        The diffusers pipeline, on ``device``.
+
+    Raises:
+        FileNotFoundError: no such folder or file.
+        ValueError: the folder holds no pipeline, asks for code of its own or has pickles only, see
+            :func:`sdattn.models.model_index.read_index`; or the file is no checkpoint that is
+        known. OSError: the hub cannot be reached or has no such model.
+        TypeError: the pipeline's denoiser is none that is known.
+    """
+    from diffusers import DiffusionPipeline
+
+    device = torch.device(device or best_device())
+    dtype = dtype or (torch.float16 if device.type == "cuda" else torch.float32)
+    path = find_model(model)
+    if path is not None and path.is_file():
+        pipe = _load_single_file(path, dtype)
+    else:
+        folder = path or download(str(model))
+        read_index(folder)
+        with reading(folder):
+            pipe = DiffusionPipeline.from_pretrained(
+                folder, use_safetensors=True, **_as_dtype(dtype)
+            )
+        parts = pipe.components.items()
+        check_whole(folder, {k: one for k, one in parts if isinstance(one, torch.nn.Module)})
+        pipe.register_to_config(_name_or_path=path or str(model))
+    find_denoiser(pipe)
+    return pipe.to(device)
+
+
+def find_model(model: str | Path) -> Path | None:
+    """The folder or file of what :func:`load_pipeline` takes; None for a hub id.
+
+    Raises:
+        FileNotFoundError: there is neither, and it is no hub id.
+        ValueError: the folder holds no pipeline.
+    """
+    path = DEMO if model == "demo" else Path(model).expanduser()
+    if path.is_dir() and not (path / "model_index.json").is_file():
+        raise ValueError(
+            f"{path} is a folder without model_index.json, so it holds no pipeline. Pass a "
+            "folder made by save_pretrained."
+        )
+    if path.is_file() or path.is_dir():
+        return path
+    if _HUB_ID.fullmatch(str(model)):
+        return None
+    raise FileNotFoundError(
+        f"There is no model at {model}. Pass 'demo', a diffusers folder, a .safetensors file, "
+        "or a hub id such as owner/name."
+    )
+
+
+def download(name: str) -> Path:
+    """The folder of a model of the hub, fetched where it is not there yet, without its pickles.
+
+    Raises:
+        OSError: it cannot be had, or has Python of its own to run.
+    """
+    from diffusers import DiffusionPipeline
+
+    with needs_the_hub(f"{name!r} (there is no folder of that name)"):
+        return Path(DiffusionPipeline.download(name, use_safetensors=True, trust_remote_code=False))
+
+
+def best_device() -> str:
+    """``"cuda"``, ``"mps"`` or ``"cpu"``, the first that this machine has."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _load_single_file(path: Path, dtype: torch.dtype) -> Any:
+    from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if path.suffix != ".safetensors":  # by which diffusers decides how to read it
+            raise SafetensorError("its name does not end in .safetensors")
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is no .safetensors file ({error}). Pickled checkpoints are not read; convert "
+            "them to safetensors first."
+        ) from error
+    kind: Any = None
+    if any(name.startswith("conditioner.embedders.") for name in names):
+        kind = StableDiffusionXLPipeline
+    elif any(name.startswith("cond_stage_model.") for name in names):
+        kind = StableDiffusionPipeline
+    if kind is not None:
+        with needs_the_hub(f"the configuration of {path}"):
+            return kind.from_single_file(str(path), **_as_dtype(dtype))
+    raise ValueError(
+        f"{path} holds {len(names)} tensors, but not the text encoder of an SD 1.x, 2.x or SDXL "
+        "checkpoint. Pass the whole checkpoint, or a diffusers folder."
+    )
+
+
+def _as_dtype(dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """The option of ``from_pretrained``; diffusers before 0.40 ignores ``dtype``."""
+    release = tuple(map(int, version("diffusers").split(".")[:2]))
+    return {"dtype" if release >= (0, 40) else "torch_dtype": dtype}
+
+
+@contextmanager
+def needs_the_hub(what: str) -> Iterator[None]:
+    """Say of any error that ``what`` could not be loaded from the hub."""
+    try:
+        yield
+    except Exception as error:  # httpx, hub and OS errors alike: all mean that it cannot be had
+        reason = " ".join(str(error).split())[:300]
+        raise OSError(f"Could not load {what} from the hub: {reason}") from error
+
+
+def is_demo(pipe: Any) -> bool:
+    """Whether ``pipe`` is the model inside this package."""
+    return Path(str(getattr(pipe, "name_or_path", ""))) == DEMO
+
+
+def cell_size(pipe: Any) -> int:
+    """Pixels a side of the finest cell of the maps: one of the latent, or a transformer's patch."""
+    model = find_denoiser(pipe).model
+    if is_unet(model):
+        patch = 1
+    elif family(model).startswith(("Flux", "QwenImage")):
+        patch = 2  # their pipelines cut the latent into patches, the model's own are of 1
+    else:
+        patch = model.config.patch_size
+    return int(pipe.vae_scale_factor * patch)
+
+
+def size_unit(pipe: Any) -> int:
+    """Sizes must be a multiple of this many pixels."""
+    # diffusers asks for 8 whatever the VAE, and Sana's pipelines for 32
+    least = 32 if family(find_denoiser(pipe).model).startswith("Sana") else 8
+    return math.lcm(least, cell_size(pipe))
+
+
+def default_size(pipe: Any) -> tuple[int, int]:
+    """(height, width) in pixels of the pictures that a pipeline makes if nothing else is said."""
+    config = find_denoiser(pipe).model.config
+    size = getattr(pipe, "default_sample_size", None) or config.sample_size
+    rows, cols = (size, size) if isinstance(size, int) else size
+    return rows * pipe.vae_scale_factor, cols * pipe.vae_scale_factor
+
+
+def latent_size(pipe: Any, options: Mapping[str, Any] | None = None) -> tuple[int, int]:
+    """(rows, cols) of the finest cells that a pipeline makes with these options, or by default."""
+    height, width = default_size(pipe)
+    if options and "height" in options:
+        height, width = options["height"], options["width"]
+    cell = cell_size(pipe)
+    return height // cell, width // cell
+
+
+def images_a_prompt(pipe: Any, options: Mapping[str, Any]) -> int:
+    """How many pictures a run makes of one prompt; the frames of a video are pictures."""
+    known = inspect.signature(pipe.__call__).parameters
+    counts = ("num_images_per_prompt", "num_frames")
+    return math.prod(_option(pipe, options, name) or 1 for name in counts if name in known)
+
+
+def shortcomings(pipe: Any) -> list[str]:
+    """What of sdattn does not apply to a pipeline, a line each."""
+    kinds = Counter[str](layer.kind for layer in find_layers(find_denoiser(pipe).model))
+    found = [
+        f"{kinds[kind]} {kind} attention layers cannot be captured: {why}."
+        for kind, why in UNSEEN.items()
+        if kinds[kind]
+    ]
+    if kinds["joint"]:
+        found.append("joint attention: the text's columns are captured, not the picture's own.")
+    for attempt in (lambda: GuidanceWatch(pipe).close(), lambda: read_prompts(pipe, "a")):
+        try:
+            attempt()
+        except (TypeError, ValueError) as error:
+            found.append(str(error))
+    try:
+        check_text_to_image(pipe)
+    except TypeError as error:
+        found.append(f"sdattn edit: {error}")
+    return found
+
+
+def check_text_to_image(pipe: Any) -> None:
+    """Refuse a pipeline that makes its picture of more than noise and prompts.
+
+    Raises:
+        TypeError: it is no ``StableDiffusionPipeline`` or ``StableDiffusionXLPipeline``.
+    """
+    if not TEXT_TO_IMAGE & {cls.__name__ for cls in type(pipe).__mro__}:
+        known = " or ".join(sorted(TEXT_TO_IMAGE))
+        raise TypeError(f"This needs a {known}; found a {type(pipe).__name__}.")
+
+
+def model_passes(pipe: Any, options: Mapping[str, Any]) -> int:
+    """How often a run will call the model; second-order schedulers do so twice a step."""
+    scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
+    scheduler.set_timesteps(_option(pipe, options, "num_inference_steps"))
+    return len(scheduler.timesteps)
+
+
+def is_guided(pipe: Any, options: Mapping[str, Any]) -> bool:
+    """Whether a run will have unconditional rows in its batch."""
+    # A model that takes the guidance scale as an input (LCM) runs none.
+    distilled = pipe.unet.config.time_cond_proj_dim is not None
+    return bool(_option(pipe, options, "guidance_scale") > 1 and not distilled)
+
+
+def _option(pipe: Any, options: Mapping[str, Any], name: str) -> Any:
+    """An option's value, the pipeline's own default where it was not given."""
+    return options.get(name, inspect.signature(pipe.__call__).parameters[name].default)

@@ -1,0 +1,120 @@
+"""The outline of a model: its pipeline without the weights, to check prompts and options against.
+
+pipe = outline("demo")                                  # soon, and in next to no memory
+options = checked_options(pipe, {"height": 512})
+prompts = read_prompts(pipe, lines, **options)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .layers import find_denoiser
+from .loading import download, find_model
+from .model_index import read_index, reading
+
+
+def outline(model: str | Path = "demo") -> Any | None:
+    """A model's pipeline without its weights.
+
+    It is of the pipeline's own class and has its own tokenizers, scheduler and processors; its
+    models are of their own classes, as ``config.json`` has them, on torch's meta device. So what
+    asks for classes, configurations and tokens works on it, and says what it would say of the
+    loaded pipeline: :func:`sdattn.models.pipeline_call.checked_options`,
+    :func:`sdattn.read_prompts` and the questions of :mod:`sdattn.models.loading`. It cannot be run.
+
+    Args:
+        model: as :func:`sdattn.load_pipeline` takes it. Of a hub id all files are fetched, which
+            spares loading it the same.
+
+    Returns:
+        The diffusers pipeline; or None for what has no outline but may well load: a single
+        ``.safetensors`` file, and a pipeline with several models in one part, such as two
+        ControlNets.
+
+    Raises:
+        FileNotFoundError, ValueError, OSError, TypeError: as :func:`sdattn.load_pipeline`. Weights
+            that are missing or broken go unnoticed.
+    """
+    path = find_model(model)
+    if path is None:
+        pipe = _build(download(str(model)), str(model))
+    else:
+        pipe = None if path.is_file() else _build(path, path)
+    if pipe is not None:
+        find_denoiser(pipe)
+    return pipe
+
+
+def _build(folder: Path, name: str | Path) -> Any | None:
+    from diffusers import DiffusionPipeline
+
+    with _silence(), reading(folder):
+        models = _models(folder, read_index(folder))
+        if None in models.values():
+            return None
+        pipe = DiffusionPipeline.from_pretrained(folder, use_safetensors=True, **models)
+        pipe.register_to_config(_name_or_path=name)
+    return pipe
+
+
+def _models(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a ``model_index.json`` that have weights, built without them."""
+    found = {}
+    for name, entry in index.items():
+        match entry:
+            case [str(library), str(kind)]:
+                cls = _class(library, kind)
+                if isinstance(cls, type) and issubclass(cls, torch.nn.Module):
+                    part = folder / name
+                    found[name] = _without_weights(cls, part if part.is_dir() else folder)
+    return found
+
+
+def _class(library: str, name: str) -> Any:
+    """The class that diffusers means by an entry of ``model_index.json``; None if it imports the
+    library for itself, or refuses to."""
+    from diffusers import pipelines
+
+    return getattr(getattr(pipelines, library, None) or sys.modules.get(library), name, None)
+
+
+def _without_weights(cls: Any, folder: Path) -> Any | None:
+    """A model of diffusers or transformers from its ``config.json``; None for a class that holds
+    several models and has none."""
+    if hasattr(cls, "config_class"):  # of transformers
+        config = cls.config_class.from_pretrained(folder)
+        with torch.device("meta"):
+            return cls(config)
+    if not hasattr(cls, "load_config"):
+        return None
+    config = cls.load_config(folder)
+    with torch.device("meta"):
+        return cls.from_config(config)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """No progress bar, and only errors in the log: loading will say the same again."""
+    from diffusers.utils import logging as of_diffusers
+    from transformers.utils import logging as of_transformers
+
+    logs = (of_diffusers, of_transformers)
+    before = [log.get_verbosity() for log in logs]
+    bars = of_diffusers.is_progress_bar_enabled()
+    try:
+        of_diffusers.disable_progress_bar()
+        for log in logs:
+            log.set_verbosity_error()
+        yield
+    finally:
+        for log, level in zip(logs, before, strict=True):
+            log.set_verbosity(level)
+        if bars:
+            of_diffusers.enable_progress_bar()

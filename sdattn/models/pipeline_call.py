@@ -1,0 +1,263 @@
+"""A pipeline's call: its options checked, the call with a seed for each image, its pictures.
+
+checked_options(pipe, options)                   refused where they cannot be, or filled in
+check_memory(pipe, options, prompts)             refused where the pictures are too many
+checked_seeds(seed, images)                      one for each image
+call_pipeline(pipe, prompts, seeds, options)     noise drawn on the CPU
+options_of_image(options, 0, images=4, prompts=2)    for a run of that image alone
+pictures_of(result)                              PIL
+one_at_a_time(function), turn(pipe)              however many threads call one pipeline
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import math
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from operator import index
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from .finite import watch_finite
+from .loading import DEMO_SETTINGS, default_size, images_a_prompt, is_demo, size_unit
+from .reading import check_text
+
+_LARGEST_SEED = 2**63 - 1  # of a torch.Generator
+_BYTES_A_PIXEL = 3 * 4  # of the picture that the autoencoder makes, RGB in float32
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+_turns: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # model -> its lock
+_turns_lock = threading.Lock()
+
+
+def one_at_a_time(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Have calls with one pipeline, the first argument, wait for each other.
+
+    A pipeline keeps the state of its run in itself and in its scheduler, so two threads that run it
+    at a time mix them up. Pipelines that share their model take turns as well.
+    """
+
+    @functools.wraps(function)
+    def waiting(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        with turn(args[0] if args else kwargs.get("pipe")):
+            return function(*args, **kwargs)
+
+    return waiting
+
+
+def turn(pipe: Any) -> Any:
+    """A lock that a thread holds while it runs a pipeline, for ``with`` blocks, also nested."""
+    held = (getattr(pipe, name, None) for name in ("unet", "transformer"))
+    model = next((one for one in held if one is not None), pipe)
+    with _turns_lock:
+        try:
+            return _turns.setdefault(model, threading.RLock())
+        except TypeError:  # no object that could be a pipeline
+            return threading.RLock()
+
+
+def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A pipeline's options, refused where they cannot be, filled in where that needs knowledge.
+
+    Raises:
+        ValueError: an option that is not free here, a size or a number of steps or of pictures that
+            cannot be, pictures that this machine's memory cannot hold, a text that is too long.
+    """
+    if is_demo(pipe):
+        options = {**DEMO_SETTINGS, **options}
+    options = {name: _plain(value) for name, value in options.items()}
+    if taken := sorted({"generator", "output_type", "prompt_embeds", "return_dict"} & set(options)):
+        raise ValueError(
+            f"{', '.join(taken)} cannot be chosen here. Use capture() around the pipeline."
+        )
+    _check_names(pipe, options)
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name}={value}: pass a finite number.")
+        for text in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(text, str):
+                check_text(text, name)
+    _check_guidance(pipe, options)
+    options = {**options, **_checked_size(pipe, options), **_checked_counts(pipe, options)}
+    check_memory(pipe, options)
+    return options
+
+
+def _plain(value: Any) -> Any:
+    """An integer of another library (numpy's) as Python's own."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
+def _checked_counts(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
+    """The steps and the numbers of pictures, as far as they were given."""
+    most = pipe.scheduler.config.num_train_timesteps
+    found = {}
+    if "num_inference_steps" in options:
+        steps = _whole(options["num_inference_steps"])
+        if steps is None or not 1 <= steps <= most:
+            raise ValueError(
+                f"num_inference_steps={options['num_inference_steps']!r}: pass 1 to {most}, the "
+                "scheduler's most."
+            )
+        found["num_inference_steps"] = steps
+    for name in ("num_images_per_prompt", "num_frames"):
+        if options.get(name) is not None:
+            number = _whole(options[name])
+            if number is None or number < 1:
+                raise ValueError(f"{name}={options[name]!r}: pass a whole number from 1.")
+            found[name] = number
+    return found
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number of whatever kind, numpy's too, as an int; None for anything else."""
+    try:
+        return None if isinstance(value, bool) else index(value)
+    except TypeError:
+        return None
+
+
+def check_memory(pipe: Any, options: Mapping[str, Any], prompts: int = 1) -> None:
+    """Refuse pictures that alone, without the model's own needs, are more than there is memory.
+
+    Raises:
+        ValueError: so are those that a call with so many prompts makes with these options.
+    """
+    import psutil
+
+    images, (height, width) = prompts * images_a_prompt(pipe, options), default_size(pipe)
+    height, width = options.get("height") or height, options.get("width") or width
+    needed, memory = images * height * width * _BYTES_A_PIXEL, psutil.virtual_memory().total
+    if needed > memory:
+        raise ValueError(
+            f"{images:,} picture(s) of {width}x{height} pixels need {needed / 1e9:,.0f} GB before "
+            f"they are pictures, and this machine has {memory / 1e9:,.0f} GB. Make fewer at a "
+            "time, or smaller ones."
+        )
+
+
+def checked_seeds(seed: Any, images: int = 1) -> list[int]:
+    """The seeds of a run's images: ``seed`` and those that follow.
+
+    Raises:
+        ValueError: it is no whole number, or one of them is not from 0 to 2**63 - 1.
+    """
+    first = _whole(seed)
+    if first is None or not 0 <= first <= _LARGEST_SEED - images + 1:
+        most = "2**63 - 1" if images == 1 else f"2**63 - {images}, for {images} images"
+        raise ValueError(f"seed={seed!r}: pass a whole number from 0 to {most}.")
+    return [first + i for i in range(images)]
+
+
+def _check_names(pipe: Any, options: Mapping[str, Any]) -> None:
+    """Refuse what the pipeline does not know: some of diffusers' take anything and heed nothing."""
+    known = [
+        name
+        for name, one in inspect.signature(pipe.__call__).parameters.items()
+        if one.kind is not one.VAR_KEYWORD and name != "prompt"
+    ]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known) or known
+            raise ValueError(
+                f"A {type(pipe).__name__} has no option {name!r}. It has: {', '.join(near)}."
+            )
+
+
+def _check_guidance(pipe: Any, options: Mapping[str, Any]) -> None:
+    """Refuse a negative prompt that the pipeline would drop in silence."""
+    known = inspect.signature(pipe.__call__).parameters
+    name = next((one for one in ("true_cfg_scale", "guidance_scale") if one in known), None)
+    if not options.get("negative_prompt") or name is None:
+        return
+    scale = options.get(name, known[name].default)
+    if isinstance(scale, (int, float)) and scale <= 1:
+        raise ValueError(
+            f"A {type(pipe).__name__} heeds a negative prompt only with {name} above 1; found "
+            f"{scale}. Pass {name}=4, say, or no negative prompt."
+        )
+
+
+def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Both sides of the size, or none (of a lone side diffusers would take no notice), and a
+    picture that is as the model made it."""
+    found: dict[str, Any] = {}
+    if "use_resolution_binning" in inspect.signature(pipe.__call__).parameters:
+        if options.get("use_resolution_binning"):
+            raise ValueError(
+                "use_resolution_binning=True has the model make another size and cuts the picture "
+                "out of it, so that the heatmaps would not fit. Pass a size it was trained on, or "
+                "use capture() around the pipeline."
+            )
+        found["use_resolution_binning"] = False
+    asked = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
+    given = {side: _whole(value) for side, value in asked.items()}
+    unit = size_unit(pipe)
+    for side, value in given.items():
+        if value is None:
+            raise ValueError(f"{side}={asked[side]!r}: pass a whole number of pixels.")
+        if value < unit or value % unit:
+            lower = max(unit, value // unit * unit)
+            raise ValueError(
+                f"{side}={value}: this model makes sizes that are a multiple of {unit} pixels. "
+                f"The nearest are {lower} and {lower + unit}."
+            )
+    if given:
+        height, width = default_size(pipe)
+        found |= {"height": height, "width": width, **given}
+    return found
+
+
+def call_pipeline(
+    pipe: Any, prompts: list[str], seeds: Sequence[int], options: Mapping[str, Any]
+) -> Any:
+    """Run a pipeline on prompts, the noise of each image drawn on the CPU from its seed.
+
+    Raises:
+        ValueError: a seed that cannot be.
+        NotFiniteError: a picture holds NaN or infinity, see :mod:`sdattn.models.finite`.
+    """
+    seeds = [one for seed in seeds for one in checked_seeds(seed)]
+    options = dict(options)
+    if options.get("negative_prompt") is not None:  # diffusers wants a list beside a list
+        options["negative_prompt"] = one_each(options["negative_prompt"], len(prompts))
+    generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+    with watch_finite(pipe, options):
+        return pipe(prompt=prompts, generator=generators, **options)
+
+
+def is_of_pictures(name: str) -> bool:
+    """Whether an option may have a value of its own for each picture."""
+    return "image" in name or "prompt" in name or name == "latents"
+
+
+def options_of_image(
+    options: Mapping[str, Any], number: int, *, images: int, prompts: int
+) -> dict[str, Any]:
+    """The options that draw one image of a run alone, in the order of the pipeline."""
+    found = {name: one for name, one in options.items() if name != "num_images_per_prompt"}
+    for name, value in found.items():
+        if is_of_pictures(name) and isinstance(value, (list, tuple)) and len(value) == prompts:
+            found[name] = value[number // (images // prompts)]
+        elif name == "latents" and len(value) == images:
+            found[name] = value[number : number + 1]
+    return found
+
+
+def one_each(negative: str | Sequence[str], prompts: int) -> list[str]:
+    """A negative prompt for each prompt."""
+    return [negative] * prompts if isinstance(negative, str) else list(negative)
+
+
+def pictures_of(result: Any) -> list[Any]:
+    """The PIL images of what a pipeline returned, the frames of a video in order."""
+    if hasattr(result, "images"):
+        return list(result.images)
+    return [frame for video in result.frames for frame in video]

@@ -1,0 +1,139 @@
+"""What each pipeline makes of a prompt before its text encoder: prompts to token columns.
+
+    read_prompts(pipe, ["a cat", "a dog"])    ->  [Prompt, Prompt]
+    read_prompts(pipe, {"cat": [2]}, 77)      ->  [Prompt], for text states that you made yourself
+
+The columns are those of the ``encoder_hidden_states`` that the denoiser gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..prompts.tokens import Prompt, read_labels, warn_of_truncation
+from .readers import FAMILIES, PipelineCall, Reader, unknown
+
+LONGEST = 10_000  # characters; no text encoder here reads so many tokens
+
+
+def read_prompts(
+    pipe: Any,
+    prompts: str | Mapping[str, Sequence[int]] | Prompt | Sequence[Any],
+    columns: int | None = None,
+    *,
+    negative: bool = False,
+    split: str | None = None,
+    **options: Any,
+) -> list[Prompt]:
+    """Prompts as a pipeline's text encoders see them, see :func:`sdattn.read_prompt`.
+
+    Args:
+        pipe: a diffusers pipeline: Stable Diffusion 1, 2, XL and 3, LCM, AnimateDiff, Flux, Flux2,
+            Flux2 Klein, QwenImage, PixArt, Sana and their variants; any at all for labels.
+        prompts: one prompt or all of a run, in order: texts; labels, ``{"cat": [2], "red dog":
+            [4, 5]}``, where the text states were made elsewhere; or prompts that have been read.
+        columns: the token columns that the text states have; by default as many as the pipeline
+            makes of these options. Labels need it.
+        negative: the prompts are negative ones, which Sana reads without its instruction.
+        split: where the chunks of a long CLIP prompt end, see
+            :func:`sdattn.prompts.chunks.read_long_prompt`.
+        options: of the pipeline's call. ``max_sequence_length``, ``clean_caption`` and
+            ``complex_human_instruction`` are heeded; those that would have the text encoder read
+            another text are refused.
+
+    Returns:
+        One :class:`sdattn.prompts.tokens.Prompt` each.
+
+    Raises:
+        TypeError: a pipeline whose words cannot be told.
+        ValueError: a prompt without a word or of over :data:`LONGEST` characters; columns that
+            cannot be explained; an option that changes the text; labels out of range; or the
+            pipeline's tokenizers (SDXL has two) put a word into different columns, which it would
+            share with another word.
+
+    Warns:
+        TruncationWarning: words were cut off; the message names them.
+    """
+    given = [prompts] if isinstance(prompts, str | Mapping | Prompt) else list(prompts)
+    texts = [one for one in given if isinstance(one, str)]
+    read: list[Prompt] = []
+    for text in texts:
+        check_text(text, "negative prompt" if negative else "prompt")
+    if texts:
+        _check_options(texts, options, negative)
+        read = _family(pipe)(PipelineCall(pipe, columns, options, negative, split), texts)
+    for one in read:
+        warn_of_truncation(one, stacklevel=3)
+    texts_read = iter(read)
+    return [next(texts_read) if isinstance(one, str) else _ready(one, columns) for one in given]
+
+
+def check_text(text: str, name: str) -> None:
+    """Refuse a text that no encoder reads to its end, or that is none.
+
+    Raises:
+        ValueError: it has over :data:`LONGEST` characters, or bytes that are not UTF-8 (as the
+            command line hands them on) or half a character.
+    """
+    if len(text) > LONGEST:
+        raise ValueError(
+            f"The {name} has {len(text):,} characters. Write at most {LONGEST:,}; text encoders "
+            "read 77 to some 1,000 tokens."
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"The {name} is not UTF-8: its character {error.start + 1} is "
+            f"{text[error.start]!r}. Write it as UTF-8."
+        ) from None
+
+
+def _ready(prompt: Any, columns: int | None) -> Prompt:
+    """A prompt that needs no tokenizer."""
+    if isinstance(prompt, Mapping):
+        if columns is None:
+            raise ValueError(
+                f"The labels {dict(prompt)} name token columns, and nothing tells how many there "
+                "are. Pass columns=, the length of the text states."
+            )
+        return read_labels(prompt, columns)
+    if not isinstance(prompt, Prompt):
+        raise ValueError(f"Asked to read {prompt!r}. Pass a text, labels or a Prompt.")
+    if columns not in (None, len(prompt.tokens)):
+        raise ValueError(
+            f"The text states have {columns} token columns, and {prompt.text!r} was read with "
+            f"{len(prompt.tokens)}. Read it with the pipeline and the options of this run."
+        )
+    return prompt
+
+
+def _check_options(texts: list[str], options: Mapping[str, Any], negative: bool) -> None:
+    """Refuse the options that give a text encoder another text."""
+    before = "negative_prompt" if negative else "prompt"
+    for name in (f"{before}_2", f"{before}_3"):
+        other = options.get(name)
+        if other is not None and any(text != other for text in texts) and other != texts:
+            raise ValueError(
+                f"{name}={other!r} is another text than {texts}, so that a token column would "
+                "belong to a word of each. Leave it out, or pass labels."
+            )
+    if options.get("caption_upsample_temperature") is not None:
+        raise ValueError(
+            "caption_upsample_temperature has the pipeline rewrite the prompt before it is read. "
+            "Call pipe.upsample_prompt yourself and pass what it gives as the prompt."
+        )
+
+
+def _family(pipe: Any) -> Reader:
+    """How a pipeline reads: that of its class or the nearest base, by the longest name that fits.
+
+    Mixins are passed over: Kolors has Stable Diffusion's, Chroma has Flux's.
+    """
+    for cls in type(pipe).__mro__:
+        if "Pipeline" in cls.__name__:
+            known = [name for name in FAMILIES if cls.__name__.startswith(name)]
+            if known:
+                return FAMILIES[max(known, key=len)]
+    return unknown

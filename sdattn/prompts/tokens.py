@@ -1,0 +1,301 @@
+"""A prompt's words and the token columns they own. No torch, and no pipeline.
+
+    read_prompt(tokenizer, prompt)           ->  Prompt: its words, its token columns, what was lost
+    Prompt.find("red circle")                ->  one tuple of columns for each occurrence
+    read_labels({"cat": [2]}, 77)            ->  a Prompt where there is no text
+    read_source(tokenizer, source, ...)      ->  a Prompt inside another text
+    join_prompts([clip, t5])                 ->  one Prompt, behind each other
+
+The columns are those that the denoiser gets from the text encoder. Words are found in the prompt
+itself; the tokenizer's character offsets tell which tokens belong to which.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+from .tokenizing import EOS, PAD, SOS, TEMPLATE, Token, added_words, filled, tokenize, with_vectors
+from .words import Source, merge_spans, split_phrase, split_words
+
+__all__ = [
+    "EOS",
+    "PAD",
+    "SOS",
+    "TEMPLATE",
+    "Prompt",
+    "Token",
+    "TruncationWarning",
+    "Word",
+    "join_prompts",
+    "place_words",
+    "read_labels",
+    "read_prompt",
+    "read_source",
+    "split_words",
+    "warn_of_truncation",
+]
+
+
+class TruncationWarning(UserWarning):
+    """The text encoder reads less than the whole prompt; the message names what it never saw."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a prompt.
+
+    Attributes:
+        text: as written in the prompt.
+        start, end: character span in the prompt, end exclusive.
+        columns: its token columns; empty if the word was cut off.
+    """
+
+    text: str
+    start: int
+    end: int
+    columns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as the text encoder sees it.
+
+    Attributes:
+        text: the prompt.
+        words: its words, in order, also those that were cut off.
+        tokens: the token columns, in order.
+    """
+
+    text: str
+    words: tuple[Word, ...]
+    tokens: tuple[Token, ...]
+
+    @property
+    def truncated(self) -> tuple[Word, ...]:
+        """The words of which the text encoder saw nothing."""
+        return tuple(word for word in self.words if not word.columns)
+
+    @property
+    def seen(self) -> tuple[Word, ...]:
+        """The words of which the text encoder saw at least a piece."""
+        return tuple(word for word in self.words if word.columns)
+
+    def find(self, phrase: str) -> list[tuple[int, ...]]:
+        """The token columns of each occurrence of a word or phrase, in prompt order.
+
+        Letter case and the spaces between words do not matter. ``"<sos>"``, ``"<eos>"``,
+        ``"<pad>"`` and ``"<template>"`` name the special columns, as does the tokenizer's own
+        spelling of the first two.
+
+        Raises:
+            KeyError: the phrase is empty, not in the prompt, or was cut off.
+        """
+        special = self._special(phrase)
+        if special:
+            return [special]
+        wanted = split_phrase(phrase)
+        if not wanted:
+            raise KeyError(f"Asked for {phrase!r}, which has no word in it.")
+        found = self._occurrences(wanted)
+        if not found:
+            raise KeyError(
+                f"{phrase!r} is not in the prompt. Its words are: "
+                f"{', '.join(dict.fromkeys(word.text for word in self.words))}."
+            )
+        found = [words for words in found if all(word.columns for word in words)]
+        if not found:
+            raise KeyError(
+                f"{phrase!r} is in the prompt but was cut off: the text encoder reads "
+                f"{len(self.tokens)} tokens. Shorten the prompt or move it forward."
+            )
+        return [_merge(word.columns for word in words) for words in found]
+
+    def _occurrences(self, wanted: list[str]) -> list[tuple[Word, ...]]:
+        """The runs of whole words that are made of these parts."""
+        spelled = [(p, i) for i, word in enumerate(self.words) for p in split_phrase(word.text)]
+        parts, owners = [part for part, _ in spelled], [-1, *(i for _, i in spelled), -1]
+        found = []
+        for start in range(len(parts) - len(wanted) + 1):
+            end = start + len(wanted)
+            whole = owners[start] != owners[start + 1] and owners[end] != owners[end + 1]
+            if whole and parts[start:end] == wanted:
+                found.append(self.words[owners[start + 1] : owners[end] + 1])
+        return found
+
+    def _special(self, name: str) -> tuple[int, ...]:
+        """Columns of a special name; CLIP pads with the token that it ends with, so the spelling
+        ``<|endoftext|>`` names the end only."""
+        return tuple(
+            i
+            for i, token in enumerate(self.tokens)
+            if token.special
+            and (name == token.special or (name == token.text and token.special in (SOS, EOS)))
+        )
+
+
+def _merge(columns: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    return tuple(sorted({column for group in columns for column in group}))
+
+
+def read_prompt(tokenizer: Any, prompt: str, *, max_length: int | None = None) -> Prompt:
+    """Tokenize a prompt as Stable Diffusion pipelines do and find its words.
+
+    Args:
+        tokenizer: any tokenizer of transformers, fast or slow. A token that was added to it is
+            one word, ``"<cat-toy>"``, and so is one of several vectors, ``"<cat-toy>_1"`` and on.
+        prompt: the text.
+        max_length: token columns, special tokens and padding included;
+            ``tokenizer.model_max_length`` by default.
+
+    Returns:
+        Prompt: with ``max_length`` tokens.
+
+    Raises:
+        ValueError: the prompt has no word in it.
+
+    Warns:
+        TruncationWarning: words were cut off; the message names them.
+    """
+    source = with_vectors(tokenizer, Source.of(prompt))
+    read = read_source(tokenizer, source, **filled(max_length or tokenizer.model_max_length))
+    warn_of_truncation(read, stacklevel=3)
+    return read
+
+
+def warn_of_truncation(prompt: Prompt, stacklevel: int = 2) -> None:
+    """Name the words that were cut off, if there are any, in a :class:`TruncationWarning`."""
+    if prompt.truncated:
+        lost = ", ".join(word.text for word in prompt.truncated)
+        warnings.warn(
+            f"The text encoder reads {len(prompt.tokens)} tokens and the prompt has more. It never "
+            f"saw: {lost[:300] + '…' if len(lost) > 300 else lost}",
+            TruncationWarning,
+            stacklevel=stacklevel,
+        )
+
+
+def read_source(
+    tokenizer: Any,
+    source: Source,
+    *,
+    keep: Callable[[int], Sequence[int]] | None = None,
+    **options: Any,
+) -> Prompt:
+    """Tokenize the text that a prompt came to be part of and find the prompt's words.
+
+    Args:
+        tokenizer: any tokenizer of transformers, fast or slow.
+        source: the text and where the prompt is in it.
+        keep: which of the ``n`` tokens become columns, a function of ``n``; all by default.
+        options: handed to the tokenizer: ``padding``, ``max_length``, ``truncation`` and so on.
+
+    Returns:
+        Prompt: its tokens are those kept, the spans are in the prompt. Does not warn.
+
+    Raises:
+        ValueError: the prompt has no word in it.
+    """
+    tokens = tokenize(tokenizer, source, **options)
+    if keep is not None:
+        tokens = [tokens[i] for i in keep(len(tokens))]
+    return place_words(tokenizer, source, tokens)
+
+
+def place_words(tokenizer: Any, source: Source, tokens: Sequence[Token]) -> Prompt:
+    """The prompt's words on its token columns: a word owns the tokens that share a character,
+    not a space, with it."""
+    words = split_words(source.prompt, added_words(tokenizer, source))
+    if not words:
+        raise ValueError(f"The prompt {source.prompt!r} is empty. Write at least one word.")
+    owner = {
+        char: i
+        for i, (_, start, end) in enumerate(words)
+        for char in range(start, end)
+        if not source.prompt[char].isspace()
+    }
+    columns: list[list[int]] = [[] for _ in words]
+    for column, token in enumerate(tokens):
+        if not token.special:
+            for i in {owner[char] for char in range(token.start, token.end) if char in owner}:
+                columns[i].append(column)
+    placed = (Word(*word, tuple(own)) for word, own in zip(words, columns, strict=True))
+    return Prompt(source.prompt, tuple(placed), tuple(tokens))
+
+
+def read_labels(labels: Mapping[str, Sequence[int]], n_columns: int) -> Prompt:
+    """A prompt that is known by its columns only, for text states that were made elsewhere.
+
+    Args:
+        labels: names and the token columns of each, from 0.
+        n_columns: token columns in all.
+
+    Returns:
+        Prompt: each label is a word, the text is the labels in order. Its tokens have no number,
+        and none of them is special.
+
+    Raises:
+        ValueError: no label, a label without a letter or without a column, a column that is no
+            whole number from 0 to ``n_columns - 1``.
+
+    >>> read_labels({"cat": [2], "red dog": [4, 5]}, 77).find("red dog")
+    [(4, 5)]
+    """
+    if not labels:
+        raise ValueError('There are no labels. Pass some, {"cat": [2], "red dog": [4, 5]} say.')
+    words: list[Word] = []
+    tokens = [Token(-1, f"[{column}]", 0, 0) for column in range(n_columns)]
+    for label, columns in labels.items():
+        text, own = _checked_label(label, columns, n_columns)
+        start = words[-1].end + 1 if words else 0
+        words.append(Word(text, start, start + len(text), own))
+        for column in own:
+            tokens[column] = Token(-1, text, start, start + len(text))
+    return Prompt(" ".join(word.text for word in words), tuple(words), tuple(tokens))
+
+
+def _checked_label(label: Any, columns: Any, n_columns: int) -> tuple[str, tuple[int, ...]]:
+    try:
+        own = _merge([[-1 if isinstance(column, bool) else index(column) for column in columns]])
+    except TypeError:
+        own = ()
+    text = " ".join(label.split()) if isinstance(label, str) else ""
+    if not text or not own or own[0] < 0 or own[-1] >= n_columns:
+        raise ValueError(
+            f"The label {label!r} has the token columns {columns!r}. Pass a word or phrase and a "
+            f"list of whole numbers from 0 to {n_columns - 1}, for text states of {n_columns} "
+            "columns."
+        )
+    return text, own
+
+
+def join_prompts(parts: Sequence[Prompt]) -> Prompt:
+    """Several readings of one text that lie behind each other on the token axis, as one.
+
+    SD3's text states are 77 columns of CLIP and then 256 of T5: a word owns columns of both. What
+    is one word for one of them is one word.
+
+    Args:
+        parts: the readings, in the order of their columns.
+
+    Returns:
+        Prompt: a word is truncated where no part saw anything of it. Does not warn.
+
+    Raises:
+        ValueError: there is none, or they are of different texts.
+    """
+    texts = list(dict.fromkeys(part.text for part in parts))
+    if len(texts) != 1:
+        raise ValueError(f"Asked to join readings of {texts}. Pass readings of one text.")
+    (text,) = texts
+    words, shift = [], 0
+    for part in parts:
+        for word in part.words:
+            words.append((word.start, word.end, [shift + column for column in word.columns]))
+        shift += len(part.tokens)
+    joined = (
+        Word(text[start:end], start, end, _merge(c for s, e, c in words if start <= s and e <= end))
+        for start, end in merge_spans((start, end) for start, end, _ in words)
+    )
+    return Prompt(text, tuple(joined), tuple(token for part in parts for token in part.tokens))

@@ -1,0 +1,1 @@
+"""One run: made, saved, read, shown and compared."""

@@ -1,0 +1,267 @@
+"""Where the words of a prompt would go in a picture that is there already.
+
+    explain(pipe, image, "a red circle on a gray background")    a Run, as generate() makes it
+
+A diffusion model that removes noise from a picture looks for the words in it, whoever made the
+picture. So its latent is noised to a few timesteps, and the model looks at each of them once (as
+Tang et al. 2023, "Emergent Correspondence from Image Diffusion", do for its features); or DDIM
+inversion finds the noise that leads to the picture, and the model is watched all the way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..hooks.keep import is_span
+from ..inversion import invert as inversion
+from ..inversion.ddim import ddim, in_place
+from ..inversion.pictures import encode, fit
+from ..maps.presets import Preset, preset_of
+from ..maps.requirements import capture_settings, checked_capture
+from ..models.loading import check_text_to_image
+from ..models.pipeline_call import checked_options, checked_seeds, one_at_a_time
+from ..models.reading import read_prompts
+from ..prompts.tokens import Prompt
+from .run import Run
+from .sampling import sample
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+TIMESTEPS = (0.05, 0.15, 0.25)  # of the training schedule: where the model looks by default
+
+# What is free in a run that draws: here the picture decides, or nothing is drawn at all.
+_DECIDED = {
+    "callback_on_step_end",
+    "denoising_end",
+    "eta",
+    "generator",
+    "guidance_rescale",
+    "guidance_scale",
+    "height",
+    "latents",
+    "num_images_per_prompt",
+    "num_inference_steps",
+    "sigmas",
+    "width",
+}
+
+
+@one_at_a_time
+def explain(
+    pipe: Any,
+    image: Image.Image | Sequence[Image.Image],
+    prompt: str | Sequence[str],
+    *,
+    seed: int = 0,
+    timesteps: Sequence[int] | None = None,
+    invert: bool = False,
+    words: Sequence[str] | None = None,
+    preset: str | Preset = "default",
+    refine: Literal["self"] | None = None,
+    ask: str | None = None,
+    capture_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """See where each word of a prompt goes in a picture of your own.
+
+    By default the picture's latent ``x0`` is noised, ``sqrt(abar_t) x0 + sqrt(1 - abar_t) eps``
+    (Ho et al. 2020, eq. 4), and the model runs once, without guidance, at each of a few timesteps.
+    The maps are the mean over these, as they are the mean over the steps of a run that draws.
+
+    Args:
+        pipe: a text-to-image pipeline of SD 1.x, 2.x or SDXL. Whatever its scheduler, its noise
+            schedule is used.
+        image: any size and mode, see :func:`sdattn.inversion.pictures.fit`; or several that come
+            to one size there, which run in one batch.
+        prompt: what the picture shows; as many prompts as pictures.
+        seed: of the first picture's noise; the next picture has the next seed. The noise of a
+            picture at timestep ``t`` is drawn on the CPU, with the seed ``seed * T + t`` for the
+            ``T`` timesteps of training, so that it depends on no other picture and timestep.
+        timesteps: where to look, between 0 (no noise) and ``T``; :data:`TIMESTEPS` by default.
+        invert: find the noise that leads to the picture by DDIM inversion, and watch the run back
+            to it. No chance is in it, so the seed does not matter. It takes five passes of the
+            model a step.
+        words: keep the maps of these words and phrases only.
+        preset, refine, ask: as in :func:`sdattn.generate`. A preset that reads a part of the steps
+            reads all timesteps here, since they were chosen; with ``invert`` that part of the run.
+        capture_options: handed to :func:`sdattn.capture`, ``{"layers": ("mid", "up")}`` say.
+        options: handed to the pipeline: ``clip_skip``, SDXL's ``original_size`` and so on; with
+            ``invert`` the ``num_inference_steps`` and no other.
+
+    Returns:
+        Run: ``images`` are the pictures as the pipeline saw them. ``"explained"`` in ``info`` tells
+        the way, the timesteps and ``"reconstruction_psnr"``, how near to the picture the pipeline
+        came back, in decibels: its autoencoder alone, or with ``invert`` the whole way. A low one
+        means that the maps are of something else than the picture.
+
+    Raises:
+        TypeError: another kind of pipeline, or ``image`` is no PIL image.
+        ValueError: an empty picture or prompt, numbers or sizes that do not fit, a timestep or an
+            option that cannot be.
+        KeyError: a word that is in none of the prompts. All of them before the model runs.
+    """
+    check_text_to_image(pipe)
+    places = _checked_timesteps(pipe, timesteps, invert)
+    images, prompts = _paired(pipe, image, prompt)
+    options = _checked_options(pipe, options, places, images[0].size)
+    read = read_prompts(pipe, prompts, **options)
+    chosen = preset_of(preset, refine)
+    if is_span(chosen.steps) and not invert:
+        chosen = replace(chosen, steps="mean")
+    watch = checked_capture(capture_options or {}, words, read, ("conditional",))
+    settings = capture_settings(pipe, chosen, read, options, watch)
+    seeds = checked_seeds(seed, len(read))
+    way = _replayed(pipe, images, read, options) if invert else _noised(pipe, images, seeds, places)
+    with way as start:
+        run = sample(pipe, read, seeds, {**options, **start}, settings, preset=chosen, ask=ask)
+    scheduler = type(pipe.scheduler).__name__  # whose noise schedule it was
+    return _told(run, images, "inversion" if invert else "noise", scheduler)
+
+
+class Noised:
+    """A scheduler with which a pipeline stays at its latents and shows them to the model noised.
+
+    Args:
+        down: a scheduler with the noise schedule, such as :func:`sdattn.inversion.ddim.ddim` makes.
+        timesteps: to be shown, whatever number of steps is asked for.
+        seeds: one for each picture of the batch.
+    """
+
+    order, init_noise_sigma = 1, 1.0
+
+    def __init__(self, down: Any, timesteps: Sequence[int], seeds: Sequence[int]):
+        self.down, self.config = down, down.config
+        self.timesteps, self.seeds = torch.tensor(timesteps), seeds
+
+    def set_timesteps(self, num_inference_steps: int, device: Any = None) -> None:
+        self.timesteps = self.timesteps.to(device)
+
+    def scale_model_input(self, sample: Tensor, timestep: Any) -> Tensor:
+        """``sample`` is [B, C, rows, cols], a row for each seed."""
+        at, most = int(timestep), self.config.num_train_timesteps
+        draws = []
+        for seed in self.seeds:
+            generator = torch.Generator("cpu").manual_seed((seed * most + at) % 2**63)
+            draws.append(torch.randn(sample.shape[1:], generator=generator))
+        noise, times = torch.stack(draws).to(sample.device), self.timesteps.new_tensor([at])
+        noised: Tensor = self.down.add_noise(sample.float(), noise, times)
+        return noised.to(sample.dtype)
+
+    def step(self, output: Tensor, timestep: Any, sample: Tensor, return_dict: Any = None) -> Any:
+        return (sample,)
+
+
+@contextmanager
+def _noised(
+    pipe: Any, images: Sequence[Image.Image], seeds: Sequence[int], timesteps: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """Inside, a run of the pipeline with these options is one pass at each timestep."""
+    latents = torch.cat([encode(pipe, one) for one in images]).to(pipe.unet.dtype)
+    with in_place(pipe, Noised(ddim(pipe), timesteps, seeds)):
+        yield {"latents": latents}
+
+
+@contextmanager
+def _replayed(
+    pipe: Any,
+    images: Sequence[Image.Image],
+    read: Sequence[Prompt],
+    options: Mapping[str, Any],
+) -> Iterator[dict[str, Any]]:
+    """Inside, a run of the pipeline with these options is the way back to all the pictures."""
+    steps = {name: options[name] for name in ("num_inference_steps",) if name in options}
+    found = [
+        inversion.invert(pipe, image, one.text, guidance_scale=1.0, null_text=False, **steps)
+        for image, one in zip(images, read, strict=True)
+    ]
+    with found[0].replay(pipe):
+        yield {**found[0].options(), "latents": torch.cat([one.noise for one in found])}
+
+
+def _told(run: Run, images: Sequence[Image.Image], way: str, scheduler: str) -> Run:
+    """The run with the pictures in the place of what came back, and told how it was made."""
+    timesteps = [int(t) for t in run.store.timesteps]
+    for one, image, back in zip(run.info, images, run.images, strict=True):
+        one |= {"scheduler": scheduler, "explained": {"way": way, "timesteps": timesteps}}
+        if way == "inversion":
+            one["seed"] = None  # the noise is the picture's own
+        if not one.pop("blanked", False):  # by a safety checker, which saw what came back
+            near = min(inversion.psnr(image, back), 99.0)  # JSON knows no infinity
+            one["explained"]["reconstruction_psnr"] = near
+    return replace(run, images=list(images))
+
+
+def _paired(pipe: Any, image: Any, prompt: Any) -> tuple[list[Image.Image], list[str]]:
+    """The pictures as the pipeline sees them, of one size, and a prompt for each."""
+    images = list(image) if isinstance(image, (list, tuple)) else [image]
+    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+    if len(images) != len(prompts) or not images:
+        raise ValueError(
+            f"{len(images)} picture(s) and {len(prompts)} prompt(s) were passed. Pass one prompt "
+            "for each picture."
+        )
+    images = [fit(pipe, one) for one in images]
+    if len({one.size for one in images}) > 1:
+        sizes = ", ".join(f"{one.width}x{one.height}" for one in images)
+        raise ValueError(
+            f"The pictures come to {sizes} pixels (width x height), and a batch has one size. Call "
+            "explain() once for each size, or crop the pictures to one shape."
+        )
+    return images, prompts
+
+
+def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
+    """The noisiest first; none for an inversion, which has its own.
+
+    Raises:
+        ValueError: there are none, one twice, one that is out of range or no whole number.
+    """
+    most = pipe.scheduler.config.num_train_timesteps
+    if invert and timesteps is not None:
+        raise ValueError(
+            f"timesteps={timesteps!r}: an inversion goes through its own. Pass num_inference_steps "
+            "for their number, or leave invert out."
+        )
+    if invert:
+        return []
+    if timesteps is None:
+        return sorted({round(part * most) for part in TIMESTEPS}, reverse=True)
+    given = list(timesteps) if hasattr(timesteps, "__iter__") else []
+    whole = all(isinstance(t, Integral) and not isinstance(t, bool) for t in given)
+    if not given or not whole or not all(0 < t < most for t in given):
+        raise ValueError(f"timesteps={timesteps!r}: pass a list of whole numbers, 1 to {most - 1}.")
+    if len(set(given)) < len(given):
+        raise ValueError(f"timesteps={timesteps!r}: pass each once.")
+    return sorted(map(int, given), reverse=True)
+
+
+def _checked_options(
+    pipe: Any, options: Mapping[str, Any], timesteps: Sequence[int], size: tuple[int, int]
+) -> dict[str, Any]:
+    """The pipeline's options, with those that are not free here; ``size`` is (width, height).
+
+    Raises:
+        ValueError: one that is not free was passed, or one that the pipeline does not know.
+    """
+    if timesteps:
+        why = "The picture and the timesteps decide on"
+        taken = {name for name in options if name in _DECIDED or name.startswith("negative_")}
+    else:
+        why = "With invert=True only num_inference_steps can be chosen, not"
+        taken = set(options) - {"num_inference_steps"}
+    if taken:
+        raise ValueError(
+            f"{why} {', '.join(sorted(taken))}. Leave it out; to draw with it, use generate()."
+        )
+    decided = {"guidance_scale": 1.0, "width": size[0], "height": size[1]}
+    if timesteps:
+        decided["num_inference_steps"] = len(timesteps)
+    return checked_options(pipe, {**options, **decided})

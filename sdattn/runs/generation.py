@@ -1,0 +1,127 @@
+"""`generate()`: run a pipeline and see where each word of the prompt went."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from ..control.knockouts import knockouts, prepare
+from ..maps.heatmap import Heatmap
+from ..maps.presets import Preset, preset_of
+from ..maps.requirements import capture_settings, checked_capture
+from ..models.demo_words import unlearnt
+from ..models.loading import is_demo
+from ..models.pipeline_call import (
+    check_memory,
+    checked_options,
+    checked_seeds,
+    one_at_a_time,
+    options_of_image,
+)
+from ..models.reading import read_prompts
+from .run import Run
+from .sampling import read_negative, sample
+
+CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
+
+
+@one_at_a_time
+def generate(
+    pipe: Any,
+    prompt: str | Sequence[str],
+    *,
+    seed: int = 0,
+    words: Sequence[str] | None = None,
+    preset: str | Preset = "default",
+    refine: Literal["self"] | None = None,
+    ask: str | None = None,
+    causal: bool = False,
+    capture_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Run a pipeline and see where each word of the prompt went.
+
+    Args:
+        pipe: a pipeline that :func:`sdattn.capture` and :func:`sdattn.read_prompts` know. The
+            frames of a video are images.
+        prompt: one prompt or several.
+        seed: of the first image, from 0 to 2**63 - 1; the next image has the next seed. Noise is
+            drawn on the CPU, so that it does not depend on the device.
+        words: keep the maps of these words and phrases only.
+        preset: of :data:`sdattn.maps.presets.PRESETS`, or one of your own. What it reads is
+            captured: by default the mean over the second half of the steps.
+        refine: ``"self"``: sharper maps, see :mod:`sdattn.maps.refinement`; 12.6 MB more an image
+            for SD 1.x at 512x512.
+        ask: another text, ``"wheel, hat"``: where the picture would attend to its words, against
+            each other and ``<sos>`` and ``<eos>``; commas are left out. UNets only. In the default
+            preset it holds as much as the maps of so many columns: 4 for these, 0.4 MB an image for
+            SD 1.x at 512x512, however many steps.
+        causal: draw the picture again without each of the words, in the second half of the steps,
+            and see where it changes, see :func:`sdattn.knockout`; a picture more for each word.
+        capture_options: handed to :func:`sdattn.capture`, ``{"layers": ("mid", "up")}`` say. With
+            ``{"branch": "both"}`` the negative prompt gets heatmaps too.
+        options: handed to the pipeline: ``num_inference_steps``, ``guidance_scale``,
+            ``negative_prompt``, ``height``, ``width``, ``num_images_per_prompt`` and so on.
+
+    Returns:
+        Run: images and heatmaps, ``num_images_per_prompt`` for each prompt, in order.
+
+    Raises:
+        ValueError: no prompt, one that is empty or too long, a seed, a size or a number of steps or
+            images that cannot be, more pictures than memory holds, capture options that the preset
+            cannot do with. A :class:`sdattn.models.finite.NotFiniteError`, which is one too, where
+            a picture or a map came out as NaN or infinity.
+        KeyError: a word that is in none of the prompts.
+        TypeError: a model that cannot be refined, asked, or have words knocked out.
+
+    With the demo model a ``UserWarning`` names the words of the prompt that it never learnt.
+    """
+    options = checked_options(pipe, options)
+    read = read_prompts(pipe, prompt, **options)
+    if not read:
+        raise ValueError(f"prompt={prompt!r}: there is none. Pass a text, or a list of some.")
+    check_memory(pipe, options, len(read))
+    chosen = preset_of(preset, refine)
+    watch = checked_capture(capture_options or {}, words, read)
+    if watch.get("branch") == "both":
+        if not options.get("negative_prompt"):
+            raise ValueError("branch='both' shows the words of a negative prompt. Pass one.")
+        read_negative(pipe, options, len(read))
+    settings = capture_settings(pipe, chosen, read, options, watch)
+    seeds = checked_seeds(seed, len(read) * (options.get("num_images_per_prompt") or 1))
+    if is_demo(pipe) and (told := unlearnt(word.text for one in read for word in one.words)):
+        warnings.warn(told, stacklevel=3)
+    alone = [
+        options_of_image(options, i, images=len(seeds), prompts=len(read))
+        for i in range(len(seeds))
+    ]
+    if causal:  # refuse now what would be refused after the pictures
+        for i, own in enumerate(alone):
+            text = read[i // (len(seeds) // len(read))].text
+            prepare(pipe, text, seeds[i], None, CAUSAL_STEPS, own)
+    run = sample(pipe, read, seeds, options, settings, preset=chosen, ask=ask)
+    if causal:
+        try:
+            run.causal_heatmaps = _causes(pipe, run, seeds, words, alone)
+        except Exception as error:  # the pictures and their maps are there
+            warnings.warn(f"There are no causal maps: {error}", stacklevel=3)
+    return run
+
+
+def _causes(
+    pipe: Any,
+    run: Run,
+    seeds: Sequence[int],
+    words: Sequence[str] | None,
+    options: Sequence[Mapping[str, Any]],
+) -> list[list[Heatmap]]:
+    """For each image the maps of :func:`sdattn.control.knockouts.knockouts` of its words, with its
+    options."""
+    found: list[list[Heatmap]] = []
+    for heatmaps, seed, own in zip(run.heatmaps, seeds, options, strict=True):
+        asked = [word for word in words or heatmaps if word in heatmaps]
+        text = heatmaps.prompt.text
+        done = knockouts(pipe, text, asked, seed, steps=CAUSAL_STEPS, **own) if asked else []
+        found.append([one.heatmap for one in done])
+    return found

@@ -1,0 +1,117 @@
+"""The maps of a page: bytes few enough for a file that opens at once, and what they stand for.
+
+A map is kept in 256 shades between its own lowest and highest value, which are told beside it, so a
+number that the page shows is within 0.2 % of the map's range.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
+
+from ...maps.heatmap import Heatmap
+from ...maps.heatmaps import Heatmaps
+from ..imagerun import ImageRun
+from ..views import group_heatmaps, step_groups, step_heatmaps
+
+# Cells at most of the heatmaps, of the groups of layers, of the steps and of further texts:
+# together, however noisy, they leave room for a picture in a page of 3 MB.
+_BUDGETS = {"heatmaps": 450_000, "groups": 350_000, "steps": 600_000, "further": 200_000}
+_COARSEST = 8  # times fewer rows and columns
+
+
+@dataclass(frozen=True, eq=False)
+class PageMaps:
+    """What a page shows.
+
+    Attributes:
+        groups: names of the groups of layers that can be chosen in the heatmap's place.
+        calls: which calls of the model, from 0, can be chosen in the place of the mean.
+        maps: (rows, cols, lowest, highest) of each map: of the mean and each call, in each of them
+            of the heatmap and each group, in each of these of each word, in the order of
+            ``Heatmaps.occurrences()``; behind them those of further texts.
+        data: their cells in that order, row by row, a byte each: in a row the first and then
+            differences from the left neighbour, modulo 256; zlib's stream as base64.
+    """
+
+    groups: list[str]
+    calls: list[int]
+    maps: list[tuple[int, int, float, float]]
+    data: str
+
+
+def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
+    """The maps of a run's page, those of ``further`` words behind the prompt's.
+
+    Where all of them would be too much for a page they are coarser than they were made, by
+    averaging neighbours, and of very many steps some are left out, evenly.
+    """
+    groups, of_steps, steps = group_heatmaps(run), step_groups(run), step_heatmaps(run)
+    names = [name for name in groups if len(groups) > 1 and (not steps or name in of_steps)]
+    looks = [
+        [*_values(one), *(m for name in names for m in _values(of_steps[name][i]))]
+        for i, one in enumerate(steps)
+    ]
+    calls = _evenly(run.details.calls, _most(looks))
+    looks = _evenly(looks, _most(looks))
+    parts = {
+        "heatmaps": _values(run.heatmaps),
+        "groups": [m for name in names for m in _values(groups[name])],
+        "steps": [m for look in looks for m in look],
+        "further": [one.values for one in further],
+    }
+    told, cells = [], []
+    for part, maps in parts.items():
+        for one in _coarse_enough(maps, _BUDGETS[part]):
+            shades, low, high = _in_shades(one.numpy())
+            told.append((*shades.shape, float(f"{low:.5g}"), float(f"{high:.5g}")))
+            cells.append(_differences(shades))
+    data = base64.b64encode(zlib.compress(b"".join(cells), 6)).decode()
+    return PageMaps(names, calls, told, data)
+
+
+def _values(heatmaps: Heatmaps) -> list[Tensor]:
+    return [one.values for one in heatmaps.occurrences()]
+
+
+def _most(looks: Sequence[Sequence[Tensor]]) -> int:
+    """How many steps there is room for where they are coarsest, 8 at least."""
+    cells = sum(one.numel() for one in looks[0]) / _COARSEST**2 if looks else 0
+    return max(8, int(_BUDGETS["steps"] / max(cells, 1)))
+
+
+def _evenly(items: Sequence[Any], most: int) -> list[Any]:
+    """All of them, or so many from the first to the last."""
+    number = min(len(items), most)
+    return [items[round(i * (len(items) - 1) / max(number - 1, 1))] for i in range(number)]
+
+
+def _coarse_enough(maps: Sequence[Tensor], most: int) -> list[Tensor]:
+    """The maps with rows and columns divided by one power of 2, so that there are few cells."""
+    factor, cells = 1, sum(one.numel() for one in maps)
+    while cells > most * factor**2 and factor < _COARSEST:
+        factor *= 2
+    if factor == 1:
+        return list(maps)
+    sizes = [(math.ceil(one.shape[0] / factor), math.ceil(one.shape[1] / factor)) for one in maps]
+    return [adaptive_avg_pool2d(m[None], size)[0] for m, size in zip(maps, sizes, strict=True)]
+
+
+def _in_shades(values: np.ndarray) -> tuple[np.ndarray, float, float]:
+    """uint8 ``[rows, cols]``, and what 0 and 255 stand for."""
+    low, high = float(values.min()), float(values.max())
+    scale = 255 / (high - low) if high > low else 0.0
+    return np.rint((values - low) * scale).astype(np.uint8), low, high
+
+
+def _differences(shades: np.ndarray) -> bytes:
+    """Neighbours of a smooth map differ by little, which packs into fewer bytes."""
+    return np.diff(shades, axis=1, prepend=np.uint8(0)).tobytes()

@@ -1,0 +1,207 @@
+"""One run of a pipeline under its captures: `sample()`, on which `generate()`, `explain()`,
+`edit()` and the batches stand."""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .. import __version__
+from ..hooks.asking import encode_text
+from ..hooks.capture import capture
+from ..hooks.map_store import MapStore
+from ..maps.heatmaps import Heatmaps, heatmaps_of
+from ..maps.layermaps import LayerMaps, layer_maps
+from ..maps.presets import PRESETS, Preset
+from ..maps.refinement import refining
+from ..maps.requirements import capture_settings, columns_around
+from ..models.finite import check_maps
+from ..models.loading import images_a_prompt, is_demo
+from ..models.pipeline_call import call_pipeline, one_each, pictures_of, turn
+from ..models.reading import read_prompts
+from ..prompts.tokens import Prompt
+from .run import Run
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+def sample(
+    pipe: Any,
+    prompts: Sequence[Prompt],
+    seeds: Sequence[int],
+    options: Mapping[str, Any],
+    capture_options: Mapping[str, Any] | None = None,
+    *,
+    preset: Preset = PRESETS["default"],
+    ask: str | None = None,
+) -> Run:
+    """:func:`generate` for prompts that have been read and options that have been checked.
+
+    ``seeds`` has one for each image, in the order of the pipeline; ``capture_options`` are those of
+    :func:`capture_settings` where they are left out.
+
+    Raises:
+        NotFiniteError: a picture or a map holds NaN or infinity; the message says what to try.
+    """
+    settings = capture_options or capture_settings(pipe, preset, prompts, options)
+    asked = None if ask is None else _Asked(pipe, ask, preset, options)
+    watched = _watched(pipe, prompts, preset, options, settings, asked)
+    with turn(pipe), ExitStack() as captures:
+        stores = {of: captures.enter_context(capture(pipe, **kept)) for of, kept in watched.items()}
+        result = call_pipeline(pipe, [one.text for one in prompts], seeds, options)
+    images, store = pictures_of(result), stores["prompt"]
+    layers = layer_maps(store, preset, stores.get("self"))
+    check_maps(_named(layers), pipe, options)
+    info = _infos(pipe, store, images, prompts, seeds, options)
+    for i in _blanked(result):
+        info[i]["blanked"] = True
+    run = Run(images, heatmaps_of(store, layers, preset, prompts), store, layers, info)
+    if "negative" in stores:
+        read = read_negative(pipe, options, len(prompts), stores["negative"].n_text)
+        run.negative_heatmaps = _beside(stores["negative"], layers, preset, read)
+    if asked is not None:
+        run.asked_heatmaps = _beside(stores["asked"], layers, preset, [asked.prompt])
+        for one in info:
+            one["asked"] = asked.prompt.text
+    for what, found in (("negative prompt", run.negative_heatmaps), ("ask", run.asked_heatmaps)):
+        for heatmaps in found:
+            check_maps({what: heatmaps.maps}, pipe, options)
+    return run
+
+
+def _named(layers: LayerMaps) -> dict[str, Tensor]:
+    maps = {name: one.maps for name, one in layers.layers.items()}
+    return maps if layers.affinity is None else {**maps, "self-attention": layers.affinity}
+
+
+def _watched(
+    pipe: Any,
+    prompts: Sequence[Prompt],
+    preset: Preset,
+    options: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    asked: _Asked | None,
+) -> dict[str, dict[str, Any]]:
+    """What is captured of one run, each in a store of its own: the options of each capture."""
+    settings = dict(settings)
+    both = settings.pop("branch", "conditional") == "both"
+    found = {"prompt": settings}
+    if preset.refine:
+        kept = ("steps", "dtype", "device")
+        alike = {name: settings[name] for name in kept if name in settings}
+        found["self"] = {**alike, "kinds": ("self",), "layers": refining(pipe)}
+    if both:  # a capture of its own, since some pipelines run the two in turn
+        own: dict[str, Any] = {"branch": "unconditional", "tokens": None, "among": None}
+        if preset.among_words:
+            read = read_negative(pipe, options, len(prompts))
+            images = images_a_prompt(pipe, options)
+            own["among"] = [columns_around(one) for one in read for _ in range(images)]
+        found["negative"] = {**settings, **own}
+    if asked is not None:
+        found["asked"] = {**settings, **asked.settings}
+    return found
+
+
+def _infos(
+    pipe: Any,
+    store: MapStore,
+    images: Sequence[Image.Image],
+    prompts: Sequence[Prompt],
+    seeds: Sequence[int],
+    options: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """The settings of each image's run."""
+    common = _describe(pipe, store, options)
+    a_prompt, a_seed = len(images) // len(prompts), len(images) // len(seeds)
+    info = [
+        {
+            "prompt": prompts[i // a_prompt].text,
+            "seed": seeds[i // a_seed],  # the frames of a video share theirs
+            **common,
+            "size": [*image.size],
+        }
+        for i, image in enumerate(images)
+    ]
+    negatives = options.get("negative_prompt")
+    if negatives is not None:
+        texts = one_each(negatives, len(prompts))
+        for i, one in enumerate(info):
+            one["options"] = {**one["options"], "negative_prompt": texts[i // a_prompt]}
+    return info
+
+
+class _Asked:
+    """A text that is asked about: as the model reads it, and how its maps are captured."""
+
+    def __init__(self, pipe: Any, text: str, preset: Preset, options: Mapping[str, Any]):
+        text = " ".join(text.replace(",", " ").split())  # a comma would take part in the softmax
+        [self.prompt] = read_prompts(pipe, text, **options)
+        columns = columns_around(self.prompt)
+        self.settings = {
+            "text_states": encode_text(pipe, text, options),
+            "among": [columns],
+            "tokens": None if preset.contrast else columns,
+            "kinds": ("cross",),
+        }
+
+
+def _beside(
+    store: MapStore, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
+) -> list[Heatmaps]:
+    """The heatmaps of another text, refined, where that is asked, along the same pictures."""
+    own = layer_maps(store, replace(preset, refine=None, among_words=False))
+    own = replace(own, affinity=layers.affinity, affinity_grid=layers.affinity_grid)
+    return heatmaps_of(store, own, preset, prompts)
+
+
+def read_negative(
+    pipe: Any, options: Mapping[str, Any], prompts: int, columns: int | None = None
+) -> list[Prompt]:
+    """The negative prompts of a run, one a prompt, as the model reads them."""
+    texts = one_each(options["negative_prompt"], prompts)
+    return read_prompts(pipe, texts, columns, negative=True, **options)
+
+
+def _blanked(result: Any) -> list[int]:
+    """The images that the pipeline's safety checker blanked, with a warning."""
+    flags = getattr(result, "nsfw_content_detected", None) or []
+    blanked = [i for i, flag in enumerate(flags) if flag]
+    if blanked:
+        warnings.warn(
+            f"The pipeline's safety checker blanked image(s) {blanked}; their heatmaps are of what "
+            "was generated before that.",
+            stacklevel=5,
+        )
+    return blanked
+
+
+def _describe(pipe: Any, store: MapStore, options: Mapping[str, Any]) -> dict[str, Any]:
+    plain = (str, int, float, bool, type(None))
+    return {
+        "model": "demo" if is_demo(pipe) else str(getattr(pipe, "name_or_path", "")),
+        "pipeline": type(pipe).__name__,
+        "scheduler": type(pipe.scheduler).__name__,
+        "options": {key: value for key, value in options.items() if isinstance(value, plain)},
+        "options_left_out": sorted(
+            key
+            for key, value in options.items()
+            if not isinstance(value, plain) and key != "negative_prompt"  # which is put in by image
+        ),
+        "device": pipe.device.type,
+        "dtype": str(pipe.dtype).removeprefix("torch."),
+        "timesteps": store.timesteps,
+        "captured": {"steps": store.steps, "heads": store.heads},
+        "versions": {
+            "python": platform.python_version(),
+            "sdattn": __version__,
+            **{name: version(name) for name in ("torch", "diffusers", "transformers")},
+        },
+    }

@@ -1,0 +1,169 @@
+"""A run's files read back: :func:`sdattn.runs.packing.pack_run` the other way, with checks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from PIL import Image
+from safetensors.torch import load
+from torch import Tensor
+
+from ..maps.aggregation import aggregate
+from ..maps.details import Details
+from ..maps.heatmap import Heatmap
+from ..maps.heatmaps import Heatmaps, finish
+from ..maps.layermaps import LayerMap, LayerMaps
+from ..maps.presets import Preset
+from ..prompts.tokens import Prompt, Token, Word
+from .imagerun import ImageRun
+from .info import missing, read_info
+from .packing import AFFINITY, FURTHER, HEADS, MAPS, STEPS, named, sha256
+
+NEEDED = ("run.json", "image.png", MAPS)
+READ = (*NEEDED, STEPS, HEADS, *(f"{name}/{MAPS}" for name in FURTHER))
+
+
+def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
+    """What :func:`sdattn.runs.packing.pack_run` packed, the heatmaps made anew from the maps.
+
+    Args:
+        files: those of ``READ`` that there are.
+        where: they come from, for errors.
+
+    Raises:
+        FileNotFoundError: ``run.json``, ``image.png`` or ``maps.safetensors`` is missing, or
+            another file of maps that the run wrote.
+        ValueError: it is no run of sdattn, or a part is not what the run wrote.
+    """
+    info = read_info(files, where)
+    _check(files, info, where)
+    files = {name: data for name, data in files.items() if name in info["files"]}
+    image = _open_png(files["image.png"], f"{where}/image.png")
+    try:
+        layers = _unpack_layers(files[MAPS], info)
+        return ImageRun(
+            image,
+            _heatmaps(layers, info),
+            layers,
+            info,
+            _unpack_details(files, info),
+            {name: _unpack_further(files[f"{name}/{MAPS}"], info, name) for name in info["more"]},
+        )
+    except Exception as error:  # whatever a document of someone else's making leads to
+        raise ValueError(
+            f"{where}: its maps are not those that its run.json tells of "
+            f"({type(error).__name__}: {error}). Restore the folder or generate the run again."
+        ) from error
+
+
+def _heatmaps(layers: LayerMaps, info: Mapping[str, Any]) -> Heatmaps:
+    words = [{**word, "columns": tuple(word["columns"])} for word in info["words"]]
+    prompt = Prompt(
+        info["prompt"],
+        tuple(Word(**word) for word in words),
+        tuple(Token(**token) for token in info["tokens"]),
+    )
+    preset = Preset.from_json(info["preset"])
+    return finish(aggregate(layers, preset)[0], prompt, preset, info["columns"])
+
+
+def _open_png(data: bytes, where: str) -> Image.Image:
+    """RGB. Nothing but PNG is opened: other readers of Pillow start programs of their own."""
+    try:
+        return Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(
+            f"{where} is no PNG picture that can be read: {error}. Restore it or generate the run "
+            "again."
+        ) from error
+
+
+def _check(files: Mapping[str, bytes], info: Mapping[str, Any], where: str) -> None:
+    for part in NEEDED[1:]:
+        if part not in info["files"]:
+            raise FileNotFoundError(f"{where} was saved without {part}, so it cannot be shown.")
+    for part in READ[1:]:
+        if part not in info["files"]:
+            continue
+        if part not in files:
+            raise missing(where, part)
+        if sha256(files[part]) != info["files"][part]:
+            raise ValueError(
+                f"{where}/{part} is not what this run wrote: its checksum differs from run.json. "
+                "Restore it or generate the run again."
+            )
+
+
+def _unpack_layers(data: bytes, info: Mapping[str, Any]) -> LayerMaps:
+    tensors = load(data)  # in an order that changes from call to call
+    shapes = map_shapes(info)
+    for name, shape in shapes.items():
+        _check_shape(tensors, name, shape)
+    if foreign := tensors.keys() - shapes.keys():
+        raise ValueError(f"{min(foreign)} is no layer of the run")
+    layers = {
+        name: LayerMap(one["place"], one["level"], one["heads"], tensors[name].float()[None])
+        for name, one in info["layers"].items()
+    }
+    columns, passes = tuple(info["columns"]), info["passes"]
+    if info["self_attention"] is None:
+        return LayerMaps(layers, columns, passes)
+    rows, cols = info["self_attention"]
+    return LayerMaps(layers, columns, passes, tensors[AFFINITY].float()[None], (rows, cols))
+
+
+def _unpack_details(files: Mapping[str, bytes], info: Mapping[str, Any]) -> Details:
+    told = info["details"]
+    numbers: Literal["all"] | tuple[int, ...]
+
+    def layers(name: str) -> LayerMaps | None:
+        if name not in files:
+            return None
+        tensors, found = load(files[name]), {}
+        for layer, one in info["layers"].items():
+            if layer in tensors:
+                maps = tensors[layer].float()  # [steps or heads, rows, cols, columns]
+                _check_shape(tensors, layer, (len(maps), *one["grid"], len(told["columns"])))
+                if name == STEPS:
+                    _check_shape(tensors, layer, (len(told["steps"] or ()), *maps.shape[1:]))
+                maps = maps[None] if name == HEADS else maps
+                found[layer] = LayerMap(one["place"], one["level"], one["heads"], maps)
+        if not found:
+            raise ValueError(f"{name} holds no layer of the run")
+        return LayerMaps(found, tuple(told["columns"]), passes=1)
+
+    numbers = tuple(told["heads"]) if isinstance(told["heads"], list) else "all"
+    return Details(layers(STEPS), tuple(told["steps"] or ()), layers(HEADS), numbers)
+
+
+def _unpack_further(data: bytes, info: Mapping[str, Any], name: str) -> tuple[str, list[Heatmap]]:
+    told, tensors = info["more"][name], load(data)
+    labels = [label for label, _ in told["maps"]]
+    for key in named(labels):
+        _check_shape(tensors, key, (*tensors[key].shape[:2],))
+    maps = [
+        Heatmap(label, tensors[key].float(), tuple(columns))
+        for key, (label, columns) in zip(named(labels), told["maps"], strict=True)
+    ]
+    return told["text"], maps
+
+
+def _check_shape(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
+    found = tuple(tensors[name].shape) if name in tensors else None
+    if found != shape:
+        raise ValueError(f"{name} has the shape {found}, where {shape} is expected")
+
+
+def map_shapes(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in ``maps.safetensors``, as ``run.json`` tells them."""
+    each_head = Preset.from_json(info["preset"]).each_head
+    shapes = {
+        name: (*([one["heads"]] if each_head else []), *one["grid"], len(info["columns"]))
+        for name, one in info["layers"].items()
+    }
+    if info["self_attention"] is None:
+        return shapes
+    rows, cols = info["self_attention"]
+    return {**shapes, AFFINITY: (rows * cols, rows * cols)}

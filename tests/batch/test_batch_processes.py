@@ -1,0 +1,549 @@
+"""`sdattn batch` in many processes: whoever draws an item, its files are the same to the byte."""
+
+import fcntl
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import UNet2DConditionModel
+from forks import Fork, free_port, two_ranks
+from PIL import Image
+from safetensors.torch import load_file
+
+import sdattn
+from sdattn.batch.engine import Request, run_batch
+from sdattn.batch.reading import open_batch
+
+DEMO = Path(sdattn.__file__).parent / "models" / "demo"
+FEW = 16  # the lines of a smaller input; its batches are batches of the whole input too
+SETTINGS = ["--steps", "2", "--save", "image,maps", "--batch-size", "4", "--device", "cpu"]
+LIMIT = 240  # seconds a command may take on a machine with other work
+FILES = {"image.png", "maps.safetensors", "run.json"}
+
+
+# The input
+
+
+def line_of(number):
+    """A line of the input, from 0. Of sixteen lines four are wide, four have a negative prompt and
+    four name words; the last lines are of many shapes, so that batches are not full.
+
+    Every other line of sixteen fills its batches too, so that a part draws the bytes of the whole:
+    in batches of another size the last bits may differ.
+    """
+    names = ("cat", "dog", "red house", "tree")
+    first, second = names[number % 4], names[number // 4 % 4]
+    line = {"prompt": f"a {first} and a blue {second}"}
+    if number % 16 in (3, 7, 11, 15):
+        line["width"] = 96
+    if number % 16 in (2, 6, 8, 12):
+        line["negative_prompt"] = "green" if number % 3 else "a red circle"
+    if number % 16 in (0, 3, 9, 12):
+        line["words"] = [first, "blue"]
+    if number in (50, 70):
+        line |= {"id": f"chosen-{number}", "seed": 7 * number}
+    if number >= 80 and number % 3 == 0:
+        line["height"] = 96
+    if number == 90:
+        line["num_inference_steps"] = 3
+    return line
+
+
+LINES = [line_of(number) for number in range(96)]
+IDS = [line.get("id", f"{number:06d}") for number, line in enumerate(LINES, start=1)]
+
+
+def write_lines(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+# Processes
+
+
+class Command:
+    """`sdattn batch` under `accelerate launch`, or a fork of it alone.
+
+    Args:
+        cwd: where it works; what it prints goes to files there.
+        arguments: of `sdattn batch`.
+        launch: of `accelerate launch`; None for a process without it.
+        rank: variables that tell the process its rank, where no launcher does.
+    """
+
+    def __init__(self, cwd, *arguments, launch=None, rank=None):
+        arguments = ["batch", *map(str, arguments), *SETTINGS]
+        if launch is None:
+            self.process = Fork(*arguments, cwd=cwd, variables=rank)
+            self.logs = self.process.logs
+            return
+        self.logs = [cwd / f"{name}-{time.monotonic_ns()}.log" for name in ("out", "err")]
+        # Its --cpu starts one process, however many are asked for; sdattn's --device cpu sees to
+        # the CPU.
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
+        command += ["--mixed_precision", "no", "--dynamo_backend", "no", *map(str, launch)]
+        command += ["-m", "sdattn", *arguments]
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "HF_HOME": str(cwd / "hub"),  # without the user's own settings of accelerate
+            "HF_HUB_OFFLINE": "1",
+        }
+        with self.logs[0].open("w") as out, self.logs[1].open("w") as err:
+            self.process = subprocess.Popen(
+                command, cwd=cwd, env=environment, stdout=out, stderr=err
+            )
+
+    @property
+    def out(self):
+        return self.logs[0].read_text()
+
+    @property
+    def err(self):
+        return self.logs[1].read_text()
+
+    @property
+    def told(self):
+        """What sdattn itself says on stderr."""
+        return [line for line in self.err.splitlines() if line.startswith("sdattn: ")]
+
+    def __str__(self):
+        command = " ".join(map(str, self.process.args))
+        return f"{command}\n{self.process.returncode}\n{self.out}\n{self.err}"
+
+
+def wait(*commands, limit=LIMIT, meanwhile=lambda: None):
+    """Until all have ended, which they must within ``limit`` seconds."""
+    end = time.monotonic() + limit
+    try:
+        while any(one.process.poll() is None for one in commands):
+            meanwhile()
+            late = time.monotonic() > end
+            assert not late, "did not end:\n" + "\n".join(map(str, commands))
+            time.sleep(0.05)
+    finally:
+        for one in commands:
+            if one.process.poll() is None:
+                one.process.terminate()  # the launcher ends its processes
+        for one in commands:
+            try:
+                one.process.wait(30)
+            except subprocess.TimeoutExpired:
+                one.process.kill()
+                one.process.wait()
+
+
+def succeed(*commands, **options):
+    wait(*commands, **options)
+    for one in commands:
+        assert one.process.returncode == 0, str(one)
+
+
+def two_processes():
+    """Options of `accelerate launch`."""
+    return ["--num_processes", 2, "--num_machines", 1, "--main_process_port", free_port()]
+
+
+def two_machines():
+    """Options of `accelerate launch` on each of two machines, with one process each."""
+    port = free_port()
+    common = ["--num_processes", 2, "--num_machines", 2]
+    common += ["--main_process_ip", "127.0.0.1", "--main_process_port", port]
+    return [[*common, "--machine_rank", rank] for rank in range(2)]
+
+
+class Writers:
+    """The processes that have written items of a run, seen while it goes on."""
+
+    def __init__(self, out):
+        self.folder, self.seen = out / ".batch" / "done", set()
+
+    def look(self):
+        self.seen |= {path.name for path in self.folder.glob("*.jsonl")}
+
+
+# What they have written
+
+
+def files_below(root, *, ids=None):
+    """Every file of a run, path to bytes; ``ids``: the items' files only, of these items."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root)
+        if path.is_dir() or name.parts[0] == ".batch":
+            continue
+        if ids is None or (name.parts[0] == "items" and name.parts[2] in ids):
+            found[name.as_posix()] = path.read_bytes()
+    return found
+
+
+def rows_of(root):
+    return (root / "metadata.jsonl").read_bytes().splitlines()
+
+
+def stamps(root):
+    """Which file each one is and when it was written."""
+    paths = [path for path in root.rglob("*") if path.is_file()]
+    paths = [path for path in paths if path.relative_to(root).parts[0] in ("items", "shards")]
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
+
+
+def assert_same_files(found, expected):
+    """A short message where two runs' files differ, not a megabyte."""
+    assert sorted(found) == sorted(expected)
+    differing = [name for name in expected if found[name] != expected[name]]
+    assert differing == []
+
+
+def assert_is_the_beginning_of(reference, root):
+    """A run of the first lines holds what the run of all lines has of them."""
+    ids = set(IDS[:FEW])
+    assert_same_files(
+        files_below(root, ids=set(os.listdir(root / "items/0000"))), files_below(reference, ids=ids)
+    )
+    assert rows_of(root) == rows_of(reference)[:FEW]
+
+
+# What tests share
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A folder with the inputs, one for all workers of pytest-xdist."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    root = root / "processes"
+    root.mkdir(exist_ok=True)
+    with (root / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / "few.jsonl").exists():
+            write_lines(root / "all.jsonl", LINES)
+            write_lines(root / "few.jsonl", LINES[:FEW])
+    return root
+
+
+@pytest.fixture(scope="module")
+def reference(shared):
+    """All lines drawn by one process; made by one worker while the others wait."""
+    out = shared / "reference"
+    with (shared / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.exists():
+            succeed(Command(shared, shared / "all.jsonl", "--out", shared / "drawn"))
+            (shared / "drawn").rename(out)
+    return out
+
+
+@pytest.fixture
+def run(sdattn):
+    """The command line without a process: (exit code, stdout, stderr)."""
+    return sdattn
+
+
+def assert_finds_all(run, monkeypatch, source, out, number):
+    """The command finds every item in ``out`` and does nothing."""
+    before = stamps(out)
+
+    def forward(*_, **__):
+        raise AssertionError("something was drawn")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UNet2DConditionModel, "forward", forward)
+        code, told, err = run("batch", source, "--out", out, *SETTINGS)
+    assert code == 0, err
+    told = " ".join(told.split())
+    assert told.endswith(f"{number} of {number} items, {number} of them were there")
+    assert stamps(out) == before
+
+
+# One process, two, two machines
+
+
+def test_one_process_draws_every_line_as_it_asks(reference):
+    rows = [json.loads(row) for row in rows_of(reference)]
+    assert [row["id"] for row in rows] == IDS
+    for number, (row, line) in enumerate(zip(rows, LINES, strict=True)):
+        assert row["prompt"] == line["prompt"]
+        assert row["negative_prompt"] == line.get("negative_prompt")
+        assert row["seed"] == line.get("seed", number)
+        assert row["num_inference_steps"] == line.get("num_inference_steps", 2)
+        size = line.get("width", 64), line.get("height", 64)
+        with Image.open(reference / row["file_name"]) as image:
+            assert image.size == (row["width"], row["height"]) == size
+        folder = reference / row["place"]
+        assert set(os.listdir(folder)) == FILES
+        maps = load_file(folder / "maps.safetensors")
+        columns = {one.shape[2] for one in maps.values()}
+        assert columns == {32} if "words" not in line else max(columns) < 32
+    assert len(files_below(reference, ids=IDS)) == len(IDS) * len(FILES)
+    assert (reference / "errors.jsonl").read_bytes() == b""
+
+
+def test_two_processes_write_the_bytes_of_one(shared, reference, tmp_path):
+    out = tmp_path / "out"
+    writers = Writers(out)
+    command = Command(tmp_path, shared / "all.jsonl", "--out", out, launch=two_processes())
+    succeed(command, meanwhile=writers.look)
+    assert len(writers.seen) == 2
+    assert " ".join(command.out.split()).count("96 of 96 items") == 1
+    assert_same_files(files_below(out), files_below(reference))
+
+
+def test_two_machines_that_share_a_folder_write_the_bytes_of_one(shared, reference, tmp_path):
+    out = tmp_path / "out"
+    writers = Writers(out)
+    first, second = (
+        Command(tmp_path, shared / "all.jsonl", "--out", out, rank=rank)
+        for rank in two_ranks(machines=2)
+    )
+    succeed(first, second, meanwhile=writers.look)
+    assert len(writers.seen) == 2
+    assert " ".join(first.out.split()).count("96 of 96 items") == 1
+    assert second.out == ""
+    assert_same_files(files_below(out), files_below(reference))
+
+
+def test_machines_with_disks_of_their_own_are_merged(shared, reference, tmp_path, run, monkeypatch):
+    source, merged = shared / "few.jsonl", tmp_path / "merged"
+    outs = [tmp_path / "disk-0", tmp_path / "disk-1"]
+    commands = [
+        Command(tmp_path, source, "--out", out, launch=launch)
+        for out, launch in zip(outs, two_machines(), strict=True)
+    ]
+    succeed(*commands)
+    held = [set(os.listdir(out / "items/0000")) for out in outs]
+    assert not held[0] & held[1]
+    assert min(map(len, held)) >= FEW // 4
+    before = [stamps(out) for out in outs]
+    code, told, err = run("merge", *outs, "--out", merged)
+    assert code == 0, err
+    assert f"{FEW} of {FEW} items, from 2 run(s)" in " ".join(told.split())
+    assert_is_the_beginning_of(reference, merged)
+    assert [stamps(out) for out in outs] == before
+    assert_finds_all(run, monkeypatch, source, merged, FEW)
+
+
+# Parts
+
+
+def test_parts_are_merged_into_the_whole(shared, reference, tmp_path, run, monkeypatch):
+    source, merged = shared / "few.jsonl", tmp_path / "merged"
+    outs = [tmp_path / "part-1", tmp_path / "part-2"]
+    for which, out in enumerate(outs, start=1):
+        assert run("batch", source, "--out", out, "--part", f"{which}/2", *SETTINGS)[0] == 0
+    held = [set(os.listdir(out / "items/0000")) for out in outs]
+    assert not held[0] & held[1]
+    assert held[0] | held[1] == set(IDS[:FEW])
+    assert run("merge", *outs, "--out", merged)[0] == 0
+    assert_is_the_beginning_of(reference, merged)
+    assert_finds_all(run, monkeypatch, source, merged, FEW)
+
+
+def test_the_whole_command_draws_what_a_merge_lacks(shared, reference, tmp_path, run, monkeypatch):
+    source, part, merged = shared / "few.jsonl", tmp_path / "part", tmp_path / "merged"
+    assert run("batch", source, "--out", part, "--part", "1/2", *SETTINGS)[0] == 0
+    number = len(os.listdir(part / "items/0000"))
+    assert 0 < number < FEW
+    code, _, err = run("merge", part, "--out", merged)
+    assert code == 1
+    lacking = [one for one in IDS[:FEW] if one not in os.listdir(part / "items/0000")]
+    assert f"{FEW - number} item(s) are missing: {', '.join(lacking)}" in " ".join(err.split())
+    before = stamps(merged)
+    code, told, err = run("batch", source, "--out", merged, *SETTINGS)
+    assert code == 0, err
+    assert f"{FEW} of {FEW} items, {number} of them were there" in " ".join(told.split())
+    assert before.items() <= stamps(merged).items()
+    assert_is_the_beginning_of(reference, merged)
+    assert_finds_all(run, monkeypatch, source, merged, FEW)
+
+
+def parts_of(run, source, folder, sizes):
+    """Two parts of a short input, with these batch sizes."""
+    outs = [folder / f"part-{which}" for which in (1, 2)]
+    for which, (out, size) in enumerate(zip(outs, sizes, strict=True), start=1):
+        options = ["--part", f"{which}/2", *SETTINGS, "--batch-size", size]
+        code, _, err = run("batch", source, "--out", out, *options)
+        assert code == 0, err
+    return outs
+
+
+def test_items_that_were_removed_from_a_part_do_not_stop_its_merge(tmp_path, run):
+    source, merged = write_lines(tmp_path / "short.jsonl", LINES[:12]), tmp_path / "merged"
+    outs = parts_of(run, source, tmp_path, (2, 2))
+    gone = sorted((outs[1] / "items/0000").iterdir())[1:3]
+    expected = {path.name: files_below(path) for path in gone}
+    for path in gone:
+        shutil.rmtree(path)
+    code, told, err = run("merge", *outs, "--out", merged)
+    assert code == 1
+    names = ", ".join(path.name for path in gone)
+    assert f"2 item(s) are missing: {names}" in err
+    assert "10 of 12 items, from 2 run(s)" in " ".join(told.split())
+    settings = [*SETTINGS, "--batch-size", 2]
+    code, told, err = run("batch", source, "--out", merged, *settings)
+    assert code == 0, err
+    assert "12 of 12 items, 10 of them were there" in " ".join(told.split())
+    for name, files in expected.items():
+        assert_same_files(files_below(merged / "items/0000" / name), files)
+
+
+def test_parts_with_different_batch_sizes_are_the_whole(tmp_path, run):
+    """As with --batch-size auto, the default, on two machines that are not alike."""
+    source = write_lines(tmp_path / "short.jsonl", [LINES[0]] * 12)
+    outs = parts_of(run, source, tmp_path, (4, 3))
+    code, _, err = run("merge", *outs, "--out", tmp_path / "merged")
+    assert code == 0, err
+    assert sorted(path.name for out in outs for path in out.glob("items/0000/*")) == IDS[:12]
+    assert len(list((tmp_path / "merged/items/0000").iterdir())) == 12
+
+
+# Again, with other processes
+
+
+def test_other_processes_make_only_what_is_missing(shared, reference, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(reference, out)
+    removed = [IDS[i] for i in (0, 3, 49, 50, 77, 78, 90, 95)]
+    for one in removed:
+        shutil.rmtree(out / "items/0000" / one)
+    before = stamps(out)
+    first, second = (
+        Command(tmp_path, shared / "all.jsonl", "--out", out, rank=rank) for rank in two_ranks()
+    )
+    succeed(first, second)
+    assert "96 of 96 items, 88 of them were there" in " ".join(first.out.split())
+    after = stamps(out)
+    assert before.items() <= after.items()
+    new = {path.parent.name for path in after.keys() - before.keys()}
+    assert new == set(removed)
+    assert_same_files(files_below(out), files_below(reference))
+
+
+# Failures
+
+
+def test_a_model_that_is_not_there_ends_all_processes(shared, tmp_path):
+    out = tmp_path / "out"
+    arguments = [shared / "few.jsonl", "--out", out, "--model", "./nowhere"]
+    command = Command(tmp_path, *arguments, launch=two_processes())
+    wait(command, limit=120)
+    assert command.process.returncode != 0
+    [line] = command.told
+    assert line.startswith("sdattn: There is no model at ./nowhere."), str(command)
+    assert not out.exists()
+
+
+def test_a_model_that_one_machine_lacks_ends_both(shared, tmp_path):
+    machines = [tmp_path / "machine-0", tmp_path / "machine-1"]
+    for machine in machines:
+        machine.mkdir()
+    (machines[0] / "model").symlink_to(DEMO)
+    out = tmp_path / "out"
+    commands = [
+        Command(machine, shared / "few.jsonl", "--out", out, "--model", "model", rank=rank)
+        for machine, rank in zip(machines, two_ranks(machines=2), strict=True)
+    ]
+    wait(*commands, limit=120)
+    assert [one.process.returncode for one in commands] == [1, 1]
+    [line] = commands[0].told + commands[1].told
+    assert "process 1 of 2: There is no model at model." in line, str(commands[0])
+    assert not (out / "items").exists()
+
+
+def test_a_process_that_cannot_write_ends_both_and_the_rest_comes_later(shared, tmp_path, run):
+    """One machine may write no file of more than 20 kB, which maps have."""
+    source, out = shared / "few.jsonl", tmp_path / "out"
+    first, second = (
+        Command(tmp_path, source, "--out", out, rank=rank) for rank in two_ranks(machines=2)
+    )
+    resource.prlimit(second.process.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
+    wait(first, second, limit=120)
+    assert [one.process.returncode for one in (first, second)] == [1, 1]
+    [line] = second.told
+    assert "File too large" in line and "the same command does the rest" in line, str(second)
+    assert len(first.told) == 1 and "File too large" in first.told[0], str(first)
+    whole = list(out.glob("items/*/*"))
+    assert len(whole) < FEW
+    assert all(set(os.listdir(path)) == FILES for path in whole)
+    code, told, err = run("batch", source, "--out", out, *SETTINGS)
+    assert code == 0, err
+    assert f"{FEW} of {FEW} items" in " ".join(told.split())
+
+
+# Shards
+
+
+def test_shards_of_two_processes_hold_what_folders_hold(shared, reference, tmp_path, run):
+    out = tmp_path / "out"
+    arguments = [shared / "few.jsonl", "--out", out, "--format", "shard"]
+    succeed(*(Command(tmp_path, *arguments, rank=rank) for rank in two_ranks()))
+    assert len(list((out / "shards").iterdir())) == 2  # one a process
+    shards, folders = open_batch(out), open_batch(reference)
+    assert list(shards) == IDS[:FEW]
+    for item in shards:
+        one, other = shards[item], folders[item]
+        assert one.image.tobytes() == other.image.tobytes()
+        assert torch.allclose(one.heatmaps.maps, other.heatmaps.maps, rtol=0, atol=1e-6)
+        assert one.info == other.info
+    held = {}
+    for path in (out / "shards").iterdir():
+        held |= load_file(path)
+    for item in IDS[:FEW]:  # what the heatmaps are made of, bit for bit
+        maps = load_file(reference / "items/0000" / item / "maps.safetensors")
+        assert maps.keys() == {k.split("/maps/")[1] for k in held if k.startswith(f"{item}/maps/")}
+        assert all(torch.equal(held[f"{item}/maps/{name}"], one) for name, one in maps.items())
+    code, told, err = run("batch", "--verify", out)
+    assert (code, err) == (0, "")
+    assert f"{FEW} items read, 0 problems" in told
+
+
+def test_a_run_read_twice_has_the_same_maps(reference):
+    first = open_batch(reference)[IDS[0]].heatmaps.maps
+    again = (open_batch(reference)[IDS[0]].heatmaps.maps for _ in range(20))
+    assert all(torch.equal(one, first) for one in again)
+
+
+# Batch sizes
+
+
+def test_batch_sizes_change_less_than_can_be_seen(tmp_path):
+    """Sums are in another order, so that the last bits may differ, and no more."""
+    lines = [{"prompt": f"a {c} circle and a blue square"} for c in ("red",) * 4 + ("green",) * 3]
+    lines += [{"prompt": "a red square", "negative_prompt": "green", "width": 96}] * 2
+    source = write_lines(tmp_path / "prompts.jsonl", lines)
+    runs = {}
+    for size in (1, 4, 7):
+        out = tmp_path / str(size)
+        outcome = run_batch(
+            Request(source=source, out=out, batch_size=size, save=("image", "maps"), device="cpu")
+        )
+        assert outcome.exit_code == 0
+        runs[size] = out
+    pixels = steps = averaged = 0.0
+    for size in (4, 7):
+        ones, others = open_batch(runs[1]), open_batch(runs[size])
+        assert list(ones) == list(others) and len(ones) == len(lines)
+        for item in ones:
+            one, other = ones[item], others[item]
+            assert one.info["options"]["num_inference_steps"] == 20
+            pairs = np.asarray(one.image, int), np.asarray(other.image, int)
+            pixels = max(pixels, np.abs(pairs[0] - pairs[1]).max())
+            change = (one.heatmaps.maps - other.heatmaps.maps).abs().max().item()
+            averaged = max(averaged, change)
+            for name, values in load_file(runs[1] / f"items/0000/{item}/maps.safetensors").items():
+                again = load_file(runs[size] / f"items/0000/{item}/maps.safetensors")[name]
+                # Positive numbers of 16 bits are in the order of their bits.
+                apart = (values.view(torch.int16).int() - again.view(torch.int16).int()).abs()
+                steps = max(steps, apart.max().item())
+    assert pixels <= 2  # of 255
+    assert averaged <= 1e-4
+    assert steps <= 2  # neighbours among the numbers of 16 bits

@@ -1,0 +1,135 @@
+"""Alignment of prompts, against words tokenized on their own and counting by hand."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from conftest import tiny_tokenizer
+
+from sdattn.control.alignment import blended_words, edited_words, is_swap, matches, refine, swap
+from sdattn.prompts.tokens import read_labels, read_prompt
+
+
+def read(text, max_length=24):
+    return read_prompt(tiny_tokenizer(max_length), text)
+
+
+# "cat", "dog" and "red" are one token each; any other word is one token a letter.
+SOURCE, LONGER = "a red cat", "a pale cat"
+
+
+def test_a_prompt_swapped_for_itself_is_the_identity():
+    assert torch.equal(swap(read(SOURCE), read(SOURCE)), torch.eye(24))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (SOURCE, LONGER),
+        (LONGER, SOURCE),
+        ("a red cat", "o dog dog"),
+        ("cat cat", "dog cat"),
+        ("a cat", "a " + "x" * 40),  # the target is cut off
+        ("a " + "x" * 40, "a cat"),
+        ("a " + "x" * 40 + " cat", "a dog cat"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::sdattn.TruncationWarning")
+def test_swapping_neither_makes_nor_loses_attention(source, target):
+    dealt = swap(read(source), read(target))
+    torch.testing.assert_close(dealt.sum(1), torch.ones(24))
+    assert dealt.ge(0).all()
+
+
+def test_a_word_goes_to_all_pieces_of_the_word_in_its_place():
+    dealt = swap(read(SOURCE), read(LONGER))  # columns: sos a red cat eos / sos a p a l e cat eos
+    assert torch.equal(dealt[0].nonzero().flatten(), torch.tensor([0]))
+    assert torch.equal(dealt[2, 2:6], torch.full((4,), 0.25))
+    assert dealt[2].sum() == 1
+    assert dealt[3].argmax() == 6
+    assert dealt[4].argmax() == 7  # the end
+    assert dealt[5].argmax() == 8  # padding follows the end
+    assert dealt[23].argmax() == 23
+    back = swap(read(LONGER), read(SOURCE))
+    assert torch.equal(back[2:6, 2], torch.ones(4))  # all pieces add up in the one column
+    assert dealt[:, 23].sum() == 4  # three paddings have no like
+    assert back[:, 21:].sum() == 0
+
+
+def test_a_token_of_two_words_is_shared_between_the_words_in_their_places():
+    """A row is a distribution: half of the token's attention goes to each word's own."""
+    source = read_labels({"cat": [0, 1], "dog": [1, 2]}, 4)
+    target = read_labels({"red": [0], "owl": [2, 3]}, 4)
+    expected = [[1, 0, 0, 0], [0.5, 0, 0.5, 0], [0, 0, 0, 1], [0, 0, 0, 1]]
+    torch.testing.assert_close(swap(source, target), torch.tensor(expected))
+
+
+def test_swapping_wants_as_many_words():
+    with pytest.raises(ValueError, match=r"'a cat' has 2 words, 'a red cat' has 3\. Use refine"):
+        swap(read("a cat"), read("a red cat"))
+    with pytest.raises(ValueError, match=r"24 token columns and .* has 12"):
+        swap(read("a cat"), read("a dog", max_length=12))
+    with pytest.raises(ValueError, match=r"24 token columns and .* has 12"):
+        refine(read("a cat"), read("a dog", max_length=12))
+
+
+def test_refining_takes_shared_words_from_where_they_were():
+    taken = refine(read("a cat"), read("a red cat"))
+    # sos a cat eos pad... -> sos a red cat eos pad...
+    assert taken[:6].tolist() == [0, 1, -1, 2, 3, 4]
+    assert taken[6:].tolist() == list(range(5, 23))
+    assert refine(read("a red cat"), read("a cat")).tolist() == [0, 1, 3, 4, *range(5, 24), -1]
+    assert torch.equal(refine(read(SOURCE), read(SOURCE)), torch.arange(24))
+
+
+def longest_by_trying_all(a, b):
+    if not a or not b:
+        return 0
+    if a[0] == b[0]:
+        return 1 + longest_by_trying_all(a[1:], b[1:])
+    return max(longest_by_trying_all(a[1:], b), longest_by_trying_all(a, b[1:]))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("a cat a dog a red cat", "a dog a cat"),
+        ("red red cat", "cat red red"),
+        ("a b c d e", "e d c b a"),
+        ("a cat", "A CAT"),
+        ("cat", "dog"),
+    ],
+)
+def test_matches_are_the_longest_shared_sequence(source, target):
+    found = matches(read(source), read(target))
+    ours, theirs = source.lower().split(), target.lower().split()
+    assert all(ours[i] == theirs[j] for i, j in found)
+    assert all(p[0] < q[0] and p[1] < q[1] for p, q in pairwise(found))
+    assert len(found) == longest_by_trying_all(ours, theirs)
+
+
+def test_what_counts_as_a_swap():
+    assert is_swap(read("a red cat"), read("a red dog"))
+    assert is_swap(read("cat"), read("dog"))
+    assert not is_swap(read("a cat"), read("a red cat"))
+    assert not is_swap(read("red cat a"), read("a red cat"))  # shifted by one
+
+
+def test_what_an_edit_is_about():
+    prompts = [read("a red cat"), read("a red dog"), read("a pale red cat")]
+    assert edited_words(prompts, 0) == ["cat"]  # not in all targets
+    assert edited_words(prompts, 1) == ["dog"]
+    assert edited_words(prompts, 2, ["red", "dog"]) == ["pale", "red"]
+
+
+def test_where_an_edit_may_change_the_picture():
+    prompts = [read("a red cat"), read("a red dog")]
+    assert blended_words(prompts, ["cat"]) == [["cat"], ["dog"]]
+    assert blended_words(prompts, "cat") == [["cat"], ["dog"]]
+    assert blended_words(prompts, ["cat", "dog"]) == [["cat"], ["dog"]]
+    assert blended_words(prompts, ["cat", "red"]) == [["cat", "red"], ["dog", "red"]]
+    assert blended_words(prompts, []) == []
+    with pytest.raises(KeyError, match=r"'bird' is in none of the prompts.*a, red, cat, dog"):
+        blended_words(prompts, ["cat", "bird"])
+    with pytest.raises(KeyError, match="is in 'a cat'"):
+        blended_words([read("a cat"), read("a red cat")], ["red"])

@@ -1,0 +1,285 @@
+"""edit(): bit for bit where nothing is edited, and as asked where something is."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import (
+    make_pipeline,
+    make_sdxl_pipeline,
+    make_unet,
+    tiny_text_encoder,
+    tiny_tokenizer,
+)
+from diffusers import HeunDiscreteScheduler, StableDiffusionImg2ImgPipeline
+from PIL import Image
+
+import sdattn
+from sdattn import AttentionStore, capture
+from sdattn.edit import AttentionReplace, EditRun, edit, register_attention_control, step_end
+from sdattn.runs.folder import load_run
+
+SOURCE, TARGET = "a red cat", "a red dog"
+FAST = {"num_inference_steps": 3, "guidance_scale": 4.0}
+
+
+def make_sd2_pipeline():
+    """SD 2.x: heads by width, linear projections, a wider text encoder, v-prediction."""
+    unet = make_unet(
+        attention_head_dim=(2, 4, 4, 4), use_linear_projection=True, cross_attention_dim=64
+    )
+    pipe = make_pipeline(unet=unet, text_encoder=tiny_text_encoder(width=64))
+    pipe.scheduler.register_to_config(prediction_type="v_prediction")
+    return pipe
+
+
+def uncontrolled(pipe, prompts, seed=0, **options):
+    """The same batch through pure-torch attention with no controller."""
+    generators = [torch.Generator().manual_seed(seed) for _ in prompts]
+    with register_attention_control(pipe, None):
+        return pipe(prompts, generator=generators, output_type="pil", **{**FAST, **options}).images
+
+
+def same(images, others):
+    return [a.tobytes() == b.tobytes() for a, b in zip(images, others, strict=True)]
+
+
+OFF = {"cross_replace_steps": 0.0, "self_replace_steps": 0.0}
+
+
+@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline, make_sd2_pipeline])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_edit_of_nothing_is_bit_for_bit_the_batch_without_a_controller(make, dtype):
+    pipe = make().to(dtype)
+    size = {"height": 64, "width": 96}
+    off = edit(pipe, SOURCE, TARGET, **OFF, **size, **FAST)
+    assert same(off.images, uncontrolled(pipe, [SOURCE, TARGET], **size)) == [True, True]
+    twice = uncontrolled(pipe, [SOURCE, SOURCE], **size)
+    replaced = edit(pipe, SOURCE, SOURCE, mode="replace", **size, **FAST)
+    assert same(replaced.images, twice) == [True, True]
+    weighted = edit(pipe, SOURCE, SOURCE, weights={"cat": 1.0, "red": 1.0}, **size, **FAST)
+    assert same(weighted.images, twice) == [True, True]
+    assert (off.mode, replaced.mode, weighted.mode) == ("replace", "replace", "reweight")
+
+
+@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline, make_sd2_pipeline])
+def test_the_source_is_left_alone_and_the_targets_are_not(make):
+    pipe = make()
+    targets = [TARGET, "a cat cat", "o red cat"]
+    run = edit(pipe, SOURCE, targets, **FAST)
+    plain = uncontrolled(pipe, [SOURCE, *targets])
+    assert same(run.images, plain) == [True, False, False, False]
+    assert run.mode == "replace"
+    assert run.words == [["a", "red", "cat"], ["dog"], ["cat"], ["o"]]
+    assert len(run.heatmaps) == 4
+    assert run.heatmaps[1].prompt.text == TARGET
+
+
+def test_without_guidance_every_row_is_a_prompts():
+    pipe = make_pipeline()
+    run = edit(pipe, SOURCE, TARGET, num_inference_steps=2, guidance_scale=1.0)
+    plain = uncontrolled(pipe, [SOURCE, TARGET], num_inference_steps=2, guidance_scale=1.0)
+    assert same(run.images, plain) == [True, False]
+
+
+def test_the_heatmaps_are_of_the_edited_attention():
+    """With every step replaced, a target's word holds the very map of the source's."""
+    run = edit(make_pipeline(), SOURCE, TARGET, cross_replace_steps=1.0, **FAST)
+    source, target = run.heatmaps
+    torch.testing.assert_close(target["dog"].values, source["cat"].values, atol=1e-6, rtol=1e-4)
+    free = edit(make_pipeline(), SOURCE, TARGET, **OFF, **FAST)
+    assert not torch.allclose(
+        free.heatmaps[1]["dog"].values, free.heatmaps[0]["cat"].values, rtol=1e-3
+    )
+
+
+def test_weights_scale_what_is_shown():
+    run = edit(
+        make_pipeline(), SOURCE, SOURCE, weights={"cat": 3.0}, cross_replace_steps=1.0, **FAST
+    )
+    before, after = run.heatmaps
+    torch.testing.assert_close(after["cat"].values, 3 * before["cat"].values, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(after["red"].values, before["red"].values, rtol=1e-4, atol=1e-7)
+
+
+def test_auto_chooses_by_alignment():
+    pipe = make_pipeline()
+    modes = {
+        TARGET: "replace",
+        "a big red cat": "refine",
+        "red cat a": "refine",  # shifted: word by word would pair the wrong ones
+    }
+    for target, mode in modes.items():
+        assert edit(pipe, SOURCE, target, **FAST).mode == mode
+    both = edit(pipe, SOURCE, TARGET, weights={"dog": 2.0}, **FAST)
+    assert both.mode == "replace"
+    assert not same(both.images, edit(pipe, SOURCE, TARGET, **FAST).images)[1]
+
+
+def test_blending_keeps_the_picture_outside_the_words():
+    """Where the mask is known: nothing of it passes a threshold of 1, all of it one below 0."""
+    pipe = make_pipeline()
+    prompts = sdattn.read_prompts(pipe, [SOURCE, TARGET])
+    pictures = {}
+    for threshold in (None, 0.0, 1.0):
+        blend = None
+        if threshold is not None:
+            blend = sdattn.edit.LocalBlend(
+                prompts, ["cat", "dog"], 3, start=0.0, threshold=threshold
+            )
+        control = AttentionReplace(prompts, 3, local_blend=blend)
+        with register_attention_control(pipe, control):
+            pictures[threshold] = pipe(
+                [SOURCE, TARGET],
+                generator=[torch.Generator().manual_seed(0) for _ in range(2)],
+                callback_on_step_end=step_end(control),
+                output_type="latent",
+                **FAST,
+            ).images
+    assert torch.equal(pictures[1.0][1], pictures[1.0][0])
+    assert torch.equal(pictures[0.0], pictures[None])
+    assert not torch.equal(pictures[None][1], pictures[None][0])
+    run = edit(pipe, SOURCE, TARGET, blend="cat", **FAST)
+    assert run.settings["blend"] == [["cat"], ["dog"]]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of diffusers
+def test_a_second_order_scheduler_is_counted_in_passes():
+    pipe = make_pipeline()
+    pipe.scheduler = HeunDiscreteScheduler.from_config(pipe.scheduler.config)
+    calls = []
+    pipe.unet.register_forward_pre_hook(lambda *_: calls.append(1))
+    run = edit(pipe, SOURCE, TARGET, **FAST)
+    assert len(calls) == 5  # 2 * 3 - 1
+    assert len(run.store.timesteps) == 5
+
+
+def test_the_pipeline_is_left_as_it_was():
+    pipe = make_pipeline()
+    before, scheduler = dict(pipe.unet.attn_processors), pipe.scheduler
+    edit(pipe, SOURCE, TARGET, **FAST)
+    assert all(pipe.unet.attn_processors[name] is one for name, one in before.items())
+    assert pipe.scheduler is scheduler
+    assert not pipe.unet._forward_pre_hooks
+
+
+def test_the_store_goes_under_editing_code_of_ones_own():
+    """What it holds is what capture sees, at every size."""
+    pipe = make_pipeline()
+    store = AttentionStore()
+    with register_attention_control(pipe, store), capture(pipe, heads="all") as maps:
+        pipe([SOURCE, TARGET], output_type="latent", **FAST)
+    cross = store.get_average_full_attention()
+    flat = [m for place in ("down", "mid", "up") for m in cross[f"{place}_cross"]]
+    for theirs, ours in zip(flat, maps.maps.values(), strict=True):
+        torch.testing.assert_close(theirs, ours.flatten(0, 1).flatten(1, 2), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"target": "a cat", "mode": "replace"}, ValueError, "3 words, 'a cat' has 2. Use refine"),
+        ({"target": SOURCE}, ValueError, "nothing to edit"),
+        ({"target": []}, ValueError, "at least one target"),
+        ({"target": " "}, ValueError, "is empty"),
+        ({"mode": "swap"}, ValueError, "pass auto, replace, refine or reweight"),
+        ({"mode": "reweight"}, ValueError, "wants weights"),
+        ({"mode": "reweight", "weights": {"dog": 2.0}}, ValueError, "alone changes no words"),
+        ({"weights": {"dog": float("nan")}}, ValueError, "weight of 'dog' is nan"),
+        ({"weights": {"bird": 2.0}}, KeyError, "'bird' is not in the prompt"),
+        ({"blend": ["bird"]}, KeyError, "'bird' is in none of the prompts"),
+        ({"blend": ["cat"], "num_images_per_prompt": 2}, ValueError, "num_images_per_prompt=2"),
+        ({"cross_replace_steps": {"bird": 0.5}}, KeyError, "'bird' is not in the prompt"),
+        ({"cross_replace_steps": 40}, ValueError, "part of the run"),
+        ({"num_inference_steps": 1001}, ValueError, "pass 1 to 1000"),
+        ({"timesteps": [1, 0]}, ValueError, "edit.. sees to timesteps itself"),
+        ({"self_replace_steps": (1, 2, 3)}, ValueError, "part of the run"),
+        ({"self_replace_steps": "0.5"}, ValueError, "part of the run"),
+        ({"latents": 0}, ValueError, "edit.. sees to latents itself"),
+    ],
+)
+def test_bad_input_is_refused_before_any_step(changes, error, message):
+    pipe = make_pipeline()
+    ran = []
+    pipe.unet.register_forward_pre_hook(lambda *_: ran.append(1))
+    before = dict(pipe.unet.attn_processors)
+    with pytest.raises(error, match=message):
+        edit(pipe, SOURCE, **{"target": TARGET, **FAST, **changes})
+    assert not ran
+    assert all(pipe.unet.attn_processors[name] is one for name, one in before.items())
+
+
+def test_other_pipelines_are_refused():
+    pipe = make_pipeline(StableDiffusionImg2ImgPipeline)
+    with pytest.raises(TypeError, match="found a StableDiffusionImg2ImgPipeline"):
+        edit(pipe, SOURCE, TARGET, image=Image.new("RGB", (64, 64)))
+
+
+def test_sizes_beyond_the_stores_filter():
+    """Every map has more than 32x32 queries; blending has its own, and nothing else is held."""
+    pipe = make_sdxl_pipeline()
+    run = edit(pipe, SOURCE, TARGET, blend="cat", height=544, width=544, num_inference_steps=2)
+    assert len(run.images) == 2
+
+
+def test_what_is_saved(tmp_path):
+    run = edit(
+        make_pipeline(),
+        SOURCE,
+        [TARGET, "a red big cat"],
+        mode="refine",
+        cross_replace_steps=np.float32(0.5),
+        **FAST,
+    )
+    assert isinstance(run, EditRun)
+    [folder] = run.save(tmp_path / "edit")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "edit.png", "run.json", "source", "target-1", "target-2",
+    ]  # fmt: skip
+    info = json.loads((folder / "run.json").read_text())
+    assert info["prompt"] == SOURCE
+    assert info["targets"] == [TARGET, "a red big cat"]
+    assert info["mode"] == "refine"
+    assert info["seed"] == 0
+    assert info["options"]["num_inference_steps"] == 3
+    saved = load_run(folder / "target-1")
+    assert saved.image.tobytes() == run.images[1].tobytes()
+    assert saved.heatmaps.words == ("a", "red", "dog")
+    with Image.open(folder / "edit.png") as sheet:
+        assert sheet.width > 3 * 256
+    with pytest.raises(FileExistsError):
+        run.save(tmp_path / "edit")
+    run.save(tmp_path / "edit", force=True)
+
+
+def test_two_tokenizers_must_put_words_into_the_same_columns():
+    pipe = make_sdxl_pipeline()
+    words = [word.columns for word in sdattn.read_prompts(pipe, TARGET)[0].words]
+    assert words == [(1,), (2,), (3,)]
+    pipe.tokenizer_2 = tiny_tokenizer(merges=())
+    with pytest.raises(ValueError, match=r"disagree on 'a red cat': 'red' is at columns \(2,\)"):
+        edit(pipe, SOURCE, TARGET, **FAST)
+
+
+def test_a_real_picture_is_the_source_of_its_edit():
+    """The first row is the inversion's replay alone; a target that is the source comes back too."""
+    pipe = make_pipeline()
+    image = Image.radial_gradient("L").resize((144, 112)).convert("RGB")
+    inversion = sdattn.edit.invert(
+        pipe, image, SOURCE, num_inference_steps=3, guidance_scale=2.0, inner_steps=2
+    )
+    run = edit(pipe, SOURCE, [TARGET, SOURCE], mode="replace", inversion=inversion)
+    with inversion.replay(pipe), register_attention_control(pipe, None):
+        alone = pipe(SOURCE, output_type="pt", **inversion.options()).images[0]
+    first = torch.tensor(list(run.images[0].tobytes())).view(112, 144, 3) / 255
+    torch.testing.assert_close(first, alone.permute(1, 2, 0), atol=2.5 / 255, rtol=0)
+    assert run.settings["reconstruction_psnr"] == sdattn.edit.psnr(inversion.image, run.images[0])
+    assert same(run.images, [run.images[0]] * 3)[1] is False
+    difference = sdattn.edit.psnr(run.images[0], run.images[2])
+    assert difference > 40  # to the rounding of a batch
+    with pytest.raises(ValueError, match=r"inverted with 'a red cat' and the source is 'a dog'"):
+        edit(pipe, "a dog", TARGET, inversion=inversion)
+    with pytest.raises(ValueError, match="decides on guidance_scale, negative_prompt"):
+        options = {"guidance_scale": 3.0, "negative_prompt": "dog"}
+        edit(pipe, SOURCE, TARGET, inversion=inversion, **options)

@@ -1,0 +1,450 @@
+"""Figures for papers: the numbers they draw, their text, their files, and what cannot be drawn."""
+
+import errno
+import os
+from dataclasses import replace
+from itertools import combinations
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib import pyplot
+from matplotlib.font_manager import findfont
+from matplotlib.ft2font import FT2Font
+from matplotlib.text import Text
+from PIL import Image
+
+from sdattn import PRESETS, Heatmaps, generate, load_pipeline
+from sdattn.figures import KINDS, figure, save_figure
+from sdattn.figures.lettering import settings
+from sdattn.maps.aggregation import aggregate
+from sdattn.maps.details import Details
+from sdattn.maps.layermaps import LayerMap, LayerMaps
+from sdattn.prompts.tokens import read_labels
+from sdattn.runs.imagerun import ImageRun
+
+PROMPT = "a red circle left of a blue square"
+OPTIONS = {"height": 64, "width": 96, "num_inference_steps": 10}
+WORDS = {"a": (1, 6), "circle": (3,)}  # and their columns
+ROWS = [(word, column) for word, columns in WORDS.items() for column in columns]
+TIMES = "\N{MULTIPLICATION SIGN}"
+PAGE = 7.0, 9.5
+ODD = ["שלום", "مرحبا", "🐱", "猫", "$x$", "<script>", "w" * 200, "a\nb\x00", "\ud83d"]
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return load_pipeline("demo", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def run(pipe):
+    return generate(pipe, PROMPT, capture_options={"steps": "all", "heads": "all"}, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def figures(run):
+    image = run.image_run(0)
+    return {kind: figure(image, kind, None if kind == "words" else [*WORDS]) for kind in KINDS}
+
+
+def random_run(words, steps=0, heads=0, grid=(8, 8), size=(64, 64), layers=2):
+    """Random maps of these words, on ``grid`` and on half of it, of a grey picture of ``size``."""
+    chance = torch.Generator().manual_seed(0)
+    words = [f"word{i}" for i in range(words)] if isinstance(words, int) else words
+    columns = tuple(range(len(words) + 1))
+    prompt = read_labels({word: [i] for i, word in enumerate(words, 1)}, len(columns))
+    places = {"down_blocks.0.attentions.0": 0, "mid_block.attentions.0": 1}
+    places |= {f"up_blocks.3.attentions.{i}": 0 for i in range(layers)}
+
+    def maps(*leading):
+        found = {}
+        for name, level in places.items():
+            shape = *leading, *(side >> level for side in grid), len(columns)
+            values = (4 * torch.rand(shape, generator=chance)).softmax(-1)
+            name = f"{name}.transformer_blocks.0.attn2"
+            found[name] = LayerMap(name.split("_")[0], level, max(heads, 1), values)
+        return LayerMaps(found, columns, passes=2)
+
+    held, kept = maps(1), maps(steps) if steps else None
+    details = Details(kept, tuple(range(steps)), maps(1, heads) if heads else None)
+    made = Heatmaps(prompt, aggregate(held, PRESETS["default"])[0])
+    times = [981.25 - i for i in range(steps)]
+    return ImageRun(Image.new("RGB", size, "grey"), made, held, {"timesteps": times}, details)
+
+
+def panels(drawn):
+    return drawn.axes[:-1]
+
+
+def values(axes):
+    (image,) = axes.images
+    return np.asarray(image.get_array(), np.float64)
+
+
+def kept(run, *, cells=(16, 24), place="up"):
+    """``{layer: [steps, heads, rows, cols, tokens]}`` of one place and grid, float64."""
+    found = {name: maps[0].double().numpy() for name, maps in run.store.maps.items()}
+    return {n: m for n, m in found.items() if n.startswith(place) and m.shape[2:4] == cells}
+
+
+def assert_drawn(axes, wanted):
+    assert len(axes) == len(wanted)
+    for one, other in zip(axes, wanted, strict=True):
+        np.testing.assert_allclose(values(one), other, atol=1e-6, rtol=1e-5)
+
+
+def assert_one_scale(drawn, of):
+    """The panels ``of`` share the norm that their numbers need, and the colour bar has it."""
+    low = min(values(axes).min() for axes in of)
+    high = max(values(axes).max() for axes in of)
+    for axes in of:
+        assert axes.images[0].get_clim() == pytest.approx((low, high))
+        assert axes.images[0].get_cmap().name == "inferno"
+        assert axes.images[0].get_interpolation() == "nearest"
+    bar = drawn.axes[-1]
+    assert not bar.images
+    assert bar.get_ylim() == pytest.approx((low, high))
+    shown = [float(one.get_text()) for one in bar.get_yticklabels()]
+    assert len(shown) > 1
+    np.testing.assert_allclose(shown, bar.get_yticks(), rtol=1e-6)
+
+
+# The numbers
+
+
+def test_words_beside_the_picture(run, figures):
+    first, *rest = panels(figures["words"])
+    pixels = np.asarray(run.images[0].convert("RGB"))
+    np.testing.assert_array_equal(first.images[0].get_array(), pixels)
+    mean = np.mean([maps[5:].mean((0, 1)) for maps in kept(run).values()], axis=0)
+    assert_drawn(rest, [mean[..., column] for column in range(1, 9)])
+    assert [one.get_title() for one in (first, *rest)] == ["image", *PROMPT.split()]
+    assert_one_scale(figures["words"], rest)
+
+
+def test_steps_are_a_few_from_the_first_to_the_last(run, pipe, figures):
+    shown = panels(figures["steps"])
+    titles = [one.get_title() for one in shown[:8]]
+    steps = [int(title.split()[1]) - 1 for title in titles]
+    assert (steps[0], steps[-1]) == (0, 9)
+    assert set(np.diff(steps)) == {1, 2}
+    times = pipe.scheduler.timesteps.tolist()
+    assert titles == [f"step {i + 1}\nt = {times[i]:g}" for i in steps]
+    means = np.mean([maps.mean(1) for maps in kept(run).values()], axis=0)  # [steps, ...]
+    assert_drawn(shown, [means[step, ..., column] for _, column in ROWS for step in steps])
+    assert [one.get_ylabel() for one in shown[::8]] == [word for word, _ in ROWS]
+    assert_one_scale(figures["steps"], shown)
+
+
+def test_layers_by_place_and_grid(run, figures):
+    shown, wanted = panels(figures["layers"]), {}
+    for place in ("down", "mid", "up"):
+        for cells in ((16, 24), (8, 12), (4, 6), (2, 3)):
+            if maps := kept(run, cells=cells, place=place):
+                title = f"{place}\n{cells[0]}{TIMES}{cells[1]}"
+                wanted[title] = np.mean([one[5:].mean((0, 1)) for one in maps.values()], axis=0)
+    titles = [one.get_title() for one in shown[: len(wanted)]]
+    assert sorted(titles) == sorted(wanted)
+    assert [title.split()[0] for title in titles] == ["down"] * 3 + ["mid"] + ["up"] * 3
+    assert_drawn(shown, [wanted[title][..., column] for _, column in ROWS for title in titles])
+    assert [one.get_ylabel() for one in shown[:: len(wanted)]] == [word for word, _ in ROWS]
+    assert_one_scale(figures["layers"], shown)
+
+
+def test_heads_of_each_layer(run, figures):
+    shown, layers = panels(figures["heads"]), kept(run)
+    (number,) = {maps.shape[1] for maps in layers.values()}
+    wanted = [
+        maps[5:, head, ..., column].mean(0)
+        for _, column in ROWS
+        for maps in layers.values()
+        for head in range(number)
+    ]
+    assert_drawn(shown, wanted)
+    assert [one.get_title() for one in shown[:number]] == [f"head {i}" for i in range(number)]
+    places = ["up 3.0.0", "up 3.1.0", "up 3.2.0"]  # the block, its attention, its transformer block
+    labels = [f"{word}\n{place}" for word, _ in ROWS for place in places]
+    assert [one.get_ylabel() for one in shown[::number]] == labels
+    assert_one_scale(figures["heads"], shown)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_panels_have_the_shape_of_the_picture_and_count_its_pixels(figures, kind):
+    across, down = figures[kind].get_size_inches()
+    for axes in panels(figures[kind]):
+        assert axes.images[0].get_extent() == [0, 96, 64, 0]
+        box = axes.get_position()
+        assert box.height * down / (box.width * across) == pytest.approx(64 / 96)
+        assert axes.get_xlim() == (0, 96)
+        assert axes.get_ylim() == (64, 0)
+
+
+@pytest.mark.parametrize(("kind", "across"), [("steps", 8), ("layers", 7), ("heads", 2)])
+def test_a_row_is_a_row_and_a_column_stands_below_its_title(figures, kind, across):
+    boxes = [axes.get_position() for axes in panels(figures[kind])]
+    titled = {round(a.get_position().x0, 6): a.get_title() for a in panels(figures[kind])[::-1]}
+    for i, axes in enumerate(panels(figures[kind])):
+        first, title = i - i % across, panels(figures[kind])[i % across].get_title()
+        assert boxes[i].y0 == pytest.approx(boxes[first].y0)
+        assert i == first or boxes[i].x0 > boxes[i - 1].x1
+        assert titled[round(boxes[i].x0, 6)] == title
+        assert bool(axes.get_ylabel()) == (i == first)
+
+
+def test_words_and_phrases_that_were_asked_for(run):
+    shown = panels(figure(run.image_run(0), "words", ["Red circle", "a"]))
+    mean = np.mean([maps[5:].mean((0, 1)) for maps in kept(run).values()], axis=0)
+    assert_drawn(shown[1:], [mean[..., 2] + mean[..., 3], mean[..., 1], mean[..., 6]])
+    assert [one.get_title() for one in shown[1:]] == ["Red circle", "a", "a"]
+    rows = panels(figure(run.image_run(0), "steps", ["square"]))
+    assert [one.get_ylabel() for one in rows] == ["square"] + 7 * [""]
+
+
+def test_chosen_steps_and_heads_keep_their_numbers(pipe):
+    some = {"steps": [0, 3], "heads": [1]}
+    run = generate(pipe, PROMPT, words=["circle"], capture_options=some, **OPTIONS).image_run(0)
+    times = pipe.scheduler.timesteps.tolist()
+    titles = [one.get_title() for one in panels(figure(run, "steps"))]
+    assert titles == [f"step 1\nt = {times[0]:g}", f"step 4\nt = {times[3]:g}"]
+    assert panels(figure(run, "heads"))[0].get_title() == "head 1"
+
+
+@pytest.mark.parametrize("value", [0.0, 0.25])
+@pytest.mark.parametrize("kind", KINDS)
+def test_constant_maps_have_a_scale_from_zero(tmp_path, kind, value):
+    run = random_run(2, steps=2, heads=2)
+    for held in (run.layers, run.details.steps, run.details.heads):
+        for one in held.layers.values():
+            one.maps.fill_(value)
+    run.heatmaps.maps.fill_(value)
+    drawn = figure(run, kind)
+    for axes in panels(drawn)[kind == "words" :]:
+        assert (values(axes) == value).all()
+        assert axes.images[0].get_clim() == (0, value or 1)
+    assert drawn.axes[-1].get_ylim() == (0, value or 1)
+    save_figure(drawn, tmp_path / "x.svg")
+
+
+@pytest.mark.parametrize(
+    ("preset", "kind", "note"),
+    [
+        ("default", "words", "share of attention"),
+        ("daam", "words", "attention, summed over steps"),
+        ("daam", "layers", "share of attention"),
+        ("ovam", "words", "attention among words, summed over steps, heads and layers"),
+        ("ovam", "steps", "attention among words, summed over heads and layers"),
+        ("ovam", "layers", "share of attention among words"),
+        (
+            "attend-and-excite",
+            "words",
+            f"softmax over words of 100 {TIMES} attention",
+        ),
+    ],
+)
+def test_the_colour_bar_says_what_the_values_are(preset, kind, note):
+    run = random_run(3, steps=2)
+    run.heatmaps.preset = PRESETS[preset]
+    bar = figure(run, kind).axes[-1]
+    assert bar.get_ylabel().split() == note.split()
+
+
+# The page
+
+
+def boxes_of(drawn):
+    """Every text that is shown, and where, in pixels."""
+    with settings():  # there are no glyphs of some letters
+        drawn.canvas.draw()
+        texts = [one for one in drawn.findobj(Text) if one.get_visible() and one.get_text()]
+        return [(one.get_text(), one.get_window_extent()) for one in texts]
+
+
+def assert_legible(drawn):
+    """On one page, every text inside, none over another or over a panel."""
+    width, height = drawn.get_size_inches()
+    assert (width <= PAGE[0] + 1e-6, height <= PAGE[1] + 1e-6) == (True, True)
+    texts = boxes_of(drawn)
+    for text, box in texts:
+        inside = box.x0 >= -1 and box.y0 >= -1
+        inside &= box.x1 <= drawn.bbox.width + 1 and box.y1 <= drawn.bbox.height + 1
+        assert inside, f"{text!r} leaves the figure: {box} of {drawn.bbox}"
+    boxes = [*texts, *((i, axes.get_window_extent()) for i, axes in enumerate(drawn.axes))]
+    for (one, box), (other, against) in combinations(boxes, 2):
+        across = min(box.x1, against.x1) - max(box.x0, against.x0)
+        down = min(box.y1, against.y1) - max(box.y0, against.y0)
+        assert across <= 1 or down <= 1, f"{one!r} and {other!r} overlap"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_figures_of_a_run_are_legible(figures, kind):
+    assert_legible(figures[kind])
+
+
+WIDE = {"size": (1536, 512), "grid": (8, 24)}
+HIGH = {"size": (512, 1024), "grid": (16, 8)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "options", "number"),
+    [
+        ("words", 1, {}, 2),
+        ("words", 73, {}, 74),
+        ("words", 12, HIGH, 13),
+        ("words", ODD, {}, 10),
+        ("steps", 1, {"steps": 1}, 1),
+        ("steps", 1, {"steps": 50, **WIDE}, 8),
+        ("steps", 4, {"steps": 50}, 4 * 8),
+        ("steps", 3, {"steps": 3, **HIGH}, 3 * 3),
+        ("layers", 5, WIDE, 5 * 3),
+        ("layers", 16, {}, 16 * 3),
+        ("heads", ODD, {"heads": 1}, 9 * 2),
+        ("heads", 3, {"heads": 8}, 3 * 2 * 8),
+        ("heads", 1, {"heads": 10, "layers": 1, **WIDE}, 10),
+        ("heads", 1, {"heads": 20, "layers": 1}, 20),
+        ("heads", 2, {"heads": 20, "layers": 1, "size": (768, 512), "grid": (8, 12)}, 40),
+    ],
+)
+def test_few_and_many_panels_are_legible(kind, words, options, number):
+    drawn = figure(random_run(words, **options), kind)
+    assert_legible(drawn)
+    assert len(panels(drawn)) == number
+
+
+def test_odd_words_are_shown_as_they_are():
+    run = random_run(ODD)
+    shown = panels(figure(run, "words"))[1:]
+    *titles, long, lines, half = [one.get_title() for one in shown]
+    assert titles == ODD[:6]
+    assert long.startswith("www") and long.endswith("w…") and len(long) < 40
+    assert (lines, half) == ("a b\ufffd", "\ufffd")
+    assert not any(one.title.get_parse_math() for one in shown)
+
+
+def test_a_letter_that_the_font_lacks_comes_from_another():
+    letter = "\N{LATIN SMALL LETTER D WITH PALATAL HOOK}"  # of STIX, which comes with matplotlib
+    drawn = figure(random_run(["cat", letter]), "words", [letter])
+    families = panels(drawn)[1].title.get_fontfamily()
+    fonts = [FT2Font(findfont(family)) for family in families]
+    assert families[0] == "DejaVu Sans"
+    assert [bool(font.get_char_index(ord(letter))) for font in fonts] == [False, True]
+
+
+# The files
+
+
+def all_bytes(drawn, folder):
+    paths = [folder / f"x.{kind}" for kind in ("pdf", "svg", "png")]
+    for path in paths:
+        save_figure(drawn, path)
+    return [path.read_bytes() for path in paths]
+
+
+@pytest.mark.parametrize("kind", ["words", "steps", "heads"])
+def test_a_figure_gives_the_same_bytes_whatever_its_user_has_set(run, tmp_path, kind):
+    drawn = figure(run.image_run(0), kind, ["circle"])
+    found = all_bytes(drawn, tmp_path)
+    theirs = {"font.size": 20, "savefig.dpi": 50, "svg.fonttype": "path", "image.origin": "lower"}
+    theirs |= {"savefig.bbox": "tight", "axes.grid": True, "xtick.direction": "in"}
+    with matplotlib.rc_context(theirs):
+        before = matplotlib.rcParams.copy()
+        assert all_bytes(drawn, tmp_path) == found
+        assert all_bytes(figure(run.image_run(0), kind, ["circle"]), tmp_path) == found
+        assert matplotlib.rcParams.copy() == before
+    assert pyplot.get_fignums() == []
+
+
+def test_files_are_of_the_kind_that_their_names_say(figures, tmp_path):
+    for name in ("x.pdf", "new/folder/x.SVG", "x.png"):
+        save_figure(figures["words"], tmp_path / name)
+    data = (tmp_path / "x.pdf").read_bytes()
+    assert data.startswith(b"%PDF-") and b"/FontFile2" in data and b"/Type3" not in data
+    assert b"CreationDate" not in data
+    across, down = figures["words"].get_size_inches()
+    with Image.open(tmp_path / "x.png") as picture:
+        assert picture.format == "PNG"
+        assert picture.size == pytest.approx((300 * across, 300 * down), abs=1)
+        assert picture.info["dpi"] == pytest.approx((300, 300), abs=0.1)
+    root = ElementTree.parse(tmp_path / "new/folder/x.SVG").getroot()
+    assert root.tag.endswith("}svg")
+    assert sorted(os.listdir(tmp_path)) == ["new", "x.pdf", "x.png"]
+
+
+def test_text_stays_text(tmp_path):
+    words = [*ODD[:6], "circle & square"]
+    save_figure(figure(random_run(words, steps=2), "steps"), tmp_path / "x.svg")
+    elements = list(ElementTree.parse(tmp_path / "x.svg").getroot().iter())
+    texts = {"".join(one.itertext()).strip() for one in elements if one.tag.endswith("}text")}
+    assert {*words, "step 1", "step 2", "t = 981.2", "x (pixels)", "share of attention"} <= texts
+    assert not any(one.tag.endswith("script") for one in elements)
+
+
+@pytest.mark.parametrize("kind", ["pdf", "png"])
+def test_odd_words_can_be_saved(tmp_path, kind):
+    save_figure(figure(random_run(ODD), "words"), tmp_path / f"x.{kind}")
+    assert (tmp_path / f"x.{kind}").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("name", ["x", "x.jpg", "pdf", "x.gif"])
+def test_other_formats_are_refused(figures, tmp_path, name):
+    with pytest.raises(ValueError, match=r"choose a file name that ends in \.pdf or \.svg or"):
+        save_figure(figures["words"], tmp_path / name)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("at", ["savefig", "fsync", "replace"])
+def test_a_failure_leaves_the_old_file(figures, tmp_path, monkeypatch, at):
+    path = tmp_path / "x.png"
+    path.write_bytes(b"old")
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left")
+
+    owner = figures["words"] if at == "savefig" else os
+    monkeypatch.setattr(owner, at, fail)
+    with pytest.raises(OSError, match="No space left"):
+        save_figure(figures["words"], path)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x.png"]
+
+
+# What cannot be drawn
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "error", "message"),
+    [
+        ("word", None, ValueError, "'word': choose one of words, steps, layers, heads"),
+        ("steps", None, ValueError, 'no single steps.*--keep steps.*"steps": "all"'),
+        ("heads", None, ValueError, 'no single heads.*--keep heads.*"heads": "all"'),
+        ("words", ["cow"], KeyError, "'cow' is not in the prompt"),
+        ("layers", ["word1", "cow"], KeyError, "'cow' is not in the prompt"),
+        ("words", "word1", ValueError, "words='word1': pass a list"),
+    ],
+)
+def test_what_cannot_be_asked_for(kind, words, error, message):
+    with pytest.raises(error, match=message):
+        figure(random_run(2), kind, words)
+
+
+def test_too_many_panels_are_refused():
+    run = random_run(73, heads=8)
+    with pytest.raises(ValueError, match="146 rows of 8 panels have no room on a page of 7 x 9.5"):
+        figure(run, "heads")
+    assert len(panels(figure(run, "heads", ["word1", "word72"]))) == 2 * 2 * 8
+
+
+def test_values_that_are_not_finite_are_refused():
+    run = random_run(2)
+    run.heatmaps.maps[3, 4, 1] = torch.nan
+    with pytest.raises(ValueError, match="not finite"):
+        figure(run, "words")
+
+
+def test_a_run_without_a_word_is_refused():
+    run = random_run(2)
+    bare = Heatmaps(run.heatmaps.prompt, run.heatmaps.maps[..., :1], [0])
+    with pytest.raises(ValueError, match="No word of 'word0 word1' has a map"):
+        figure(replace(run, heatmaps=bare), "words")

@@ -1,0 +1,241 @@
+"""AttentionStore against the shapes, order and sums that prompt-to-prompt code relies on."""
+
+import pytest
+import torch
+from conftest import make_pipeline, make_sd15_unet
+
+import sdattn
+from sdattn import AttentionStore, capture
+from sdattn.edit import register_attention_control
+from sdattn.models.layers import find_layers
+
+
+@torch.no_grad()
+def test_one_pass_of_sd15_gives_its_16_maps_in_order():
+    unet = make_sd15_unet()
+    inputs = torch.randn(1, 4, 64, 64), 500, torch.randn(1, 77, 768)
+    before = unet(*inputs).sample
+    with capture(unet, steps="all", heads="all") as maps:
+        during = unet(*inputs).sample
+    assert torch.equal(before, during)
+
+    class CrossOnly(AttentionStore):  # the self-attention maps of one pass are 2 GB
+        def forward(self, attn, is_cross, place_in_unet):
+            return super().forward(attn, is_cross, place_in_unet) if is_cross else attn
+
+    store = CrossOnly(guidance=None)
+    with register_attention_control(unet, store):
+        unet(*inputs)
+    full, filtered = (
+        {key: [tuple(m.shape) for m in maps] for key, maps in sums.items()}
+        for sums in (store.full_attention_store, store.attention_store)
+    )
+    down = [4096, 4096, 1024, 1024, 256, 256]
+    up = [256] * 3 + [1024] * 3 + [4096] * 3
+    assert full["down_cross"] == [(8, n, 77) for n in down]
+    assert full["mid_cross"] == [(8, 64, 77)]
+    assert full["up_cross"] == [(8, n, 77) for n in up]
+    # what editing code counts on: down_cross[2:4] and up_cross[:3] are the 16x16 maps
+    assert filtered["down_cross"] == [(8, n, 77) for n in down[2:]]
+    assert filtered["mid_cross"] == full["mid_cross"]
+    assert filtered["up_cross"] == [(8, n, 77) for n in up[:6]]
+    assert store.num_att_layers == 32
+    assert store.cur_step == 1
+
+    # what capture saw is the same, to rounding, and in the same order
+    cross = [layer for layer in find_layers(unet) if layer.kind == "cross"]
+    assert list(maps.maps) == [layer.name for layer in cross]
+    flat = [
+        m
+        for key in ("down_cross", "mid_cross", "up_cross")
+        for m in store.full_attention_store[key]
+    ]
+    for layer, theirs in zip(cross, flat, strict=True):
+        ours = maps.maps[layer.name]
+        assert ours.shape[:3] == (1, 1, 8)
+        torch.testing.assert_close(
+            ours[0, 0].flatten(1, 2).double(), theirs.double(), atol=1e-5, rtol=0
+        )
+
+    # the default holds 26,944 cells x 77 columns of float32
+    with capture(unet) as mean:
+        unet(*inputs)
+        unet(*inputs)
+    assert mean.nbytes == 26_944 * 77 * 4
+
+
+def by_the_definition(unet, calls, conditional):
+    """The store of the published algorithm, from recorded inputs, in float64.
+
+    Every layer's softmax(q k^T / sqrt(d)), the rows of the conditional half, heads folded behind
+    them, lists by place and kind in the order of execution, the mean over steps.
+    """
+    layers = {layer.name: layer for layer in find_layers(unet)}
+    sums = {f"{place}_{kind}": {} for kind in ("cross", "self") for place in ("down", "mid", "up")}
+    for name, hidden, text in calls:
+        module = layers[name].module
+        keys = hidden if text is None else text
+        q = hidden.double() @ module.to_q.weight.double().T
+        k = keys.double() @ module.to_k.weight.double().T
+        probs = []
+        for row in range(len(hidden))[conditional]:
+            for head in range(module.heads):
+                d = q.shape[-1] // module.heads
+                part = slice(head * d, (head + 1) * d)
+                scores = q[row, :, part] @ k[row, :, part].T / d**0.5
+                probs.append(scores.softmax(-1))
+        probs = torch.stack(probs)
+        kept = sums[f"{name.split('_')[0]}_{'self' if text is None else 'cross'}"]
+        kept[name] = kept.get(name, 0) + probs
+    steps = len(calls) // len(layers)
+    return {key: [total / steps for total in kept.values()] for key, kept in sums.items()}
+
+
+@pytest.mark.parametrize("prompts", [["a cat"], ["a red cat", "a dog, a cat"]])
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_averages_are_those_of_the_published_algorithm(prompts, scale, dtype):
+    pipe = make_pipeline().to(dtype)
+    calls = []
+    for layer in find_layers(pipe.unet):
+
+        def record(_module, args, kwargs, name=layer.name):
+            text = args[1] if len(args) > 1 else kwargs.get("encoder_hidden_states")
+            calls.append((name, args[0], text))
+
+        layer.module.register_forward_pre_hook(record, with_kwargs=True)
+    store = AttentionStore(guidance="batch" if scale > 1 else None)
+    with register_attention_control(pipe, store):
+        pipe(prompts, num_inference_steps=2, guidance_scale=scale, output_type="latent")
+    conditional = slice(len(prompts), None) if scale > 1 else slice(None)
+    expected = by_the_definition(pipe.unet, calls, conditional)
+    found = store.get_average_attention()
+    assert store.cur_step == 2
+    assert list(found) == list(expected)
+    for key, maps in expected.items():
+        assert [m.shape for m in found[key]] == [m.shape for m in maps]
+        for ours, theirs in zip(found[key], maps, strict=True):
+            # in bfloat16 the model's own projections and the maps are rounded to 8 bits
+            exact = (
+                {"atol": 1e-5, "rtol": 0}
+                if dtype == torch.float32
+                else {"atol": 2e-4, "rtol": 3e-2}
+            )
+            torch.testing.assert_close(ours.double(), theirs, **exact)
+
+
+def test_sums_and_averages_over_steps():
+    store = AttentionStore(guidance=None)
+    store.num_att_layers = 2
+    generator = torch.Generator().manual_seed(0)
+    first = [torch.rand(2, 4, 3, generator=generator) for _ in range(3)]
+    second = [torch.rand(2, 4, 4, generator=generator) for _ in range(3)]
+    for step in range(3):
+        store(first[step], True, "down")
+        assert (store.cur_step, store.cur_att_layer) == (step, 1)
+        assert store.step_store["down_cross"][0] is first[step]
+        store(second[step], False, "up")
+        assert (store.cur_step, store.cur_att_layer) == (step + 1, 0)
+        assert store.step_store == store.get_empty_store()
+    average = store.get_average_attention()
+    torch.testing.assert_close(average["down_cross"][0], torch.stack(first).mean(0))
+    torch.testing.assert_close(average["up_self"][0], torch.stack(second).mean(0))
+    torch.testing.assert_close(store.attention_store["up_self"][0], torch.stack(second).sum(0))
+    store.reset()
+    assert (store.cur_step, store.attention_store) == (0, {})
+
+
+def test_guided_batches_keep_their_second_half_as_a_view():
+    store = AttentionStore()
+    store.num_att_layers = 5
+    attn = torch.rand(8, 4, 3)
+    assert store(attn, True, "mid") is attn
+    [kept] = store.step_store["mid_cross"]
+    attn[4:] = 7.0  # an edit that comes later is what ends up stored
+    assert kept.shape == (4, 4, 3)
+    assert kept.eq(7).all()
+
+
+def test_what_forward_returns_is_written_into_the_conditional_half():
+    class Halve(AttentionStore):
+        def forward(self, attn, is_cross, place_in_unet):
+            super().forward(attn, is_cross, place_in_unet)
+            return attn / 2
+
+    store = Halve()
+    store.num_att_layers = 1
+    attn = torch.rand(4, 5, 3)
+    before = attn.clone()
+    assert store(attn, True, "up") is attn
+    assert torch.equal(attn, torch.cat([before[:2], before[2:] / 2]))
+    assert torch.equal(store.attention_store["up_cross"][0], before[2:] / 2)
+
+
+def test_with_separate_passes_the_unconditional_one_is_skipped():
+    store = AttentionStore(guidance="passes")
+    store.num_att_layers = 2
+    assert store.num_uncond_att_layers == 2
+    for step in range(2):
+        calls = [torch.full((2, 4, 3), float(10 * step + i)) for i in range(4)]
+        for i, attn in enumerate(calls):
+            assert store.cur_step == step
+            store(attn, i % 2 == 1, "mid")
+    assert (store.cur_step, store.cur_att_layer) == (2, 0)
+    average = store.get_average_attention()
+    assert [m.shape for m in average["mid_self"]] == [(2, 4, 3)]
+    assert average["mid_self"][0].eq((2 + 12) / 2).all()
+    assert average["mid_cross"][0].eq((3 + 13) / 2).all()
+
+
+def test_maps_over_the_limit_stay_out_of_what_editing_code_sees():
+    store = AttentionStore(guidance=None, max_queries=4)
+    store.num_att_layers = 3
+    for n, is_cross in ((5, True), (4, True), (5, False)):
+        store(torch.rand(1, n, 3), is_cross, "up")
+    assert [m.shape[1] for m in store.attention_store["up_cross"]] == [4]
+    assert [m.shape[1] for m in store.get_average_full_attention()["up_cross"]] == [5, 4]
+    assert store.attention_store["up_self"] == []
+
+
+def test_the_way_of_attend_and_excite_keeps_the_last_step_alive_and_the_sums_detached():
+    store = AttentionStore(True, guidance=None)
+    store.num_att_layers = 1
+    steps = [torch.rand(2, 4, 3, requires_grad=True) for _ in range(3)]
+    for leaf in steps:
+        store(leaf * 2, True, "mid")
+    [last] = store.get_average_attention()["mid_cross"]
+    [grad] = torch.autograd.grad(last.sum(), steps[-1])
+    assert grad.eq(2).all()
+    [mean] = store.get_average_global_attention()["mid_cross"]
+    assert not mean.requires_grad
+    torch.testing.assert_close(mean, 2 * torch.stack([leaf.detach() for leaf in steps]).mean(0))
+    assert store.curr_step_index == 0
+    with pytest.raises(RuntimeError, match=r"AttentionStore\(True\)"):
+        unsaved = AttentionStore()
+        unsaved.cur_step = 1
+        unsaved.get_average_global_attention()
+
+
+def test_an_average_over_nothing_is_an_error():
+    with pytest.raises(RuntimeError, match=r"No step has finished: 0 layers.*-1: not registered"):
+        AttentionStore().get_average_attention()
+    with pytest.raises(ValueError, match="pass 'batch', 'passes' or None"):
+        AttentionStore(guidance="half")
+
+
+def test_latents_pass_through_unchanged():
+    latents = torch.randn(1, 4, 2, 2)
+    assert AttentionStore().step_callback(latents) is latents
+
+
+def test_the_public_surface():
+    assert set(sdattn.__all__) == {
+        "AttentionStore", "CaptureError", "CaptureWarning", "Heatmap", "Heatmaps", "Knockout",
+        "MapStore", "PRESETS", "Preset", "Run", "TorchAttnProcessor", "TruncationWarning",
+        "aggregate_attention", "attention", "batch", "capture", "diff", "edit", "explain",
+        "generate", "heatmaps", "knockout", "load_pipeline", "load_run", "read_prompt",
+        "read_prompts",
+    }  # fmt: skip
+    assert all(getattr(sdattn, name) is not None for name in sdattn.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        sdattn.nothing  # noqa: B018

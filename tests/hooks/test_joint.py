@@ -1,0 +1,370 @@
+"""Joint attention: where its columns and rows are, its gradient, and that no [N, N] matrix is made.
+
+That its values are those of the whole softmax in float64 is tested in test_matrix.py.
+"""
+
+import math
+
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel
+from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformer_rows import flux, klein, qwen_image, sd3
+
+import sdattn.hooks.attended
+import sdattn.hooks.sdpa
+from sdattn import capture
+from sdattn.hooks.sdpa import SdpaWatch, Seen, _logsumexp
+from sdattn.models.layers import TRANSFORMERS
+
+MODELS = {"SD3": sd3, "FLUX.1": flux, "FLUX.2": klein, "Qwen-Image": qwen_image}
+N_TEXT, ROWS, COLS = 7, 3, 5
+
+
+def inputs(kind, model, dtype=torch.float32, rows=ROWS, cols=COLS):
+    """What the model is called with, one picture of rows x cols patches and 7 tokens."""
+    generator = torch.Generator().manual_seed(1)
+
+    def noise(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    width = model.config.joint_attention_dim
+    given = {"encoder_hidden_states": noise(1, N_TEXT, width), "timestep": torch.tensor([0.5])}
+    ids = torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(cols)).float()
+    if kind == "SD3":
+        pooled = noise(1, model.config.pooled_projection_dim)
+        picture = noise(1, 4, 2 * rows, 2 * cols)
+        return {**given, "hidden_states": picture, "pooled_projections": pooled}
+    given["hidden_states"] = noise(1, rows * cols, 16)
+    if kind == "FLUX.1":
+        given |= {"img_ids": ids, "txt_ids": torch.zeros(N_TEXT, 3)}
+        given |= {"pooled_projections": noise(1, 32), "guidance": torch.ones(1)}
+    elif kind == "FLUX.2":
+        ids = torch.cat([ids, torch.zeros(len(ids), 1)], dim=1)[None]
+        given |= {"img_ids": ids, "txt_ids": torch.zeros(1, N_TEXT, 4), "guidance": None}
+    else:
+        given["img_shapes"] = [[(1, rows, cols)]]
+    return given
+
+
+def first_map(model, given, **options):
+    """Of the first layer, in which a token's query and key depend on that token alone."""
+    with capture(model, **options) as store:
+        model(**given)
+    return next(iter(store.maps.values()))[0]  # [rows, cols, tokens]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@torch.no_grad()
+def test_a_column_belongs_to_its_token_and_a_cell_to_its_patch(kind):
+    model = MODELS[kind]().transformer
+    given = inputs(kind, model)
+    before = first_map(model, given, heads="all").double().log()
+    assert before.shape[-3:] == (ROWS, COLS, N_TEXT)
+
+    # Another key in column 3 moves its scores alone: the rest of a row only loses or gains in sum.
+    text = given["encoder_hidden_states"].clone()
+    text[:, 3] += 1
+    after = first_map(model, {**given, "encoder_hidden_states": text}, heads="all").double().log()
+    moved = ((after - before) - (after - before)[..., :1]).abs()
+    assert moved[..., 3].max() > 1e-2
+    assert moved[..., [1, 2, 4, 5, 6]].max() < 1e-4
+
+    # Another query at (1, 4) changes the ratios of the columns there alone.
+    picture = given["hidden_states"].clone()
+    if kind == "SD3":
+        picture[:, :, 2:4, 8:10] += 1
+    else:
+        picture[:, 1 * COLS + 4] += 1
+    after = first_map(model, {**given, "hidden_states": picture}, heads="all").double().log()
+    moved = ((after - before) - (after - before)[..., :1]).abs().amax((0, -1))
+    assert moved[1, 4] > 1e-2
+    moved[1, 4] = 0
+    assert moved.max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["SD3", "FLUX.1", "Qwen-Image"])
+def test_the_gradient_is_that_of_the_whole_softmax(kind):
+    model = MODELS[kind]().transformer.double()
+    given = inputs(kind, model, torch.float64)
+    given = {k: v.double() if torch.is_tensor(v) else v for k, v in given.items()}
+    text = given["encoder_hidden_states"].requires_grad_()
+
+    def loss(states):
+        found = first_map(
+            model, {**given, "encoder_hidden_states": states}, grad=True, dtype=torch.float64
+        )
+        return found[..., 2].square().sum()
+
+    (slope,) = torch.autograd.grad(loss(text), text)
+    direction = torch.randn(text.shape, generator=torch.Generator().manual_seed(2)).double()
+    with torch.no_grad():
+        step = 1e-3  # the probabilities are float32
+        numeric = (loss(text + step * direction) - loss(text - step * direction)) / (2 * step)
+    torch.testing.assert_close((slope * direction).sum(), numeric, rtol=2e-2, atol=1e-7)
+
+
+@pytest.mark.parametrize("scale", [1, 5, 20])
+@torch.no_grad()
+def test_probabilities_of_large_scores(scale):
+    query, key = torch.randn(2, 1, 2, 300, 40, generator=torch.Generator().manual_seed(0))
+    with SdpaWatch() as watch:
+        scaled_dot_product_attention(scale * query, key, key)
+    [seen] = watch.calls
+    assert (seen.logsumexp is None) == (scale >= 5)
+    every = slice(None)
+    found = seen.of_rows(every, every, every)(every, None)
+    expected = (scale * query.double() @ key.double().mT / math.sqrt(40)).softmax(-1)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_a_cast_by_autocast_is_left_to_it():
+    query, key, value = torch.randn(3, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = scaled_dot_product_attention(query, key, value)
+        with SdpaWatch():
+            found = scaled_dot_product_attention(query, key, value)
+    assert expected.dtype == torch.bfloat16
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+def test_the_logsumexp_of_large_negative_scores_is_as_little_exact():
+    """float32 holds no more digits of -50 than of 50."""
+    query = 2 + 2 * torch.rand(1, 1, 300, 40, generator=torch.Generator().manual_seed(0))
+    key = -query
+    with SdpaWatch() as watch:
+        scaled_dot_product_attention(query, key, key)
+    [seen] = watch.calls
+    assert seen.logsumexp is None
+    found = seen.of_rows(*[slice(None)] * 3)(slice(None), None)
+    expected = (query.double() @ key.double().mT / math.sqrt(40)).softmax(-1)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("told", [True, False])
+@torch.no_grad()
+def test_the_scale_is_that_of_the_call(told, monkeypatch):
+    if not told:
+        monkeypatch.setattr(sdattn.sdpa, "_kernel_tells", lambda *_: False)
+    query, key = torch.randn(2, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
+    with SdpaWatch() as watch:
+        scaled_dot_product_attention(query, key, key, scale=0.1)
+    [seen] = watch.calls
+    assert (seen.logsumexp is not None) == told
+    found = seen.of_rows(*[slice(None)] * 3)(slice(None), None)
+    expected = (query.double() @ key.double().mT * 0.1).softmax(-1)
+    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that is made."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(one, torch.Tensor):
+                self.numel = max(self.numel, one.numel())
+        return out
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["kernel's logsumexp", "in slices"])
+@torch.no_grad()
+def test_no_matrix_of_all_by_all_is_made(told, monkeypatch):
+    if not told:
+        monkeypatch.setattr(sdattn.sdpa, "_kernel_tells", lambda *_: False)
+        monkeypatch.setattr(sdattn.sdpa, "SLICE", 2**16)
+    model = flux().transformer
+    rows = cols = 32
+    with Largest() as plain:
+        model(**inputs("FLUX.1", model, rows=rows, cols=cols))
+    with Largest() as watched, capture(model):
+        model(**inputs("FLUX.1", model, rows=rows, cols=cols))
+    heads = model.config.num_attention_heads
+    assert heads * (rows * cols + N_TEXT) ** 2 > 10 * watched.numel
+    assert watched.numel <= max(plain.numel, 2**16)
+
+
+def test_a_gradient_keeps_no_matrix_of_all_by_all(monkeypatch):
+    monkeypatch.setattr(sdattn.sdpa, "SLICE", 2**14)
+    model = flux().transformer
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda one: kept.append(one.numel()) or one, lambda one: one
+    ):
+        with capture(model, grad=True):
+            model(**inputs("FLUX.1", model, rows=32, cols=32))
+    heads = model.config.num_attention_heads
+    assert heads * (32 * 32 + N_TEXT) ** 2 > 10 * max(kept)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda ids: ids * torch.tensor([1.0, 1.0, 0.0]), "15 patches of the picture in 3 rows"),
+        (lambda ids: ids.flip(0), "15 patches"),
+        (lambda ids: ids + 1, "0 patches"),
+    ],
+)
+def test_patches_that_are_no_grid_are_named(change, message):
+    model = flux().transformer
+    given = inputs("FLUX.1", model)
+    with pytest.raises(ValueError, match=message), capture(model):
+        model(**{**given, "img_ids": change(given["img_ids"])})
+
+
+@torch.no_grad()
+def test_scaled_and_shifted_patches_are_the_same_grid():
+    model = flux().transformer
+    given = inputs("FLUX.1", model)
+    with capture(model) as store:
+        model(**{**given, "img_ids": given["img_ids"] * 0.5 + torch.tensor([0.0, 2.0, 7.0])})
+    assert store.latent_size == (ROWS, COLS)
+
+
+@pytest.mark.parametrize("slices", [1, 2**10, 2**30])
+@pytest.mark.parametrize("mask", ["none", "keys", "keys and queries", "added"])
+def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
+    monkeypatch.setattr(sdattn.sdpa, "SLICE", slices)
+    monkeypatch.setattr(sdattn.attended, "PART", slices)  # a head at a time, or all
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 3, 2, 11, 8, generator=generator)  # [B, heads, N, d]
+    keep = torch.rand(3, 1, 1 if mask == "keys" else 11, 11, generator=generator) > 0.3
+    keep[..., 0] = True
+    given = {"none": None, "added": torch.randn(11, 11, generator=generator)}.get(mask, keep)
+    scores = query.double() @ key.double().mT / math.sqrt(8)
+    if given is not None:
+        hidden = given.dtype == torch.bool
+        scores = scores.masked_fill(~given, -math.inf) if hidden else scores + given.double()
+    expected = scores.softmax(-1)[[2, 0]][:, :, 4:, :4]
+    attended = Seen(query, key, given).attended(slice(4, 11), slice(0, 4))
+    for columns in (None, [3, 1]):
+        found = torch.cat(list(attended.parts(torch.tensor([2, 0]), columns)), dim=1)
+        wanted = expected if columns is None else expected[..., columns]
+        torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=0)
+
+
+def test_the_logsumexp_in_slices(monkeypatch):
+    monkeypatch.setattr(sdattn.sdpa, "SLICE", 100)
+    query, key = torch.randn(2, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
+    expected = (query.double() @ key.double().mT).logsumexp(-1, keepdim=True)
+    torch.testing.assert_close(_logsumexp(query, key, None).double(), expected)
+
+
+# -- processors and models of other orders and kinds ----------------------------------------------
+
+
+class Attending(TorchFunctionMode):
+    """Another torch attention, in a processor's own block."""
+
+    def __init__(self, attend):
+        super().__init__()
+        self.attend = attend
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        attends = func is scaled_dot_product_attention
+        return (self.attend if attends else func)(*args, **(kwargs or {}))
+
+
+class Odd(FluxAttnProcessor):
+    """FLUX's processor with another attention."""
+
+    def __init__(self, attend):
+        super().__init__()
+        self.attend = attend
+
+    def __call__(self, *args, **kwargs):
+        with Attending(self.attend):
+            return super().__call__(*args, **kwargs)
+
+
+def odd_flux(attend):
+    model = flux().transformer
+    model.transformer_blocks[0].attn.set_processor(Odd(attend))
+    return model
+
+
+def picture_first(query, key, value, **options):
+    moved = [one.roll(-N_TEXT, dims=2) for one in (query, key, value)]
+    return scaled_dot_product_attention(*moved, **options).roll(N_TEXT, dims=2)
+
+
+@torch.no_grad()
+def test_a_processor_that_puts_the_picture_first_is_refused():
+    model = odd_flux(picture_first)
+    given = inputs("FLUX.1", model)
+    torch.testing.assert_close(model(**given).sample, flux().transformer(**given).sample)
+    with pytest.raises(RuntimeError, match="Odd does not join text and picture .* at 0 to 7"):
+        with capture(model):
+            model(**given)
+
+
+@torch.no_grad()
+def test_a_second_attention_of_all_queries_to_other_keys_does_not_count():
+    def twice(query, key, value, **options):
+        scaled_dot_product_attention(query, key[:, :, 1:], value[:, :, 1:])
+        return scaled_dot_product_attention(query, key, value, **options)
+
+    model = odd_flux(twice)
+    given = inputs("FLUX.1", model)
+    expected = first_map(flux().transformer, given)
+    assert torch.equal(first_map(model, given), expected)
+
+
+@pytest.mark.parametrize("option", ["dropout_p", "is_causal", "enable_gqa"])
+@torch.no_grad()
+def test_other_kinds_of_joint_attention_are_refused(option):
+    def attend(query, key, value, **options):
+        options[option] = 0.5 if option == "dropout_p" else True
+        return scaled_dot_product_attention(query, key, value, **options)
+
+    model = odd_flux(attend)
+    with pytest.raises(RuntimeError, match="dropout, a causal mask or grouped queries"):
+        with capture(model):
+            model(**inputs("FLUX.1", model))
+
+
+def test_every_family_with_joint_attention_says_in_which_order():
+    for name, known in TRANSFORMERS.items():
+        joint = "joint" in {kind for _, kind in known.layers.values()}
+        assert joint == (known.joined is not None), name
+
+
+class Same(FluxTransformer2DModel):
+    pass
+
+
+class Other(FluxTransformer2DModel):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+@torch.no_grad()
+def test_a_subclass_is_known_as_long_as_it_leaves_forward_alone():
+    model = flux().transformer
+    given = inputs("FLUX.1", model)
+    expected = first_map(model, given)
+    model.__class__ = Same
+    assert torch.equal(first_map(model, given), expected)
+    model.__class__ = Other
+    with pytest.raises(
+        TypeError, match=r"Other \(test_joint\) has a forward .* picture first is not"
+    ):
+        first_map(model, given)
+    model.__class__ = type("FluxTransformer2DModel", (Other,), {"__module__": "elsewhere"})
+    with pytest.raises(TypeError, match=r"FluxTransformer2DModel \(elsewhere\) has a forward"):
+        first_map(model, given)
+
+
+def test_a_model_of_no_known_family_is_refused_by_name():
+    model = flux().transformer
+    model.__class__ = type("Joined", (FluxTransformer2DModel.__mro__[1], torch.nn.Module), {})
+    with pytest.raises(TypeError, match="Asked to capture a Joined"):
+        first_map(model, {})

@@ -1,0 +1,679 @@
+"""Ways of running a pipeline that people really use, beyond those of the matrix."""
+
+import threading
+from dataclasses import replace
+
+import accelerate
+import pytest
+import torch
+from conftest import make_pipeline, make_sdxl_pipeline
+from diffusers import (
+    FirstBlockCacheConfig,
+    PixArtSigmaPAGPipeline,
+    StableDiffusionXLImg2ImgPipeline,
+)
+from diffusers.models.attention_processor import AttnProcessor
+from diffusers.models.transformers.transformer_flux import (
+    FluxAttnProcessor,
+    FluxIPAdapterAttnProcessor,
+)
+from matrix import ROWS, WAYS
+from test_matrix import expected_maps, recorded
+from transformer_rows import flux, klein, qwen_image
+from unet_rows import ip_adapter, learned_token, with_image_prompts
+
+import sdattn
+from sdattn import CaptureError, CaptureWarning, capture
+from sdattn.models.layers import find_denoiser, find_layers
+
+NAMED = {row.name: row for row in ROWS}
+PROMPT = "a red cat"
+MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
+
+
+def run(pipe, prompt=PROMPT, **options):
+    settings = {"num_inference_steps": 2, "output_type": "np", "height": 128, "width": 128}
+    generator = torch.Generator().manual_seed(0)
+    return pipe(prompt=prompt, generator=generator, **{**settings, **options}).images
+
+
+def processors(pipe):
+    return dict(find_denoiser(pipe).model.attn_processors)
+
+
+# -- several images, several prompts --------------------------------------------------------------
+
+# diffusers 0.42 gives the images of several prompts each other's text masks in these
+MIXED_MASKS = ("Qwen-Image", "Sana")
+FROM_TEXT = [row for row in ROWS if "image" not in row.options(row.make(), row.fitted(WAYS[0]))]
+
+
+@pytest.mark.parametrize("row", FROM_TEXT, ids=str)
+def test_a_batch_is_its_images_one_by_one(row):
+    pipe = row.make()
+    way = row.fitted(WAYS[1])
+    if row.name.startswith(MIXED_MASKS):
+        way = replace(way, images=1)
+    options = {**row.options(pipe, way), "num_inference_steps": 2}
+    prompts = options.pop("prompt", ["a red cat", "dog, dog and cat"])
+    if options.get("negative_prompt", "") is None or row.in_turn:
+        del options["negative_prompt"]
+    if way.images > 1:
+        options["num_images_per_prompt"] = way.images
+    together = sdattn.generate(pipe, prompts, seed=3, **options)
+    assert len(together.heatmaps) == way.total * row.each
+    options.pop("num_images_per_prompt", None)
+    for i in range(way.total):
+        prompt = prompts[i // way.images]
+        alone = sdattn.generate(pipe, prompt, seed=3 + i, **options)
+        assert alone.heatmaps[0].words == together.heatmaps[i * row.each].words
+        for frame, one in enumerate(alone.heatmaps):
+            found = together.heatmaps[i * row.each + frame]
+            for word in one:
+                torch.testing.assert_close(
+                    found[word].values, one[word].values, atol=2e-5, rtol=1e-3
+                )
+
+
+# -- negative prompts -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["Stable Diffusion 1.x", "SDXL", "Stable Diffusion 3", "Sana", "FLUX.1", "Qwen-Image"]
+)
+def test_negative_prompts_have_heatmaps_with_their_own_words(name, tmp_path):
+    row = NAMED[name]
+    pipe, way = row.make(), row.fitted(WAYS[0])
+    options = {**row.options(pipe, way), "negative_prompt": "dog, dog", "num_inference_steps": 2}
+    both = sdattn.generate(pipe, PROMPT, capture_options={"branch": "both"}, **options)
+    assert both.negative_heatmaps[0].words == ("dog", ",", "dog")
+    assert both.heatmaps[0].words == ("a", "red", "cat")
+    folder = both.save(tmp_path / "run")[0]
+    drawn = sorted(path.name for path in (folder / "negative" / "heatmaps").iterdir())
+    assert drawn == ["01-dog.png", "02-sign.png", "03-dog.png"]
+    assert sdattn.load_run(folder).heatmaps.words == ("a", "red", "cat")
+    # the same as each branch by itself
+    one = sdattn.generate(pipe, PROMPT, **options)
+    for word in one.heatmaps[0]:
+        assert torch.equal(one.heatmaps[0][word].values, both.heatmaps[0][word].values)
+    given = {**options, "prompt": PROMPT, "generator": [torch.Generator().manual_seed(0)]}
+    with capture(pipe, branch="unconditional", steps=(0.5, 1.0)) as store:
+        pipe(**given)
+    [negative] = sdattn.heatmaps(store, pipe, "dog, dog", **row.options(pipe, way))
+    for word in negative:
+        assert torch.equal(negative[word].values, both.negative_heatmaps[0][word].values)
+
+
+@pytest.mark.parametrize("make", [flux, klein, qwen_image])
+def test_negative_prompts_of_pipelines_that_run_in_turn(make, monkeypatch):
+    pipe = make()
+    options = {"negative_prompt": "dog, dog, dog", "true_cfg_scale": 4.0}
+    options = {"guidance_scale": 4.0} if make is klein else options
+    row = next(row for row in ROWS if row.make is make)
+    model = find_denoiser(pipe).model
+    with recorded(model, monkeypatch) as record:
+        run(pipe, **options)
+    with capture(pipe) as positive, capture(pipe, branch="unconditional") as negative:
+        run(pipe, **options)
+    assert len(positive.passes) == len(negative.passes) == 2
+    for name, calls in record.items():
+        for store, own in ((positive, calls[::2]), (negative, calls[1::2])):
+            unguided = replace(WAYS[0], guided=False)
+            found_text = replace(row, n_text=store.n_text)
+            expected = expected_maps(own, len(own), found_text, unguided)
+            found = store.maps[name].flatten(1, 2).double()
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    if make is not klein:
+        [found] = sdattn.heatmaps(negative, pipe, "dog, dog, dog")
+        assert found.words == ("dog", ",", "dog", ",", "dog")
+    with (
+        pytest.raises(ValueError, match="in turn. Nest two captures"),
+        capture(pipe, branch="both"),
+    ):
+        pass
+
+
+def test_a_bare_model_that_runs_both_in_turn_is_noticed():
+    pipe = flux()
+    with pytest.warns(CaptureWarning, match="ran twice at timestep .* with other text states"):
+        with capture(pipe.transformer):
+            run(pipe, negative_prompt="dog", true_cfg_scale=4.0)
+    with capture(pipe.transformer) as store:  # a run of one branch is as it should be
+        run(pipe)
+    assert len(store.passes) == 2
+
+
+def test_generate_shows_a_negative_prompt_only_where_there_is_one():
+    with pytest.raises(ValueError, match="words of a negative prompt. Pass one"):
+        sdattn.generate(make_pipeline(), PROMPT, capture_options={"branch": "both"})
+
+
+@pytest.mark.parametrize("order", ["nested", "crossed"])
+def test_pixart_tells_of_guidance_and_is_as_before_after(order):
+    pipe = NAMED["PixArt Alpha"].make()
+    before, options = set(vars(pipe)), {"use_resolution_binning": False, "guidance_scale": 1.0}
+    with capture(pipe) as store:
+        run(pipe, **options)
+    assert [one.batch for one in store.passes] == [1, 1]
+    first, second = capture(pipe), capture(pipe)
+    first.__enter__()
+    inner = second.__enter__()
+    run(pipe, **{**options, "guidance_scale": 3.0})
+    assert [one.batch for one in inner.passes] == [2, 2]
+    assert inner.images == 1
+    for one in (second, first) if order == "nested" else (first, second):
+        one.__exit__(None, None, None)
+    assert set(vars(pipe)) == before
+    run(pipe, **options)
+
+
+# -- text states in place of text, long prompts ---------------------------------------------------
+
+
+def encode(pipe, ids):
+    with torch.no_grad():
+        return pipe.text_encoder(torch.tensor(ids))[0]
+
+
+def test_text_states_come_with_labels():
+    pipe = make_pipeline()
+    states, negative = torch.randn(2, 1, 30, 32, generator=torch.Generator().manual_seed(1))
+    with capture(pipe) as store:
+        run(pipe, None, prompt_embeds=states, negative_prompt_embeds=negative)
+    [found] = sdattn.heatmaps(store, pipe, {"cat": [2], "red dog": [4, 5]})
+    assert found.words == ("cat", "red dog")
+    assert torch.equal(found["red dog"].values, found[4].values + found[5].values)
+    assert found.maps.shape[-1] == 30
+    with pytest.raises(ValueError, match="fits neither|is neither"):
+        sdattn.heatmaps(store, pipe, PROMPT)
+
+
+def test_prompts_of_more_than_77_tokens():
+    """As compel lays them out: chunks of 75 tokens, each with its own start and end."""
+    pipe = make_pipeline()
+    words = ["cat", "dog", "red"] * 30  # 90 words of one token each
+    ids = pipe.tokenizer(" ".join(words), add_special_tokens=False, verbose=False)["input_ids"]
+    assert len(ids) == 90
+    start, end = pipe.tokenizer.bos_token_id, pipe.tokenizer.eos_token_id
+    chunks = [ids[:75], ids[75:]]
+    rows = [[start, *chunk, *[end] * (76 - len(chunk))] for chunk in chunks]
+    states = torch.cat([encode(pipe, [row]) for row in rows], dim=1)
+    assert states.shape == (1, 154, 32)
+    with capture(pipe) as store:
+        run(pipe, None, prompt_embeds=states, negative_prompt_embeds=torch.zeros(1, 154, 32))
+    for given in (pipe, pipe.tokenizer):
+        [found] = sdattn.heatmaps(store, given, " ".join(words))
+        assert found.words == tuple(words)
+        columns = [one.columns for one in found.occurrences()]
+        assert columns == [(i + 1,) for i in range(75)] + [(i + 78,) for i in range(15)]
+
+
+def test_learned_tokens_of_several_vectors_are_one_word():
+    pipe = learned_token()
+    found = sdattn.generate(
+        pipe, "a red <cat-toy>, cat", num_inference_steps=1, height=128, width=128
+    ).heatmaps[0]
+    assert found.words == ("a", "red", "<cat-toy>", ",", "cat")
+    spelled = [found.prompt.tokens[i].text for i in found["<cat-toy>"].columns]
+    assert spelled == ["<cat-toy>", "<cat-toy>_1", "<cat-toy>_2"]
+
+
+def test_image_prompts_have_columns_of_their_own():
+    pipe = ip_adapter(2)()
+    options = with_image_prompts(2)(pipe, WAYS[0])
+    for scale in ([1.0, 1.0], [0.0, 0.7]):
+        pipe.set_ip_adapter_scale(scale)
+        with capture(pipe) as store:
+            run(pipe, **{name: options[name] for name in options if "ip" in name})
+        [found] = sdattn.heatmaps(store, pipe, PROMPT)
+        # two adapters, with two images of four tokens each
+        assert found.maps.shape[-1] == 77 + 16
+        assert [found[f"<image {i}>"].columns for i in (1, 16)] == [(77,), (92,)]
+        text = found.maps[..., :77].sum(-1)
+        first, second = found.maps[..., 77:].unflatten(-1, (2, 8)).sum(-1).unbind(-1)
+        torch.testing.assert_close(text, torch.ones_like(text))
+        torch.testing.assert_close(first, torch.full_like(first, float(scale[0] > 0)))
+        torch.testing.assert_close(second, torch.ones_like(second))
+
+
+def test_image_prompts_with_masks_stand_in_their_order(monkeypatch):
+    """Each image has a softmax of its own; scaled_dot_product_attention sees text, then images."""
+    pipe = ip_adapter(1)()
+    options = with_image_prompts(1)(pipe, WAYS[0])
+    masks = torch.zeros(1, 2, 128, 128)
+    masks[:, 0, :, :64], masks[:, 1, :, 64:] = 1, 1
+    given = {name: options[name] for name in options if "ip" in name}
+    given |= {"cross_attention_kwargs": {"ip_adapter_masks": [masks]}, "num_inference_steps": 1}
+    pipe.set_ip_adapter_scale([[0.5, 0.9]])
+    with recorded(pipe.unet, monkeypatch) as record:
+        run(pipe, **given)
+    with capture(pipe) as store:
+        run(pipe, **given)
+    for name, found in store.maps.items():
+        text, *images = [probs[1:].mean(1) for probs in record[name]]
+        assert [one.shape[-1] for one in (text, *images)] == [77, 4, 4]
+        assert (images[0] - images[1]).abs().max() > 1e-3
+        expected = torch.cat([text, *images], dim=-1)
+        torch.testing.assert_close(found.flatten(1, 2).double(), expected, atol=1e-5, rtol=0)
+
+
+def test_a_softmax_over_words_leaves_image_prompts_as_they_are():
+    pipe = ip_adapter(2)()
+    options = with_image_prompts(2)(pipe, WAYS[0])
+    embeds = {name: options[name] for name in options if "ip" in name}
+    with capture(pipe, among=[[0, 1, 2]]) as some, capture(pipe) as whole:
+        run(pipe, **embeds)
+    for name in whole.maps:
+        text, images = some.maps[name][..., :77], some.maps[name][..., 77:]
+        torch.testing.assert_close(images, whole.maps[name][..., 77:])
+        torch.testing.assert_close(text.sum(-1), torch.ones(text.shape[:-1]))
+        assert not text[..., 3:].any()
+
+
+# -- memory and speed savers ----------------------------------------------------------------------
+
+SAVERS = {
+    "attention slicing": lambda pipe: pipe.enable_attention_slicing(),
+    "VAE tiling": lambda pipe: pipe.vae.enable_tiling(),
+    "VAE slicing": lambda pipe: pipe.vae.enable_slicing(),
+    "fused projections": lambda pipe: pipe.fuse_qkv_projections(),
+    "model offload": lambda pipe: pipe.enable_model_cpu_offload(device="cpu"),
+    "sequential offload": lambda pipe: accelerate.cpu_offload(pipe.unet, torch.device("cpu")),
+}
+
+
+@pytest.mark.parametrize("saver", SAVERS)
+def test_savers_change_nothing(saver):
+    pipe = make_pipeline()
+    with capture(pipe) as store:
+        run(pipe)
+    expected = dict(store.maps)
+    SAVERS[saver](pipe)
+    plain, before = run(pipe), processors(pipe)
+    with capture(pipe) as store:
+        watched = run(pipe)
+    assert (plain == watched).all()
+    assert all(processors(pipe)[name] is one for name, one in before.items())
+    for name, one in store.maps.items():
+        torch.testing.assert_close(one, expected[name], atol=1e-5, rtol=0)
+
+
+ON_A_GPU = {
+    "xformers": lambda pipe: pipe.to("cuda").enable_xformers_memory_efficient_attention(),
+    "sequential offload": lambda pipe: pipe.enable_sequential_cpu_offload(),
+}
+
+
+@pytest.mark.parametrize("saver", ON_A_GPU)
+def test_savers_that_need_a_gpu_change_nothing(saver):
+    if saver == "xformers":
+        pytest.importorskip("xformers", reason="xformers is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip(f"{saver} needs a GPU, and there is none")
+    pipe = make_pipeline()
+    ON_A_GPU[saver](pipe)
+    plain = run(pipe)
+    with capture(pipe) as store:
+        watched = run(pipe)
+    assert (plain == watched).all()
+    assert len(store.maps) == 16
+
+
+COMPILED = {
+    "torch.compile(model)": lambda pipe: setattr(
+        pipe, "unet", torch.compile(pipe.unet, backend="aot_eager")
+    ),
+    "model.compile()": lambda pipe: pipe.unet.compile(backend="aot_eager"),
+    "blocks": lambda pipe: pipe.unet.mid_block.compile(backend="aot_eager"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("how", COMPILED)
+def test_a_compiled_model_runs_eagerly_inside_and_is_compiled_again_after(how):
+    pipe = make_pipeline()
+    eager = run(pipe)
+    with capture(pipe) as store:
+        run(pipe)
+    expected = dict(store.maps)
+    COMPILED[how](pipe)
+    compiled = run(pipe)
+    with pytest.warns(CaptureWarning, match="UNet2DConditionModel is compiled"):
+        with capture(pipe) as store:
+            watched = run(pipe)
+    assert (watched == eager).all()
+    assert all(torch.equal(store.maps[name], one) for name, one in expected.items())
+    torch._dynamo.utils.counters.clear()
+    assert (run(pipe) == compiled).all()
+    assert not torch._dynamo.utils.counters["frames"]  # nothing had to be compiled anew
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_model_that_is_compiled_inside_stays_compiled():
+    pipe = make_pipeline()
+    with capture(pipe) as store:
+        run(pipe)
+    expected = dict(store.maps)
+    torch._dynamo.utils.counters.clear()
+    with capture(pipe) as store:
+        pipe.unet.compile(backend="aot_eager")
+        run(pipe)
+    for name, one in expected.items():
+        torch.testing.assert_close(store.maps[name], one, atol=1e-5, rtol=0)
+    breaks = torch._dynamo.utils.counters["graph_break"]  # around the model, in watched layers
+    ours = ("before_pass", "after_pass", "ObservingProcessor.__call__")
+    assert all(any(name in reason for name in ours) for reason in breaks)
+    assert any(ours[-1] in reason for reason in breaks)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_what_is_compiled_anew_inside_stays():
+    pipe = make_pipeline()
+    pipe.unet.compile(backend="aot_eager")
+    with pytest.warns(CaptureWarning, match="is compiled"), capture(pipe):
+        pipe.unet.compile(backend="eager")
+        anew = pipe.unet._compiled_call_impl
+        run(pipe)
+    assert pipe.unet._compiled_call_impl is anew
+
+
+# -- ends that come early -------------------------------------------------------------------------
+
+
+def test_an_interrupt_leaves_the_steps_that_ran():
+    pipe = make_pipeline()
+
+    def interrupt(pipeline, step, _timestep, tensors):
+        pipeline._interrupt = step == 1
+        return tensors
+
+    with capture(pipe, steps="all") as store:
+        run(pipe, num_inference_steps=5, callback_on_step_end=interrupt)
+    assert len(store.passes) == 2
+    assert store.maps[MID].shape[1] == 2
+    assert sdattn.heatmaps(store, pipe, PROMPT)[0].words == ("a", "red", "cat")
+
+
+@pytest.mark.parametrize("make", [make_pipeline, flux])
+def test_an_exception_in_a_callback_goes_through_and_all_is_restored(make):
+    pipe = make()
+    before = processors(pipe)
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), capture(pipe):
+        run(pipe, callback_on_step_end=fail)
+    assert all(processors(pipe)[name] is one for name, one in before.items())
+
+
+def test_a_run_in_two_parts():
+    base = make_sdxl_pipeline()
+    refiner = StableDiffusionXLImg2ImgPipeline(**base.components)
+    refiner.set_progress_bar_config(disable=True)
+    with capture(base) as first:
+        latents = run(base, num_inference_steps=4, denoising_end=0.5, output_type="latent")
+    with capture(refiner) as second:
+        refiner(
+            prompt=PROMPT,
+            image=torch.as_tensor(latents),
+            num_inference_steps=4,
+            denoising_start=0.5,
+            output_type="np",
+        )
+    whole = first.timesteps + second.timesteps
+    assert whole == sorted(whole, reverse=True)
+    assert len(first.passes) == len(second.passes) == 2
+
+
+# -- more than one at a time ----------------------------------------------------------------------
+
+
+def test_two_pipelines_of_two_kinds_in_one_thread():
+    one, other = make_pipeline(), flux()
+    alone = []
+    for pipe in (one, other):
+        with capture(pipe) as store:
+            run(pipe)
+        alone.append(dict(store.maps))
+    with capture(one) as first, capture(other) as second:
+        run(one)
+        run(other)
+    for store, expected in zip((first, second), alone, strict=True):
+        assert all(torch.equal(store.maps[name], maps) for name, maps in expected.items())
+
+
+@pytest.mark.parametrize(
+    "makers",
+    [(make_pipeline, lambda: make_pipeline(max_length=20)), (flux, qwen_image)],
+    ids=["cross", "joint"],
+)
+def test_two_pipelines_in_two_threads(makers):
+    pipes = [make() for make in makers]
+    alone, found = [], [None, None]
+    for pipe in pipes:
+        with capture(pipe) as store:
+            run(pipe)
+        alone.append(dict(store.maps))
+
+    def work(i):
+        with capture(pipes[i]) as store:
+            run(pipes[i])
+        found[i] = dict(store.maps)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(2):
+        assert all(torch.equal(found[i][name], maps) for name, maps in alone[i].items())
+
+
+# -- models that run their layers in ways of their own -------------------------------------------
+
+
+@pytest.mark.parametrize("steps", ["mean", "all"])
+def test_gradient_checkpointing_adds_nothing_twice(steps):
+    unet = make_pipeline().unet.train()
+    inputs = [torch.randn(1, 4, 16, 16), torch.randn(1, 77, 32)]
+
+    def maps():
+        with capture(unet, steps=steps) as store:
+            for timestep in (5, 3):
+                unet(inputs[0], timestep, inputs[1]).sample.square().mean().backward()
+        assert store.nbytes == store.expected_nbytes * (2 if steps == "all" else 1)
+        return dict(store.maps)
+
+    plain = maps()
+    unet.enable_gradient_checkpointing()
+    for name, one in maps().items():
+        torch.testing.assert_close(one, plain[name])
+
+
+def test_layers_that_a_cache_skips_are_told():
+    """And their mean is over the passes in which they ran, not over those of the model."""
+    found = []
+    for steps in ("mean", "all"):
+        pipe = flux()
+        pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.9))
+        told = "The model ran 6 times, but 3 watched layers ran in"
+        with pytest.warns(CaptureWarning, match=told), capture(pipe, steps=steps) as store:
+            run(pipe, num_inference_steps=6)
+        found.append(store.maps)
+    mean, every = found
+    ran = {name: one.shape[1] for name, one in every.items()}
+    assert sorted(ran.values())[-1] == 6 > min(ran.values())
+    for name, one in mean.items():
+        torch.testing.assert_close(one, every[name].mean(1))
+
+
+def test_a_processor_assigned_inside_is_noticed():
+    pipe = make_pipeline()
+    layer = pipe.unet.get_submodule(MID)
+    before = layer.processor
+    with pytest.warns(CaptureWarning, match="1 attention processors were replaced"):
+        with capture(pipe) as store:
+            layer.processor = AttnProcessor()
+            run(pipe)
+    assert layer.processor is before
+    assert MID in store.maps
+
+
+def test_a_second_run_of_another_branch_is_a_second_run():
+    pipe = flux()
+    with pytest.raises(CaptureError, match="A second run of the pipeline"):
+        with capture(pipe, branch="unconditional"):
+            run(pipe, num_inference_steps=1)
+            run(pipe, num_inference_steps=1, negative_prompt="dog", true_cfg_scale=4.0)
+
+
+# -- options that would pass in silence -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"foo": 1}, "has no option 'foo'. It has: "),
+        ({"guidance": 2.0}, "has no option 'guidance'. It has: guidance_scale"),
+        ({"true_cfg_scale": 3.0}, "has no option 'true_cfg_scale'"),
+        ({"negative_prompt": "dog", "guidance_scale": 1.0}, "only with guidance_scale above 1"),
+        ({"num_inference_steps": "3"}, "pass 1 to 1000"),
+        ({"height": "a"}, "height='a': pass a whole number"),
+        ({"words": "cat"}, "pass a list of words"),
+        ({"words": []}, "pass a list of words"),
+        ({"capture_options": {"steps": [0, 0]}}, "each once"),
+        ({"capture_options": {"tokens": [1.5]}}, "pass token columns"),
+    ],
+)
+def test_options_that_would_pass_in_silence(options, message):
+    pipe = make_pipeline()
+    pipe.unet.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(ValueError, match=message):
+        sdattn.generate(pipe, PROMPT, **options)
+
+
+def test_chosen_words_leave_the_negative_prompt_whole():
+    options = {"negative_prompt": "dog, dog and cat", "num_inference_steps": 1}
+    both = sdattn.generate(
+        make_pipeline(), PROMPT, words=["red"], capture_options={"branch": "both"}, **options
+    )
+    assert both.heatmaps[0].words == ("red",)
+    assert both.negative_heatmaps[0].words == ("dog", ",", "dog", "and", "cat")
+
+
+def test_several_images_are_saved_all_or_none(tmp_path):
+    made = sdattn.generate(make_pipeline(), [PROMPT] * 2, num_inference_steps=1)
+    (tmp_path / "run-1").mkdir()
+    with pytest.raises(FileExistsError, match="run-1 exists already"):
+        made.save(tmp_path / "run")
+    assert not (tmp_path / "run-0").exists()
+
+
+def test_no_prompt_is_no_prompt():
+    pipe = make_pipeline()
+    with capture(pipe) as store:
+        run(pipe)
+    with pytest.raises(ValueError, match=r"0 prompt\(s\) do not fit 1 image"):
+        sdattn.heatmaps(store, pipe, [])
+
+
+# -- what cannot be, by name ----------------------------------------------------------------------
+
+
+def test_a_processor_that_hides_joint_attention_is_named():
+    pipe = flux()
+
+    class Hiding:
+        def __call__(self, attn, hidden_states, encoder_hidden_states=None, *_):
+            return hidden_states, encoder_hidden_states
+
+    pipe.transformer.transformer_blocks[0].attn.processor = Hiding()
+    with pytest.raises(RuntimeError, match=r"Hiding called .* 0 times.*set_attention_backend"):
+        with capture(pipe):
+            run(pipe)
+
+
+class Twice(FluxAttnProcessor):
+    """Attends to nothing first."""
+
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None, *args, **kwargs):
+        states = [hidden_states, encoder_hidden_states]
+        super().__call__(attn, *(one if one is None else one * 0 for one in states), *args)
+        return super().__call__(attn, *states, *args, **kwargs)
+
+
+class PictureOnly(FluxAttnProcessor):
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None, *args, **kwargs):
+        query = torch.zeros(1, 2, hidden_states.shape[1] - 1, 16)
+        torch.nn.functional.scaled_dot_product_attention(query, query, query)
+        return super().__call__(attn, hidden_states, encoder_hidden_states, *args, **kwargs)
+
+
+def test_only_the_attention_to_all_tokens_counts():
+    pipe = flux()
+    with capture(pipe) as store:
+        run(pipe)
+    expected = dict(store.maps)
+    layer = pipe.transformer.transformer_blocks[0].attn
+    layer.processor = PictureOnly()
+    with capture(pipe) as store:
+        run(pipe)
+    assert all(torch.equal(store.maps[name], one) for name, one in expected.items())
+    layer.processor = Twice()
+    with pytest.raises(RuntimeError, match="Twice called .* 2 times"), capture(pipe):
+        run(pipe)
+
+
+def test_image_prompts_of_joint_attention_are_told():
+    pipe = flux()
+    processor = FluxIPAdapterAttnProcessor(32, 32, num_tokens=(4,))
+    pipe.transformer.transformer_blocks[0].attn.set_processor(processor)
+    with pytest.warns(CaptureWarning, match="of joint attention are not captured"):
+        with pytest.raises(ZeroDivisionError), capture(pipe):
+            1 / 0  # noqa: B018
+
+
+def test_torch_attention_refuses_joint_layers():
+    pipe = flux()
+    pipe.transformer.transformer_blocks[0].attn.processor = sdattn.TorchAttnProcessor()
+    with pytest.raises(TypeError, match="this layer's is joint"):
+        run(pipe)
+
+
+@pytest.mark.parametrize("name", ["FLUX.1", "PixArt Alpha", "AnimateDiff"])
+def test_controllers_refuse_what_is_no_unet_of_stable_diffusion(name):
+    with pytest.raises(TypeError, match="is no UNet of Stable Diffusion"):
+        sdattn.edit.register_attention_control(NAMED[name].make(), sdattn.AttentionStore())
+
+
+def test_a_negative_prompt_that_did_not_run_is_an_error():
+    pipe = flux()
+    with pytest.raises(CaptureError, match="but never for the unconditional branch"):
+        with capture(pipe, branch="unconditional"):
+            run(pipe)
+
+
+def test_pipelines_that_do_not_tell_of_guidance_are_named():
+    row = NAMED["PixArt Sigma"].make()
+    parts = {name: part for name, part in row.components.items() if part is not None}
+    pipe = PixArtSigmaPAGPipeline(**parts, pag_applied_layers="transformer_blocks.0")
+    with pytest.raises(ValueError, match="PixArtSigmaPAGPipeline lays out guidance"), capture(pipe):
+        pass
+
+
+def test_free_init_is_named():
+    pipe = NAMED["AnimateDiff"].make()
+    pipe.enable_free_init(num_iters=2, use_fast_sampling=False)
+    with pytest.raises(CaptureError, match="FreeInit runs the whole schedule several times"):
+        with capture(pipe):
+            pipe("a cat", num_frames=4, num_inference_steps=2, height=64, width=64)
+
+
+def test_layers_that_cannot_be_captured_are_listed_but_not_chosen():
+    sana, video = NAMED["Sana"].make(), NAMED["AnimateDiff"].make()
+    for pipe, kind in ((sana, "linear"), (video, "temporal")):
+        layers = find_layers(find_denoiser(pipe).model)
+        assert kind in {layer.kind for layer in layers}
+        with pytest.raises(ValueError, match="pass a tuple of"), capture(pipe, kinds=(kind,)):
+            pass

@@ -1,0 +1,353 @@
+"""Each preset against its formula, written out in float64 from every step and head of a run.
+
+The formulas are those of the tools that the presets are named after; see sdattn/presets.py for
+where they come from. The runs that they are held against keep no more than the preset reads.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+from conftest import make_pipeline, make_unet
+from torch.nn.functional import interpolate
+
+from sdattn import capture, generate, heatmaps
+from sdattn.maps.aggregation import aggregate, contrast
+from sdattn.maps.layermaps import LayerMap, LayerMaps
+from sdattn.maps.presets import PRESETS, Preset
+from sdattn.models.layers import find_layers
+
+PROMPTS = ["a red cat and a turquoise dog", "dog dog"]
+# 32x48 cells at level 0, then 16x24, 8x12 and 4x6
+OPTIONS = {"height": 256, "width": 384, "num_inference_steps": 4, "guidance_scale": 5.0}
+SIDES = (32, 16, 8, 4)
+LAST_UP = "up_blocks.3.attentions.2.transformer_blocks.0.attn2"
+
+
+def make_pipe():
+    """Attention at all four levels, with 1, 2, 4 and 2 heads, and sharper than at random."""
+    unet = make_unet(
+        down_block_types=("CrossAttnDownBlock2D",) * 4,
+        up_block_types=("CrossAttnUpBlock2D",) * 4,
+        attention_head_dim=(1, 2, 4, 2),
+    )
+    for layer in find_layers(unet):
+        layer.module.to_q.weight.data *= 4
+    return make_pipeline(unet=unet)
+
+
+class Reference:
+    """Every step and head of a run, and the formulas."""
+
+    def __init__(self):
+        self.pipe = make_pipe()
+        calls = []
+        hook = self.pipe.unet.get_submodule(LAST_UP).register_forward_pre_hook(
+            lambda _module, args, kwargs: calls.append((args[0], kwargs["encoder_hidden_states"])),
+            with_kwargs=True,
+        )
+        generators = [torch.Generator().manual_seed(7 + i) for i in range(2)]
+        with capture(self.pipe, steps="all", heads="all") as self.store:
+            self.pipe(PROMPTS, generator=generators, negative_prompt=["red"] * 2, **OPTIONS)
+        hook.remove()
+        self.calls = calls
+        self.maps = {name: one.double() for name, one in self.store.maps.items()}
+        self.found = {}
+
+    def run(self, name):
+        """The run of a preset, which captures what that preset reads and no more."""
+        if name not in self.found:
+            self.found[name] = generate(
+                self.pipe, PROMPTS, seed=7, preset=name, negative_prompt="red", **OPTIONS
+            )
+        return self.found[name]
+
+    def of(self, *places, sides=SIDES):
+        """``[images, steps, heads, rows, cols, tokens]`` of the layers of some places."""
+        found = [
+            one
+            for name, one in self.maps.items()
+            if name.split("_")[0] in places and one.shape[3] in sides
+        ]
+        assert found
+        return found
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return Reference()
+
+
+def resized(maps, mode):
+    """``[images, rows, cols, tokens]`` at 32x48."""
+    larger = interpolate(maps.permute(0, 3, 1, 2), (32, 48), mode=mode, align_corners=False)
+    return larger.permute(0, 2, 3, 1)
+
+
+def n_read(pipe, image):
+    """Columns of <sos>, the words and the first <eos>."""
+    return len(pipe.tokenizer(PROMPTS[image]).input_ids)
+
+
+def default(reference):
+    """The mean over the second half of the steps, over heads, then over layers of the way up."""
+    layers = reference.of("up", sides=(32, 16))
+    assert len(layers) == 6
+    parts = [resized(one[:, 2:].mean((1, 2)), "bilinear") for one in layers]
+    return sum(parts) / 6
+
+
+def daam(reference):
+    """The sum over calls; each head enlarged and cut off at 0; the mean over all of them."""
+    parts = []
+    for one in reference.of("down", "up", sides=(32, 16, 8)):
+        for head in range(one.shape[2]):
+            parts.append(resized(one[:, :, head].sum(1), "bicubic").clamp(min=0))
+    assert len(parts) == (2 + 3) * (1 + 2 + 4)
+    return torch.stack(parts).mean(0)
+
+
+def p2p(reference):
+    """The mean over steps of 16x16 (in proportion), over all heads of all layers."""
+    means = [one.mean(1) for one in reference.of("down", "up", sides=(16,))]
+    heads = torch.cat(means, dim=1)
+    assert heads.shape[1:4] == ((2 + 3) * 2, 16, 24)
+    return heads.mean(1)
+
+
+def attend_and_excite(reference, sides=(16,)):
+    """A list, of one image each: the words' columns only."""
+    last = torch.cat([one[:, -1] for one in reference.of("down", "mid", "up", sides=sides)], dim=1)
+    found = []
+    for image, maps in enumerate(last.mean(1)):
+        words = maps[..., 1 : n_read(reference.pipe, image) - 1]  # without <sos>, <eos>, padding
+        found.append(smoothed((100 * words).softmax(-1)))
+    return found
+
+
+def smoothed(maps):
+    """3x3 with reflected borders: exp(-(x / (2 sigma))^2) at sigma .5, as its code has it."""
+    edge = math.exp(-1)
+    weights = [edge / (1 + 2 * edge), 1 / (1 + 2 * edge), edge / (1 + 2 * edge)]
+    assert [round(one, 3) for one in weights] == [0.212, 0.576, 0.212]
+    rows, cols, _ = maps.shape
+    out = torch.zeros_like(maps)
+    for y in range(rows):
+        for x in range(cols):
+            for dy in (-1, 0, 1):
+                for dx in (-1, 0, 1):
+                    at = abs(y + dy), abs(x + dx)
+                    at = (
+                        rows - 2 if at[0] == rows else at[0],
+                        cols - 2 if at[1] == cols else at[1],
+                    )
+                    out[y, x] += weights[dy + 1] * weights[dx + 1] * maps[at]
+    return out
+
+
+def ovam(reference):
+    """The softmax over <sos>, the words and the first <eos>; sums over steps, heads and layers."""
+    found = []
+    for image in range(2):
+        read = n_read(reference.pipe, image)
+        total = torch.zeros(1, 32, 48, 77, dtype=torch.float64)
+        for one in reference.of("down", "up"):
+            kept = one[image : image + 1].clone()
+            kept[..., read:] = 0
+            kept /= kept.sum(-1, keepdim=True)
+            total += resized(kept.sum((1, 2)), "bilinear")
+        found.append(total[0])
+    return found
+
+
+def every_sum(reference):
+    """The sum over heads, at the size of the first layer; the mean over steps and layers."""
+    layers = reference.of("down", "mid", "up")
+    assert len(layers) == len(reference.maps) == 8 + 1 + 12
+    assert layers[0].shape[3:5] == (32, 48)
+    return sum(resized(one.sum(2).mean(1), "bilinear") for one in layers) / len(layers)
+
+
+FORMULAS = {
+    "default": default,
+    "daam": daam,
+    "p2p": p2p,
+    "attend-and-excite": attend_and_excite,
+    "ovam": ovam,
+    "sum": every_sum,
+}
+
+
+def close(found, expected):
+    torch.testing.assert_close(found.double(), expected, atol=1e-7, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_run_has_the_maps_of_the_formula(reference, name):
+    run = reference.run(name)
+    for found, expected in zip(run.heatmaps, FORMULAS[name](reference), strict=True):
+        close(found.maps, expected)
+
+
+def test_the_run_can_tell_formulas_apart(reference):
+    """Steps, heads, layers and images differ by much more than the tests allow."""
+    for one in reference.maps.values():
+        for axis in range(3):
+            if one.shape[axis] > 1:
+                assert one.std(axis).max() > 1e-3
+    for first, second in itertools.combinations(("default", "daam", "ovam", "sum"), 2):
+        one, other = (FORMULAS[name](reference)[0] for name in (first, second))
+        assert (one / one.mean() - other / other.mean()).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_words_are_sums_of_their_tokens_and_in_daam_means(reference, name):
+    run = reference.run(name)
+    maps = FORMULAS[name](reference)[0]
+    first = run.heatmaps[0].columns[0]
+    pool = torch.mean if name == "daam" else torch.sum
+    assert run.heatmaps[0].words == ("a", "red", "cat", "and", "a", "turquoise", "dog")
+    columns = {"cat": [3], "a": [1, 7], "red cat": [2, 3], "turquoise": [*range(8, 17)]}
+    for word, places in columns.items():
+        expected = pool(maps[..., [place - first for place in places]], dim=-1)
+        close(run.heatmaps[0][word].values, expected)
+        assert run.heatmaps[0][word].columns == tuple(places)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "ovam"])
+def test_a_store_of_everything_is_read_the_same(reference, name):
+    found = heatmaps(reference.store, reference.pipe, PROMPTS, preset=name)
+    for one, other in zip(found, reference.run(name).heatmaps, strict=True):
+        assert one.columns == other.columns
+        torch.testing.assert_close(one.maps, other.maps, atol=1e-7, rtol=2e-5)
+
+
+@torch.no_grad()
+def test_the_softmax_over_the_words_is_that_of_the_scores(reference):
+    """One layer of OVAM's maps, from queries and keys."""
+    [unet_layer] = [one for one in find_layers(reference.pipe.unet) if one.name == LAST_UP]
+    layer, found = unet_layer.module, reference.run("ovam").store.maps[LAST_UP]
+    assert found.shape == (2, 32, 48, 77)
+    assert layer.heads == 1
+    for image in range(2):
+        read, steps = n_read(reference.pipe, image), []
+        for hidden, text in reference.calls:
+            q = hidden[2 + image].double() @ layer.to_q.weight.double().T
+            k = text[2 + image, :read].double() @ layer.to_k.weight.double().T
+            steps.append((q @ k.T / math.sqrt(q.shape[-1])).softmax(-1))
+        assert len(steps) == 4
+        close(found[image, ..., :read].flatten(0, 1), torch.stack(steps).mean(0))
+        assert found[image, ..., read:].eq(0).all()
+
+
+def test_sums_over_the_columns(reference):
+    """What a cell's attention comes to in each of the presets."""
+    heads = (2 + 3) * (1 + 2 + 4 + 2)
+    sums = {"default": 1, "p2p": 1, "attend-and-excite": 1, "ovam": 4 * heads}
+    sums["sum"] = (heads + 2) / 21  # over the layers' mean number of heads
+    for name, one in sums.items():
+        for maps in reference.run(name).heatmaps:
+            total = maps.maps.sum(-1)
+            torch.testing.assert_close(total, torch.full_like(total, one))
+
+
+# -- presets of one's own, and layers made by hand ------------------------------------------------
+
+
+def test_the_middle_counts_where_its_grid_is_the_one(reference):
+    """Attend-and-Excite at a picture so small that 16 cells are those of the middle."""
+    own = Preset(
+        "own", ("down", "mid", "up"), cells=4, steps="last", heads="pool", contrast=100.0,
+        sigma=math.sqrt(0.5),
+    )  # fmt: skip
+    found = heatmaps(reference.store, reference.pipe, PROMPTS, preset=own)
+    assert found[0].preset is own
+    expected = attend_and_excite(reference, sides=(4,))
+    for one, other in zip(found, expected, strict=True):
+        close(one.maps, other)
+
+
+@pytest.mark.parametrize("steps", [(0.0, 0.5), (0.2, 0.6), (0.0, 1.0)])
+def test_a_part_of_the_schedule_is_the_mean_of_its_steps(reference, steps):
+    own = Preset("own", ("up",), least_cells=32, steps=steps)
+    kept = [i for i in range(4) if steps[0] <= (i + 0.5) / 4 <= steps[1]]
+    [*found] = heatmaps(reference.store, reference.pipe, PROMPTS, preset=own)
+    layers = [one[:, kept].mean((1, 2)) for one in reference.of("up", sides=(32,))]
+    for one, other in zip(found, sum(layers) / 3, strict=True):
+        close(one.maps, other)
+    run = generate(reference.pipe, PROMPTS, seed=7, preset=own, negative_prompt="red", **OPTIONS)
+    for one, other in zip(run.heatmaps, found, strict=True):
+        torch.testing.assert_close(one.maps, other.maps, atol=1e-7, rtol=2e-5)
+
+
+def by_hand(**grids):
+    """LayerMaps of two images and 3 tokens; by name (place, level, heads, grid)."""
+    layers = {
+        name: LayerMap(place, level, heads, torch.rand(2, *grid, 3))
+        for name, (place, level, heads, grid) in grids.items()
+    }
+    return LayerMaps(layers, (0, 1, 2), passes=5)
+
+
+def test_layers_of_one_resolution_are_averaged_as_they_are():
+    maps = by_hand(**{f"l{i}": ("up", 0, i + 1, (20, 18)) for i in range(3)})
+    stacked = torch.stack([one.maps for one in maps.layers.values()])
+    found = aggregate(maps, PRESETS["default"])
+    torch.testing.assert_close(found, stacked.mean(0))
+    weights = torch.tensor([1.0, 2.0, 3.0])[:, None, None, None, None]
+    summed = (weights * stacked).sum(0)
+    for changes, expected in (
+        ({"heads": "sum"}, summed / 3),
+        ({"heads": "sum", "layers": "sum"}, summed),
+        ({"heads": "pool"}, summed / 6),
+        ({"layers": "sum"}, stacked.sum(0)),
+        ({"steps": "sum"}, 5 * stacked.mean(0)),
+    ):
+        torch.testing.assert_close(aggregate(maps, Preset("own", ("up",), **changes)), expected)
+
+
+@pytest.mark.parametrize(
+    ("cells", "chosen"), [(16, 16), (64, 32), (1, 2), (12, 16), (11, 8), (23, 32), (22, 16), (4, 8)]
+)
+def test_the_nearest_grid_is_nearest_in_proportion(cells, chosen):
+    """Of two that are as near, the finer one: 2 and 8 for 4."""
+    sides = {32: (32, 48), 16: (24, 16), 8: (8, 8), 2: (2, 9)}
+    maps = by_hand(**{str(side): ("up", 0, 1, grid) for side, grid in sides.items()})
+    found = aggregate(maps, Preset("own", ("up",), cells=cells))
+    assert torch.equal(found, maps.layers[str(chosen)].maps)
+
+
+@pytest.mark.parametrize(
+    ("least", "kept"), [(0, "abcd"), (8, "abc"), (9, "ab"), (16, "ab"), (17, "a"), (99, "a")]
+)
+def test_coarse_grids_are_left_out_unless_there_are_no_others(least, kept):
+    maps = by_hand(
+        a=("up", 0, 1, (32, 48)), b=("up", 1, 1, (24, 16)), c=("up", 2, 1, (8, 80)),
+        d=("up", 3, 1, (90, 6)), e=("down", 0, 1, (40, 40)),
+    )  # fmt: skip
+    found = aggregate(maps, Preset("own", ("up",), least_cells=least))
+    size = maps.layers["a"].grid
+    parts = [
+        interpolate(maps.layers[name].maps.permute(0, 3, 1, 2), size, mode="bilinear")
+        for name in kept
+    ]
+    expected = torch.stack(parts).mean(0).permute(0, 2, 3, 1)
+    torch.testing.assert_close(found, expected)
+
+
+def test_gradients_go_through():
+    maps = by_hand(a=("up", 0, 1, (4, 6)), b=("up", 1, 2, (2, 3)))
+    for one in maps.layers.values():
+        one.maps.requires_grad_()
+    aggregate(maps, Preset("own", ("up",)))[..., 1].sum().backward()
+    for one in maps.layers.values():
+        assert one.maps.grad[..., 1].gt(0).all()
+        assert one.maps.grad[..., [0, 2]].eq(0).all()
+
+
+def test_contrast_is_a_softmax_over_the_words():
+    maps = torch.tensor([[[0.5, 0.1, 0.3, 0.1]]])
+    found = contrast(maps, [1, 2], 10.0)
+    weights = [math.exp(1.0), math.exp(3.0)]
+    assert found.flatten().tolist() == pytest.approx([one / sum(weights) for one in weights])

@@ -1,0 +1,243 @@
+"""What presets read of a store, and what is told where the store does not hold it."""
+
+import pytest
+import torch
+from conftest import make_pipeline
+from transformer_rows import sd3
+
+from sdattn import CaptureError, capture, generate, heatmaps
+from sdattn.maps.layermaps import LayerMap, LayerMaps, layer_maps, resize_maps
+from sdattn.maps.presets import PRESETS, preset_of
+from sdattn.models.layers import find_layers
+
+PROMPT = "a red cat"
+SMALL = {"num_inference_steps": 4, "height": 64, "width": 96}
+
+
+def run(pipe, **options):
+    pipe(PROMPT, generator=torch.Generator().manual_seed(0), output_type="np", **SMALL, **options)
+
+
+def captured(**options):
+    pipe = make_pipeline()
+    with capture(pipe, **options) as store:
+        run(pipe)
+    return pipe, store
+
+
+@pytest.fixture(scope="module")
+def everything():
+    return captured(steps="all", heads="all", kinds=("cross", "self"))[1]
+
+
+# -- what is read ---------------------------------------------------------------------------------
+
+
+def test_every_layer_that_sees_the_text_is_there_in_order(everything):
+    found = layer_maps(everything, PRESETS["default"])
+    layers = [layer for layer in everything.layers if layer.kind == "cross"]
+    assert list(found.layers) == [layer.name for layer in layers]
+    assert len(layers) == 16
+    for layer in layers:
+        one = found.layers[layer.name]
+        assert (one.place, one.level, one.heads) == (layer.place, layer.level, layer.heads)
+        assert one.grid == layer.grid((8, 12))
+        expected = everything.maps[layer.name][:, 2:].mean((1, 2))
+        torch.testing.assert_close(one.maps, expected)
+    assert found.columns == tuple(range(77))
+    assert found.affinity is None
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_heads_are_there_for_a_preset_that_reads_each(everything, name):
+    preset = PRESETS[name]
+    if preset.among_words:
+        _, store = captured(among=[[0, 1, 2, 3, 4]])
+    else:
+        store = everything
+    for one in layer_maps(store, preset).layers.values():
+        assert one.maps.dtype == torch.float32
+        assert one.maps.ndim == (5 if name == "daam" else 4)
+        if name == "daam":
+            assert one.maps.shape[1] == one.heads
+
+
+def test_a_step_in_the_very_middle_is_of_the_second_half():
+    """Of 5 steps the third is at 0.5."""
+    pipe = make_pipeline()
+    found = []
+    for steps in ("all", (0.5, 1.0), [2, 3, 4]):
+        with capture(pipe, steps=steps) as store:
+            pipe(PROMPT, **{**SMALL, "num_inference_steps": 5}, output_type="np",
+                 generator=torch.Generator().manual_seed(0))  # fmt: skip
+        found.append(layer_maps(store, PRESETS["default"]).layers)
+    assert store.passes[2].position == 0.5
+    for one in found[:2]:
+        for name, expected in found[2].items():
+            torch.testing.assert_close(one[name].maps, expected.maps)
+
+
+def test_the_affinity_is_the_mean_of_the_finest_self_attention(everything):
+    found = layer_maps(everything, preset_of("default", "self"))
+    layers = [one for one in find_layers(make_pipeline().unet) if one.kind == "self"]
+    finest = [one for one in layers if one.level == 0]
+    assert len(finest) == 5
+    expected = sum(everything.maps[one.name][:, 2:].double().mean((1, 2)) for one in finest) / 5
+    assert found.affinity_grid == (8, 12)
+    torch.testing.assert_close(found.affinity.double(), expected.flatten(1, 2), atol=1e-7, rtol=0)
+    assert list(found.layers) == list(layer_maps(everything, PRESETS["default"]).layers)
+
+
+def test_the_graph_is_kept_where_the_store_has_one():
+    pipe, latents = make_pipeline(), torch.randn(1, 4, 16, 16, requires_grad=True)
+    with capture(pipe.unet, grad=True) as store:
+        pipe.unet(latents, 1, torch.randn(1, 77, 32))
+    found = layer_maps(store, PRESETS["p2p"])
+    sum(one.maps[..., 2].sum() for one in found.layers.values()).backward()
+    assert latents.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("preset", "steps", "passes"),
+    [("p2p", "mean", 4), ("p2p", "all", 4), ("p2p", (0.5, 1.0), 2), ("p2p", [0, 3, 1], 3),
+     ("p2p", "last", 1), ("attend-and-excite", "last", 1), ("attend-and-excite", "all", 1),
+     ("default", "all", 2), ("default", (0.5, 1.0), 2)],
+)  # fmt: skip
+def test_it_is_known_how_many_calls_the_maps_are_the_mean_of(preset, steps, passes):
+    _, store = captured(steps=steps)
+    assert layer_maps(store, PRESETS[preset]).passes == passes
+
+
+def test_a_sum_over_the_last_step_alone_is_that_step():
+    pipe, store = captured(steps="last", heads="all")
+    _, whole = captured(steps=[3], heads="all")
+    [found], [expected] = (heatmaps(one, pipe, PROMPT, preset="daam") for one in (store, whole))
+    torch.testing.assert_close(found.maps, expected.maps)
+
+
+def test_one_image_and_some_columns_by_themselves():
+    maps, cells = torch.rand(3, 4, 5, 4), torch.rand(3, 20, 20)
+    held = {"a": LayerMap("up", 0, 2, maps), "b": LayerMap("mid", 1, 2, maps[:, :2, :2])}
+    layers = LayerMaps(held, (3, 8, 5, 1), 7, cells, (4, 5))
+    one = layers.image(1)
+    assert torch.equal(one.layers["a"].maps, maps[1:2])
+    assert torch.equal(one.layers["b"].maps, maps[1:2, :2, :2])
+    assert torch.equal(one.affinity, cells[1:2])
+    some = one.keep([5, 3])
+    assert torch.equal(some.layers["a"].maps, maps[1:2, ..., [2, 0]])
+    assert (some.columns, some.passes, some.affinity_grid) == ((5, 3), 7, (4, 5))
+    assert (some.layers["b"].place, some.layers["b"].level) == ("mid", 1)
+    assert layers.image(2).layers["a"].grid == (4, 5)
+
+
+def test_resizing_keeps_means_and_leading_axes():
+    maps = torch.rand(2, 3, 4, 6)
+    larger = resize_maps(maps, (8, 18))
+    assert larger.shape == (2, 3, 8, 18)
+    torch.testing.assert_close(resize_maps(maps[1, 2], (8, 18)), larger[1, 2])
+    assert torch.equal(resize_maps(maps, (4, 6)), maps)
+    flat = torch.full((1, 2, 2), 0.25)
+    assert resize_maps(flat, (5, 3), "bicubic").sub(0.25).abs().max() < 1e-6
+
+
+# -- what the store does not hold -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "kept", "message"),
+    [
+        ("daam", {}, 'Capture with heads="all"; sdattn.generate'),
+        ("daam", {"heads": [0]}, 'heads="all"'),
+        ("attend-and-excite", {}, 'Capture with steps="last"; sdattn.generate'),
+        ("attend-and-excite", {"steps": (0.5, 1.0)}, 'steps="last"'),
+        ("attend-and-excite", {"steps": "last", "tokens": [1, 2, 3]}, "Capture with tokens=None;"),
+        ("attend-and-excite", {"tokens": [1, 2, 3]}, 'Capture with steps="last", tokens=None;'),
+        ("ovam", {"steps": "all", "heads": "all"}, "Capture with among=.*each image's words"),
+    ],
+)
+def test_a_store_without_what_the_preset_reads_is_told_what_to_capture(preset, kept, message):
+    pipe, store = captured(**kept)
+    with pytest.raises(CaptureError, match=f"The preset '{preset}' reads what.*{message}"):
+        heatmaps(store, pipe, PROMPT, preset=preset)
+
+
+def test_no_self_attention_is_told():
+    pipe, store = captured()
+    with pytest.raises(CaptureError, match="this store holds none. Capture with kinds="):
+        heatmaps(store, pipe, PROMPT, refine="self")
+
+
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [
+        ("p2p", "places down, up, and there are only: mid at level 3. Choose other layers"),
+        ("daam", "places down, up down to level 2, and there are only: mid at level 3. Choose"),
+    ],
+)
+def test_no_layer_of_the_presets_places_is_told(preset, message):
+    """After a capture; before the run where that captures for the preset."""
+    message = f"The preset '{preset}' reads layers of the {message}"
+    pipe, store = captured(layers="mid", heads="all")
+    with pytest.raises(CaptureError, match=message):
+        heatmaps(store, pipe, PROMPT, preset=preset)
+    ran = []
+    pipe.unet.register_forward_pre_hook(lambda *_: ran.append(1))
+    with pytest.raises(ValueError, match=message):
+        generate(pipe, PROMPT, preset=preset, capture_options={"layers": "mid"}, **SMALL)
+    assert not ran
+
+
+@pytest.mark.parametrize("layers", ["down", "mid"])
+def test_without_a_way_up_the_default_reads_all_there_is(layers):
+    """On the finest grid: none has 16 cells here."""
+    pipe, store = captured(layers=layers)
+    [found] = heatmaps(store, pipe, PROMPT)
+    finest = max(one.shape[1] for one in store.maps.values())
+    kept = [one[0] for one in store.maps.values() if one.shape[1] == finest]
+    assert len(kept) == (2 if layers == "down" else 1)
+    torch.testing.assert_close(found.maps, torch.stack(kept).mean(0))
+
+
+@pytest.mark.parametrize("name", ["daam", "p2p", "attend-and-excite", "ovam"])
+def test_presets_of_unets_are_refused_for_a_transformer(name):
+    pipe, ran = sd3(), []
+    options = {"max_sequence_length": 16, **SMALL}
+    message = f"'{name}' reads layers of the places .* there are only: double at level 0"
+    hook = pipe.transformer.register_forward_pre_hook(lambda *_: ran.append(1))
+    with pytest.raises(ValueError, match=message):
+        generate(pipe, PROMPT, preset=name, **options)
+    assert not ran
+    hook.remove()
+    among = [[0, 1]]
+    with capture(pipe, heads="all", steps="all", among=among) as store:
+        pipe(PROMPT, output_type="np", **options)
+    with pytest.raises(CaptureError, match=message):
+        heatmaps(store, pipe, PROMPT, preset=name, max_sequence_length=16)
+
+
+@pytest.mark.parametrize("name", ["default", "sum"])
+def test_the_others_read_a_transformer_too(name):
+    pipe = sd3()
+    run_ = generate(pipe, PROMPT, preset=name, max_sequence_length=16, **SMALL)
+    [found] = run_.heatmaps
+    assert found.preset == PRESETS[name]
+    layers = [one.maps[0] for one in run_.layers.layers.values()]
+    heads = 4 if name == "sum" else 1
+    torch.testing.assert_close(found.maps, heads * torch.stack(layers).mean(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "daam", "capture_options": {"heads": [0]}}, "'daam' decides on heads of the"),
+        ({"preset": "attend-and-excite", "capture_options": {"steps": [0]}}, "decides on steps"),
+        ({"preset": "attend-and-excite", "words": ["cat"]}, "decides on words"),
+        ({"capture_options": {"among": [[0, 1]]}}, "where the words of the prompt go"),
+    ],
+)
+def test_captures_that_a_preset_cannot_do_with_are_refused_before_the_run(options, message):
+    pipe, ran = make_pipeline(), []
+    pipe.unet.register_forward_pre_hook(lambda *_: ran.append(1))
+    with pytest.raises(ValueError, match=message):
+        generate(pipe, PROMPT, **SMALL, **options)
+    assert not ran

@@ -1,0 +1,74 @@
+"""The table of presets: what is in it, by what name, and that it survives a saved run."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from conftest import make_pipeline
+
+from sdattn import generate
+from sdattn.maps.presets import PRESETS, Preset, preset_of
+
+
+def test_the_presets_are_those_of_the_field():
+    assert list(PRESETS) == ["default", "daam", "p2p", "attend-and-excite", "ovam", "sum"]
+    assert all(preset.name == name for name, preset in PRESETS.items())
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
+@pytest.mark.parametrize("refine", [None, "self"])
+def test_a_preset_comes_back_from_json(preset, refine):
+    own = replace(preset, name="own", refine=refine)
+    assert Preset.from_json(json.loads(json.dumps(own.to_json()))) == own
+
+
+@pytest.mark.parametrize("change", [{"colour": 3}, {"name": ...}])
+def test_a_preset_with_other_attributes_is_refused(change):
+    held = {**PRESETS["daam"].to_json(), **change}
+    held = {name: one for name, one in held.items() if one is not ...}
+    with pytest.raises(ValueError, match="attributes that this version does not know"):
+        Preset.from_json(held)
+
+
+def test_a_preset_is_found_by_its_name_or_taken_as_it_is():
+    own = Preset("own", ("up",))
+    assert preset_of("p2p") is PRESETS["p2p"]
+    assert preset_of(own) is own
+    assert preset_of(own, "self") == Preset("own", ("up",), refine="self")
+    refined = replace(own, refine="self")
+    assert preset_of(refined) is refined
+    assert PRESETS["default"].refine is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "dam"}, "preset='dam': choose one of default, daam, p2p, attend-and-excite"),
+        ({"refine": "cross"}, "refine='cross': pass 'self', or None"),
+    ],
+)
+def test_unknown_names_are_refused_before_the_model_runs(options, message):
+    with pytest.raises(ValueError, match=message):
+        preset_of(**{"preset": "default", **options})
+    pipe, ran = make_pipeline(), []
+    pipe.unet.register_forward_pre_hook(lambda *_: ran.append(1))
+    with pytest.raises(ValueError, match=message):
+        generate(pipe, "a cat", **options)
+    assert not ran
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heads": "max"}, "heads='max': pass 'mean', 'sum', 'pool'"),
+        ({"steps": "first"}, "steps='first': .*or a part of the schedule"),
+        ({"steps": (0.9, 0.1)}, "steps=\\(0.9, 0.1\\)"),
+        ({"resize": "nearest"}, "resize='nearest'"),
+        ({"refine": "cross"}, "refine='cross'"),
+        ({"places": ()}, "places=\\(\\): pass a tuple"),
+        ({"places": "up"}, "places='up': pass a tuple"),
+    ],
+)
+def test_a_preset_of_ones_own_is_checked(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(PRESETS["default"], **change)

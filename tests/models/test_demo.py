@@ -1,0 +1,101 @@
+"""The model inside the package: what it is, how big, and that its words point at their objects."""
+
+import html
+import re
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import sdattn
+from sdattn.models.layers import find_layers
+from sdattn.models.loading import DEMO
+from sdattn.runs.report import report
+
+PROMPT = "a red circle left of a blue square"
+
+
+@pytest.fixture(scope="module")
+def demo():
+    pipe = sdattn.load_pipeline("demo", device="cpu")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def test_it_is_a_small_stable_diffusion_pipeline(demo):
+    parts = {name: type(part).__name__ for name, part in demo.components.items() if part}
+    assert parts == {
+        "vae": "AutoencoderKL",
+        "text_encoder": "CLIPTextModel",
+        "tokenizer": "CLIPTokenizer",
+        "unet": "UNet2DConditionModel",
+        "scheduler": "DDIMScheduler",
+    }
+    cross = [layer for layer in find_layers(demo.unet) if layer.kind == "cross"]
+    assert [layer.place for layer in cross] == ["down"] * 6 + ["mid"] + ["up"] * 9
+
+
+def test_it_is_at_most_16_megabytes_of_safetensors():
+    files = [path for path in DEMO.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 16e6
+    assert not [path for path in files if path.suffix in (".bin", ".ckpt", ".pt", ".pkl")]
+    configs = [path for path in files if path.suffix == ".json"]
+    assert not [path for path in configs if re.search(r'"/\w+/\w', path.read_text())]
+
+
+@pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
+def test_its_weights_are_those_of_the_file(demo, part):
+    """Where names do not fit, transformers draws random weights and only logs it."""
+    [path] = (DEMO / part).glob("*.safetensors")
+    weights = getattr(demo, part).state_dict()
+    saved = {name: one for name, one in load_file(path).items() if "position_ids" not in name}
+    for name, one in saved.items():
+        inner = name.removeprefix("text_model.")
+        assert torch.equal(weights[name if name in weights else inner], one.float())
+    assert len(saved) == len([name for name in weights if "position_ids" not in name])
+
+
+def test_turquoise_is_a_word_of_several_pieces(demo):
+    read = sdattn.read_prompt(demo.tokenizer, "a turquoise ring")
+    assert len(read.find("turquoise")[0]) >= 2
+
+
+@pytest.mark.parametrize("text", ["😀 你好", 'a "cat"/dog\\', "naïve café", "x" * 2000])
+def test_any_text_can_be_tokenized(demo, text):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sdattn.TruncationWarning)
+        read = sdattn.read_prompt(demo.tokenizer, text)
+    unknown = demo.tokenizer.unk_token_id
+    assert all(token.id != unknown for token in read.tokens if not token.special)
+
+
+def test_words_that_it_never_learnt_are_named_in_a_warning_and_on_the_page(demo):
+    told = r"never learnt 'cat', 'sofa'.*It knows only: red, .*circle, .*gray, .*above, "
+    with pytest.warns(UserWarning, match=told) as caught:
+        run = sdattn.generate(demo, ["a cat on a sofa", PROMPT], num_inference_steps=1)
+    assert [one.filename for one in caught] == [__file__]
+    pages = [html.unescape(report(one).decode()) for one in map(run.image_run, (0, 1))]
+    assert "never learnt 'cat', 'sofa'" in pages[0] and "never learnt" not in pages[1]
+    other = replace(run.image_run(0), info={**run.info[0], "model": "owner/name"})
+    assert "never learnt" not in report(other).decode()
+
+
+def test_capitals_and_commas_make_no_word_strange(demo):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sdattn.generate(
+            demo, "On the left a Red circle, on the right a RING", num_inference_steps=1
+        )
+
+
+def test_looking_does_not_change_its_picture(demo):
+    def draw():
+        generator = torch.Generator().manual_seed(0)
+        return demo(PROMPT, num_inference_steps=4, generator=generator, output_type="np").images
+
+    before = draw()
+    with sdattn.capture(demo):
+        during = draw()
+    assert (before == during).all()

@@ -1,0 +1,75 @@
+"""Loading pipelines: a folder as it is, and what is said of a model that cannot be had."""
+
+import pytest
+import torch
+from conftest import make_pipeline
+from matrix import ROWS, WAYS
+from safetensors.torch import save_file
+from transformer_rows import sana
+
+import sdattn
+from sdattn import load_pipeline
+from sdattn.models.loading import best_device, cell_size, latent_size, size_unit
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    make_pipeline().save_pretrained(path)
+    return path
+
+
+def test_a_folder_loads_as_the_pipeline_that_it_is(folder):
+    pipe = load_pipeline(folder, device="cpu")
+    assert type(pipe).__name__ == "StableDiffusionPipeline"
+    assert pipe.unet.dtype == torch.float32
+    expected = make_pipeline().unet.state_dict()
+    assert all(torch.equal(one, expected[name]) for name, one in pipe.unet.state_dict().items())
+    assert load_pipeline(folder, device="cpu", dtype=torch.bfloat16).unet.dtype == torch.bfloat16
+
+
+def test_the_best_device_exists():
+    assert torch.zeros(1, device=best_device()).item() == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        ("./nowhere", FileNotFoundError, "There is no model at"),
+        ("/a/b/c", FileNotFoundError, "There is no model at"),
+        ("dmeo", FileNotFoundError, "Pass 'demo', a diffusers folder"),
+        ("empty", ValueError, "without model_index.json"),
+        ("pickle.ckpt", ValueError, "Pickled checkpoints are not read"),
+        ("lora.safetensors", ValueError, "holds 1 tensors, but not the text encoder"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_told(tmp_path, monkeypatch, model, error, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "pickle.ckpt").write_bytes(b"\x80\x02}q\x00.")
+    save_file({"lora.up": torch.zeros(2)}, tmp_path / "lora.safetensors")
+    with pytest.raises(error, match=message):
+        load_pipeline(model)
+
+
+def test_a_hub_that_cannot_be_reached_is_told(monkeypatch, tmp_path):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(OSError, match="Could not load 'no-such-owner/no-such-model'"):
+        load_pipeline("no-such-owner/no-such-model")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_sizes_are_those_that_the_pipeline_makes(row):
+    pipe, way = row.make(), row.fitted(WAYS[1])
+    assert cell_size(pipe) == row.cell
+    assert row.unit % size_unit(pipe) == 0
+    height, width = way.size
+    cells = (height // row.cell, width // row.cell)
+    assert latent_size(pipe, {"height": height, "width": width}) == cells
+
+
+def test_a_picture_that_would_be_cut_is_refused():
+    with pytest.raises(ValueError, match="has the model make another size"):
+        sdattn.generate(sana(), "a red cat", use_resolution_binning=True)

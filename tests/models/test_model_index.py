@@ -1,0 +1,201 @@
+"""A model's folder is data: no code of its own runs, no pickle is read, and what it asks for is
+told before diffusers sees it."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+import transformers
+from conftest import make_pipeline
+from safetensors.torch import load_file, save_file
+
+from sdattn import generate, load_pipeline
+from sdattn.models.model_index import read_index
+from sdattn.models.outline import outline
+
+CODE = """
+import pathlib
+pathlib.Path({mark!r}).touch()
+from diffusers import StableDiffusionPipeline, UNet2DConditionModel
+class Own(StableDiffusionPipeline): pass
+class OwnUnet(UNet2DConditionModel): pass
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    make_pipeline().save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy that may be spoilt; the weights are links."""
+    made = tmp_path / "model"
+    for file in saved.rglob("*"):
+        if file.is_file():
+            copy = made / file.relative_to(saved)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if file.suffix == ".safetensors":
+                copy.symlink_to(file)
+            else:
+                copy.write_bytes(file.read_bytes())
+    return made
+
+
+def change(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def refuse(folder, message):
+    """Loading and outlining say the same, a ValueError."""
+    for attempt in (lambda: load_pipeline(folder, device="cpu"), lambda: outline(folder)):
+        with pytest.raises(ValueError, match=message):
+            attempt()
+
+
+def test_what_diffusers_saved_is_let_in(folder):
+    assert read_index(folder)["unet"] == ["diffusers", "UNet2DConditionModel"]
+
+
+HOSTILE = {
+    "a pipeline beside it": ("hostile.py", {"_class_name": ["hostile", "Own"]}),
+    "a part's own class": ("unet/hostile.py", {"unet": ["hostile", "OwnUnet"]}),
+    "a part's library shadowed": ("unet/diffusers.py", {"unet": ["diffusers", "OwnUnet"]}),
+    "what diffusers takes for no custom pipeline": ("None.py", {}),
+    "a module of the working directory": ("../hostile.py", {"unet": ["hostile", "OwnUnet"]}),
+    "a part that is elsewhere": ("hostile.py", {"../model": ["hostile", "OwnUnet"]}),
+}
+
+
+@pytest.mark.parametrize("way", HOSTILE)
+def test_no_code_of_a_folder_runs(folder, tmp_path, monkeypatch, way):
+    file, index = HOSTILE[way]
+    mark = tmp_path / "it ran"
+    (folder / file).write_text(CODE.format(mark=str(mark)))
+    change(folder / "model_index.json", **index)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as python -m sdattn has it
+    refuse(folder, "asks for code that is not of diffusers or transformers")
+    assert not mark.exists() and "hostile" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ["torch.nn", "Module"],  # imported already, so that no version of diffusers refuses it
+        ["pathlib", "Path"],
+        ["os", "system"],
+        ["diffusers", "DiffusionPipeline"],  # a folder in the folder, with an index of its own
+        ["diffusers", "OnnxRuntimeModel"],
+        ["diffusers", "utils"],
+        ["transformers", "AutoModel"],
+        ["pipeline_utils", "DiffusionPipeline"],
+    ],
+    ids=".".join,
+)
+def test_only_models_and_what_belongs_to_them_are_loaded(folder, entry):
+    change(folder / "model_index.json", unet=entry)
+    refuse(folder, "asks for code that is not of diffusers or transformers")
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_kernel_of_the_hub_is_refused(folder, key):
+    change(folder / "text_encoder/config.json", text_config={key: {"": "owner/kernel"}})
+    refuse(folder, "attn_implementation=.*owner/kernel")
+
+
+def test_an_adapter_that_names_another_model_is_refused(folder):
+    (folder / "text_encoder/adapter_config.json").write_text(
+        '{"base_model_name_or_path": "../elsewhere"}'
+    )
+    refuse(folder, "names another model to load")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "model_index.json is no JSON"),
+        ("[" * 100_000, "model_index.json is no JSON"),
+        ("[]", "holds a list, not an object"),
+        ("{}", "has no _class_name"),
+        ('{"_class_name": "NoSuchPipeline"}', "has no pipeline of that name"),
+        ('{"_class_name": "UNet2DModel"}', "has no pipeline of that name"),
+        ('{"_class_name": "__version__"}', "has no pipeline of that name"),
+        ('{"_class_name": "KandinskyCombinedPipeline"}', "loads other models"),
+    ],
+)
+def test_an_index_that_is_none_is_told(tmp_path, text, message):
+    (tmp_path / "model_index.json").write_text(text)
+    refuse(tmp_path, message)
+
+
+def as_pickle(part, names):
+    """The weights of a part as the pickle that diffusers and transformers call so."""
+    (file,) = part.glob("*.safetensors")
+    torch.save(load_file(file), part / names[file.name])
+    return file
+
+
+@pytest.mark.parametrize("part", ["unet", "text_encoder"])
+def test_weights_in_pickles_are_refused_and_how_to_convert_is_told(folder, part):
+    names = {
+        "diffusion_pytorch_model.safetensors": "diffusion_pytorch_model.bin",
+        "model.safetensors": "pytorch_model.bin",
+    }
+    file = as_pickle(folder / part, names)
+    assert type(load_pipeline(folder, device="cpu")).__name__ == "StableDiffusionPipeline"
+    file.unlink()
+    refuse(folder, r"Pickles are not read.*use_safetensors=False\).save_pretrained")
+
+
+def test_pickled_shards_of_a_safetensors_index_are_refused(folder):
+    part = folder / "unet"
+    as_pickle(part, {"diffusion_pytorch_model.safetensors": "shard.bin"})
+    index = part / "diffusion_pytorch_model.safetensors.index.json"
+    index.write_text('{"metadata": {}, "weight_map": {"conv_in.weight": "shard.bin"}}')
+    refuse(folder, "names 'shard.bin', which is no .safetensors file beside it")
+
+
+def test_a_checkpoint_is_read_by_its_name_as_diffusers_does(saved, tmp_path):
+    """A file that is whole as safetensors and as a pickle is a pickle to diffusers, by its name."""
+    file = tmp_path / "model.ckpt"
+    file.symlink_to(saved / "unet/diffusion_pytorch_model.safetensors")
+    with pytest.raises(ValueError, match=r"its name does not end in \.safetensors"):
+        load_pipeline(file)
+
+
+@pytest.mark.parametrize("part", ["tokenizer", "scheduler", "unet"])
+def test_a_part_that_is_missing_is_told(folder, part):
+    shutil.rmtree(folder / part)
+    refuse(folder, f"names a {part}, and there is no folder .*{part}. Get the model's folder again")
+
+
+@pytest.mark.skipif(
+    transformers.__version__ < "5", reason="transformers 4 takes it for an empty vocabulary"
+)
+def test_a_broken_tokenizer_file_is_told(folder):
+    for file in (folder / "tokenizer").glob("*.json"):
+        file.write_text("{}")
+    refuse(folder, r"cannot be loaded: .* is broken \(\w+: ")
+
+
+def test_a_tokenizer_without_its_length_is_told_before_the_model_runs(folder):
+    (folder / "tokenizer/tokenizer_config.json").unlink()
+    for pipe in (load_pipeline(folder, device="cpu"), outline(folder)):
+        pipe.tokenizer.model_max_length = 10**30  # as transformers says of a file that is not there
+        with pytest.raises(ValueError, match="has no model_max_length"):
+            generate(pipe, "a cat")
+
+
+def test_weights_that_are_missing_are_named(folder):
+    file = folder / "unet/diffusion_pytorch_model.safetensors"
+    weights = load_file(file)
+    del weights["conv_out.weight"]
+    file.unlink()
+    save_file(weights, file)
+    with pytest.raises(ValueError, match=r"unet lack 1 of its weights, conv_out\.weight for one"):
+        load_pipeline(folder, device="cpu")

@@ -1,0 +1,148 @@
+"""A pipeline's call: whose option is whose, where a run makes several images.
+
+What checked_options() refuses is tested in test_runs.py.
+"""
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_pipeline
+from PIL import Image
+
+from sdattn import explain, generate
+from sdattn.control.knockouts import knockouts
+from sdattn.edit import edit
+from sdattn.models.pipeline_call import (
+    checked_options,
+    checked_seeds,
+    is_of_pictures,
+    options_of_image,
+)
+from sdattn.prompts.tokens import TruncationWarning
+
+PIPE = make_pipeline()
+
+
+def test_an_image_has_its_prompts_options_and_its_own_noise():
+    latents = torch.arange(4.0)[:, None, None, None].expand(4, 4, 8, 8)
+    options = {
+        "negative_prompt": ["dog", "cat"],
+        "image": ["one", "other"],
+        "guidance_scale": 5.0,
+        "num_images_per_prompt": 2,
+        "latents": latents,
+        "timesteps": [9, 1],  # a list that is not of pictures
+    }
+    found = [options_of_image(options, i, images=4, prompts=2) for i in range(4)]
+    assert [one["negative_prompt"] for one in found] == ["dog", "dog", "cat", "cat"]
+    assert [one["image"] for one in found] == ["one", "one", "other", "other"]
+    assert [one["latents"].flatten().unique().tolist() for one in found] == [[0], [1], [2], [3]]
+    for one in found:
+        assert "num_images_per_prompt" not in one
+        assert one["timesteps"] == [9, 1]
+        assert one["guidance_scale"] == 5.0
+
+
+@pytest.mark.parametrize("name", ["image", "mask_image", "negative_prompt", "prompt_2", "latents"])
+def test_pictures_may_differ_in_these(name):
+    assert is_of_pictures(name)
+
+
+def test_knockouts_of_a_batch_are_those_of_single_runs():
+    """With a negative prompt and noise for each."""
+    pipe = make_pipeline()
+    prompts, negatives = ["a red cat", "a dog"], ["dog dog", "cat"]
+    size = {"height": 128, "width": 128, "num_inference_steps": 2, "guidance_scale": 6.0}
+    latents = torch.randn(2, 4, 16, 16, generator=torch.Generator().manual_seed(1))
+    run = generate(pipe, prompts, causal=True, negative_prompt=negatives, latents=latents, **size)
+    for i, prompt in enumerate(prompts):
+        own = {"negative_prompt": negatives[i], "latents": latents[i : i + 1], **size}
+        alone = knockouts(pipe, prompt, prompt.split(), i, steps=(0.5, 1.0), **own)
+        assert len(alone) == len(run.causal_heatmaps[i])
+        for one, other in zip(alone, run.causal_heatmaps[i], strict=True):
+            assert other.label == one.heatmap.label
+            torch.testing.assert_close(other.values, one.heatmap.values, atol=0.005, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"num_images_per_prompt": 10**9}, r"1,000,000,000 picture\(s\) of 128x128 .* need \d"),
+        ({"height": 8 * 10**6, "width": 8 * 10**6}, r"8000000x8000000 pixels need 768,000 GB"),
+        *(({"num_images_per_prompt": value}, "from 1") for value in (0, -1, 1.5, "2", True)),
+        ({"num_inference_steps": True}, "pass 1 to 1000"),
+        ({"negative_prompt": "a" * 10_001}, "negative_prompt has 10,001 characters. .* 10,000"),
+        ({"negative_prompt": ["cat", "\udcff"]}, r"not UTF-8: its character 1 is '\\udcff'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_before_the_model_runs(options, reason):
+    pipe = make_pipeline()
+    pipe.unet.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(ValueError, match=reason):
+        generate(pipe, "a cat", **options)
+
+
+MANY = {
+    "generate": lambda pipe, **size: generate(pipe, ["a cat"] * 2_000, **size),
+    "edit": lambda pipe, **size: edit(pipe, "a cat", ["a dog"] * 1_999, **size),
+}
+
+
+@pytest.mark.parametrize("way", MANY)
+def test_the_pictures_of_all_prompts_of_a_call_count(way):
+    """Each of them alone would do."""
+    pipe = make_pipeline()
+    pipe.text_encoder.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(ValueError, match=r"2,000 picture\(s\) of 8192x8192 pixels need 1,611 GB"):
+        MANY[way](pipe, height=8192, width=8192)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        ([], "there is none"),
+        ("a " * 5_001, "The prompt has 10,002 characters. Write at most 10,000"),
+        ("a \udcff cat", r"The prompt is not UTF-8: its character 3 is '\\udcff'"),
+    ],
+    ids=["none", "long", "bytes"],
+)
+def test_a_prompt_that_cannot_be_is_refused(prompt, reason):
+    with pytest.raises(ValueError, match=reason):
+        generate(make_pipeline(), prompt)
+
+
+def test_the_longest_prompt_keeps_page_and_settings_small(tmp_path):
+    with pytest.warns(TruncationWarning):
+        run = generate(make_pipeline(), "a " * 5_000, num_inference_steps=1)
+    run.save(tmp_path / "run")
+    for name, most in (("report.html", 1_000_000), ("run.json", 1_000_000)):
+        assert (tmp_path / "run" / name).stat().st_size < most
+
+
+SEEDS = {
+    "generate": lambda pipe, seed: generate(pipe, "a cat", seed=seed),
+    "knockouts": lambda pipe, seed: knockouts(pipe, "a cat", ["cat"], seed),
+    "edit": lambda pipe, seed: edit(pipe, "a cat", "a dog", seed=seed),
+    "explain": lambda pipe, seed: explain(pipe, Image.new("RGB", (128, 128)), "a cat", seed=seed),
+}
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 2**64, 1.0, True, "1", None])
+@pytest.mark.parametrize("way", SEEDS)
+def test_seeds_that_cannot_be_are_refused_as_in_a_batch(way, seed):
+    with pytest.raises(ValueError, match=r"seed=.*from 0 to 2\*\*63 - 1"):
+        SEEDS[way](PIPE, seed)
+
+
+def test_the_last_seed_counts():
+    assert checked_seeds(np.int64(2**63 - 2), 2) == [2**63 - 2, 2**63 - 1]
+    with pytest.raises(ValueError, match=r"2\*\*63 - 2, for 2 images"):
+        checked_seeds(2**63 - 1, 2)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    given = {"num_inference_steps": np.int64(2), "height": np.int32(64), "width": np.uint16(96)}
+    found = checked_options(PIPE, {**given, "num_images_per_prompt": np.int8(3)})
+    assert found == {**given, "num_images_per_prompt": 3}
+    assert {type(value) for value in found.values()} == {int}

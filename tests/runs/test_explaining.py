@@ -1,0 +1,413 @@
+"""Maps of given pictures: against the formula, on drawn scenes, and that nothing is left behind."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_pipeline, make_sdxl_pipeline
+from diffusers import EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
+from PIL import Image
+from scenes import random_scene
+
+from sdattn import capture, generate, load_pipeline, load_run
+from sdattn.cli.options import open_picture
+from sdattn.inversion.invert import invert, psnr
+from sdattn.inversion.pictures import fit
+from sdattn.runs.explaining import TIMESTEPS, explain
+
+PROMPT = "a red cat"
+
+
+def picture(size=(128, 128), seed=0):
+    """A smooth coloured picture of ``size`` = (width, height)."""
+    generator = torch.Generator().manual_seed(seed)
+    small = torch.randint(0, 256, (4, 4, 3), generator=generator, dtype=torch.uint8).numpy()
+    return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return make_pipeline()
+
+
+@pytest.fixture(scope="module")
+def demo():
+    pipe = load_pipeline("demo", device="cpu")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def assert_same_maps(store, expected, rows=slice(None)):
+    """``expected``: layer name to maps."""
+    assert set(store.maps) == set(expected)
+    for name, maps in expected.items():
+        torch.testing.assert_close(store.maps[name][rows], maps, atol=1e-5, rtol=0)
+
+
+def maps_of(run):
+    return dict(run.store.maps)
+
+
+# -- what the model is shown ----------------------------------------------------------------------
+
+
+@torch.no_grad()
+def by_hand(pipe, image, prompt, timesteps, seed, added=None, text=None):
+    """Layer name to maps: the mean over the timesteps, without the pipeline's call."""
+    pixels = torch.tensor(np.asarray(image)).permute(2, 0, 1)[None] / 127.5 - 1
+    x = pipe.vae.encode(pixels).latent_dist.mean.double() * pipe.vae.config.scaling_factor
+    if text is None:
+        text, _ = pipe.encode_prompt(prompt, "cpu", 1, False)
+    betas = torch.linspace(1e-4**0.5, 0.02**0.5, 1000, dtype=torch.float64) ** 2
+    alphas = (1 - betas).cumprod(0)
+    total = {}
+    for t in timesteps:
+        generator = torch.Generator().manual_seed(seed * 1000 + t)
+        noise = torch.randn(x.shape[1:], generator=generator).double()
+        noised = alphas[t].sqrt() * x + (1 - alphas[t]).sqrt() * noise
+        with capture(pipe.unet) as store:
+            pipe.unet(noised.float(), t, text, added_cond_kwargs=added)
+        for name, maps in store.maps.items():
+            total[name] = total.get(name, 0) + maps / len(timesteps)
+    return total
+
+
+@pytest.mark.parametrize("size", [(128, 128), (256, 64)])
+def test_the_model_is_shown_the_noised_latent(pipe, size):
+    run = explain(pipe, picture(size), PROMPT, seed=3, timesteps=[40, 700, 300])
+    expected = by_hand(pipe, picture(size), PROMPT, [40, 300, 700], 3)
+    assert_same_maps(run.store, expected)
+    assert run.store.timesteps == [700, 300, 40]
+    assert run.heatmaps[0].words == ("a", "red", "cat")
+    assert run.heatmaps[0]["cat"].values.shape == (size[1] // 8, size[0] // 8)
+
+
+def test_sdxl_with_its_added_conditions():
+    pipe, size = make_sdxl_pipeline(), (256, 64)
+    run = explain(pipe, picture(size), PROMPT, timesteps=[500, 100])
+    text, _, pooled, _ = pipe.encode_prompt(PROMPT, device="cpu", do_classifier_free_guidance=False)
+    sizes = torch.tensor([[size[1], size[0], 0, 0, size[1], size[0]]]).float()
+    added = {"text_embeds": pooled, "time_ids": sizes}
+    expected = by_hand(pipe, picture(size), PROMPT, [500, 100], 0, added, text)
+    assert_same_maps(run.store, expected)
+
+
+def test_a_picture_in_a_batch_is_shown_as_alone(pipe):
+    images, prompts = [picture(seed=1), picture(seed=2)], ["a red cat", "a dog"]
+    both = explain(pipe, images, prompts, seed=7)
+    assert [one["seed"] for one in both.info] == [7, 8]
+    for i in range(2):
+        alone = explain(pipe, images[i], prompts[i], seed=7 + i)
+        assert_same_maps(both.store, maps_of(alone), slice(i, i + 1))
+        assert both.heatmaps[i].words == alone.heatmaps[0].words
+
+
+def test_what_is_seen_at_a_timestep_depends_on_no_other(pipe):
+    low, high, both = (
+        explain(pipe, picture(), PROMPT, timesteps=t) for t in ([90], [10], [10, 90])
+    )
+    expected = {name: (maps + high.store.maps[name]) / 2 for name, maps in low.store.maps.items()}
+    assert_same_maps(both.store, expected)
+
+
+def test_the_seed_decides_and_the_scheduler_does_not(pipe):
+    mine = make_pipeline(scheduler=EulerDiscreteScheduler.from_config(pipe.scheduler.config))
+    first, again, other = (
+        explain(one, picture(), PROMPT, seed=seed)
+        for one, seed in ((pipe, 2**62), (mine, 2**62), (pipe, 1))
+    )
+    for name, maps in first.store.maps.items():
+        assert torch.equal(maps, again.store.maps[name])
+        assert not torch.equal(maps, other.store.maps[name])
+
+
+def test_what_is_held_does_not_grow_with_the_timesteps(pipe):
+    few, many = (explain(pipe, picture(), PROMPT, timesteps=range(9, n, 9)) for n in (20, 200))
+    assert len(many.store.passes) == 22
+    assert few.store.nbytes == many.store.nbytes
+
+
+def test_bfloat16():
+    pipe = make_pipeline().to(torch.bfloat16)
+    run = explain(pipe, picture(), PROMPT)
+    expected = by_hand(make_pipeline(), picture(), PROMPT, [50, 150, 250], 0)
+    for name, maps in expected.items():
+        torch.testing.assert_close(run.store.maps[name], maps, atol=2e-3, rtol=0)
+
+
+def test_a_run_tells_how_it_was_made(pipe, tmp_path):
+    image = picture((300, 200))
+    run = explain(pipe, image, PROMPT, seed=5)
+    told = run.info[0]["explained"]
+    assert told["way"] == "noise"
+    assert told["timesteps"] == sorted((round(1000 * part) for part in TIMESTEPS), reverse=True)
+    assert 0 < told["reconstruction_psnr"] < 99
+    assert run.images[0].tobytes() == fit(pipe, image).tobytes()
+    assert run.info[0]["size"] == [*run.images[0].size] == [160, 104]
+    run.save(tmp_path / "run")
+    saved = load_run(tmp_path / "run")
+    assert saved.info["explained"] == told
+    assert saved.info["seed"] == 5
+    assert saved.image.tobytes() == run.images[0].tobytes()
+
+
+def test_a_safety_checker_blanks_no_picture_of_the_users_own():
+    pipe = make_pipeline()
+    pipe.run_safety_checker = lambda images, *_: (torch.zeros_like(images), [True])
+    with pytest.warns(UserWarning, match="safety checker"):
+        run = explain(pipe, picture(), PROMPT)
+    assert run.images[0].tobytes() == picture().tobytes()
+    assert "blanked" not in run.info[0]
+    assert "reconstruction_psnr" not in run.info[0]["explained"]
+
+
+def test_words_presets_and_other_texts(pipe):
+    run = explain(pipe, picture(), PROMPT, words=["cat"], refine="self", ask="a dog")
+    assert run.heatmaps[0].words == ("cat",)
+    assert run.asked_heatmaps[0].words == ("a", "dog")
+    # the default preset is the second half of a run, but all of the timesteps that were chosen
+    assert run.store.kept_passes == len(TIMESTEPS)
+    run = explain(pipe, picture(), PROMPT, capture_options={"layers": "mid"}, preset="sum")
+    assert list(run.store.maps) == ["mid_block.attentions.0.transformer_blocks.0.attn2"]
+
+
+# -- the way back from the noise ------------------------------------------------------------------
+
+
+def test_inverted_pictures_are_watched_on_their_way_back(pipe):
+    images, prompts = [picture(seed=1), picture(seed=2)], ["a red cat", "a dog"]
+    both = explain(pipe, images, prompts, invert=True, num_inference_steps=3)
+    for i in range(2):
+        found = invert(
+            pipe,
+            images[i],
+            prompts[i],
+            num_inference_steps=3,
+            guidance_scale=1.0,
+            null_text=False,
+        )
+        with found.replay(pipe):
+            alone = generate(pipe, prompts[i], **found.options())
+        assert_same_maps(both.store, maps_of(alone), slice(i, i + 1))
+        told = both.info[i]["explained"]
+        assert (told["way"], told["timesteps"]) == ("inversion", [667, 334, 1])
+        assert told["reconstruction_psnr"] == pytest.approx(psnr(images[i], alone.images[0]), abs=1)
+        assert both.info[i]["seed"] is None
+        assert both.images[i].tobytes() == images[i].tobytes()
+
+
+def test_the_demo_comes_back_to_its_picture(demo):
+    image = Image.fromarray(random_scene(np.random.default_rng(0), n_objects=1).draw())
+    run = explain(demo, image, "a circle", invert=True, num_inference_steps=10)
+    assert run.info[0]["explained"]["reconstruction_psnr"] > 20
+
+
+# -- what the maps are good for -------------------------------------------------------------------
+
+
+def test_words_point_at_their_own_objects_in_drawn_pictures(demo):
+    rng = np.random.default_rng(3)
+    scenes = [random_scene(rng, held_out=True, n_objects=2) for _ in range(10)]
+    scenes = [one for one in scenes if one.objects[0].shape != one.objects[1].shape]
+    images = [Image.fromarray(scene.draw()) for scene in scenes]
+    run = explain(demo, images, [scene.caption(rng) for scene in scenes])
+    right = []
+    for scene, heatmaps in zip(scenes, run.heatmaps, strict=True):
+        masks = torch.from_numpy(scene.masks())
+        for thing, own, other in zip(scene.objects, masks, masks.flip(0), strict=True):
+            values = heatmaps[thing.shape].resize((64, 64))
+            right.append(bool(values[own].mean() > 1.5 * values[~own].mean()))
+            right.append(bool(values[own].mean() > values[other].mean()))
+    assert len(right) >= 24
+    assert np.mean(right) > 0.9
+
+
+# -- nothing is left behind -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("invert", [False, True])
+@pytest.mark.parametrize("failing", [None, "unet", "vae.encoder", "vae.decoder"])
+def test_explaining_restores_the_pipeline(failing, invert):
+    pipe = make_pipeline(scheduler=EulerDiscreteScheduler(steps_offset=1))
+    scheduler, named = pipe.scheduler, pipe.config["scheduler"]
+    processors = pipe.unet.attn_processors
+
+    class BoomError(RuntimeError):
+        pass
+
+    def fail(*_):
+        raise BoomError
+
+    options = {"invert": True, "num_inference_steps": 2} if invert else {}
+    if failing is None:
+        explain(pipe, picture(), PROMPT, **options)
+    else:
+        part, _, of = failing.partition(".")
+        module = getattr(getattr(pipe, part), of) if of else getattr(pipe, part)
+        hook = module.register_forward_hook(fail)
+        with pytest.raises(BoomError):
+            explain(pipe, picture(), PROMPT, **options)
+        hook.remove()
+    assert pipe.scheduler is scheduler
+    assert pipe.config["scheduler"] == named
+    after = pipe.unet.attn_processors
+    assert all(after[name] is one for name, one in processors.items())
+    hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in pipe.unet.modules()]
+    assert sum(hooks) == 0
+
+
+# -- pictures of every kind -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "L", "LA", "P", "1", "CMYK", "I;16"])
+def test_pictures_of_every_mode(pipe, mode):
+    grey = picture().convert("L")
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+        assert image.mode == mode
+        assert fit(pipe, image).tobytes() == fit(pipe, grey).tobytes()
+    else:
+        image = picture().convert(mode)
+    run = explain(pipe, image, PROMPT, timesteps=[100])
+    assert run.images[0].mode == "RGB"
+    assert run.images[0].size == (128, 128)
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"image": "cat.png"}, TypeError, "image is a str. Pass a PIL image"),
+        ({"image": Image.new("RGB", (0, 4))}, ValueError, r"\(0, 4\) pixels"),
+        ({"image": Image.new("F", (8, 8))}, ValueError, "mode F, in which any number"),
+        ({"image": []}, ValueError, r"0 picture\(s\) and 1 prompt\(s\)"),
+        ({"image": [], "prompt": []}, ValueError, r"0 picture\(s\) and 0 prompt\(s\)"),
+        ({"prompt": ["a cat", "a dog"]}, ValueError, r"1 picture\(s\) and 2 prompt\(s\)"),
+        (
+            {"image": [picture(), picture((200, 100))], "prompt": ["a cat", "a dog"]},
+            ValueError,
+            "come to 128x128, 184x88 pixels",
+        ),
+        ({"prompt": "  "}, ValueError, "is empty"),
+        ({"words": ["bird"]}, KeyError, "'bird' is not in the prompt"),
+        ({"words": "cat"}, ValueError, "pass a list of words"),
+        ({"timesteps": []}, ValueError, r"timesteps=\[\]: .* whole numbers, 1 to 999"),
+        ({"timesteps": [0]}, ValueError, "1 to 999"),
+        ({"timesteps": [1000]}, ValueError, "1 to 999"),
+        ({"timesteps": [-5]}, ValueError, "1 to 999"),
+        ({"timesteps": [10.5]}, ValueError, "1 to 999"),
+        ({"timesteps": [True]}, ValueError, "1 to 999"),
+        ({"timesteps": "10"}, ValueError, "1 to 999"),
+        ({"timesteps": 10}, ValueError, "timesteps=10: pass a list"),
+        ({"timesteps": [10, 20, 10]}, ValueError, "pass each once"),
+        ({"timesteps": [10], "invert": True}, ValueError, "goes through its own"),
+        ({"num_inference_steps": 5}, ValueError, "decide on num_inference_steps"),
+        ({"guidance_scale": 5, "width": 64}, ValueError, "decide on guidance_scale, width"),
+        ({"negative_prompt": "dog"}, ValueError, "decide on negative_prompt"),
+        ({"guidance_scale": 5.0, "invert": True}, ValueError, "only num_inference_steps"),
+        ({"num_inference_steps": 0, "invert": True}, ValueError, "pass 1 to 1000"),
+        ({"clip_skipp": 1}, ValueError, "no option 'clip_skipp'. It has: clip_skip"),
+        ({"capture_options": {"branch": "both"}}, ValueError, "use capture\\(\\) around"),
+        ({"capture_options": {"kinds": ("self",)}}, ValueError, "where the words"),
+        ({"preset": "best"}, ValueError, "choose one of default"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, error, message):
+    def never(*_):
+        raise AssertionError("the model ran")
+
+    hooks = [one.register_forward_pre_hook(never) for one in (pipe.unet, pipe.vae.encoder)]
+    try:
+        with pytest.raises(error, match=message):
+            explain(pipe, **{"image": picture(), "prompt": PROMPT, **changes})
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def test_other_pipelines_are_refused():
+    with pytest.raises(TypeError, match="found a StableDiffusionImg2ImgPipeline"):
+        explain(make_pipeline(StableDiffusionImg2ImgPipeline), picture(), PROMPT)
+
+
+# -- the command line -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def explained(sdattn, tmp_path):
+    """Run ``sdattn explain`` in a folder with pictures: (exit code, stdout, stderr)."""
+    scene = random_scene(np.random.default_rng(0))
+    Image.fromarray(scene.draw()).save("My photo.png")
+    (tmp_path / "half.png").write_bytes((tmp_path / "My photo.png").read_bytes()[:200])
+    (tmp_path / "notes.png").write_text("words")
+
+    return partial(sdattn, "explain")
+
+
+def test_the_command_writes_a_run(explained, demo):
+    code, out, err = explained("My photo.png", "a red circle", "--device", "cpu", "--seed", "2")
+    assert code == 0, err
+    folder = "outputs/My-photo-explained-2"
+    for text in (folder, "circle", "lowest", "reconstruction: "):
+        assert text in out
+    saved = load_run(folder)
+    with Image.open("My photo.png") as image:
+        run = explain(demo, image, "a red circle", seed=2)
+    assert saved.info["explained"] == run.info[0]["explained"]
+    assert saved.image.tobytes() == run.images[0].tobytes()
+    torch.testing.assert_close(
+        saved.heatmaps["circle"].values, run.heatmaps[0]["circle"].values, atol=1e-3, rtol=0
+    )
+
+
+def test_the_command_with_choices_of_its_own(explained):
+    options = ("--device", "cpu", "--out", "run", "--force")
+    assert explained("My photo.png", "a circle", "--timesteps", "30, 600", *options)[0] == 0
+    assert json.loads(Path("run/run.json").read_text())["explained"]["timesteps"] == [600, 30]
+    assert explained("My photo.png", "a circle", "--invert", "--steps", "2", *options)[0] == 0
+    assert json.loads(Path("run/run.json").read_text())["explained"]["way"] == "inversion"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("nothing.png", "a cat"), 1, "nothing.png"),
+        (("notes.png", "a cat"), 1, "notes.png is no picture that can be read."),
+        (("half.png", "a cat"), 1, "half.png is no picture that can be read: "),
+        ((".", "a cat"), 1, "Is a directory"),
+        (("My photo.png", " "), 1, "is empty"),
+        (("My photo.png", "a cat", "--timesteps", "0"), 1, "1 to 999"),
+        (("My photo.png", "a cat", "--timesteps", "1,two"), 2, "not a list of whole numbers"),
+        (("My photo.png", "a cat", "--timesteps", "5", "--invert"), 2, "choose --steps"),
+        (("My photo.png", "a cat", "--steps", "5"), 2, "unless with --invert"),
+        (("My photo.png",), 2, "Missing argument"),
+    ],
+)
+def test_commands_that_cannot_be(explained, tmp_path, arguments, code, message):
+    found, _, err = explained(*arguments, *(("--device", "cpu") if code == 1 else ()))
+    assert found == code
+    assert message in " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err
+    assert not list((tmp_path / "outputs").glob("*"))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "MPO", "WEBP", "BMP", "GIF", "TIFF"])
+def test_photos_are_read(tmp_path, kind):
+    photo = Image.new("RGB", (16, 8), (200, 30, 40))
+    photo.save(tmp_path / "photo", kind)
+    read = open_picture(tmp_path / "photo").convert("RGB")
+    assert read.size == photo.size
+    assert abs(np.asarray(read, int) - np.asarray(photo, int)).max() <= 8
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PDF", "PCX", "ICNS"])
+def test_what_is_no_photo_is_not_opened(tmp_path, kind):
+    """Pillow starts Ghostscript for EPS, whatever the file is called."""
+    Image.new("RGB", (64, 64)).save(tmp_path / "photo.png", kind)
+    with pytest.raises(ValueError, match=r"photo.png is no picture that can be read. Pass PNG, "):
+        open_picture(tmp_path / "photo.png")

@@ -1,0 +1,263 @@
+"""A run's folder: whole or not at all, safe names, and parts that must belong together."""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from sdattn import Heatmaps, load_run, read_prompt
+from sdattn.maps.aggregation import aggregate
+from sdattn.maps.layermaps import LayerMap, LayerMaps
+from sdattn.maps.presets import Preset
+from sdattn.runs.folder import check_target, file_name, inside, new_folder, save_run, write_files
+from sdattn.runs.imagerun import ImageRun
+
+PROMPT = 'a "cat"/dog'
+BOTH = Preset("both", ("down", "up"))  # of the layers that runs have here
+
+
+@pytest.fixture
+def parts(tokenizer):
+    torch.manual_seed(0)
+    maps = {
+        "down.a": LayerMap("down", 0, 2, torch.rand(1, 4, 6, 77).softmax(-1)),
+        "up.b": LayerMap("up", 1, 2, torch.rand(1, 2, 3, 77).softmax(-1)),
+    }
+    layers = LayerMaps(maps, tuple(range(77)), passes=3)
+    values = aggregate(layers, BOTH)[0]
+    image = Image.effect_noise((96, 64), 80).convert("RGB")
+    return image, Heatmaps(read_prompt(tokenizer, PROMPT), values, preset=BOTH), layers
+
+
+def save(run, folder, **options):
+    image, maps, layers = run
+    run = ImageRun(image, maps, layers, {"prompt": PROMPT, "seed": 3})
+    return save_run(folder, run, **options)
+
+
+def test_a_run_comes_back(parts, tmp_path):
+    image, maps, layers = parts
+    folder = save(parts, tmp_path / "run")
+    assert sorted(os.listdir(folder)) == [
+        "grid.png", "heatmaps", "image.png", "maps.safetensors", "report.html", "run.json",
+    ]  # fmt: skip
+    assert sorted(os.listdir(folder / "heatmaps")) == [
+        "01-a.png", "02-sign.png", "03-cat.png", "04-sign.png", "05-dog.png",
+    ]  # fmt: skip
+    back = load_run(folder)
+    assert back.image.tobytes() == image.tobytes()
+    assert back.heatmaps.prompt == maps.prompt
+    assert back.heatmaps.preset == BOTH
+    assert back.info["seed"] == 3
+    torch.testing.assert_close(back.heatmaps.maps, maps.maps, atol=1e-5, rtol=1e-3)  # float16
+    saved = load_file(folder / "maps.safetensors")
+    assert saved.keys() == layers.layers.keys()
+    for name, one in saved.items():
+        assert torch.equal(one, layers.layers[name].maps[0].half())
+    assert back.info["layers"]["up.b"] == {"place": "up", "level": 1, "heads": 2, "grid": [2, 3]}
+    assert (back.info["passes"], back.info["self_attention"]) == (3, None)
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_an_existing_folder_is_kept_unless_forced(parts, tmp_path):
+    folder = save(parts, tmp_path / "run")
+    (folder / "note.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="exists already.*--force"):
+        save(parts, folder)
+    assert (folder / "note.txt").exists()
+    with pytest.raises(FileExistsError, match="did not write, so it is not replaced: note.txt"):
+        save(parts, folder, force=True)
+    assert (folder / "note.txt").read_text() == "mine"
+    (folder / "note.txt").unlink()
+    image, maps, layers = parts
+    save((image.rotate(180), maps, layers), folder, force=True)
+    assert load_run(folder).image.tobytes() == image.rotate(180).tobytes()
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_force_replaces_nothing_but_a_run(parts, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match="no run's folder, so it is not replaced"):
+        save(parts, tmp_path / "thesis", force=True)
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("existing", [False, True])
+def test_an_interrupted_write_leaves_what_was_there(parts, tmp_path, error, existing):
+    if existing:
+        save(parts, tmp_path / "run")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(error), new_folder(tmp_path / "run", force=existing) as temporary:
+        (temporary / "run.json").write_text("half")
+        raise error
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("target", ["file.txt/run", "/proc/nowhere/run"])
+def test_a_place_that_cannot_be_written_is_told_before_the_work(tmp_path, target):
+    (tmp_path / "file.txt").write_text("")
+    with pytest.raises(OSError, match="Cannot write to"):
+        check_target(tmp_path / target)
+
+
+@pytest.mark.parametrize("part", ["run.json", "image.png", "maps.safetensors"])
+def test_a_missing_part_is_named(parts, tmp_path, part):
+    folder = save(parts, tmp_path / "run")
+    (folder / part).unlink()
+    with pytest.raises(FileNotFoundError, match=f"has no {part}"):
+        load_run(folder)
+
+
+def test_parts_that_were_not_asked_for_are_not_there(parts, tmp_path):
+    image, heatmaps, _ = parts
+    folder = save(parts, tmp_path / "run", parts=("image", "masks"))
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    masks = {f"masks/{name}.png" for name in ("01-a", "02-sign", "03-cat", "04-sign", "05-dog")}
+    assert names == {"run.json", "image.png", *masks}
+    mask = np.asarray(Image.open(folder / "masks" / "03-cat.png"))
+    values = np.asarray(  # an independent resize
+        Image.fromarray(heatmaps["cat"].values.numpy()).resize(
+            image.size, Image.Resampling.BILINEAR
+        )
+    )
+    assert set(np.unique(mask)) == {0, 255}
+    low, high = heatmaps["cat"].range
+    clear = np.abs(values - (low + high) / 2) > 1e-3 * high
+    assert ((mask == 255) == (values > (low + high) / 2))[clear].all()
+    assert clear.mean() > 0.9
+    with pytest.raises(FileNotFoundError, match="was saved without maps.safetensors"):
+        load_run(folder)
+
+
+def test_a_run_is_the_same_bytes_each_time(parts, tmp_path):
+    first, again = (save(parts, tmp_path / name) for name in ("a", "b"))
+    for path in first.rglob("*.*"):
+        assert path.read_bytes() == (again / path.relative_to(first)).read_bytes()
+    files = json.loads((first / "run.json").read_bytes())["files"]
+    assert len(files) == 9
+    for name, digest in files.items():
+        assert hashlib.sha256((first / name).read_bytes()).hexdigest() == digest
+
+
+def other_image(folder: Path, _: Path):
+    Image.new("RGB", (96, 64)).save(folder / "image.png")
+
+
+def other_runs_image(folder: Path, other: Path):
+    shutil.copy(other / "image.png", folder)
+
+
+def other_runs_maps(folder: Path, other: Path):
+    shutil.copy(other / "maps.safetensors", folder)
+
+
+def cut_maps(folder: Path, _: Path):
+    whole = (folder / "maps.safetensors").read_bytes()
+    (folder / "maps.safetensors").write_bytes(whole[: len(whole) // 2])
+
+
+def foreign_maps(folder: Path, _: Path):
+    save_file({"weight": torch.zeros(3)}, folder / "maps.safetensors")
+
+
+def garbage_json(folder: Path, _: Path):
+    (folder / "run.json").write_bytes(b"\xff{")
+
+
+def foreign_json(folder: Path, _: Path):
+    (folder / "run.json").write_text(json.dumps({"name": "something else"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (other_image, "image.png is not what this run wrote"),
+        (other_runs_image, "image.png is not what this run wrote"),
+        (other_runs_maps, "maps.safetensors is not what this run wrote"),
+        (cut_maps, "maps.safetensors is not what this run wrote"),
+        (foreign_maps, "maps.safetensors is not what this run wrote"),
+        (garbage_json, "is corrupt"),
+        (foreign_json, "is not of this version's format"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_refused(parts, tmp_path, damage, message):
+    image, maps, layers = parts
+    folder = save(parts, tmp_path / "run")
+    turned = {n: replace(one, maps=one.maps.flip(1)) for n, one in layers.layers.items()}
+    other = save((image.rotate(180), maps, replace(layers, layers=turned)), tmp_path / "other")
+    damage(folder, other)
+    with pytest.raises(ValueError, match=message):
+        load_run(folder)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["cat", "../../etc/passwd", "..", ".", "", "a/b\\c", "CON", "红色的", "😀", "x" * 2000, "a\0b",
+     '<>:"|?*', "-", " "],
+)  # fmt: skip
+def test_file_names_are_safe(tmp_path, word):
+    name = file_name(word)
+    assert name
+    assert not set(name) & set('/\\<>:"|?*\0. ')
+    assert len(name.encode()) <= 160
+    (tmp_path / f"01-{name}.png").write_text("")
+    assert len(os.listdir(tmp_path)) == 1
+
+
+def test_words_that_differ_in_case_only_do_not_clash(tokenizer, tmp_path):
+    image, prompt = Image.new("RGB", (64, 64)), "Cat cat CAT"
+    maps = Heatmaps(read_prompt(tokenizer, prompt), torch.rand(4, 4, 77))
+    layers = LayerMaps({"up": LayerMap("up", 0, 2, maps.maps[None])}, maps.columns, passes=1)
+    folder = save_run(tmp_path / "run", ImageRun(image, maps, layers, {"prompt": prompt}))
+    names = [name.lower() for name in os.listdir(folder / "heatmaps")]
+    assert len(set(names)) == 3
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["../x", "a/../../x", "/etc/passwd", "..", ".", "", "C:/x", "C:x", "\\\\host\\x", "a\\..\\x",
+     "a\0"],
+)  # fmt: skip
+def test_a_place_that_is_not_in_the_folder_is_refused(tmp_path, place):
+    with pytest.raises(ValueError, match="no place inside it"):
+        inside(tmp_path, place)
+
+
+def test_no_link_is_followed_out_of_a_folder(tmp_path):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "image.png").write_bytes(b"mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "heatmaps").symlink_to(tmp_path / "secret")
+    (tmp_path / "run" / "image.png").symlink_to(tmp_path / "secret" / "image.png")
+    (tmp_path / "run" / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "by-a-link").symlink_to(tmp_path / "run")
+    for place in ("heatmaps/01-a.png", "heatmaps", "image.png", "gone"):
+        for folder in ("run", "by-a-link"):
+            with pytest.raises(ValueError, match="is a link, and links in a run's folder are not"):
+                inside(tmp_path / folder, place)
+            with pytest.raises(ValueError, match="is a link"):
+                write_files(tmp_path / folder, {place: b"theirs"})
+    assert {p.name: p.read_bytes() for p in (tmp_path / "secret").iterdir()} == {
+        "image.png": b"mine"
+    }
+    assert not (tmp_path / "nowhere").exists()
+    assert inside(tmp_path / "by-a-link", "a/b").parent == tmp_path / "by-a-link" / "a"
+
+
+@pytest.mark.parametrize("part", ["run.json", "image.png", "maps.safetensors"])
+def test_a_run_whose_part_is_a_link_is_refused(parts, tmp_path, part):
+    folder = save(parts, tmp_path / "run")
+    (folder / part).rename(tmp_path / part)
+    (folder / part).symlink_to(tmp_path / part)
+    with pytest.raises(ValueError, match=f"{part} is a link"):
+        load_run(folder)

@@ -1,0 +1,168 @@
+"""A run packed and unpacked: the same heatmaps, up to the float16 of its maps."""
+
+import io
+import itertools
+from dataclasses import replace
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from conftest import make_pipeline
+from PIL import Image
+from safetensors.torch import load
+
+from sdattn import generate
+from sdattn.maps.heatmap import Heatmap
+from sdattn.maps.presets import PRESETS, Preset
+from sdattn.maps.render import enlarge
+from sdattn.runs.info import read_info
+from sdattn.runs.packing import AFFINITY, MAPS, pack_run
+from sdattn.runs.unpacking import map_shapes, unpack_run
+
+PROMPTS = ["a red cat and a turquoise dog", "dog dog"]
+OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 2}  # 16x24 cells and coarser ones
+# two grids, the coarser one with a self-attention of its own
+OWN = Preset("own", ("up", "mid"), least_cells=8, steps=(0.0, 0.5), heads="sum", layers="sum")
+
+
+@pytest.fixture(scope="module")
+def run_of():
+    pipe, found = make_pipeline(), {}
+
+    def run(preset, refine):
+        if (preset, refine) not in found:
+            found[preset, refine] = generate(
+                pipe, PROMPTS, seed=2, preset=preset, refine=refine, **OPTIONS
+            )
+        return found[preset, refine]
+
+    return run
+
+
+def packed(run, image):
+    return pack_run(run.image_run(image), ("image", "maps"))
+
+
+CASES = [*itertools.product([*PRESETS.values(), OWN], [None, "self"])]
+
+
+@pytest.mark.parametrize(
+    ("preset", "refine"), CASES, ids=[f"{preset.name}-{refine}" for preset, refine in CASES]
+)
+def test_a_run_comes_back_with_its_heatmaps(run_of, preset, refine):
+    run = run_of(preset, refine)
+    for i in range(2):
+        files = packed(run, i)
+        read = unpack_run(files, "run")
+        image, back, info = read.image, read.heatmaps, read.info
+        expected = run.heatmaps[i]
+        assert image.tobytes() == run.images[i].tobytes()
+        assert back.preset == expected.preset == replace(preset, refine=refine)
+        assert (back.prompt, back.columns) == (expected.prompt, expected.columns)
+        scale = expected.maps.max().item()
+        # an eleven-bit number, of which attend-and-excite's softmax takes a hundredfold
+        torch.testing.assert_close(back.maps, expected.maps, atol=2e-3 * scale, rtol=0)
+        assert (back.maps - expected.maps).abs().max() < 0.2 * expected.maps.std()
+        for word in expected:
+            assert back[word].columns == expected[word].columns
+            torch.testing.assert_close(
+                back[word].values, expected[word].values, atol=6e-3 * scale, rtol=0
+            )
+        tensors = load(files[MAPS])
+        assert {name: tuple(one.shape) for name, one in tensors.items()} == map_shapes(info)
+        assert (AFFINITY in tensors) == (refine == "self")
+        assert {one.dtype for one in tensors.values()} == {torch.float16}
+        assert files == packed(run, i)  # the same bytes each time
+
+
+def test_run_json_tells_what_the_maps_are_of(run_of):
+    run = run_of(PRESETS["daam"], "self")
+    info = read_info(packed(run, 1), "run")
+    assert info["format"] == "sdattn-run-4"
+    assert Preset.from_json(info["preset"]) == run.heatmaps[1].preset
+    assert (info["passes"], info["self_attention"]) == (2, [16, 24])
+    assert info["columns"] == list(range(77))
+    assert list(info["layers"]) == [name for name in run.store.maps if name.endswith("attn2")]
+    up = info["layers"]["up_blocks.2.attentions.0.transformer_blocks.0.attn2"]
+    assert up == {"place": "up", "level": 1, "heads": 4, "grid": [8, 12]}
+
+
+def test_of_some_words_only_their_columns_are_packed():
+    pipe = make_pipeline()
+    run = generate(pipe, PROMPTS[0], words=["cat", "dog"], preset="p2p", refine="self", **OPTIONS)
+    files = packed(run, 0)
+    read = unpack_run(files, "run")
+    back = read.heatmaps
+    assert read.info["columns"] == [3, 17]
+    assert back.words == ("cat", "dog")
+    torch.testing.assert_close(
+        back["dog"].values, run.heatmaps[0]["dog"].values, atol=1e-5, rtol=1e-3
+    )
+    with pytest.raises(KeyError, match="were not captured"):
+        back["red"]
+
+
+def test_further_maps_have_folders_of_their_own(run_of):
+    run = run_of(PRESETS["default"], None)
+    maps = run.heatmaps[0].occurrences()[2:4]
+    parts = ("image", "maps", "overlays", "grid", "masks")
+    more = {"asked": ("cat and", maps), "negative": ("cat", maps[:1])}
+    files = pack_run(replace(run.image_run(0), more=more), parts)
+    assert [name for name in files if name.startswith(("asked", "negative"))] == [
+        "asked/heatmaps/01-cat.png",
+        "asked/heatmaps/02-and.png",
+        "asked/grid.png",
+        "asked/masks/01-cat.png",
+        "asked/masks/02-and.png",
+        "asked/maps.safetensors",
+        "negative/heatmaps/01-cat.png",
+        "negative/grid.png",
+        "negative/masks/01-cat.png",
+        "negative/maps.safetensors",
+    ]
+    saved = load(files["asked/maps.safetensors"])
+    assert saved.keys() == {"01-cat", "02-and"}
+    torch.testing.assert_close(saved["02-and"], maps[1].values.half(), rtol=0, atol=0)
+    assert files["asked/heatmaps/01-cat.png"] == files["heatmaps/03-cat.png"]
+    assert set(read_info(files, "run")["files"]) == set(files) - {"run.json"}
+    back = unpack_run(files, "run").more
+    assert {name: (text, [one.label for one in maps]) for name, (text, maps) in back.items()} == {
+        "asked": ("cat and", ["cat", "and"]),
+        "negative": ("cat", ["cat"]),
+    }
+    again = back["asked"][1][1]
+    assert again.columns == maps[1].columns
+    assert torch.equal(again.values, maps[1].values.half().float())
+
+
+def test_a_knockout_that_changed_nothing_is_drawn_dark(run_of):
+    """All causal maps share the scale from zero to the largest change."""
+    run = run_of(PRESETS["default"], None)
+    grid = run.heatmaps[0].maps.shape[:2]
+    rising = torch.linspace(0, 1, grid.numel()).reshape(grid)
+    maps = [Heatmap("red", 1e-4 * rising, (2,)), Heatmap("cat", 0.5 * rising, (3,))]
+    one = replace(run.image_run(0), more={"causal": ("red cat", maps)})
+    files = pack_run(one, ("overlays",))
+    base = enlarge(one.image).convert("L").convert("RGB")
+    height = base.height
+    for name, share in (("01-red", 0.0002), ("02-cat", 1.0)):
+        tile = Image.open(io.BytesIO(files[f"causal/heatmaps/{name}.png"]))
+        corner = np.asarray(tile)[height - 1, base.width - 1].astype(float)
+        grey = np.asarray(base)[height - 1, base.width - 1].astype(float)
+        colour = np.array(matplotlib.colormaps["inferno"](share)[:3]) * 255
+        np.testing.assert_allclose(corner, 0.25 * grey + 0.75 * colour, atol=3)
+
+
+@pytest.mark.parametrize("where", ["layer", "affinity"])
+def test_maps_that_are_not_finite_are_refused(run_of, where):
+    run = run_of(PRESETS["default"], "self")
+    layers = run.layers.image(0)
+    if where == "layer":
+        name = list(layers.layers)[3]
+        broken = replace(layers.layers[name], maps=layers.layers[name].maps * torch.inf)
+        layers = replace(layers, layers={**layers.layers, name: broken})
+    else:
+        layers, name = replace(layers, affinity=layers.affinity * torch.nan), AFFINITY
+    with pytest.raises(ValueError, match=f"The maps of {name} hold values that are not finite"):
+        pack_run(replace(run.image_run(0), layers=layers))

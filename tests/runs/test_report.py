@@ -1,0 +1,262 @@
+"""The page of a run: its numbers, its size and its command; test_report_browser opens it."""
+
+import base64
+import hashlib
+import json
+import re
+import shlex
+import zlib
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from random_run import random_run
+from sdattn.runs.run.report.command import command_of
+from small_runs import small_run
+
+import sdattn as library
+from sdattn import Heatmaps, generate, load_pipeline, load_run
+from sdattn.prompts.tokens import Word
+from sdattn.runs.report import report
+from sdattn.runs.views import group_heatmaps, step_groups, step_heatmaps
+
+PROMPT = "a red circle left of a blue square"
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return load_pipeline("demo", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def run(demo):
+    """With a step, further texts and what changes without a word."""
+    watch = {"steps": "all", "branch": "both"}
+    return generate(
+        demo, PROMPT, negative_prompt="yellow", ask="star ring", capture_options=watch,
+        num_inference_steps=6,
+    )  # fmt: skip
+
+
+def data_of(page):
+    found = re.search(rb'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return json.loads(found[1])
+
+
+def maps_of(data):
+    """The values of every map, decoded as the documentation says."""
+    cells, found = zlib.decompress(base64.b64decode(data["data"])), []
+    for rows, cols, low, high in data["maps"]:
+        part, cells = cells[: rows * cols], cells[rows * cols :]
+        differences = np.frombuffer(part, np.uint8).reshape(rows, cols).astype(int)
+        found.append(low + differences.cumsum(1) % 256 / 255 * (high - low))
+    assert not cells
+    return found
+
+
+def values(heatmaps):
+    return [one.values.double().numpy() for one in heatmaps.occurrences()]
+
+
+def close(shown, wanted):
+    assert len(shown) == len(wanted)
+    for one, other in zip(shown, wanted, strict=True):
+        assert one.shape == other.shape
+        spread = other.max() - other.min()
+        np.testing.assert_allclose(one, other, atol=0.51 / 255 * spread + 1e-5 * other.max())
+
+
+def test_the_page_holds_the_values_of_the_run(run):
+    one = run.image_run(0)
+    data = data_of(report(one))
+    groups, steps, by_step = group_heatmaps(one), step_heatmaps(one), step_groups(one)
+    wanted = values(one.heatmaps) + [m for g in groups.values() for m in values(g)]
+    for i, step in enumerate(steps):
+        wanted += values(step) + [m for g in groups for m in values(by_step[g][i])]
+    for name in ("negative", "asked"):
+        wanted += [m.values.double().numpy() for m in one.more[name][1]]
+    wanted += [one.heatmaps[name].values.double().numpy() for name in ("<sos>", "<eos>", "<pad>")]
+    close(maps_of(data), wanted)
+    assert data["words"] == PROMPT.split()
+    assert data["groups"] == list(groups)
+    times = run.info[0]["timesteps"]
+    assert data["steps"] == [f"step {i + 1}, t = {t:g}" for i, t in enumerate(times)]
+    assert [text["name"] for text in data["texts"]] == ["negative", "asked", "special"]
+
+
+def test_the_same_run_gives_the_same_page(run):
+    assert report(run.image_run(0)) == report(run.image_run(0))
+
+
+class Page(HTMLParser):
+    """What a browser finds in a page: tags with their attributes, and the text inside of some."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.texts, self.inside = [], [], None
+        self.feed(page.decode())
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag in ("script", "style", "button"):
+            self.inside = tag
+            self.texts.append((tag, dict(attributes), ""))
+
+    def handle_data(self, data):
+        if self.inside:
+            *_, (tag, attributes, text) = self.texts
+            self.texts[-1] = tag, attributes, text + data
+
+    def handle_endtag(self, tag):
+        if tag == self.inside:
+            self.inside = None
+
+
+def test_a_page_loads_nothing(run):
+    """Only the scripts and styles that are there run, by hashes that are computed from the page."""
+    page = Page(report(run.image_run(0)))
+    [script] = [text for tag, attributes, text in page.texts if tag == "script" and not attributes]
+    [style] = [text for tag, _, text in page.texts if tag == "style"]
+    of_script, of_style = (
+        base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in (script, style)
+    )
+    policies = [a["content"] for tag, a in page.tags if "Content-Security" in str(a)]
+    assert [" ".join(one.split()) for one in policies] == [
+        f"default-src 'none'; img-src data: ; style-src 'sha256-{of_style}'; "
+        f"script-src 'sha256-{of_script}'; base-uri 'none'; form-action 'none'"
+    ]
+    loaded = {"src", "href", "srcset", "action", "data", "poster", "style", "background"}
+    for tag, attributes in page.tags:
+        for name in attributes.keys() & loaded:
+            assert attributes[name].startswith(("data:", "#")), (tag, attributes)
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+
+
+@pytest.mark.parametrize("gap", ["cut off", "not captured"])
+def test_words_behind_a_gap_keep_their_own_maps(gap):
+    run = small_run()
+    prompt, maps = run.heatmaps.prompt, run.heatmaps.maps
+    if gap == "cut off":  # as where only one of two text encoders reads so far
+        a, red, cat = prompt.words
+        heatmaps = Heatmaps(replace(prompt, words=(a, replace(red, columns=()), cat)), maps)
+    else:
+        [columns] = prompt.find("red")
+        heatmaps = run.heatmaps.keep([one for one in range(77) if one not in columns])
+    page = report(replace(run, heatmaps=heatmaps, more={}))
+    words = data_of(page)["words"]
+    shown = [(a["data-word"], text) for tag, a, text in Page(page).texts if "data-word" in a]
+    assert words[:2] == ["a", "cat"]
+    assert shown[:2] == [("0", "a"), ("1", "cat")]
+
+
+@pytest.mark.parametrize(("number", "told"), [(100, ""), (1_334, " and 1,234 more")])
+def test_of_many_words_that_were_cut_off_the_first_are_listed(number, told):
+    run = small_run()
+    prompt, maps = run.heatmaps.prompt, run.heatmaps.maps
+    places = [(i, i + 1) for i in range(len(prompt.text) + 1, len(prompt.text) + 2 * number, 2)]
+    late = tuple(Word("x", start, end, ()) for start, end in places)
+    longer = replace(prompt, text=prompt.text + " x" * number, words=prompt.words + late)
+    page, short = (
+        report(replace(run, heatmaps=Heatmaps(one, maps), more={})).decode()
+        for one in (longer, prompt)
+    )
+    shown, told_off = (
+        re.sub("<[^>]+>", "", page.split(start)[1].split("</p>")[0])
+        for start in ('id="prompt" dir="auto">', "<strong>Cut off:</strong>")
+    )
+    assert shown == longer.text
+    assert told_off.split("never saw")[1].strip() == ", ".join(["x"] * 100) + told + "."
+    assert len(page) - len(short) < 15_000
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "pixels"), [(10, 0, 512), (10, 50, 512), (73, 50, 512), (10, 0, 2500)]
+)
+def test_the_page_of_sd15_is_under_3_mb(words, steps, pixels):
+    """Of noise, which does not pack, at SD 1.5's 16 layers."""
+    page = report(random_run(words, steps, pixels))
+    assert len(page) < 3_000_000
+    data = data_of(page)
+    assert data["maps"][0][:2] == [64, 64]
+    assert len(data["steps"]) == (min(steps, 50) if words == 10 else len(data["steps"]))
+    assert (len(data["steps"]) >= 8) == (steps > 0)
+
+
+def test_where_there_are_very_many_cells_neighbours_are_averaged():
+    run = random_run(73, 9)
+    data, groups = data_of(report(run)), group_heatmaps(run)
+    assert data["groups"][0] == "down 64x64"
+    rows, cols = data["maps"][73][:2]  # the first word's in the first group
+    factor = 64 // rows
+    assert factor in (2, 4, 8)
+    fine = groups["down 64x64"].occurrences()[0].values.double().numpy()
+    coarse = fine.reshape(rows, factor, cols, factor).mean((1, 3))
+    np.testing.assert_allclose(maps_of(data)[73], coarse, atol=np.ptp(coarse) / 250)
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": 3},
+        {"prompt": "--a red circle -- 'on'", "num_inference_steps": 2},
+        {"preset": "p2p", "refine": "self", "num_inference_steps": 4, "guidance_scale": 3.5},
+        {"negative_prompt": "a \"red\" 'x' $HOME", "ask": "star ring", "num_inference_steps": 4},
+        {"capture_options": {"steps": "all"}, "num_inference_steps": 4, "causal": True},
+        {"height": 64, "width": 96, "num_inference_steps": 4, "guidance_rescale": 0.5},
+    ],
+)
+def test_the_command_makes_the_run_again(demo, sdattn, options):
+    made = generate(demo, **{"prompt": PROMPT, **options}).image_run(0)
+    program, *words = shlex.split(command_of(made))
+    assert program == "sdattn"
+    assert sdattn(words[0], "--out", "again", *words[1:])[0] == 0
+    again = load_run("again")
+    assert again.image.tobytes() == made.image.tobytes()
+    assert again.heatmaps.preset == made.heatmaps.preset
+    assert again.more.keys() == made.more.keys()
+    assert again.details.calls == made.details.calls
+    torch.testing.assert_close(again.heatmaps.maps, made.heatmaps.maps, atol=1e-3, rtol=1e-2)
+    assert command_of(again) == command_of(made)
+
+
+@pytest.mark.parametrize(
+    "options", [{"timesteps": [100, 300], "seed": 2}, {"invert": True, "num_inference_steps": 4}]
+)
+def test_the_command_explains_again(demo, sdattn, tmp_path, options):
+    picture = generate(demo, PROMPT, seed=5).images[0]
+    seen = library.explain(demo, picture, PROMPT, **options)
+    seen.save(tmp_path / "run")
+    (tmp_path / "image.png").write_bytes((tmp_path / "run" / "image.png").read_bytes())
+    made = seen.image_run(0)
+    _, *words = shlex.split(command_of(made))
+    assert sdattn(*words, "--out", "again")[0] == 0
+    torch.testing.assert_close(
+        load_run("again").heatmaps.maps, made.heatmaps.maps, atol=1e-3, rtol=1e-2
+    )
+
+
+def test_the_command_edits_again(demo, sdattn):
+    target = PROMPT.replace("circle", "star")
+    made = library.edit.edit(demo, PROMPT, target, blend="circle", num_inference_steps=4)
+    _, *words = shlex.split(command_of(made.image_run(1)))
+    assert sdattn(*words, "--out", "again")[0] == 0
+    assert load_run("again/target").image.tobytes() == made.images[1].tobytes()
+
+
+def test_no_command_is_told_that_would_make_another_run(demo):
+    one = generate(demo, PROMPT, num_inference_steps=2).image_run(0)
+    own = replace(one.heatmaps.preset, name="mine")
+    made = Heatmaps(one.heatmaps.prompt, one.heatmaps.maps, preset=own)
+    for changed, why in (
+        (replace(one, heatmaps=made), "preset 'mine' was made in Python"),
+        (replace(one, info={**one.info, "model": ""}), "no name of a model"),
+        (replace(one, info={**one.info, "options_left_out": ["image"]}), "only Python can: image"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            command_of(changed)
+        assert why.split(":")[-1].strip("'") in report(changed).decode().replace("&#39;", "'")

@@ -1,0 +1,379 @@
+"""Where commands may write: what is not ours stays, inputs stay, what a kill left is cleared."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from forks import fork
+from small_runs import saved, small_run
+
+from sdattn import diff, load_run
+from sdattn.batch.folder import FORMAT as BATCH_FORMAT
+from sdattn.runs.folder import new_folder, save_run, write_files
+from sdattn.runs.packing import FORMAT, sealed
+from sdattn.runs.targets import check_apart, check_target, run_around
+
+
+def tree(folder):
+    paths = sorted(Path(folder).rglob("*"))
+    return {str(p.relative_to(folder)): p.read_bytes() for p in paths if p.is_file()}
+
+
+def make_diff(folder):
+    runs = [saved(folder.parent / name, seed) for seed, name in enumerate("ab")]
+    diff(*runs, words=["cat"]).save(folder)
+    for one in runs:
+        shutil.rmtree(one)
+    return folder
+
+
+def make_edit(folder):
+    """As ``EditRun.save`` writes it."""
+    for name in ("source", "target-1", "target-2"):
+        saved(folder / name)
+    runs = ["source", "target-1", "target-2"]
+    write_files(folder, {"edit.png": b"", "run.json": b"%s" % json.dumps(
+        {"format": "sdattn-edit-1", "runs": runs}).encode()})  # fmt: skip
+    return folder
+
+
+CALLED = {"run": "run", "edit": "edit", "diff": "comparison"}
+KINDS = {"run": saved, "edit": make_edit, "diff": make_diff}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_force_replaces_what_such_a_run_wrote(tmp_path, kind):
+    folder = KINDS[kind](tmp_path / "x")
+    (folder / ".DS_Store").write_bytes(b"a look into the folder")
+    with pytest.raises(FileExistsError, match="exists already"):
+        check_target(folder, kind=kind)
+    for other in KINDS.keys() - {kind}:
+        with pytest.raises(FileExistsError, match=f"exists and is no {CALLED[other]}'s folder"):
+            check_target(folder, force=True, kind=other)
+    with new_folder(folder, force=True, kind=kind) as made:
+        (made / "new").write_bytes(b"")
+    assert tree(tmp_path) == {"x/new": b""}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("foreign", ["precious.txt", "heatmaps/mine.png", "data/a/b.csv", "link"])
+def test_what_is_not_ours_is_named_and_stays(tmp_path, kind, foreign):
+    folder = KINDS[kind](tmp_path / "x")
+    (folder / foreign).parent.mkdir(parents=True, exist_ok=True)
+    if foreign == "link":
+        (folder / foreign).symlink_to(tmp_path)
+    else:
+        (folder / foreign).write_text("years of work")
+    before = tree(folder)
+    with pytest.raises(FileExistsError, match=f"did not write, .*: {re.escape(foreign)}. Move"):
+        check_target(folder, force=True, kind=kind)
+    with pytest.raises(FileExistsError), new_folder(folder, force=True, kind=kind):
+        pass
+    assert tree(folder) == before
+
+
+def not_json(folder):
+    (folder / "run.json").write_text("{")
+
+
+def no_format(folder):
+    (folder / "run.json").write_text("{}")
+
+
+def a_list(folder):
+    (folder / "run.json").write_text("[]")
+
+
+def anothers_format(folder):
+    (folder / "run.json").write_text('{"format": "their-run-1"}')
+
+
+def names_what_no_run_writes(folder):
+    found = {"format": FORMAT, "files": {"precious.txt": "", "../precious.txt": ""}}
+    (folder / "run.json").write_text(json.dumps(found))
+
+
+def an_item_of_a_batch(folder):
+    (folder / "run.json").write_text(json.dumps({"format": FORMAT, "fingerprint": "f"}))
+
+
+def batch_beside_it(folder):
+    (folder / "run.json").write_text(json.dumps({"format": FORMAT, "files": {}}))
+    (folder / "batch.json").write_text("{}")
+
+
+COMMANDS = {
+    "generate": ("a cat", "--model", "nowhere"),
+    "edit": ("a cat", "a dog", "--model", "nowhere"),
+    "explain": ("picture.png", "a cat", "--model", "nowhere"),
+    "diff": ("a", "b"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "make",
+    [not_json, no_format, a_list, anothers_format, names_what_no_run_writes, an_item_of_a_batch,
+     batch_beside_it],
+)  # fmt: skip
+def test_no_command_replaces_a_folder_for_its_run_json(sdattn, command, make):
+    small_run().image.save("picture.png")
+    Path("mine").mkdir()
+    Path("mine/precious.txt").write_text("years of work")
+    make(Path("mine"))
+    before = tree("mine")
+    code, _, err = sdattn(command, *COMMANDS[command], "--out", "mine", "--force")
+    assert code == 1
+    assert re.search(r"no (run|edit|comparison)'s folder|item of a batch|precious\.txt", err)
+    assert "not replaced" in err and "mine" in err
+    assert tree("mine") == before
+
+
+def test_a_link_is_not_replaced(tmp_path):
+    folder = saved(tmp_path / "run")
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(FileExistsError, match="link is a link, so it is not replaced"):
+        check_target(tmp_path / "link", force=True)
+
+
+def test_a_folder_that_another_made_meanwhile_stays(tmp_path):
+    with pytest.raises(OSError, match="run"), new_folder(tmp_path / "run") as made:
+        (made / "new").write_bytes(b"")
+        saved(tmp_path / "run")
+    assert load_run(tmp_path / "run")
+    assert os.listdir(tmp_path) == ["run"]
+
+
+# Inputs
+
+
+@pytest.mark.parametrize(
+    ("out", "how"),
+    [
+        ("run", "is the input"), ("run/../run", "is the input"), ("link", "is the input"),
+        (".", "holds the input"), ("run/sub/x", "lies in the input"),
+        ("link/x", "lies in the input"),
+    ],
+)  # fmt: skip
+def test_an_output_is_apart_from_the_inputs(tmp_path, monkeypatch, out, how):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("other").mkdir()
+    Path("link").symlink_to("run")
+    for one in ("run", "link"):
+        with pytest.raises(FileExistsError, match=f"{how} {one}, which stays as it is"):
+            check_apart(Path(out), Path(one), Path("other"))
+    check_apart(Path("run-2"), Path("run"), Path("link"), Path("nowhere"))
+    check_apart(Path("other/run"), Path("run"))
+
+
+@pytest.mark.parametrize("out", ["a", "b", "a/x", ".", "link"])
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_diff_leaves_its_inputs(sdattn, out, force):
+    for seed, name in enumerate("ab"):
+        saved(name, seed)
+    Path("link").symlink_to("b")
+    before = tree(".")
+    code, _, err = sdattn("diff", "a", "b", "--out", out, *force)
+    assert code == 1 and "the input" in err
+    assert tree(".") == before
+    with pytest.raises(FileExistsError, match="no comparison's folder"):
+        diff("a", "b").save("b", force=True)
+    assert tree(".") == before
+
+
+@pytest.mark.parametrize("command", ["explain", "edit"])
+def test_a_picture_that_is_read_is_not_replaced(sdattn, command):
+    saved("run")
+    before = tree("run")
+    texts = ("run/image.png", "a cat") if command == "explain" else ("a cat", "a dog")
+    more = ("--image", "run/image.png") if command == "edit" else ()
+    code, _, err = sdattn(command, *texts, *more, "--out", "run", "--force", "--model", "nowhere")
+    assert code == 1 and "holds the input run/image.png" in err
+    assert tree("run") == before
+
+
+# show
+
+
+def test_show_asks_before_it_replaces_files(sdattn):
+    saved("run")
+    Path("project").mkdir()
+    Path("project/report.html").write_text("years of work")
+    code, _, err = sdattn("show", "run", "--out", "project")
+    assert code == 1 and "project has report.html already" in err and "--force" in err
+    assert tree("project") == {"report.html": b"years of work"}
+    assert sdattn("show", "run", "--out", "project", "--force")[0] == 0
+    assert sdattn("show", "run", "--out", "new/x")[0] == 0
+    assert tree("new/x") == tree("project")
+    assert b"red" in tree("new/x")["report.html"]
+
+
+@pytest.mark.parametrize("out", ["other", "other/x", "link", "batch", "batch/items/0000", "run/x"])
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_show_leaves_the_folders_of_runs(sdattn, out, force):
+    saved("run", 0)
+    saved("other", 1)
+    Path("link").symlink_to("other")
+    Path("batch").mkdir()
+    Path("batch/batch.json").write_text(json.dumps({"format": BATCH_FORMAT}))
+    before = tree(".")
+    code, _, err = sdattn("show", "run", "--out", out, *force)
+    assert code == 1 and "the folder of a run, which stays as it is" in err
+    code, _, err = sdattn("show", "run", "--figure", "words", "--out", f"{out}/x.svg")
+    assert code == 1 and "the folder of a run, which stays as it is" in err
+    assert tree(".") == before
+    assert run_around(Path("link/x/y")) == Path("other").resolve()
+    assert run_around(Path("nothing")) is None
+
+
+def test_show_writes_through_no_link(sdattn):
+    for name in ("run", "linked"):
+        saved(name)
+    Path("elsewhere").mkdir()
+    for path in Path("linked/heatmaps").iterdir():
+        path.unlink()
+    Path("linked/heatmaps").rmdir()
+    Path("linked/heatmaps").symlink_to(Path("elsewhere").resolve())
+    Path("out").mkdir()
+    Path("out/heatmaps").symlink_to(Path("elsewhere").resolve())
+    for arguments in (("linked",), ("run", "--out", "out"), ("run", "--out", "out", "--force")):
+        code, _, err = sdattn("show", *arguments)
+        assert (code == 1 and "heatmaps is a link" in err) or "heatmaps" in err
+    assert os.listdir("elsewhere") == []
+
+
+def test_what_show_draws_is_the_runs_own(sdattn, tmp_path):
+    """Drawn in the run's folder: run.json tells of it, so that force knows it and checks hold."""
+    saved("run")
+    Path("run/note.txt").write_text("mine")
+    Path("run/heatmaps/02-red-cat.png").write_text("mine")
+    code, _, err = sdattn("show", "run", "cat", "red cat")
+    assert code == 1 and "has heatmaps/02-red-cat.png already" in err
+    Path("run/heatmaps/02-red-cat.png").unlink()
+    assert sdattn("show", "run", "cat", "red cat")[0] == 0
+    files = load_run("run").info["files"]
+    assert {"heatmaps/02-red-cat.png", "heatmaps/03-cat.png"} < files.keys()
+    for name, digest in files.items():
+        assert sha256(Path("run", name).read_bytes()).hexdigest() == digest
+    with pytest.raises(FileExistsError, match="did not write, .*: note.txt. Move"):
+        check_target("run", force=True)
+    Path("run/note.txt").unlink()
+    check_target("run", force=True)
+
+
+# Killed
+
+
+def write_and_die(at, folder, go):
+    """Write a new folder, and be killed at a place; or wait there until ``go`` is set."""
+
+    def die():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    really = os.rename
+
+    def rename(source, target):
+        last = target == folder
+        if last and at == "between":
+            die()
+        really(source, target)
+        if last and at == "after":
+            die()
+
+    os.rename = rename
+    with new_folder(folder, force=True) as made:
+        (made / "new").write_bytes(b"new")
+        if at == "inside":
+            die()
+        if at == "alive":
+            (folder.parent / "ready").touch()
+            while not go.exists():
+                time.sleep(0.02)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no flock")
+@pytest.mark.parametrize(
+    ("at", "existing"),
+    [("inside", False), ("inside", True), ("between", True), ("after", False), ("after", True)],
+)
+def test_what_a_kill_left_is_cleared_by_the_next_run_there(tmp_path, at, existing):
+    name = "run" * 20
+    folder = tmp_path / name
+    if existing:
+        saved(folder)
+    old = tree(folder)
+    others = {".run.0123456789ab.tmp": b"", f".{name[:40]}.01234567.89abcdef.tmp": b""}
+    for other in others:
+        (tmp_path / other).mkdir()
+        (tmp_path / other / "mine").write_bytes(b"")
+    process = fork(write_and_die, at, folder, None, daemon=True)
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    names = set(os.listdir(tmp_path))
+    assert len(names - {name} - others.keys()) == {"inside": 1, "between": 2}.get(at, int(existing))
+    if at == "inside":
+        check_target(folder, force=True)
+        assert tree(folder) == old
+    else:  # whole, so it takes its place
+        with pytest.raises(FileExistsError, match="exists already"):
+            check_target(folder)
+        assert tree(folder) == {"new": b"new"}
+    assert set(os.listdir(tmp_path)) == others.keys() | ({name} if folder.exists() else set())
+    assert all((tmp_path / other / "mine").exists() for other in others)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no flock")
+def test_what_a_living_process_writes_stays(tmp_path):
+    process = fork(write_and_die, "alive", tmp_path / "run", tmp_path / "go", daemon=True)
+    while not (tmp_path / "ready").exists():
+        assert process.exitcode is None
+        time.sleep(0.02)
+    before = tree(tmp_path)
+    assert len(before) == 2
+    check_target(tmp_path / "run")
+    assert tree(tmp_path) == before
+    (tmp_path / "go").touch()
+    process.join(60)
+    assert tree(tmp_path) == {"run/new": b"new", "ready": b"", "go": b""}
+
+
+def test_all_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+    """The order of what the system is asked: a loss of power must not leave an empty file."""
+    done, fsync, rename = [], os.fsync, os.rename
+
+    def note_fsync(descriptor):
+        done.append(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def note_rename(source, target):
+        done.append(("rename", Path(target).name))
+        rename(source, target)
+
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("no way to tell which file was flushed")
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    save_run(tmp_path / "run", small_run())
+    last = done.index(("rename", "run"))
+    flushed = {re.sub(r".*\.tmp/?", "", one) for one in done[:last] if isinstance(one, str)}
+    wrote = {str(p.relative_to(tmp_path / "run")) for p in (tmp_path / "run").rglob("*")}
+    assert flushed == {"", *wrote}
+    assert done[last + 1 :] == [str(tmp_path)]
+
+
+def test_a_foreign_document_may_not_name_files_for_force(tmp_path):
+    folder = saved(tmp_path / "run")
+    info = json.loads((folder / "run.json").read_bytes())
+    info["files"]["notes/mine.txt"] = "0" * 64
+    (folder / "run.json").write_bytes(sealed(info))
+    (folder / "notes").mkdir()
+    (folder / "notes" / "mine.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="notes/mine.txt"):
+        check_target(folder, force=True)

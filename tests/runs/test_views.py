@@ -1,0 +1,142 @@
+"""Single steps, heads and groups of layers: what they must add up to, and back from a folder."""
+
+import pytest
+import torch
+from conftest import make_pipeline
+
+from sdattn import generate, load_run
+from sdattn.maps.presets import PRESETS
+from sdattn.runs.views import group_heatmaps, head_heatmaps, step_groups, step_heatmaps
+
+PROMPT = "a red cat and a turquoise dog"
+OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 4}
+ALL = {"steps": "all", "heads": "all"}
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return make_pipeline()
+
+
+@pytest.fixture(scope="module")
+def runs(pipe):
+    found = {}
+
+    def run(preset="default", refine=None):
+        if (preset, refine) not in found:
+            found[preset, refine] = generate(
+                pipe, PROMPT, preset=preset, refine=refine, capture_options=ALL, **OPTIONS
+            )
+        return found[preset, refine]
+
+    return run
+
+
+def values(heatmaps):
+    return torch.stack([one.values for one in heatmaps.occurrences()])
+
+
+@pytest.mark.parametrize("refine", [None, "self"])
+def test_the_steps_that_a_preset_reads_average_to_its_heatmap(runs, refine):
+    run = runs(refine=refine).image_run(0)
+    steps = step_heatmaps(run)
+    assert run.details.calls == (0, 1, 2, 3)
+    read = torch.stack([values(one) for one in steps[2:]]).double().mean(0)  # the second half
+    torch.testing.assert_close(read.float(), values(run.heatmaps), atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(values(steps[0]), values(run.heatmaps), atol=1e-6)
+
+
+def test_the_last_step_is_what_attend_and_excite_reads(runs):
+    run = runs("attend-and-excite").image_run(0)
+    torch.testing.assert_close(values(step_heatmaps(run)[-1]), values(run.heatmaps))
+
+
+@pytest.mark.parametrize("preset", ["default", "daam", "p2p", "sum"])
+def test_a_step_alone_is_the_heatmap_of_a_run_that_kept_it_alone(pipe, runs, preset):
+    some = step_heatmaps(runs(preset).image_run(0))[1]
+    kept = {"steps": [1]}
+    alone = generate(pipe, PROMPT, preset=preset, capture_options=kept, **OPTIONS).heatmaps[0]
+    # bicubic overshoots are cut off of each head in the run, of their mean in the step
+    tolerance = 0.02 * values(alone).max().item() if PRESETS[preset].each_head else 1e-6
+    torch.testing.assert_close(values(some), values(alone), atol=tolerance, rtol=1e-5)
+
+
+def test_groups_are_the_layers_of_a_place_and_grid(runs):
+    run = runs()
+    found = group_heatmaps(run.image_run(0))
+    assert list(found) == [
+        "down 16x24", "down 8x12", "down 4x6", "mid 2x3", "up 4x6", "up 8x12", "up 16x24",
+    ]  # fmt: skip
+    columns = run.heatmaps[0]["turquoise"].columns
+    assert len(columns) > 1
+    for name, heatmaps in found.items():
+        place, grid = name.split()
+        maps = [
+            one.maps[0].double()
+            for one in run.layers.layers.values()
+            if one.place == place and f"{one.grid[0]}x{one.grid[1]}" == grid
+        ]
+        expected = (sum(maps) / len(maps))[..., list(columns)].sum(-1)
+        torch.testing.assert_close(heatmaps["turquoise"].values.double(), expected)
+
+
+def test_the_steps_of_a_group_average_to_the_group(runs):
+    run = runs().image_run(0)
+    whole = group_heatmaps(run)
+    for name, steps in step_groups(run).items():
+        read = torch.stack([values(one) for one in steps[2:]]).double().mean(0).float()
+        torch.testing.assert_close(read, values(whole[name]), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("preset", ["default", "daam"])
+def test_heads_average_to_their_layers(runs, preset):
+    run = runs(preset)
+    found = head_heatmaps(run.image_run(0))
+    finest = [
+        name for name, one in run.layers.layers.items()
+        if one.grid == (16, 24) and PRESETS[preset].reads(one.place, one.level)
+    ]  # fmt: skip
+    assert list(found) == finest
+    for name, heads in found.items():
+        layer = run.store.maps[name]  # [images, steps, heads, rows, cols, tokens]
+        kept = layer[0] if preset == "daam" else layer[0, 2:]
+        assert len(heads) == kept.shape[1]
+        for head, one in enumerate(heads):
+            expected = kept[:, head, :, :, 3].double().mean(0)  # column 3 is "cat"
+            torch.testing.assert_close(one["cat"].values.double(), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_chosen_steps_and_heads_keep_their_numbers(pipe):
+    kept = {"steps": [0, 3], "heads": [1]}
+    run = generate(pipe, PROMPT, words=["cat"], capture_options=kept, **OPTIONS).image_run(0)
+    assert run.details.calls == (0, 3)
+    assert run.details.head_numbers == (1,)
+    assert [one.words for one in step_heatmaps(run)] == [("cat",), ("cat",)]
+    assert {len(heads) for heads in head_heatmaps(run).values()} == {1}
+
+
+def test_a_run_that_kept_means_has_groups_only(pipe):
+    run = generate(pipe, PROMPT, **OPTIONS).image_run(0)
+    assert run.details.steps is None
+    assert run.details.heads is None
+    assert (step_heatmaps(run), step_groups(run), head_heatmaps(run)) == ([], {}, {})
+    assert group_heatmaps(run)
+
+
+@pytest.mark.parametrize(
+    ("preset", "refine"), [("default", None), ("daam", "self"), ("attend-and-excite", None)]
+)
+def test_details_come_back_from_a_folder(runs, tmp_path, preset, refine):
+    run = runs(preset, refine)
+    before, back = run.image_run(0), load_run(run.save(tmp_path / "run")[0])
+    assert back.details.calls == before.details.calls
+    of_run, of_folder = step_heatmaps(before), step_heatmaps(back)
+    assert len(of_run) == len(of_folder) == 4
+    for one, other in zip(of_run, of_folder, strict=True):
+        scale = values(one).max().item()  # float16, of which a softmax takes a hundredfold
+        torch.testing.assert_close(values(other), values(one), atol=6e-3 * scale, rtol=0)
+    heads, again = head_heatmaps(before), head_heatmaps(back)
+    assert list(again) == list(heads)
+    for name in heads:
+        for one, other in zip(heads[name], again[name], strict=True):
+            torch.testing.assert_close(values(other), values(one), atol=1e-4, rtol=2e-3)

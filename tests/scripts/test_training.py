@@ -1,0 +1,203 @@
+"""How the demo model is trained: the states by which a prompt is read, runs taken up again."""
+
+import argparse
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+import training_process
+from scenes import COLOURS, SHAPES
+from torch import nn
+from training import fit, record
+from training.autoencoder import even_out
+from training.data import TOKENS, make_scenes, make_tokenizer
+from training.fit import Fit, note
+from training.losses import Caption, captions, middle_times, split, text_states
+from training.models import new_text_encoder, new_vae
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return make_scenes(3, 400)
+
+
+@pytest.fixture(scope="module")
+def encoder(scenes):
+    tokenizer = make_tokenizer(scenes)
+    torch.manual_seed(0)
+    return new_text_encoder(tokenizer).eval(), tokenizer
+
+
+def columns(tokenizer, prompt):
+    """The token columns of each word, from the tokenizer's own spans."""
+    read = tokenizer(prompt, return_offsets_mapping=True, add_special_tokens=False)
+    spans = read["offset_mapping"]
+    words = [match.span() for match in re.finditer(r"\w+|,", prompt)]
+    return [
+        [1 + i for i, (start, end) in enumerate(spans) if first <= start and end <= last]
+        for first, last in words
+    ]
+
+
+@torch.no_grad()
+def states(encoder, prompt):
+    text, tokenizer = encoder
+    ids = tokenizer(prompt, padding="max_length", max_length=TOKENS, return_tensors="pt").input_ids
+    return text(ids).last_hidden_state[0]
+
+
+def mistaken_captions(scenes, seed, count):
+    said = captions(np.random.default_rng(seed), scenes, torch.arange(count), (0, 0, 1))
+    return [one for one in said if one.prompt], sum(one.prompt == "" for one in said)
+
+
+def test_each_word_is_relied_on_for_what_it_says_itself(scenes, encoder):
+    """Colours know the scene, shapes a scene of other colours, all else one of other shapes too."""
+    said, _ = mistaken_captions(scenes, 0, 80)
+    with torch.no_grad():
+        found = text_states(*encoder, said)
+    own = set()
+    for caption, one in zip(said, found, strict=True):
+        texts = (caption.prompt, *caption.mistaken)
+        read, last = [states(encoder, text) for text in texts], len(texts) - 1
+        places = [columns(encoder[1], text) for text in texts]
+        words = [split(text) for text in texts]
+        for i, word in enumerate(words[0]):
+            if last == 2:  # mistaken about all objects
+                source = 0 if word in COLOURS else 1 if word in SHAPES else 2
+            else:
+                changed = word != words[1][i] and word not in ("a", "an")
+                source = 0 if changed else 1
+            there = places[source][i]
+            torch.testing.assert_close(one[places[0][i]], read[source][there], atol=2e-5, rtol=1e-4)
+            own |= {word} if source == 0 else set()
+        ends = [at[-1][-1] + 1 for at in places]
+        torch.testing.assert_close(one[ends[0]], read[last][ends[last]], atol=2e-5, rtol=1e-4)
+    assert own == {*COLOURS, *SHAPES}  # "turquoise", of more pieces, and "an" orange one too
+
+
+def test_prompts_that_are_read_as_they_are_and_with_their_end_forgotten(encoder):
+    prompt = "on the left a red circle, on the right a turquoise ring"
+    with torch.no_grad():
+        plain, forgot = text_states(*encoder, [Caption(prompt, how, ()) for how in (0, 1)])
+    torch.testing.assert_close(plain, states(encoder, prompt), atol=2e-5, rtol=1e-4)
+    end = columns(encoder[1], prompt)[-1][-1] + 1
+    torch.testing.assert_close(forgot[:end], plain[:end])
+    nothing = states(encoder, "")
+    torch.testing.assert_close(forgot[end:], nothing[end:], atol=2e-5, rtol=1e-4)
+
+
+def test_what_is_mistaken_is_said_in_the_same_words_but_for_the_objects(scenes):
+    said, empty = mistaken_captions(scenes, 1, 400)
+    assert 10 < empty < 80
+    for caption in said:
+        versions = [split(text) for text in (caption.prompt, *caption.mistaken)]
+        for word, *others in zip(*versions, strict=True):
+            kinds = (COLOURS, SHAPES, ("a", "an"), (word,))
+            assert any({word, *others} <= set(kind) for kind in kinds)
+            if len(others) == 2 and word in COLOURS:
+                assert word not in others
+            if len(others) == 2 and word in SHAPES:
+                assert others[0] == word != others[1]
+    about_all = sum(len(one.mistaken) == 2 for one in said)
+    assert 0.5 < about_all / len(said) < 0.7
+
+
+def test_times_are_of_the_noise_there_is():
+    for count in (1, 7, 16):
+        times = middle_times(np.random.default_rng(2), count)
+        assert times.shape == (count,) and times.min() >= 0 and times.max() <= 999
+
+
+def test_latents_are_evened_out_and_pictures_come_back_as_before():
+    torch.manual_seed(3)
+    vae = new_vae().eval()
+    pictures = torch.rand(6, 3, 64, 64) * 2 - 1
+    with torch.no_grad():
+        nn.init.normal_(vae.quant_conv.bias)
+        vae.quant_conv.weight[2] *= 30
+        plain = vae.encode(pictures).latent_dist
+        back = vae.decode(plain.mode()).sample
+        even = even_out(vae, plain.mode())
+        again = vae.encode(pictures).latent_dist
+        torch.testing.assert_close(again.mode(), even, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(vae.decode(even).sample, back, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(even.mean((0, 2, 3)), torch.zeros(4), atol=1e-4, rtol=0)
+    torch.testing.assert_close(even.std((0, 2, 3)), torch.ones(4), atol=1e-4, rtol=0)
+    scale = plain.mode().std((0, 2, 3), keepdim=True)
+    torch.testing.assert_close(again.std * scale, plain.std, atol=1e-4, rtol=1e-4)
+    assert vae.config.scaling_factor == 1
+
+
+def small_fit(work, steps, loss_of=None):
+    """A line fitted to points: few weights, the whole loop."""
+    torch.manual_seed(7)
+    line = nn.Linear(3, 1)
+    slow = nn.Linear(3, 1)
+    slow.load_state_dict(line.state_dict())
+
+    def loss(step):
+        _, chosen = fit.pick(step, 5, torch.arange(50), batch=4)
+        if step == loss_of:
+            raise KeyboardInterrupt
+        points = torch.randn(len(chosen), 3)
+        return (line(points) - points.sum(1, keepdim=True)).square().mean()
+
+    Fit("line", {"line": line}, (1e-2,), loss, steps, 0.5, {"line": slow}, lambda _: None).run(work)
+    return torch.cat([value.flatten() for one in (line, slow) for value in one.parameters()])
+
+
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    wanted = small_fit(whole, 12)
+    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1.0)  # after each step
+    with pytest.raises(KeyboardInterrupt):
+        small_fit(broken, 12, loss_of=7)
+    kept = torch.load(broken / "line.pt")
+    assert kept["step"] == 7 and kept["seconds"] > 0
+    assert torch.equal(small_fit(broken, 12), wanted)
+    assert not list(broken.glob("*.new"))
+
+
+def test_processes_that_began_apart_train_the_same_network(tmp_path):
+    torch.multiprocessing.spawn(training_process.train, (tmp_path,), nprocs=2)
+    ends = [torch.load(tmp_path / f"end-{rank}.pt") for rank in (0, 1)]
+    for name in ends[0]:
+        assert torch.equal(ends[0][name], ends[1][name])
+
+
+def settings(tmp_path, **changes):
+    made = {"seed": 1, "chunks": 2, "out": tmp_path / "out", "work": tmp_path}
+    return argparse.Namespace(**{**made, "compile": True, "snapshot": False, **changes})
+
+
+def test_a_run_is_recorded_and_not_mixed_with_another(tmp_path):
+    record.begin_sitting(tmp_path, settings(tmp_path))
+    torch.save({"step": 300, "seconds": 12.6}, tmp_path / "vae.pt")
+    record.begin_sitting(tmp_path, settings(tmp_path, compile=False))
+    with pytest.raises(
+        SystemExit, match="holds a run with .*'chunks': 2.* asked for .*'chunks': 3"
+    ):
+        record.begin_sitting(tmp_path, settings(tmp_path, chunks=3))
+    for step, loss in ((100, 0.5), (200, 0.4), (200, 0.3)):  # a step done twice
+        note(tmp_path, "vae", step, loss=loss)
+    note(tmp_path, "vae", 200, decibels=20.1234567)
+    out = tmp_path / "out"
+    (out / "vae").mkdir(parents=True)
+    (out / "vae" / "w.safetensors").write_bytes(b"abc")
+    record.write_record(tmp_path, out)
+    made = json.loads((out / "training.json").read_text())
+    assert made["settings"] == {"seed": 1, "chunks": 2}
+    assert [one["from"] for one in made["sittings"]] == [{}, {"vae": 300}]
+    assert all(one["versions"]["torch"] == torch.__version__ for one in made["sittings"])
+    assert made["stages"] == {"vae": {"steps": 300, "seconds": 13}}
+    assert made["curve"] == {
+        "vae": {"100": {"loss": 0.5}, "200": {"loss": 0.3, "decibels": 20.123}}
+    }
+    # of "abc", from FIPS 180-2
+    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert made["sha256"] == {"vae/w.safetensors": digest}
