@@ -23,6 +23,6 @@ def app(
 ) -> None:
     """Draw pictures in a page and see where the words of their prompts went. Needs gradio, which
     comes with the extra "app" of sdattn."""
-    from .page import serve
+    from .blocks import serve
 
     serve(load(model, device, dtype), host, port, browser=browser)
