@@ -58,10 +58,6 @@ class Drawer:
         self.limits: dict[int, int] = {}  # by shape: how many items fit
         self.drawn = 0  # batches
 
-    def finish(self) -> None:
-        """Write what is held back, once the writer has ended."""
-        self.layout.flush()
-
     def draw(self, batch: list[Job], missing: set[str]) -> None:
         """Draw a batch whole, also where some of it is there: the rest is then bit for bit what it
         would have been."""

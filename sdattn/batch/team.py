@@ -71,10 +71,12 @@ class Team:
         """What the first process makes, given to all. Its error is everyone's."""
         if self.size == 1:
             return make()
-        error, made = _attempt(make) if self.first else (None, None)
-        [(error, made)] = self._broadcast([(error, made)])
+        results = [_attempt(make) if self.first else (None, None)]
+        with _together():
+            torch.distributed.broadcast_object_list(results, src=0, group=self._group)
+        [(error, made)] = results
         self._raise([error])
-        return made
+        return made  # type: ignore[return-value]
 
     def together(self, make: Callable[[], T]) -> T:
         """Have every process make something; an error of one is everyone's."""
@@ -107,12 +109,6 @@ class Team:
             torch.distributed.destroy_process_group(self._group)
         if self._is_alone:
             self._state._reset_state()
-
-    def _broadcast(self, values: list[Any]) -> list[Any]:
-        if self.size > 1:
-            with _together():
-                torch.distributed.broadcast_object_list(values, src=0, group=self._group)
-        return values
 
     def _raise(self, errors: list[Exception | None]) -> None:
         """The first error, by the first process; the others leave without a word."""
