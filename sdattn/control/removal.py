@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ..attention import TorchAttnProcessor
 from ..hooks.map_store import CaptureError
-from ..models.calls import Call, innermost, read_call
 from ..models.compiled import running_eagerly
+from ..models.denoiser_call import Call, innermost
 from ..models.guidance import GuidanceWatch, Order, guided_order
 from ..models.layers import (
     AttentionLayer,
@@ -27,6 +27,7 @@ from ..models.layers import (
     find_denoiser,
     find_layers,
     is_unet,
+    read_call,
     select_layers,
 )
 from .controllers import Span, span_passes

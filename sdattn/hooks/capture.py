@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.calls import Call, innermost, read_call
 from ..models.compiled import is_compiled, running_eagerly
+from ..models.denoiser_call import Call, innermost
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import (
     TEXT_KINDS,
@@ -25,6 +25,7 @@ from ..models.layers import (
     find_layers,
     is_own,
     joint_spans,
+    read_call,
     select_layers,
     unwrapped,
 )

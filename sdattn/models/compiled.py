@@ -5,6 +5,11 @@ from contextlib import contextmanager
 from typing import Any
 
 
+def unwrapped(model: Any) -> Any:
+    """The module behind ``torch.compile(model)``, or the model itself."""
+    return getattr(model, "_orig_mod", model)
+
+
 def is_compiled(model: Any) -> bool:
     """Whether ``torch.compile(model)``, ``model.compile()`` or the same on a part was called."""
     return any(_compiled_parts(model))

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from .guidance import GuidanceWatch
-from .layers import family, find_denoiser, find_layers, is_unet
+from .guidance import guided_order
+from .layers import find_denoiser, find_layers
 from .model_index import check_whole, read_index, reading
 from .reading import read_prompts
 
@@ -169,21 +169,14 @@ def is_demo(pipe: Any) -> bool:
 
 def cell_size(pipe: Any) -> int:
     """Pixels a side of the finest cell of the maps: one of the latent, or a transformer's patch."""
-    model = find_denoiser(pipe).model
-    if is_unet(model):
-        patch = 1
-    elif family(model).startswith(("Flux", "QwenImage")):
-        patch = 2  # their pipelines cut the latent into patches, the model's own are of 1
-    else:
-        patch = model.config.patch_size
-    return int(pipe.vae_scale_factor * patch)
+    denoiser = find_denoiser(pipe)
+    return int(pipe.vae_scale_factor * denoiser.family.cell(denoiser.model))
 
 
 def size_unit(pipe: Any) -> int:
     """Sizes must be a multiple of this many pixels."""
-    # diffusers asks for 8 whatever the VAE, and Sana's pipelines for 32
-    least = 32 if family(find_denoiser(pipe).model).startswith("Sana") else 8
-    return math.lcm(least, cell_size(pipe))
+    # diffusers asks for the family's whatever the VAE
+    return math.lcm(find_denoiser(pipe).family.size_unit, cell_size(pipe))
 
 
 def default_size(pipe: Any) -> tuple[int, int]:
@@ -220,7 +213,7 @@ def shortcomings(pipe: Any) -> list[str]:
     ]
     if kinds["joint"]:
         found.append("joint attention: the text's columns are captured, not the picture's own.")
-    for attempt in (lambda: GuidanceWatch(pipe).close(), lambda: read_prompts(pipe, "a")):
+    for attempt in (lambda: guided_order(pipe), lambda: read_prompts(pipe, "a")):
         try:
             attempt()
         except (TypeError, ValueError) as error:

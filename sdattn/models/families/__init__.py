@@ -1,0 +1,91 @@
+"""The families of models, a file each, and the registry that the rest of the package asks.
+
+A module in this folder that holds a ``FAMILY`` is found by itself.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from ..compiled import unwrapped
+from ..encoders import Reader, refuse_unknown
+from ..family import Family, Guidance
+
+_registered: tuple[Family, ...] = tuple(
+    import_module(f".{module.name}", __name__).FAMILY for module in iter_modules(__path__)
+)
+
+
+def registered() -> tuple[Family, ...]:
+    """All families that are known now."""
+    return _registered
+
+
+def register(family: Family) -> None:
+    """Have a family of models known everywhere in sdattn, until :func:`unregister`.
+
+    Raises:
+        ValueError: another family has one of its names.
+    """
+    global _registered
+    names = _names(family)
+    for other in _registered:
+        if common := names & _names(other):
+            raise ValueError(
+                f"The family {family.name!r} names {common.pop()}, which the family "
+                f"{other.name!r} has. unregister() that one first."
+            )
+    _registered = (*_registered, family)
+
+
+def unregister(family: Family) -> None:
+    """Undo :func:`register`.
+
+    Raises:
+        ValueError: the family is not registered.
+    """
+    global _registered
+    if family not in _registered:
+        raise ValueError(f"The family {family.name!r} is not registered.")
+    _registered = tuple(other for other in _registered if other is not family)
+
+
+def _names(family: Family) -> set[str]:
+    denoisers = {kind if isinstance(kind, str) else kind.__name__ for kind in family.denoisers}
+    return {repr(family.name), *denoisers, *family.readers, *family.guidance}
+
+
+def family_of(model: Any) -> Family | None:
+    """The family that lists the class of a model or its nearest base, else the one that recognises
+    it; None if there is neither."""
+    model = unwrapped(model)
+    for kind in type(model).__mro__:
+        for family in _registered:
+            if family.lists(kind):
+                return family
+    return next((family for family in _registered if family.recognises(model)), None)
+
+
+def reader_of(pipe: Any) -> Reader:
+    """How a pipeline reads: as its class or the nearest base, by the longest name that fits.
+
+    Mixins are passed over: Kolors has Stable Diffusion's, Chroma has Flux's.
+    """
+    readers = {name: reader for family in _registered for name, reader in family.readers.items()}
+    for cls in type(pipe).__mro__:
+        if "Pipeline" in cls.__name__:
+            fitting = [name for name in readers if cls.__name__.startswith(name)]
+            if fitting:
+                return readers[max(fitting, key=len)]
+    return refuse_unknown
+
+
+def guidance_of(pipe: Any) -> Guidance | None:
+    """How a pipeline runs guidance: as its class or the nearest base that a family names."""
+    layouts = {name: one for family in _registered for name, one in family.guidance.items()}
+    for cls in type(pipe).__mro__:
+        found = layouts.get(cls.__name__)
+        has_property = hasattr(type(pipe), "do_classifier_free_guidance")
+        if found and (found.known_by != "property" or has_property):
+            return found
+    return None
