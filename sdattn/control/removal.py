@@ -26,7 +26,6 @@ from ..models.layers import (
     LayerSelection,
     find_denoiser,
     find_layers,
-    is_unet,
     read_call,
     select_layers,
 )
@@ -120,8 +119,7 @@ class Removal:
         """The forward pre-hook of the model."""
         call, order = read_call(model, args, kwargs), self._watch.order()
         if not self._passes:
-            name = "sample" if is_unet(model) else "hidden_states"
-            self._check_start(call, order, args[0] if args else kwargs[name])
+            self._check_start(call, order, cast(Tensor, call.sample))
             self._plan_passes()
             self._install(cast(tuple[int, int], call.latent_size))  # a pipeline has one
         self._check_processors()

@@ -67,7 +67,7 @@ class Guidance:
 
     Attributes:
         order: the branches of a guided batch, chunk by chunk; None is neither of them.
-        known_by: what tells which branches a call of the model has: the pipeline's ``"property"``
+        known_by: what shows which branches a call of the model has: the pipeline's ``"property"``
             ``do_classifier_free_guidance``; the argument of that name of its ``"encode_prompt"``;
             or the count of ``"calls"`` in a step, the prompt's first, where they run in turn.
     """
@@ -102,7 +102,7 @@ class Family:
         guidance: the names of pipeline classes, and how those and their subclasses run guidance.
 
     Raises:
-        ValueError: joint attention without ``joined``, or the reverse; an unknown kind or place.
+        ValueError: joint attention without ``joined``, or the reverse.
     """
 
     name: str
@@ -117,25 +117,18 @@ class Family:
     guidance: Mapping[str, Guidance] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        described = set(self.layers.values())
-        joint = any(kind == "joint" for _, kind in described)
+        joint = any(kind == "joint" for _, kind in self.layers.values())
         if self.joined not in (get_args(Joined) if joint else (None,)):
             known = " or ".join(map(repr, get_args(Joined))) if joint else "None"
             raise ValueError(
                 f"The family {self.name!r} has {'' if joint else 'no '}joint attention and "
                 f"joined={self.joined!r}: pass {known}."
             )
-        for place, kind in described:
-            if place not in get_args(Place) or kind not in get_args(Kind):
-                raise ValueError(
-                    f"The family {self.name!r} has a layer of place {place!r} and kind {kind!r}. "
-                    f"Places are {', '.join(get_args(Place))}; kinds {', '.join(get_args(Kind))}."
-                )
 
     @property
     def title(self) -> str:
         """Its name and classes, for messages that list what is supported."""
-        names = [one if isinstance(one, str) else one.__name__ for one in self.denoisers]
+        names = [kind if isinstance(kind, str) else kind.__name__ for kind in self.denoisers]
         return f"{self.name} ({', '.join(names)})" if names else self.name
 
     def lists(self, kind: type) -> bool:
@@ -186,7 +179,7 @@ class Family:
         return self.patch or int(model.config.patch_size)
 
     def read_call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """What the arguments of ``model(*args, **kwargs)`` say."""
+        """The arguments of ``model(*args, **kwargs)``, read."""
         given = arguments(model, args, kwargs)
         config = getattr(model, "config", None)
         unit = self.timestep_unit / getattr(config, "timestep_scale", 1.0)  # Sana's

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from .families import guidance_of
 from .family import Branch as Branch
-from .family import Guidance
 from .family import Order as Order
 
 
@@ -23,18 +22,7 @@ def guided_order(pipeline: Any) -> Order:
     Raises:
         ValueError: the batch layout of this class of pipeline is not known.
     """
-    return _layout(pipeline).order
-
-
-def _layout(pipeline: Any) -> Guidance:
-    found = guidance_of(pipeline)
-    if found is None:
-        raise ValueError(
-            f"How a {type(pipeline).__name__} lays out guidance in its batch is not known. Capture "
-            "its UNet or transformer instead (capture(pipe.unet)): every batch row is then an "
-            "image of its own."
-        )
-    return found
+    return guidance_of(pipeline).order
 
 
 def branch_order(pipeline: Any) -> Order:
@@ -63,7 +51,7 @@ class GuidanceWatch:
 
     def __init__(self, pipeline: Any):
         self.pipeline = pipeline
-        layout = _layout(pipeline)
+        layout = guidance_of(pipeline)
         self.guided = layout.order
         self.in_turn = layout.known_by == "calls"
         self._step: Any = None
@@ -103,7 +91,7 @@ class GuidanceWatch:
         return ("unconditional",) if again else ("conditional",)
 
     def _hear(self, guided: bool) -> None:
-        if get_ident() == self._thread:  # not of a run in another one
+        if get_ident() == self._thread:  # not of a run in another thread
             self._is_guided = guided
 
     def close(self) -> None:
@@ -118,7 +106,7 @@ class GuidanceWatch:
 
 
 def _listeners(pipeline: Any) -> list[Callable[[bool], None]]:
-    """What each ``encode_prompt`` of this one pipeline object calls with whether a run is guided.
+    """Called at each ``encode_prompt`` of this pipeline object with whether the run is guided.
 
     A function that stands in for the method holds them, for as long as there are any.
     """

@@ -4,7 +4,7 @@
     find_layers(model)                       every attention layer, in execution order
     select_layers(found, layers, kinds)      those that were asked for
     joint_spans(model, cells, n_text)        where picture and text are in a joint attention
-    read_call(model, args, kwargs)           what a call says of its batch, grid and text
+    read_call(model, args, kwargs)           a call: its timestep, batch, grid and text
 
 A UNet has self-attention ``attn1`` and cross-attention ``attn2`` in its down, mid and up blocks. A
 transformer has blocks of one resolution, whose attention is either of these two kinds or joint: one
@@ -19,7 +19,7 @@ from typing import Any
 
 from .compiled import unwrapped as unwrapped
 from .denoiser_call import Call
-from .families import family_of, registered
+from .families import claimed, family_of, registered
 from .families.own import is_own as is_own
 from .families.unet import is_unet as is_unet
 from .family import KINDS, Family
@@ -45,7 +45,7 @@ class Denoiser:
     @property
     def family(self) -> Family:
         """What is known of the model."""
-        return _known(self.model)
+        return family_of(self.model)
 
     @property
     def levels(self) -> int:
@@ -61,17 +61,12 @@ def find_denoiser(target: Any) -> Denoiser:
     """
     held = [getattr(target, name, None) for name in ("unet", "transformer")]
     model = next((part for part in held if part is not None), None)
-    if model is None or family_of(target) is not None:
+    if model is None or claimed(target) is not None:
         model, pipeline = target, None
     else:
         pipeline = target
-    if family_of(model) is None:
-        found = "no denoiser" if pipeline is None else f"a {type(model).__name__}"
-        raise TypeError(
-            f"Asked to capture a {type(target).__name__}, which holds {found}. "
-            f"Supported: pipelines with one of these models, or the model itself: {_supported()}. "
-            "A Family tells of another one, see sdattn.models.register."
-        )
+    found = "no denoiser" if pipeline is None else f"a {type(model).__name__}"
+    family_of(model, f"Asked to capture a {type(target).__name__}, which holds {found}")
     return Denoiser(model, pipeline)
 
 
@@ -83,7 +78,7 @@ def find_layers(model: Any) -> list[AttentionLayer]:
     Raises:
         TypeError: a model or a layer of a kind that is not known, by name.
     """
-    return _known(model).find_layers(unwrapped(model))
+    return family_of(model).find_layers(unwrapped(model))
 
 
 def joint_spans(model: Any, cells: int, n_text: int) -> tuple[slice, slice]:
@@ -94,7 +89,7 @@ def joint_spans(model: Any, cells: int, n_text: int) -> tuple[slice, slice]:
         TypeError: that is not known of this model: another class that only bears the name of a
             known one, or a subclass with a ``forward`` of its own.
     """
-    joined = _known(model).order_of(unwrapped(model))
+    joined = family_of(model).order_of(unwrapped(model))
     if joined is None:
         kind = type(unwrapped(model))
         raise TypeError(
@@ -111,19 +106,7 @@ def joint_spans(model: Any, cells: int, n_text: int) -> tuple[slice, slice]:
 
 def read_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
     """Read the arguments of ``model(*args, **kwargs)``, as its family has them."""
-    return _known(model).read_call(model, args, kwargs)
-
-
-def _known(model: Any) -> Family:
-    family = family_of(model)
-    if family is None:
-        name = type(unwrapped(model)).__name__
-        raise TypeError(f"A {name} is of no family that is known. Supported: {_supported()}.")
-    return family
-
-
-def _supported() -> str:
-    return "; ".join(family.title for family in registered())
+    return family_of(model).read_call(model, args, kwargs)
 
 
 def select_layers(

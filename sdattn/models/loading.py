@@ -1,4 +1,4 @@
-"""Load a pipeline, the demo model among them, and tell what a pipeline is.
+"""Load a pipeline, the demo model among them, and what is known of it: sizes, numbers, limits.
 
 load_pipeline("demo")    the model in this package, a folder, a file, or a hub id
 """
@@ -19,7 +19,7 @@ import torch
 
 from .guidance import guided_order
 from .layers import find_denoiser, find_layers
-from .model_index import check_whole, read_index, reading
+from .model_index import check_whole, named_errors, read_index
 from .reading import read_prompts
 
 DEMO = Path(__file__).parent / "demo"
@@ -52,7 +52,8 @@ def load_pipeline(
         FileNotFoundError: no such folder or file.
         ValueError: the folder holds no pipeline, asks for code of its own or has pickles only, see
             :func:`sdattn.models.model_index.read_index`; or the file is no checkpoint that is
-        known. OSError: the hub cannot be reached or has no such model.
+            known.
+        OSError: the hub cannot be reached or has no such model.
         TypeError: the pipeline's denoiser is none that is known.
     """
     from diffusers import DiffusionPipeline
@@ -65,12 +66,12 @@ def load_pipeline(
     else:
         folder = path or download(str(model))
         read_index(folder)
-        with reading(folder):
+        with named_errors(folder):
             pipe = DiffusionPipeline.from_pretrained(
                 folder, use_safetensors=True, **_as_dtype(dtype)
             )
         parts = pipe.components.items()
-        check_whole(folder, {k: one for k, one in parts if isinstance(one, torch.nn.Module)})
+        check_whole(folder, {k: part for k, part in parts if isinstance(part, torch.nn.Module)})
         pipe.register_to_config(_name_or_path=path or str(model))
     find_denoiser(pipe)
     return pipe.to(device)
@@ -154,7 +155,7 @@ def _as_dtype(dtype: torch.dtype) -> dict[str, torch.dtype]:
 
 @contextmanager
 def needs_the_hub(what: str) -> Iterator[None]:
-    """Say of any error that ``what`` could not be loaded from the hub."""
+    """Turn any error into one that ``what`` could not be loaded from the hub."""
     try:
         yield
     except Exception as error:  # httpx, hub and OS errors alike: all mean that it cannot be had
@@ -180,7 +181,7 @@ def size_unit(pipe: Any) -> int:
 
 
 def default_size(pipe: Any) -> tuple[int, int]:
-    """(height, width) in pixels of the pictures that a pipeline makes if nothing else is said."""
+    """(height, width) in pixels of the pictures that a pipeline makes by default."""
     config = find_denoiser(pipe).model.config
     size = getattr(pipe, "default_sample_size", None) or config.sample_size
     rows, cols = (size, size) if isinstance(size, int) else size

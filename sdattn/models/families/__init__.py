@@ -55,7 +55,7 @@ def _names(family: Family) -> set[str]:
     return {repr(family.name), *denoisers, *family.readers, *family.guidance}
 
 
-def family_of(model: Any) -> Family | None:
+def claimed(model: Any) -> Family | None:
     """The family that lists the class of a model or its nearest base, else the one that recognises
     it; None if there is neither."""
     model = unwrapped(model)
@@ -64,6 +64,23 @@ def family_of(model: Any) -> Family | None:
             if family.lists(kind):
                 return family
     return next((family for family in _registered if family.recognises(model)), None)
+
+
+def family_of(model: Any, asked: str = "") -> Family:
+    """The family of a model.
+
+    Raises:
+        TypeError: none claims it, by its name or by what was ``asked`` of it.
+    """
+    found = claimed(model)
+    if found is None:
+        supported = "; ".join(family.title for family in _registered)
+        raise TypeError(
+            f"{asked or f'A {type(unwrapped(model)).__name__} is of no known family'}. Supported: "
+            f"pipelines with one of these models, or the model itself: {supported}. Any other "
+            "needs a Family of its own, see sdattn.models.register."
+        )
+    return found
 
 
 def reader_of(pipe: Any) -> Reader:
@@ -80,12 +97,20 @@ def reader_of(pipe: Any) -> Reader:
     return refuse_unknown
 
 
-def guidance_of(pipe: Any) -> Guidance | None:
-    """How a pipeline runs guidance: as its class or the nearest base that a family names."""
-    layouts = {name: one for family in _registered for name, one in family.guidance.items()}
+def guidance_of(pipe: Any) -> Guidance:
+    """How a pipeline runs guidance: as its class or the nearest base that a family names.
+
+    Raises:
+        ValueError: no family names any, or not for a class without the property that it needs.
+    """
+    layouts = {name: layout for family in _registered for name, layout in family.guidance.items()}
     for cls in type(pipe).__mro__:
         found = layouts.get(cls.__name__)
         has_property = hasattr(type(pipe), "do_classifier_free_guidance")
         if found and (found.known_by != "property" or has_property):
             return found
-    return None
+    raise ValueError(
+        f"How a {type(pipe).__name__} lays out guidance in its batch is not known. Capture its "
+        "UNet or transformer instead (capture(pipe.unet)): every batch row is then an image of "
+        "its own."
+    )

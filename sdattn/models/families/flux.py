@@ -13,6 +13,13 @@ def read_flux(call: TextCall, texts: list[str]) -> list[Prompt]:
     return [read_source(tokenizer, call.source(tokenizer, text), **options) for text in texts]
 
 
+_PIPELINES = """
+FluxPipeline FluxImg2ImgPipeline FluxInpaintPipeline FluxFillPipeline FluxControlPipeline
+FluxControlImg2ImgPipeline FluxControlInpaintPipeline FluxControlNetPipeline
+FluxControlNetImg2ImgPipeline FluxControlNetInpaintPipeline FluxKontextPipeline
+FluxKontextInpaintPipeline
+"""
+
 FAMILY = Family(
     name="FLUX.1",
     denoisers=("FluxTransformer2DModel",),
@@ -25,21 +32,5 @@ FAMILY = Family(
     timestep_unit=1000.0,
     patch=2,  # cut by the pipelines; the model's own patches are of 1
     readers={"Flux": read_flux, "FluxPriorRedux": refuse_unknown},
-    guidance=dict.fromkeys(
-        (
-            "FluxPipeline",
-            "FluxImg2ImgPipeline",
-            "FluxInpaintPipeline",
-            "FluxFillPipeline",
-            "FluxControlPipeline",
-            "FluxControlImg2ImgPipeline",
-            "FluxControlInpaintPipeline",
-            "FluxControlNetPipeline",
-            "FluxControlNetImg2ImgPipeline",
-            "FluxControlNetInpaintPipeline",
-            "FluxKontextPipeline",
-            "FluxKontextInpaintPipeline",
-        ),
-        IN_TURN,
-    ),
+    guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
 )

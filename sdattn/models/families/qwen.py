@@ -51,6 +51,12 @@ def _grid_of_shapes(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(shape if isinstance(shape[0], int) else shape[0])
 
 
+_PIPELINES = """
+QwenImagePipeline QwenImageImg2ImgPipeline QwenImageInpaintPipeline QwenImageControlNetPipeline
+QwenImageControlNetInpaintPipeline QwenImageEditPipeline QwenImageEditInpaintPipeline
+QwenImageEditPlusPipeline
+"""
+
 FAMILY = Family(
     name="Qwen-Image",
     denoisers=("QwenImageTransformer2DModel",),
@@ -64,17 +70,5 @@ FAMILY = Family(
         "QwenImage21": refuse_unknown,
         "QwenImageEdit": refuse_images,
     },
-    guidance=dict.fromkeys(
-        (
-            "QwenImagePipeline",
-            "QwenImageImg2ImgPipeline",
-            "QwenImageInpaintPipeline",
-            "QwenImageControlNetPipeline",
-            "QwenImageControlNetInpaintPipeline",
-            "QwenImageEditPipeline",
-            "QwenImageEditInpaintPipeline",
-            "QwenImageEditPlusPipeline",
-        ),
-        IN_TURN,
-    ),
+    guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
 )

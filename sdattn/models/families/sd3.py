@@ -21,6 +21,11 @@ def read_sd3(call: TextCall, texts: list[str]) -> list[Prompt]:
     return [join_prompts(parts) for parts in zip(clip, t5, strict=True)]
 
 
+_PIPELINES = """
+StableDiffusion3Pipeline StableDiffusion3Img2ImgPipeline StableDiffusion3InpaintPipeline
+StableDiffusion3ControlNetPipeline StableDiffusion3ControlNetInpaintingPipeline
+"""
+
 FAMILY = Family(
     name="Stable Diffusion 3",
     denoisers=("SD3Transformer2DModel",),
@@ -31,14 +36,5 @@ FAMILY = Family(
     joined="picture first",
     grid=grid_of_patches,
     readers={"StableDiffusion3": read_sd3},
-    guidance=dict.fromkeys(
-        (
-            "StableDiffusion3Pipeline",
-            "StableDiffusion3Img2ImgPipeline",
-            "StableDiffusion3InpaintPipeline",
-            "StableDiffusion3ControlNetPipeline",
-            "StableDiffusion3ControlNetInpaintingPipeline",
-        ),
-        NEGATIVE_FIRST,
-    ),
+    guidance=dict.fromkeys(_PIPELINES.split(), NEGATIVE_FIRST),
 )

@@ -80,6 +80,23 @@ def _cells(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return given["sample"].shape[-2], given["sample"].shape[-1]  # frames are rows of the batch
 
 
+_READ_CLIP = """
+StableDiffusion StableUnCLIP SDXL LatentConsistencyModel AnimateDiff TextToVideo VideoToVideoSD
+PIA LEditsPP SemanticStableDiffusion CycleDiffusion AltDiffusion
+"""  # SDXL: community pipelines
+_NEGATIVE_FIRST = """
+StableDiffusionPipeline StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline
+StableDiffusionDepth2ImgPipeline StableDiffusionControlNetPipeline
+StableDiffusionControlNetImg2ImgPipeline StableDiffusionControlNetInpaintPipeline
+StableDiffusionAdapterPipeline StableDiffusionXLPipeline StableDiffusionXLImg2ImgPipeline
+StableDiffusionXLInpaintPipeline StableDiffusionXLControlNetPipeline
+StableDiffusionXLControlNetImg2ImgPipeline StableDiffusionXLControlNetInpaintPipeline
+StableDiffusionXLControlNetUnionPipeline StableDiffusionXLControlNetUnionImg2ImgPipeline
+StableDiffusionXLControlNetUnionInpaintPipeline StableDiffusionXLAdapterPipeline
+LatentConsistencyModelPipeline LatentConsistencyModelImg2ImgPipeline AnimateDiffPipeline
+AnimateDiffControlNetPipeline AnimateDiffSDXLPipeline AnimateDiffSparseControlNetPipeline
+AnimateDiffVideoToVideoPipeline AnimateDiffVideoToVideoControlNetPipeline PAGMixin
+"""  # PAGMixin: also of the PAG pipelines of transformers
 # [prompt and image, image only, neither]: Brooks et al. 2022, section 3.2.1.
 _THREE_WAY = Guidance(("conditional", None, "unconditional"))
 
@@ -88,56 +105,9 @@ FAMILY = UNets(
     "AnimateDiff",
     grid=_cells,
     patch=1,
-    readers=dict.fromkeys(
-        (
-            "StableDiffusion",
-            "StableUnCLIP",
-            "SDXL",  # community pipelines
-            "LatentConsistencyModel",
-            "AnimateDiff",
-            "TextToVideo",
-            "VideoToVideoSD",
-            "PIA",
-            "LEditsPP",
-            "SemanticStableDiffusion",
-            "CycleDiffusion",
-            "AltDiffusion",
-        ),
-        read_clip,
-    ),
+    readers=dict.fromkeys(_READ_CLIP.split(), read_clip),
     guidance={
-        **dict.fromkeys(
-            (
-                "StableDiffusionPipeline",
-                "StableDiffusionImg2ImgPipeline",
-                "StableDiffusionInpaintPipeline",
-                "StableDiffusionDepth2ImgPipeline",
-                "StableDiffusionControlNetPipeline",
-                "StableDiffusionControlNetImg2ImgPipeline",
-                "StableDiffusionControlNetInpaintPipeline",
-                "StableDiffusionAdapterPipeline",
-                "StableDiffusionXLPipeline",
-                "StableDiffusionXLImg2ImgPipeline",
-                "StableDiffusionXLInpaintPipeline",
-                "StableDiffusionXLControlNetPipeline",
-                "StableDiffusionXLControlNetImg2ImgPipeline",
-                "StableDiffusionXLControlNetInpaintPipeline",
-                "StableDiffusionXLControlNetUnionPipeline",
-                "StableDiffusionXLControlNetUnionImg2ImgPipeline",
-                "StableDiffusionXLControlNetUnionInpaintPipeline",
-                "StableDiffusionXLAdapterPipeline",
-                "LatentConsistencyModelPipeline",
-                "LatentConsistencyModelImg2ImgPipeline",
-                "AnimateDiffPipeline",
-                "AnimateDiffControlNetPipeline",
-                "AnimateDiffSDXLPipeline",
-                "AnimateDiffSparseControlNetPipeline",
-                "AnimateDiffVideoToVideoPipeline",
-                "AnimateDiffVideoToVideoControlNetPipeline",
-                "PAGMixin",  # also of the PAG pipelines of transformers
-            ),
-            NEGATIVE_FIRST,
-        ),
+        **dict.fromkeys(_NEGATIVE_FIRST.split(), NEGATIVE_FIRST),
         "StableDiffusionInstructPix2PixPipeline": _THREE_WAY,
     },
 )
