@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import astuple
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from ..attention import TorchAttnProcessor
 from ..hooks.map_store import CaptureError
+from ..hooks.steps import Part, Span
 from ..models.calls import Call, innermost, read_call
 from ..models.compiled import running_eagerly
 from ..models.guidance import GuidanceWatch, Order, guided_order
@@ -29,7 +31,6 @@ from ..models.layers import (
     is_unet,
     select_layers,
 )
-from .controllers import Span, span_passes
 
 Columns = tuple[int, ...]
 
@@ -82,11 +83,11 @@ class Removal:
         guided_order(pipe)
         _check_layers(pipe, find_layers(self.model), layers)
         self.rows, self.n_text = rows, n_text
-        self.layers, self.steps = layers, steps
+        self.layers, self.steps = layers, Part.of(steps)
         self.grid = (0, 0)
         self._replaced: list[tuple[AttentionLayer, Any, TorchAttnProcessor]] = []
         self._passes = self._expected = 0
-        self._during = range(0)
+        self._during: list[int] = []
         self._edits: dict[int, Columns] = {}  # row of the batch -> what it loses in this pass
         self._batch = 0
 
@@ -164,11 +165,11 @@ class Removal:
     def _plan_passes(self) -> None:
         # what is left of the schedule where a run starts from a picture
         self._expected = getattr(self.pipe, "num_timesteps", len(self.pipe.scheduler.timesteps))
-        self._during = span_passes(self.steps, self._expected)
+        self._during = self.steps.passes(self._expected)
         if not self._during:
             raise ValueError(
-                f"steps={self.steps!r} is less than one of the {self._expected} passes of this "
-                f"run. One pass is 1 / {self._expected} of it."
+                f"steps={astuple(self.steps)} is less than one of the {self._expected} passes of "
+                f"this run. One pass is 1 / {self._expected} of it."
             )
 
     def _install(self, latent_size: tuple[int, int]) -> None:

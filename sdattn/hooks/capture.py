@@ -31,9 +31,10 @@ from ..models.layers import (
 from .asking import AskingObserver, check_asked
 from .attended import Attended
 from .joint import JointObserver, check_backends
-from .keep import MUCH, Selection, expected_bytes, is_span
+from .keep import MUCH, Keep
 from .map_store import CaptureError, CaptureWarning, MapStore, Pass
 from .observers import ObservingProcessor, unknown_use
+from .steps import Heads, Selection, Steps
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +48,8 @@ def capture(
     layers: LayerSelection = None,
     kinds: Sequence[str] = TEXT_KINDS,
     branch: str = "conditional",
-    steps: Selection = "mean",
-    heads: Selection = "mean",
+    steps: Selection | Steps = "mean",
+    heads: Selection | Heads = "mean",
     tokens: Sequence[int] | None = None,
     among: Sequence[Sequence[int]] | None = None,
     text_states: torch.Tensor | None = None,
@@ -106,10 +107,11 @@ def capture(
         RuntimeError: what a layer attends to cannot be seen, or is not what made its output.
     """
     denoiser = find_denoiser(target)
-    if is_span(steps) and denoiser.pipeline is None:
+    keep = Keep.of(steps, heads, tokens, among, device, dtype, grad)
+    if keep.steps.part is not None and denoiser.pipeline is None:
         raise ValueError(
-            f"steps={steps}: how many steps a run has is not known of a model without its "
-            "pipeline. Pass indices, or the pipeline."
+            f"steps={keep.steps.given}: how many steps a run has is not known of a model without "
+            "its pipeline. Pass indices, or the pipeline."
         )
     found = find_layers(denoiser.model)
     _check_size(denoiser.model, latent_size)
@@ -127,17 +129,7 @@ def capture(
             f"branch={branch!r}: pass one of {', '.join(BRANCHES)}; on a model without its "
             "pipeline only 'conditional', which keeps every row."
         )
-    store = MapStore(
-        chosen,
-        levels=denoiser.levels,
-        steps=steps,
-        heads=heads,
-        tokens=tokens,
-        among=among,
-        device=device,
-        dtype=dtype,
-        grad=grad,
-    )
+    store = MapStore(chosen, keep, denoiser.levels)
     with ExitStack() as undo:
         if is_compiled(denoiser.model):
             _say_eager(denoiser.model)
@@ -348,15 +340,8 @@ class _Watch:
         every = call.n_text + call.n_image if self.text_states is None else store.n_text
         keys = (every or 0) if store.tokens is None else len(store.tokens)
         passes = 1 if self.schedule is None else len(self.schedule)
-        store.expected_nbytes = expected_bytes(
-            store.layers,
-            store.latent_size,
-            keys,
-            images=store.images,
-            passes=passes,
-            steps=store.steps,
-            heads=store.heads,
-            dtype=store.dtype,
+        store.expected_nbytes = store.keep.nbytes(
+            store.layers, store.latent_size, keys, images=store.images, passes=passes
         )
         if store.expected_nbytes > MUCH:
             logger.warning(
@@ -426,5 +411,5 @@ class _Watch:
                 f"{layer.name} ran on {attended.batch} rows in a pass of {one.batch}, so which "
                 "image each row belongs to is not known. Leave this layer out (layers=…)."
             )
-        with torch.set_grad_enabled(self.store.grad and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(self.store.keep.grad and torch.is_grad_enabled()):
             self.store.add(layer, attended, one.rows)

@@ -32,7 +32,7 @@ from diffusers.models.attention_processor import (
 
 import sdattn.hooks.attended
 from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture, generate
-from sdattn.hooks.keep import expected_bytes
+from sdattn.hooks.keep import Keep
 from sdattn.hooks.observers import LARGE
 from sdattn.models.layers import find_layers
 
@@ -549,7 +549,7 @@ def test_memory_is_what_was_said_beforehand(steps, heads):
     with capture(pipe, **options) as store:
         run(pipe, num_inference_steps=4, num_images_per_prompt=2)
     layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
-    said = expected_bytes(layers, (16, 16), 77, images=2, passes=4, **options)
+    said = Keep.of(**options).nbytes(layers, (16, 16), 77, images=2, passes=4)
     assert store.nbytes == store.expected_nbytes == said
     assert sum(m.numel() * m.element_size() for m in store.maps.values()) == said
 
@@ -676,7 +676,7 @@ def test_a_part_of_the_schedule_holds_no_more_than_the_mean(steps, number):
     with capture(pipe) as mean, capture(pipe, steps=steps) as some:
         run(pipe, num_inference_steps=number)
     layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
-    said = expected_bytes(layers, (16, 16), 77, passes=number, steps=steps)
+    said = Keep.of(steps).nbytes(layers, (16, 16), 77, passes=number)
     assert some.nbytes == some.expected_nbytes == mean.nbytes == mean.expected_nbytes == said
 
 
@@ -733,10 +733,20 @@ def test_parts_that_cannot_be_are_refused(tiny_pipe, steps):
     assert_untouched(tiny_pipe.unet, before)
 
 
-def test_a_pair_of_whole_numbers_is_a_pair_of_steps(tiny_pipe):
-    with capture(tiny_pipe, steps=(0, 1)) as store:
+@pytest.mark.parametrize("pair", [[0, 1], (1, 0), np.array([0, 1])], ids=str)
+def test_a_pair_of_whole_numbers_is_a_pair_of_steps(tiny_pipe, pair):
+    with capture(tiny_pipe, steps=pair) as store:
         run(tiny_pipe)
     assert store.maps[MID].shape[:2] == (1, 2)
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (np.int64(0), np.int64(1))], ids=str)
+def test_what_could_be_two_calls_or_the_whole_run_is_refused(tiny_pipe, pair):
+    before = tiny_pipe.unet.attn_processors
+    with pytest.raises(ValueError, match=r"two ways\. Pass \[0, 1\] for .*, \(0.0, 1.0\) for the"):
+        with capture(tiny_pipe, steps=pair):
+            pass
+    assert_untouched(tiny_pipe.unet, before)
 
 
 def test_a_bare_model_has_no_schedule_to_take_a_part_of(tiny_unet):
