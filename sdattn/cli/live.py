@@ -23,7 +23,7 @@ def app(
 ) -> None:
     """Draw pictures in a page and see where the words of their prompts went. Wants sdattn[app]."""
     from ..models.loading import load_pipeline
-    from .app import serve
+    from .blocks import serve
 
     pipe = load(load_pipeline, model, device, dtype)
     serve(pipe, host, port, browser=browser)

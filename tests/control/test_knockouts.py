@@ -18,7 +18,8 @@ from scene_checker import find_objects
 from transformer_rows import pixart, sd3
 
 import sdattn
-from sdattn import CaptureError, TorchAttnProcessor, causes
+from sdattn import CaptureError, TorchAttnProcessor
+from sdattn.control import knockouts as causes
 from sdattn.control.removal import Removal, without_columns
 from sdattn.models.layers import find_denoiser, find_layers
 
