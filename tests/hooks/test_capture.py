@@ -132,7 +132,7 @@ SETUPS = {
 @pytest.mark.parametrize("setup", SETUPS)
 @torch.no_grad()
 def test_looking_changes_nothing(setup, dtype, large, monkeypatch):
-    monkeypatch.setattr(sdattn.processors, "LARGE", large)
+    monkeypatch.setattr("sdattn.hooks.observers.LARGE", large)
     unet = make_unet()
     SETUPS[setup](unet)
     unet.to(dtype)
@@ -167,8 +167,8 @@ def test_looking_changes_nothing(setup, dtype, large, monkeypatch):
 @torch.no_grad()
 def test_the_kernels_logsumexp_takes_the_place_of_a_softmax(monkeypatch):
     """Also in nested captures, of which the outer one does not see the kernel itself."""
-    monkeypatch.setattr(sdattn.processors, "LARGE", 0)
-    monkeypatch.setattr(sdattn.processors, "observed_probs", None)  # the softmax
+    monkeypatch.setattr("sdattn.hooks.observers.LARGE", 0)
+    monkeypatch.setattr("sdattn.hooks.observers.observed_probs", None)  # the softmax
     unet = make_unet()
     sample, text = sample_and_text()
     hooks, record = record_inputs(unet)
@@ -851,7 +851,7 @@ def test_the_softmax_over_nothing_is_refused(tiny_pipe, among):
 def test_a_head_at_a_time_is_all_of_them(options, monkeypatch):
     pipe, found = make_pipeline(), []
     for most in (1, 2**40):
-        monkeypatch.setattr(sdattn.attended, "PART", most)
+        monkeypatch.setattr("sdattn.hooks.attended.PART", most)
         with capture(pipe, **options) as store:
             run(pipe)
         found.append(store.maps)
