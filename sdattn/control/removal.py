@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import TorchAttnProcessor
+from ..hooks.installer import Installation
 from ..hooks.map_store import CaptureError
 from ..hooks.steps import Part, Span
-from ..models.calls import Call, innermost, read_call
-from ..models.compiled import running_eagerly
+from ..models.calls import Call, read_call
 from ..models.guidance import GuidanceWatch, Order, guided_order
 from ..models.layers import (
     AttentionLayer,
@@ -85,7 +85,6 @@ class Removal:
         self.rows, self.n_text = rows, n_text
         self.layers, self.steps = layers, Part.of(steps)
         self.grid = (0, 0)
-        self._replaced: list[tuple[AttentionLayer, Any, TorchAttnProcessor]] = []
         self._passes = self._expected = 0
         self._during: list[int] = []
         self._edits: dict[int, Columns] = {}  # row of the batch -> what it loses in this pass
@@ -95,11 +94,9 @@ class Removal:
         with ExitStack() as undo:
             self._watch = GuidanceWatch(self.pipe)
             undo.callback(self._watch.close)
-            undo.callback(self._restore)
-            undo.enter_context(running_eagerly(self.model))
-            before = torch.compiler.disable(self._before_pass)
-            hook = self.model.register_forward_pre_hook(before, with_kwargs=True)
-            undo.callback(hook.remove)
+            self._installed = undo.enter_context(Installation())
+            self._installed.run_eagerly(self.model)
+            self._installed.watch(self.model, self._before_pass)
             self._undo = undo.pop_all()
         return self
 
@@ -111,10 +108,6 @@ class Removal:
                 f"{self._passes} times, so columns stayed longer than was asked. Let it run to its "
                 "end."
             )
-
-    def _restore(self) -> None:
-        for layer, before, _ in self._replaced:
-            layer.module.set_processor(before)
 
     def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model."""
@@ -176,17 +169,15 @@ class Removal:
         chosen = select_layers(find_layers(self.model), self.layers, ("cross",), latent_size)
         self.grid = latent_size
         for layer in chosen:
-            ours = TorchAttnProcessor(self._edit, layer.place)
-            self._replaced.append((layer, layer.module.processor, ours))
-            layer.module.set_processor(ours)
+            self._installed.put(layer, TorchAttnProcessor(self._edit, layer.place))
 
     def _check_processors(self) -> None:
-        for layer, _, ours in self._replaced:
-            if (processor := innermost(layer.module.processor)) is not ours:
-                raise CaptureError(
-                    f"The processor of {layer.name} was replaced by a {type(processor).__name__} "
-                    "during the run, so that the columns would come back. Leave processors alone."
-                )
+        if found := self._installed.replaced():
+            layer, processor = found[0]
+            raise CaptureError(
+                f"The processor of {layer.name} was replaced by a {type(processor).__name__} "
+                "during the run, so that the columns would come back. Leave processors alone."
+            )
 
 
 def _check_layers(pipe: Any, found: list[AttentionLayer], layers: LayerSelection) -> None:

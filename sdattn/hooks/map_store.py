@@ -174,7 +174,7 @@ class MapStore:
             )
         self.passes.append(one)
 
-    def wants(self, layer: AttentionLayer) -> bool:
+    def takes(self, layer: AttentionLayer) -> bool:
         """Whether the pass that is running is kept of this layer."""
         return bool(self.passes) and layer in self.layers and self.keeps(len(self.passes) - 1)
 
