@@ -100,7 +100,7 @@ def info(
 ) -> None:
     """List a model's attention layers, tell how much memory capture would hold, and what of sdattn
     does not apply to the model."""
-    from ..hooks.keep import expected_bytes
+    from ..hooks.keep import Keep
     from ..models.layers import TEXT_KINDS, find_denoiser, find_layers
     from ..models.loading import latent_size, load_pipeline, shortcomings
     from ..models.reading import read_prompts
@@ -129,8 +129,8 @@ def info(
     else:
         console.print(f"{columns} token columns")
     texts = [layer for layer in found if layer.kind in TEXT_KINDS]
-    default = expected_bytes(texts, latent, columns)
-    full = expected_bytes(texts, latent, columns, passes=50, steps="all", heads="all")
+    default = Keep.of().nbytes(texts, latent, columns)
+    full = Keep.of(steps="all", heads="all").nbytes(texts, latent, columns, passes=50)
     console.print(
         f"Capture of one image holds {default / 1e6:.1f} MB, however many steps; with every head "
         f"and step of 50 steps {full / 1e6:,.0f} MB."
