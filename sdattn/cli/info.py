@@ -19,7 +19,7 @@ def info(
 ) -> None:
     """List a model's attention layers, how much memory capture would hold, and what of sdattn
     does not apply to the model."""
-    from ..hooks.keep import expected_bytes
+    from ..hooks.keep import Keep
     from ..models.layers import TEXT_KINDS, find_denoiser, find_layers
     from ..models.loading import latent_size, shortcomings
 
@@ -38,8 +38,8 @@ def info(
     lacks = shortcomings(pipe)
     columns = _print_columns(console, pipe)
     texts = [layer for layer in found if layer.kind in TEXT_KINDS]
-    default = expected_bytes(texts, latent, columns)
-    full = expected_bytes(texts, latent, columns, passes=50, steps="all", heads="all")
+    default = Keep.of().nbytes(texts, latent, columns)
+    full = Keep.of(steps="all", heads="all").nbytes(texts, latent, columns, passes=50)
     console.print(
         f"Capture of one image holds {default / 1e6:.1f} MB, however many steps; with every head "
         f"and step of 50 steps {full / 1e6:,.0f} MB."
