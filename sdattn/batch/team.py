@@ -24,6 +24,10 @@ from .request import STOPS
 T = TypeVar("T")
 # What tells a process its rank: torchrun's, accelerate's and MPI's variables
 _RANKED = {"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}
+_ONE_PROCESS = (
+    "accelerate launch --cpu starts one process, whatever --num_processes says. For N of them: "
+    "accelerate launch --multi_gpu --num_processes N -m sdattn batch ... --device cpu"
+)
 _PATIENCE = timedelta(days=30)  # ranks may end hours apart
 _ECHO = 3.0  # seconds in which a launcher repeats a signal that its processes got as well
 
@@ -46,7 +50,7 @@ class Team:
         wanted = torch.device(device or best_device())
         on_cpu = wanted.type == "cpu" or parse_flag_from_env("ACCELERATE_USE_CPU")
         if on_cpu and "MASTER_ADDR" in os.environ and not _RANKED.intersection(os.environ):
-            _warn_of_cpu_option()
+            warnings.warn(_ONE_PROCESS, stacklevel=2)
         is_new = not (PartialState._shared_state or torch.distributed.is_initialized())
         self._state = PartialState(cpu=on_cpu, timeout=_PATIENCE)
         self.rank, self.size = self._state.process_index, self._state.num_processes
@@ -122,14 +126,6 @@ class Team:
         if rank:
             raise RuntimeError(f"process {rank} of {self.size}: {error}") from error
         raise error
-
-
-def _warn_of_cpu_option() -> None:
-    warnings.warn(
-        "accelerate launch --cpu starts one process, whatever --num_processes says. For N of them: "
-        "accelerate launch --multi_gpu --num_processes N -m sdattn batch ... --device cpu",
-        stacklevel=3,
-    )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import subprocess
 
 import pytest
 from demo_batches import (  # noqa: F401
@@ -19,6 +20,16 @@ from forks import in_own_namespace
 
 from sdattn.batch.folder import BatchFolder
 from sdattn.batch.reading import verify
+
+
+@pytest.fixture
+def may_mount():
+    """Skips where no namespace of its own may be made, and none to mount in."""
+    try:
+        command = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"]
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no namespace of its own may be made here: {error}")
 
 
 def said(folder, name):
