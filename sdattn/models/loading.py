@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from .encoders import option_of
 from .guidance import guided_order
 from .layers import find_denoiser, find_layers
 from .model_index import check_whole, named_errors, read_index
@@ -175,8 +176,7 @@ def cell_size(pipe: Any) -> int:
 
 
 def size_unit(pipe: Any) -> int:
-    """Sizes must be a multiple of this many pixels."""
-    # diffusers asks for the family's whatever the VAE
+    """Sizes must be a multiple of this many pixels, and of those that diffusers asks for."""
     return math.lcm(find_denoiser(pipe).family.size_unit, cell_size(pipe))
 
 
@@ -201,7 +201,7 @@ def images_a_prompt(pipe: Any, options: Mapping[str, Any]) -> int:
     """How many pictures a run makes of one prompt; the frames of a video are pictures."""
     known = inspect.signature(pipe.__call__).parameters
     counts = ("num_images_per_prompt", "num_frames")
-    return math.prod(_option(pipe, options, name) or 1 for name in counts if name in known)
+    return math.prod(option_of(pipe, options, name) or 1 for name in counts if name in known)
 
 
 def shortcomings(pipe: Any) -> list[str]:
@@ -214,9 +214,9 @@ def shortcomings(pipe: Any) -> list[str]:
     ]
     if kinds["joint"]:
         found.append("joint attention: the text's columns are captured, not the picture's own.")
-    for attempt in (lambda: guided_order(pipe), lambda: read_prompts(pipe, "a")):
+    for check in (guided_order, lambda pipe: read_prompts(pipe, "a")):
         try:
-            attempt()
+            check(pipe)
         except (TypeError, ValueError) as error:
             found.append(str(error))
     try:
@@ -240,7 +240,7 @@ def check_text_to_image(pipe: Any) -> None:
 def model_passes(pipe: Any, options: Mapping[str, Any]) -> int:
     """How often a run will call the model; second-order schedulers do so twice a step."""
     scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
-    scheduler.set_timesteps(_option(pipe, options, "num_inference_steps"))
+    scheduler.set_timesteps(option_of(pipe, options, "num_inference_steps"))
     return len(scheduler.timesteps)
 
 
@@ -248,9 +248,4 @@ def is_guided(pipe: Any, options: Mapping[str, Any]) -> bool:
     """Whether a run will have unconditional rows in its batch."""
     # A model that takes the guidance scale as an input (LCM) runs none.
     distilled = pipe.unet.config.time_cond_proj_dim is not None
-    return bool(_option(pipe, options, "guidance_scale") > 1 and not distilled)
-
-
-def _option(pipe: Any, options: Mapping[str, Any], name: str) -> Any:
-    """An option's value, the pipeline's own default where it was not given."""
-    return options.get(name, inspect.signature(pipe.__call__).parameters[name].default)
+    return bool(option_of(pipe, options, "guidance_scale") > 1 and not distilled)
