@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from .encoders import option_of
+from .families.unet import CHECKPOINTS, TEXT_TO_IMAGE
 from .guidance import guided_order
 from .layers import find_denoiser, find_layers
 from .model_index import check_whole, named_errors, read_index
@@ -27,7 +28,6 @@ DEMO = Path(__file__).parent / "demo"
 DEMO_SETTINGS = {"num_inference_steps": 20, "guidance_scale": 2.0}
 DEMO_INVERSION = {"learning_rate": 5e-2}  # 1e-2 is for 50 steps
 UNSEEN = {"linear": "they have no softmax", "temporal": "they look at frames, not at the text"}
-TEXT_TO_IMAGE = {"StableDiffusionPipeline", "StableDiffusionXLPipeline"}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -121,27 +121,24 @@ def best_device() -> str:
 
 
 def _load_single_file(path: Path, dtype: torch.dtype) -> Any:
-    from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+    import diffusers
     from safetensors import SafetensorError, safe_open
 
     try:
         if path.suffix != ".safetensors":  # by which diffusers decides how to read it
             raise SafetensorError("its name does not end in .safetensors")
         with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
+            names = list(file.keys())
     except SafetensorError as error:
         raise ValueError(
             f"{path} is no .safetensors file ({error}). Pickled checkpoints are not read; convert "
             "them to safetensors first."
         ) from error
-    kind: Any = None
-    if any(name.startswith("conditioner.embedders.") for name in names):
-        kind = StableDiffusionXLPipeline
-    elif any(name.startswith("cond_stage_model.") for name in names):
-        kind = StableDiffusionPipeline
-    if kind is not None:
-        with needs_the_hub(f"the configuration of {path}"):
-            return kind.from_single_file(str(path), **_as_dtype(dtype))
+    for beginning, pipeline in CHECKPOINTS.items():
+        if any(name.startswith(beginning) for name in names):
+            with needs_the_hub(f"the configuration of {path}"):
+                kind = getattr(diffusers, pipeline)
+                return kind.from_single_file(str(path), **_as_dtype(dtype))
     raise ValueError(
         f"{path} holds {len(names)} tensors, but not the text encoder of an SD 1.x, 2.x or SDXL "
         "checkpoint. Pass the whole checkpoint, or a diffusers folder."
@@ -232,8 +229,8 @@ def check_text_to_image(pipe: Any) -> None:
     Raises:
         TypeError: it is no ``StableDiffusionPipeline`` or ``StableDiffusionXLPipeline``.
     """
-    if not TEXT_TO_IMAGE & {cls.__name__ for cls in type(pipe).__mro__}:
-        known = " or ".join(sorted(TEXT_TO_IMAGE))
+    if not {cls.__name__ for cls in type(pipe).__mro__}.intersection(TEXT_TO_IMAGE):
+        known = " or ".join(TEXT_TO_IMAGE)
         raise TypeError(f"This needs a {known}; found a {type(pipe).__name__}.")
 
 
