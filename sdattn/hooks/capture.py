@@ -72,16 +72,17 @@ def capture(
             every batch row counts as an image of its own. Also any model of yours whose attention
             is all :class:`sdattn.attention.MultiHeadAttention`.
         layers: names, places, resolutions or a predicate, see
-        :func:`sdattn.models.layers.select_layers`. kinds: of ``"cross"``, ``"joint"`` and
-            ``"self"``; by default those that see the text. Of joint attention (SD3, FLUX,
-            Qwen-Image) the text's columns are kept, which sum to less than 1: the rest goes to the
-        picture. Self-attention keeps a column for every cell. branch: ``"conditional"`` (the
-            prompt), ``"unconditional"`` (the negative prompt), or ``"both"``: first the
-            unconditional images, then the conditional ones. Pipelines that run the two in turn
-        (FLUX, Qwen-Image) show one of them to one capture; nest two. steps: ``"mean"`` over the
-            calls of the model (a second-order scheduler calls twice a step); the mean over a part
-            of the schedule, ``(0.5, 1.0)`` for its second half; ``"last"``, the last call alone;
-            ``"all"``, or the indices of the calls to keep one by one.
+            :func:`sdattn.models.layers.select_layers`.
+        kinds: of ``"cross"``, ``"joint"`` and ``"self"``; by default those that see the text. Of
+            joint attention (SD3, FLUX, Qwen-Image) the text's columns are kept, which sum to less
+            than 1: the rest goes to the picture. Self-attention keeps a column for every cell.
+        branch: ``"conditional"`` (the prompt), ``"unconditional"`` (the negative prompt), or
+            ``"both"``: first the unconditional images, then the conditional ones. Pipelines that
+            run the two in turn (FLUX, Qwen-Image) show one of them to one capture; nest two.
+        steps: ``"mean"`` over the calls of the model (a second-order scheduler calls twice a
+            step); the mean over a part of the schedule, ``(0.5, 1.0)`` for its second half;
+            ``"last"``, the last call alone; ``"all"``, or the indices of the calls to keep one by
+            one.
         heads: ``"mean"``, ``"all"``, or the indices of the heads to keep one by one.
         tokens: key columns to keep, None for all. The softmax is over all keys either way.
         among: for each image (or once for all) the key columns that the softmax is taken over, in

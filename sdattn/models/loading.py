@@ -52,7 +52,8 @@ def load_pipeline(
         FileNotFoundError: no such folder or file.
         ValueError: the folder holds no pipeline, asks for code of its own or has pickles only, see
             :func:`sdattn.models.model_index.read_index`; or the file is no checkpoint that is
-        known. OSError: the hub cannot be reached or has no such model.
+            known.
+        OSError: the hub cannot be reached or has no such model.
         TypeError: the pipeline's denoiser is none that is known.
     """
     from diffusers import DiffusionPipeline
