@@ -1,220 +1,28 @@
-"""The report's view in a live page: type a prompt, see where its words go. Wants ``sdattn[app]``.
-
-build_app(pipe)                 a gradio Blocks, to launch or to put into a page of one's own
-serve(pipe, host, port)         launched, on this machine only unless told otherwise
-"""
+"""``sdattn app``: the report's view in a live page."""
 
 from __future__ import annotations
 
-import inspect
-import os
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from ipaddress import ip_address
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Annotated
 
-from ..maps.notebook import framed
-from ..maps.presets import PRESETS
-from ..models.layers import find_denoiser
-from ..models.loading import DEMO_SETTINGS, is_demo
-from ..runs.generation import generate
-from ..runs.report import report
+import typer
 
-_EXAMPLES = {
-    True: ["a red circle left of a blue square", "on the left a green star, on the right a ring"],
-    False: ["a cat on a sofa", "an astronaut riding a horse on the moon"],
-}
-_EMPTY = "<p>The picture and where its words went come here.</p>"
+from .options import Device, Dtype, Model, load
 
 
-def build_app(pipe: Any) -> Any:
-    """A gradio app that draws with a loaded pipeline, one picture at a time.
-
-    Raises:
-        ImportError: gradio is not installed.
-    """
-    gradio = _gradio()
-    known = inspect.signature(pipe.__call__).parameters
-    usual = {name: one.default for name, one in known.items()}
-    usual |= DEMO_SETTINGS if is_demo(pipe) else {}
-    guided = isinstance(usual.get("guidance_scale"), (int, float))
-    bar = gradio.Progress()  # which gradio looks for among a function's defaults
-
-    def draw(
-        prompt: str,
-        negative: str | None,
-        seed: float | None,
-        steps: float,
-        guidance: float,
-        preset: str,
-        each_step: bool,
-        progress: Any = bar,
-    ) -> str:
-        if seed is None:
-            raise gradio.Error("The seed is empty. Write a whole number, 0 for one.")
-        options: dict[str, Any] = {"num_inference_steps": int(steps)}
-        if guided:
-            options["guidance_scale"] = guidance
-        if negative and negative.strip():
-            options["negative_prompt"] = negative
-        watch = {"steps": "all"} if each_step else {}
-        try:
-            with _told(pipe, progress, app):
-                run = generate(
-                    pipe, prompt, seed=int(seed), preset=preset, capture_options=watch, **options
-                )
-        except (ValueError, TypeError, KeyError, RuntimeError) as error:
-            raise gradio.Error(str(error.args[0] if error.args else error)) from error
-        return framed(report(run.image_run(0)))
-
-    with gradio.Blocks(title="sdattn", analytics_enabled=False, fill_width=True) as app:
-        gradio.Markdown("# sdattn: where each word went")
-        with gradio.Row():
-            prompt = gradio.Textbox(label="Prompt", lines=2, scale=4, autofocus=True)
-            button = gradio.Button("Draw", variant="primary", scale=1)
-        with gradio.Accordion("Settings", open=False):
-            # FLUX and Qwen-Image heed it only with a further option
-            heeded = "negative_prompt" in known and "true_cfg_scale" not in known
-            negative = gradio.Textbox(label="Negative prompt", visible=heeded)
-            with gradio.Row():
-                seed = gradio.Number(0, label="Seed", precision=0, minimum=0)
-                many = usual.get("num_inference_steps") or 30
-                steps = gradio.Slider(1, 100, many, step=1, label="Steps")
-                scale = usual["guidance_scale"] if guided else 0
-                guidance = gradio.Slider(0, 20, scale, step=0.1, label="Guidance", visible=guided)
-                preset = gradio.Dropdown(list(PRESETS), value="default", label="Preset")
-                each_step = gradio.Checkbox(False, label="Keep each step")
-        gradio.Examples(_EXAMPLES[is_demo(pipe)], prompt)
-        view = gradio.HTML(_EMPTY)
-        asked = [prompt, negative, seed, steps, guidance, preset, each_step]
-        # the pipeline draws for one at a time
-        common = {
-            "inputs": asked,
-            "outputs": view,
-            "concurrency_limit": 1,
-            "concurrency_id": "pipe",
-        }
-        button.click(draw, **common)
-        prompt.submit(draw, **common)
-    app.queue(api_open=False)  # nor for one beside the queue
-    return app
-
-
-def serve(
-    pipe: Any, host: str = "127.0.0.1", port: int | None = None, *, browser: bool = False
+def app(
+    model: Model = "demo",
+    device: Device = None,
+    dtype: Dtype = None,
+    host: Annotated[
+        str, typer.Option(help="0.0.0.0 lets everyone in who can reach this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="The first free one from 7860 by default.")
+    ] = None,
+    browser: Annotated[bool, typer.Option("--browser", help="Open a browser.")] = False,
 ) -> None:
-    """Serve :func:`build_app` until it is interrupted.
+    """Draw pictures in a page and see where the words of their prompts went. Needs gradio, which
+    comes with the extra "app" of sdattn."""
+    from .blocks import serve
 
-    Args:
-        pipe: as :func:`sdattn.load_pipeline` gives it.
-        host: this machine alone by default; ``"0.0.0.0"`` lets everyone in who can reach it.
-        port: the first free one from 7860 by default.
-        browser: open one.
-
-    Raises:
-        ImportError: gradio is not installed.
-        OSError: the port is taken.
-    """
-    app = build_app(pipe)
-    settings = launch_settings(host, port)
-    app.launch(**settings, inbrowser=browser, quiet=True, prevent_thread_lock=True)
-    print(f"Open {app.local_url}, and stop with Ctrl+C.", flush=True)
-    app.block_thread()
-
-
-def launch_settings(host: str, port: int | None) -> dict[str, Any]:
-    """How gradio serves the app: nothing is loaded from or told to another machine."""
-    gradio = _gradio()
-    from starlette.middleware import Middleware
-
-    sans, mono = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
-    return {
-        "server_name": host,
-        "server_port": port,
-        "share": False,
-        "ssr_mode": False,
-        "enable_monitoring": False,
-        "max_file_size": 1,  # in bytes: the page uploads nothing
-        "app_kwargs": {"middleware": [Middleware(OwnPages, host=host)]},
-        "footer_links": [],
-        "theme": gradio.themes.Default(font=sans, font_mono=mono),  # its own come from a network
-    }
-
-
-def _gradio() -> Any:
-    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # it is read at the import
-    try:
-        import gradio
-    except ImportError as error:
-        raise ImportError("The live page wants gradio: pip install 'gradio>=6'.") from error
-    return gradio
-
-
-class OwnPages:
-    """ASGI in front of gradio: a request is answered if it was sent to this machine by the page
-    that it serves, or by no page.
-
-    Otherwise a page of another site could draw and upload here, and, with a name of its own that
-    leads to this machine (DNS rebinding), read what came of it.
-    """
-
-    def __init__(self, app: Any, host: str):
-        name = socket.gethostname().lower()
-        self.app, self.names = app, {"localhost", host.lower(), name, f"{name}.local"}
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
-        if scope["type"] == "lifespan" or not (said := self._refusal(headers)):
-            await self.app(scope, receive, send)
-            return
-        plain = [(b"content-type", b"text/plain")]
-        await send({"type": "http.response.start", "status": 403, "headers": plain})
-        await send({"type": "http.response.body", "body": said.encode()})
-
-    def _refusal(self, headers: dict[bytes, str]) -> str:
-        host, origin = headers.get(b"host", ""), headers.get(b"origin")
-        if not self._is_here(host):
-            return f"{host!r} is no name of this machine. Start with --host NAME to allow one."
-        if origin is not None and origin.partition("://")[2] != host:
-            return f"A page of {origin!r} cannot use this one."
-        return ""
-
-    def _is_here(self, host: str) -> bool:
-        """An address is: another site's page has that of the other site."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-            return name in self.names or bool(ip_address(name))
-        except ValueError:
-            return False
-
-
-@contextmanager
-def _told(pipe: Any, progress: Any, app: Any) -> Iterator[None]:
-    """Inside, each call of the model moves the bar of ``progress``, and is the last one if nobody
-    waits for the picture any more."""
-    calls = 0
-
-    def count(*_: Any) -> None:
-        nonlocal calls
-        if _is_abandoned(app):
-            raise _gradio().Error("The page was closed.", print_exception=False)
-        calls += 1
-        number = len(pipe.scheduler.timesteps)
-        progress(min(calls / number, 1.0), desc=f"step {min(calls, number)} of {number}")
-
-    hook = find_denoiser(pipe).model.register_forward_pre_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def _is_abandoned(app: Any) -> bool:
-    """Whether the page, or the client, that asked for what runs in this thread has gone."""
-    from gradio.context import LocalContext
-
-    event = LocalContext.event_id.get(None)
-    jobs = [job for group in app._queue.active_jobs for job in group or () if job._id == event]
-    return not all(job.alive for job in jobs)
+    serve(load(model, device, dtype), host, port, browser=browser)

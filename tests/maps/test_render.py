@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sdattn import render
+from sdattn.maps import render
 
 
 def test_colours_run_from_the_smallest_to_the_largest_value():

@@ -12,7 +12,8 @@ import torch
 from conftest import tiny_tokenizer
 from PIL import Image
 
-from sdattn import Heatmaps, diff, generate, load_pipeline, load_run, read_prompt, render
+from sdattn import Heatmaps, diff, generate, load_pipeline, load_run, read_prompt
+from sdattn.maps import render
 from sdattn.maps.layermaps import LayerMaps
 from sdattn.maps.presets import preset_of
 from sdattn.runs.folder import SavedRun

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 from random_run import random_run
-from sdattn.runs.run.report.command import command_of
 from small_runs import small_run
 
 import sdattn as library
 from sdattn import Heatmaps, generate, load_pipeline, load_run
 from sdattn.prompts.tokens import Word
 from sdattn.runs.report import report
+from sdattn.runs.report.command import command_of
 from sdattn.runs.views import group_heatmaps, step_groups, step_heatmaps
 
 PROMPT = "a red circle left of a blue square"

@@ -11,10 +11,10 @@ import pytest
 from browser import list_troubles, page_opener, start_browser, wait_for  # noqa: F401
 from conftest import make_pipeline
 from PIL import Image
-from sdattn.runs.run.report.command import command_of
 
 from sdattn import generate, load_pipeline
 from sdattn.runs.report import report
+from sdattn.runs.report.command import command_of
 from sdattn.runs.views import group_heatmaps, step_groups
 
 PROMPT = "a red circle left of a blue square"

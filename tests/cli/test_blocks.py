@@ -18,7 +18,7 @@ pytest.importorskip("gradio", reason="pip install 'sdattn[app]'")
 COUNTED = """
 import sys
 from sdattn import cli, load_pipeline
-from sdattn.cli.app import serve
+from sdattn.cli.blocks import serve
 
 pipe = load_pipeline("demo", device="cpu")
 pipe.unet.register_forward_pre_hook(lambda *_: print("pass", flush=True))
