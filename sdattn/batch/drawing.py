@@ -10,11 +10,9 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from ..maps.heatmaps import Heatmaps
-from ..maps.layermaps import LayerMaps
 from ..maps.requirements import columns_of
 from ..models.reading import read_prompts
 from ..runs.imagerun import ImageRun
@@ -117,23 +115,17 @@ class Drawer:
             return sample(self.pipe, prompts, seeds, options, preset=self.request.preset)
 
     def _store(self, part: list[Job], wanted: set[str], run: Run) -> None:
-        for i, job in enumerate(part):
+        for job, image_run in zip(part, run, strict=True):
             if job.item.id in wanted:
-                arguments = run.images[i], run.heatmaps[i], run.layers.image(i), run.info[i]
-                self.writer.submit(self._write, job.item, *arguments)
+                self.writer.submit(self._write, job.item, image_run)
 
-    def _write(
-        self, item: Item, image: Any, heatmaps: Heatmaps, layers: LayerMaps, info: Any
-    ) -> None:
+    def _write(self, item: Item, run: ImageRun) -> None:
         """On a thread of the writer."""
         try:
             if item.words is not None:
-                columns = columns_of(item.words, [heatmaps.prompt])
-                heatmaps = heatmaps.keep(columns)
-                if not heatmaps.preset.contrast:  # which is between all words
-                    layers = layers.keep(columns)
+                run = run.keep(columns_of(item.words, [run.heatmaps.prompt]))
             own = {"id": item.id, "line": item.line, "fingerprint": self.fingerprints[item.id]}
-            files = pack_run(ImageRun(image, heatmaps, layers, {**own, **info}), self.request.save)
+            files = pack_run(replace(run, info={**own, **run.info}), self.request.save)
         except Exception as error:
             self._fail(item, f"{type(error).__name__}: {error}", traceback.format_exc())
             return
