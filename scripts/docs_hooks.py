@@ -58,7 +58,8 @@ class Docstrings(griffe.Extension):
 
 def _linked(role: re.Match[str]) -> str:
     name = role[1]
-    return f'<autoref identifier="{name}" optional><code>{name}</code></autoref>'
+    target = name if "." in name else f"sdattn.{name}"
+    return f'<autoref identifier="{target}" optional><code>{name}</code></autoref>'
 
 
 def _each(entry: re.Match[str]) -> str:
