@@ -105,7 +105,7 @@ def knockout(
         layers: of the cross-attention, see :func:`sdattn.models.layers.select_layers`; None for
             all. The others keep the processors that they have.
         steps: during which part of the run, 0.5 for the first half, ``(0.5, 1.0)`` for the second;
-            counted in calls of the model.
+            counted in calls of the model, of which an odd one in the middle is of both halves.
         options: handed to the pipeline, as by :func:`sdattn.generate`.
 
     Returns:

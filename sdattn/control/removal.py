@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..attention import TorchAttnProcessor
 from ..hooks.installer import Installation
-from ..hooks.map_store import CaptureError
+from ..hooks.passes import CaptureError
 from ..hooks.steps import Part, Span
 from ..models.calls import Call, read_call
 from ..models.guidance import GuidanceWatch, Order, guided_order
