@@ -21,7 +21,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ from .models.loading import check_text_to_image, is_guided, latent_size, model_p
 from .models.pipeline_call import check_memory, checked_options, checked_seeds, one_at_a_time
 from .models.reading import read_prompts
 from .prompts.tokens import Prompt
-from .runs.folder import new_folder
+from .runs.folder import new_folder, save_run
 from .runs.run import Run
 from .runs.sampling import sample
 
@@ -89,20 +89,21 @@ class EditRun(Run):
             PIL, RGB. Heatmaps of the same word share one scale, which their captions tell.
         """
         columns = []
-        for image, heatmaps, words in zip(self.images, self.heatmaps, self.words, strict=True):
+        for run, words in zip(self, self.words, strict=True):
+            heatmaps = run.heatmaps
             maps = [(word, heatmaps[word].values.numpy()) for word in words if word in heatmaps]
-            columns.append((image, heatmaps.prompt.text, maps))
+            columns.append((run.image, heatmaps.prompt.text, maps))
         return render.columns(columns)
 
     def save(self, folder: str | Path, *, force: bool = False) -> list[Path]:
         """Write ``edit.png``, ``run.json`` and each image's run below: ``source``, ``target`` (or
         ``target-1`` and so on). Returns the folder, alone in a list."""
-        names = ["source", *(f"target-{i}" for i in range(1, len(self.images)))]
+        names = ["source", *(f"target-{i}" for i in range(1, len(self)))]
         if len(names) == 2:
             names[1] = "target"
         with new_folder(folder, force=force, kind="edit") as temporary:
-            for i, name in enumerate(names):
-                self.save_image(i, temporary / name)
+            for name, image_run in zip(names, self, strict=True):
+                save_run(temporary / name, image_run)
             self.side_by_side().save(temporary / "edit.png")
             document = {"format": "sdattn-edit-1", **self.settings, "runs": names}
             text = json.dumps(
@@ -171,15 +172,12 @@ def edit(
             run = sample(pipe, read, checked_seeds(seed) * len(read), options)
     if inversion:
         plan.settings["reconstruction_psnr"] = min(psnr(inversion.image, run.images[0]), 99.0)
-        for one in run.info:
-            one["seed"] = None  # the noise is the picture's own
-    settings = {**run.info[0], **plan.settings}
-    for one in run.info:
-        one["edited"] = json.loads(json.dumps(plan.settings, default=_plain))
+    own = {"seed": None} if inversion else {}  # the noise is the picture's own
+    settings = {**run.info[0], **own, **plan.settings}
+    own["edited"] = json.loads(json.dumps(plan.settings, default=_plain))
+    image_runs = [replace(image_run, info={**image_run.info, **own}) for image_run in run]
     words = [alignment.edited_words(read, i, list(weights or ())) for i in range(len(read))]
-    return EditRun(
-        run.images, run.heatmaps, run.store, run.layers, run.info, plan.mode, words, settings
-    )
+    return EditRun(image_runs, run.store, run.layers, plan.mode, words, settings)
 
 
 @dataclass

@@ -20,9 +20,9 @@ from ..hooks.attachment import refuse_broken_step, unet_layers
 from ..hooks.attention_store import AttentionStore
 from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError, CaptureWarning
-from ..models.calls import innermost
-from ..models.compiled import is_compiled
-from ..models.layers import AttentionLayer, Denoiser, unwrapped
+from ..models.compiled import is_compiled, unwrapped
+from ..models.denoiser_call import innermost
+from ..models.layers import AttentionLayer, Denoiser
 
 
 def register_attention_control(target: Any, controller: Controller | None) -> ControlHandle:

@@ -21,14 +21,14 @@ from ..attention import TorchAttnProcessor
 from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError
 from ..hooks.steps import Part, Span
-from ..models.calls import Call, read_call
+from ..models.denoiser_call import Call
 from ..models.guidance import GuidanceWatch, Order, guided_order
 from ..models.layers import (
     AttentionLayer,
     LayerSelection,
     find_denoiser,
     find_layers,
-    is_unet,
+    read_call,
     select_layers,
 )
 
@@ -113,8 +113,7 @@ class Removal:
         """The forward pre-hook of the model."""
         call, order = read_call(model, args, kwargs), self._watch.order()
         if not self._passes:
-            name = "sample" if is_unet(model) else "hidden_states"
-            self._check_start(call, order, args[0] if args else kwargs[name])
+            self._check_start(call, order, cast(Tensor, call.sample))
             self._plan_passes()
             self._install(cast(tuple[int, int], call.latent_size))  # a pipeline has one
         self._check_processors()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from ..models.calls import innermost
+from ..models.denoiser_call import innermost
 from ..models.guidance import branch_order, branch_rows, guided_order
 from ..models.layers import AttentionLayer, Denoiser, Place, find_denoiser, find_layers, is_unet
 from .installer import Installation

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.calls import innermost
+from ..models.denoiser_call import innermost
 from ..models.layers import (
     TEXT_KINDS,
     AttentionLayer,

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from ..models.calls import innermost
 from ..models.compiled import compiled_parts
+from ..models.denoiser_call import innermost
 from ..models.layers import AttentionLayer
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..attention import split_heads
-from ..models.calls import innermost
+from ..models.denoiser_call import innermost
 from ..models.layers import AttentionLayer
 from .attended import Attended
 from .observers import ObservingProcessor, by_name

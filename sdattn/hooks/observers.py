@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import TorchAttnProcessor, merge_heads, split_heads
-from ..models.calls import innermost
+from ..models.denoiser_call import innermost
 from .attended import Attended, GivenProbs, QueryKey
 from .image_prompts import ImageKeys
 from .sdpa import SdpaWatch, exact_call

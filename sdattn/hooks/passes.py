@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.calls import Call, read_call
+from ..models.denoiser_call import Call
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
-from ..models.layers import Denoiser, is_own, joint_spans, unwrapped
+from ..models.layers import Denoiser, is_own, joint_spans, read_call, unwrapped
 
 BRANCHES: dict[str, tuple[Branch, ...]] = {
     "conditional": ("conditional",),

@@ -4,6 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 
+def unwrapped(model: Any) -> Any:
+    """The module behind ``torch.compile(model)``, or the model itself."""
+    return getattr(model, "_orig_mod", model)
+
+
 def is_compiled(model: Any) -> bool:
     """Whether ``torch.compile(model)``, ``model.compile()`` or the same on a part was called."""
     return any(compiled_parts(model))

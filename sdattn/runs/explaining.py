@@ -188,14 +188,17 @@ def _replayed(
 def _told(run: Run, images: Sequence[Image.Image], way: str, scheduler: str) -> Run:
     """The run with the pictures in the place of what came back, and told how it was made."""
     timesteps = [int(t) for t in run.store.timesteps]
-    for one, image, back in zip(run.info, images, run.images, strict=True):
-        one |= {"scheduler": scheduler, "explained": {"way": way, "timesteps": timesteps}}
+    image_runs = []
+    for image_run, image in zip(run, images, strict=True):
+        info = {**image_run.info, "scheduler": scheduler}
+        info["explained"] = {"way": way, "timesteps": timesteps}
         if way == "inversion":
-            one["seed"] = None  # the noise is the picture's own
-        if not one.pop("blanked", False):  # by a safety checker, which saw what came back
-            near = min(inversion.psnr(image, back), 99.0)  # JSON knows no infinity
-            one["explained"]["reconstruction_psnr"] = near
-    return replace(run, images=list(images))
+            info["seed"] = None  # the noise is the picture's own
+        if not info.pop("blanked", False):  # by a safety checker, which saw what came back
+            near = min(inversion.psnr(image, image_run.image), 99.0)  # JSON knows no infinity
+            info["explained"]["reconstruction_psnr"] = near
+        image_runs.append(replace(image_run, image=image, info=info))
+    return replace(run, image_runs=image_runs)
 
 
 def _paired(pipe: Any, image: Any, prompt: Any) -> tuple[list[Image.Image], list[str]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from ..control.knockouts import knockouts, prepare
-from ..maps.heatmap import Heatmap
 from ..maps.presets import Preset, preset_of
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.demo_words import unlearnt
@@ -20,6 +20,7 @@ from ..models.pipeline_call import (
     options_of_image,
 )
 from ..models.reading import read_prompts
+from .imagerun import Further, ImageRun
 from .run import Run
 from .sampling import read_negative, sample
 
@@ -103,25 +104,28 @@ def generate(
     run = sample(pipe, read, seeds, options, settings, preset=chosen, ask=ask)
     if causal:
         try:
-            run.causal_heatmaps = _causes(pipe, run, seeds, words, alone)
+            run.image_runs = _with_causes(pipe, run, seeds, words, alone)
         except Exception as error:  # the pictures and their maps are there
             warnings.warn(f"There are no causal maps: {error}", stacklevel=3)
     return run
 
 
-def _causes(
+def _with_causes(
     pipe: Any,
     run: Run,
     seeds: Sequence[int],
     words: Sequence[str] | None,
     options: Sequence[Mapping[str, Any]],
-) -> list[list[Heatmap]]:
-    """For each image the maps of :func:`sdattn.control.knockouts.knockouts` of its words, with its
-    options."""
-    found: list[list[Heatmap]] = []
-    for heatmaps, seed, own in zip(run.heatmaps, seeds, options, strict=True):
+) -> list[ImageRun]:
+    """Each image's run with the maps of :func:`sdattn.control.knockouts.knockouts` of its words,
+    made with its options."""
+    found: list[ImageRun] = []
+    for image_run, seed, own in zip(run, seeds, options, strict=True):
+        heatmaps, more = image_run.heatmaps, dict(image_run.more)
         asked = [word for word in words or heatmaps if word in heatmaps]
         text = heatmaps.prompt.text
-        done = knockouts(pipe, text, asked, seed, steps=CAUSAL_STEPS, **own) if asked else []
-        found.append([one.heatmap for one in done])
+        if asked:
+            done = knockouts(pipe, text, asked, seed, steps=CAUSAL_STEPS, **own)
+            more["causal"] = Further(text, [knockout.heatmap for knockout in done])
+        found.append(replace(image_run, more=more))
     return found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..maps.details import Details
 from ..maps.heatmap import Heatmap
@@ -14,7 +14,17 @@ from ..maps.layermaps import LayerMaps
 if TYPE_CHECKING:
     from PIL import Image
 
-Further = Mapping[str, tuple[str, Sequence[Heatmap]]]
+
+class Further(NamedTuple):
+    """Further maps of a picture.
+
+    Attributes:
+        text: that they are of.
+        maps: one a word of it.
+    """
+
+    text: str
+    maps: Sequence[Heatmap]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +38,9 @@ class ImageRun:
         info: the settings, anything JSON can hold.
         details: what was kept of single steps and heads.
         more: further maps of the same picture by what they are, ``"negative"``, ``"asked"``,
-            ``"causal"``, each with the text that they are of.
+            ``"causal"``.
+        texts: the heatmaps of the texts among these, of a run that was just made; a folder holds
+            the maps of their words only.
     """
 
     image: Image.Image
@@ -36,4 +48,13 @@ class ImageRun:
     layers: LayerMaps = field(repr=False)
     info: Mapping[str, Any] = field(repr=False)
     details: Details = field(default_factory=Details, repr=False)
-    more: Further = field(default_factory=dict, repr=False)
+    more: Mapping[str, Further] = field(default_factory=dict, repr=False)
+    texts: Mapping[str, Heatmaps] = field(default_factory=dict, repr=False)
+
+    def keep(self, columns: Sequence[int]) -> ImageRun:
+        """With the maps of some token columns of the prompt only; those of the layers stay whole
+        where a preset has words stand against each other."""
+        heatmaps, layers = self.heatmaps.keep(columns), self.layers
+        if not heatmaps.preset.contrast:
+            layers = layers.keep(columns)
+        return replace(self, heatmaps=heatmaps, layers=layers)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..hooks.map_store import MapStore
-from ..maps.details import details_of
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
@@ -23,68 +22,89 @@ _MOST_PAGES = 4  # in a notebook, which keeps them
 
 @dataclass
 class Run:
-    """What :func:`generate` made.
+    """What :func:`generate` made: its images' runs.
+
+        len(run), run[0], for image_run in run
 
     Attributes:
-        images: PIL, one or more a prompt.
-        heatmaps: those of each image.
+        image_runs: a :class:`sdattn.runs.imagerun.ImageRun` an image, one or more a prompt.
         store: the captured maps.
         layers: the maps of the layers that see the text, as the preset reads them.
-        info: the settings of each image's run, as ``run.json`` holds them.
-        negative_heatmaps: those of each image's negative prompt, where both branches were asked
-            for; else empty.
-        asked_heatmaps: those of the other text that was asked about; else empty.
-        causal_heatmaps: for each image where it changes without each of the prompt's words, see
-            :func:`sdattn.knockout`, where that was asked for; else empty.
     """
 
-    images: list[Image.Image]
-    heatmaps: list[Heatmaps]
+    image_runs: list[ImageRun]
     store: MapStore
     layers: LayerMaps = field(repr=False)
-    info: list[dict[str, Any]]
-    negative_heatmaps: list[Heatmaps] = field(default_factory=list, kw_only=True)
-    asked_heatmaps: list[Heatmaps] = field(default_factory=list, kw_only=True)
-    causal_heatmaps: list[list[Heatmap]] = field(default_factory=list, kw_only=True)
+
+    def __len__(self) -> int:
+        return len(self.image_runs)
+
+    def __getitem__(self, number: int) -> ImageRun:
+        return self.image_runs[number]
+
+    def __iter__(self) -> Iterator[ImageRun]:
+        return iter(self.image_runs)
+
+    @property
+    def images(self) -> list[Image.Image]:
+        """PIL, one or more a prompt."""
+        return [image_run.image for image_run in self]
+
+    @property
+    def heatmaps(self) -> list[Heatmaps]:
+        """Those of each image."""
+        return [image_run.heatmaps for image_run in self]
+
+    @property
+    def info(self) -> list[Mapping[str, Any]]:
+        """The settings of each image's run, as ``run.json`` holds them."""
+        return [image_run.info for image_run in self]
+
+    @property
+    def negative_heatmaps(self) -> list[Heatmaps]:
+        """Those of each image's negative prompt, where both branches were asked for; else empty."""
+        return self._further("negative")
+
+    @property
+    def asked_heatmaps(self) -> list[Heatmaps]:
+        """Those of the other text that was asked about; else empty."""
+        return self._further("asked")
+
+    @property
+    def causal_heatmaps(self) -> list[list[Heatmap]]:
+        """For each image where it changes without each of the prompt's words, see
+        :func:`sdattn.knockout`, where that was asked for; else empty."""
+        found = [list(run.more["causal"].maps) if "causal" in run.more else [] for run in self]
+        return found if any(found) else []
+
+    def _further(self, name: str) -> list[Heatmaps]:
+        return [image_run.texts[name] for image_run in self if name in image_run.texts]
 
     def save(self, folder: str | Path, *, force: bool = False) -> list[Path]:
         """Write a run's folder, see :func:`sdattn.runs.folder.save_run`; with several images one
         each, ``folder-0``, ``folder-1`` and so on. Returns the folders."""
-        folders = run_folders(folder, len(self.images))
+        folders = run_folders(folder, len(self))
         for path in folders:  # before any is written
             check_target(path, force=force)
-        for i, path in enumerate(folders):
-            self.save_image(i, path, force=force)
-        return folders
-
-    def save_image(self, number: int, folder: Path, *, force: bool = False) -> None:
-        """Write the folder of one of the images."""
-        save_run(folder, self.image_run(number), force=force)
+        return [save_run(path, run, force=force) for path, run in zip(folders, self, strict=True)]
 
     def image_run(self, number: int) -> ImageRun:
         """One of the images with all that there is of it."""
-        heatmaps = self.heatmaps[number]
-        more: dict[str, tuple[str, Sequence[Heatmap]]] = {}
-        for name, maps in (("negative", self.negative_heatmaps), ("asked", self.asked_heatmaps)):
-            if maps:
-                more[name] = maps[number].prompt.text, maps[number].occurrences()
-        if self.causal_heatmaps and self.causal_heatmaps[number]:
-            more["causal"] = heatmaps.prompt.text, self.causal_heatmaps[number]
-        details = details_of(self.store, number, heatmaps)
-        layers, info = self.layers.image(number), self.info[number]
-        return ImageRun(self.images[number], heatmaps, layers, info, details, more)
+        return self[number]
 
     def _repr_html_(self) -> str:
         from ..maps.notebook import framed, stills
         from .report import report
 
-        shown = [self.image_run(i) for i in range(min(len(self.images), _MOST_PAGES))]
         parts = []
-        for one in shown:
-            maps = [(m.label, m.values.numpy()) for m in one.heatmaps.occurrences()]
-            still = f"<details><summary>stills</summary>{stills(maps, one.image)}</details>"
-            parts.append(framed(report(one)) + still)
-        if more := len(self.images) - len(shown):
+        for run in self.image_runs[:_MOST_PAGES]:
+            maps = [
+                (heatmap.label, heatmap.values.numpy()) for heatmap in run.heatmaps.occurrences()
+            ]
+            still = f"<details><summary>stills</summary>{stills(maps, run.image)}</details>"
+            parts.append(framed(report(run)) + still)
+        if len(self) > _MOST_PAGES:
+            more = len(self) - _MOST_PAGES
             parts.append(f"<p>{more} more images: save() writes a page of each.</p>")
         return "".join(parts)
 

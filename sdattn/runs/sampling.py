@@ -17,6 +17,7 @@ from .. import __version__
 from ..hooks.asking import encode_text
 from ..hooks.capture import capture
 from ..hooks.map_store import MapStore
+from ..maps.details import details_of
 from ..maps.heatmaps import Heatmaps, heatmaps_of
 from ..maps.layermaps import LayerMaps, layer_maps
 from ..maps.presets import PRESETS, Preset
@@ -27,6 +28,7 @@ from ..models.loading import images_a_prompt, is_demo
 from ..models.pipeline_call import call_pipeline, one_each, pictures_of, turn
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
+from .imagerun import Further, ImageRun
 from .run import Run
 
 if TYPE_CHECKING:
@@ -63,18 +65,26 @@ def sample(
     info = _infos(pipe, store, images, prompts, seeds, options)
     for i in _blanked(result):
         info[i]["blanked"] = True
-    run = Run(images, heatmaps_of(store, layers, preset, prompts), store, layers, info)
+    further: dict[str, list[Heatmaps]] = {}
     if "negative" in stores:
         read = read_negative(pipe, options, len(prompts), stores["negative"].n_text)
-        run.negative_heatmaps = _beside(stores["negative"], layers, preset, read)
+        further["negative"] = _beside(stores["negative"], layers, preset, read)
     if asked is not None:
-        run.asked_heatmaps = _beside(stores["asked"], layers, preset, [asked.prompt])
-        for one in info:
-            one["asked"] = asked.prompt.text
-    for what, found in (("negative prompt", run.negative_heatmaps), ("ask", run.asked_heatmaps)):
+        further["asked"] = _beside(stores["asked"], layers, preset, [asked.prompt])
+        for settings_of_image in info:
+            settings_of_image["asked"] = asked.prompt.text
+    for name, found in further.items():
         for heatmaps in found:
+            what = {"negative": "negative prompt", "asked": "ask"}[name]
             check_maps({what: heatmaps.maps}, pipe, options)
-    return run
+    image_runs = []
+    for i, heatmaps in enumerate(heatmaps_of(store, layers, preset, prompts)):
+        texts = {name: found[i] for name, found in further.items()}
+        more = {n: Further(one.prompt.text, one.occurrences()) for n, one in texts.items()}
+        details = details_of(store, i, heatmaps)
+        own = images[i], heatmaps, layers.image(i), info[i], details
+        image_runs.append(ImageRun(*own, more, texts))
+    return Run(image_runs, store, layers)
 
 
 def _named(layers: LayerMaps) -> dict[str, Tensor]:

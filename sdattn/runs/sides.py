@@ -65,16 +65,17 @@ def read_side(run: RunLike) -> Side:
             f"Asked to compare a {type(run).__name__}. Pass a run's folder, or what load_run() or "
             "generate() returned."
         )
-    last = len(run.images) - 1
+    last = len(run) - 1
     number = 0 if number is None and last == 0 else number
     if number is None or not 0 <= number <= last:
         asked = "none was chosen" if number is None else f"asked for {number}"
         raise ValueError(
             f"The run has {last + 1} image(s), and {asked}. Pass one of (run, 0) to (run, {last})."
         )
-    info = json.loads(to_json(run.info[number]))  # tuples are lists, as in a folder
-    layers = list(run.layers.layers)
-    return Side(run.images[number], run.heatmaps[number], info, layers, run.layers.passes)
+    image_run = run[number]
+    info = json.loads(to_json(image_run.info))  # tuples are lists, as in a folder
+    layers, passes = list(image_run.layers.layers), image_run.layers.passes
+    return Side(image_run.image, image_run.heatmaps, info, layers, passes)
 
 
 def check_sides(a: Side, b: Side) -> None:

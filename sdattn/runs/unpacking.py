@@ -17,7 +17,7 @@ from ..maps.heatmaps import Heatmaps, finish
 from ..maps.layermaps import LayerMap, LayerMaps
 from ..maps.presets import Preset
 from ..prompts.tokens import Prompt, Token, Word
-from .imagerun import ImageRun
+from .imagerun import Further, ImageRun
 from .info import missing, read_info
 from .packing import AFFINITY, FURTHER, HEADS, MAPS, STEPS, named, sha256
 
@@ -138,7 +138,7 @@ def _unpack_details(files: Mapping[str, bytes], info: Mapping[str, Any]) -> Deta
     return Details(layers(STEPS), tuple(told["steps"] or ()), layers(HEADS), numbers)
 
 
-def _unpack_further(data: bytes, info: Mapping[str, Any], name: str) -> tuple[str, list[Heatmap]]:
+def _unpack_further(data: bytes, info: Mapping[str, Any], name: str) -> Further:
     told, tensors = info["more"][name], load(data)
     labels = [label for label, _ in told["maps"]]
     for key in named(labels):
@@ -147,7 +147,7 @@ def _unpack_further(data: bytes, info: Mapping[str, Any], name: str) -> tuple[st
         Heatmap(label, tensors[key].float(), tuple(columns))
         for key, (label, columns) in zip(named(labels), told["maps"], strict=True)
     ]
-    return told["text"], maps
+    return Further(told["text"], maps)
 
 
 def _check_shape(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:

@@ -14,7 +14,7 @@ from sdattn.maps.details import Details
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import PRESETS
 from sdattn.runs.folder import write_files
-from sdattn.runs.imagerun import ImageRun
+from sdattn.runs.imagerun import Further, ImageRun
 from sdattn.runs.packing import pack_run
 
 PROMPT = "a red cat"
@@ -47,7 +47,7 @@ def small_run(seed=0, prompt=PROMPT, **info):
         own,
         {**told, **info},
         Details(layers(2), (0, 1), layers(1, 2), "all"),
-        {"asked": ("red cat", heatmaps.occurrences()[1:])},
+        {"asked": Further("red cat", heatmaps.occurrences()[1:])},
     )
 
 

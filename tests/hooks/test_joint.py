@@ -16,7 +16,7 @@ from transformer_rows import flux, klein, qwen_image, sd3
 
 from sdattn import capture
 from sdattn.hooks.sdpa import SdpaWatch, Seen, _logsumexp
-from sdattn.models.layers import TRANSFORMERS
+from sdattn.models.families import registered
 
 MODELS = {"SD3": sd3, "FLUX.1": flux, "FLUX.2": klein, "Qwen-Image": qwen_image}
 N_TEXT, ROWS, COLS = 7, 3, 5
@@ -329,9 +329,9 @@ def test_other_kinds_of_joint_attention_are_refused(option):
 
 
 def test_every_family_with_joint_attention_says_in_which_order():
-    for name, known in TRANSFORMERS.items():
-        joint = "joint" in {kind for _, kind in known.layers.values()}
-        assert joint == (known.joined is not None), name
+    for family in registered():
+        joint = "joint" in {kind for _, kind in family.layers.values()}
+        assert joint == (family.joined is not None), family.name
 
 
 class Same(FluxTransformer2DModel):

@@ -270,7 +270,7 @@ def test_an_image_of_several_must_be_chosen(demo):
         diff((demo, 0), (demo, 2))
     with pytest.raises(TypeError, match="Asked to compare a dict"):
         diff({}, (demo, 0))
-    alone = replace(demo, images=demo.images[:1])
+    alone = replace(demo, image_runs=demo.image_runs[:1])
     assert diff(alone, (demo, 1)).settings["seed"] == (3, 4)
 
 

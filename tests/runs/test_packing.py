@@ -16,6 +16,7 @@ from sdattn import generate
 from sdattn.maps.heatmap import Heatmap
 from sdattn.maps.presets import PRESETS, Preset
 from sdattn.maps.render import enlarge
+from sdattn.runs.imagerun import Further
 from sdattn.runs.info import read_info
 from sdattn.runs.packing import AFFINITY, MAPS, pack_run
 from sdattn.runs.unpacking import map_shapes, unpack_run
@@ -107,7 +108,7 @@ def test_further_maps_have_folders_of_their_own(run_of):
     run = run_of(PRESETS["default"], None)
     maps = run.heatmaps[0].occurrences()[2:4]
     parts = ("image", "maps", "overlays", "grid", "masks")
-    more = {"asked": ("cat and", maps), "negative": ("cat", maps[:1])}
+    more = {"asked": Further("cat and", maps), "negative": Further("cat", maps[:1])}
     files = pack_run(replace(run.image_run(0), more=more), parts)
     assert [name for name in files if name.startswith(("asked", "negative"))] == [
         "asked/heatmaps/01-cat.png",
@@ -142,7 +143,7 @@ def test_a_knockout_that_changed_nothing_is_drawn_dark(run_of):
     grid = run.heatmaps[0].maps.shape[:2]
     rising = torch.linspace(0, 1, grid.numel()).reshape(grid)
     maps = [Heatmap("red", 1e-4 * rising, (2,)), Heatmap("cat", 0.5 * rising, (3,))]
-    one = replace(run.image_run(0), more={"causal": ("red cat", maps)})
+    one = replace(run.image_run(0), more={"causal": Further("red cat", maps)})
     files = pack_run(one, ("overlays",))
     base = enlarge(one.image).convert("L").convert("RGB")
     height = base.height

@@ -156,3 +156,15 @@ def test_odd_prompts_work(prompt, tmp_path):
         warnings.simplefilter("ignore", TruncationWarning)
         run = generate(pipe, prompt, **QUICK)
     assert load_run(run.save(tmp_path / "run")[0]).info["prompt"] == prompt
+
+
+def test_a_run_is_a_list_of_its_images_runs(tmp_path):
+    run = generate(make_pipeline(), ["a cat", "a red dog"], ask="cat", **QUICK)
+    assert len(run) == 2 and [*run] == [run[0], run[1]] and run[-1] is run.image_run(1)
+    for i, image_run in enumerate(run):
+        assert image_run.image is run.images[i]
+        assert image_run.heatmaps is run.heatmaps[i]
+        assert image_run.info == run.info[i]
+        assert image_run.more["asked"].text == "cat"
+        assert image_run.more["asked"].maps[0].values.equal(run.asked_heatmaps[i]["cat"].values)
+    assert run.negative_heatmaps == run.causal_heatmaps == []
