@@ -244,7 +244,7 @@ def draw(plan: Plan, rows: Sequence[Columns]) -> tuple[list[Image.Image], tuple[
         result = call_pipeline(plan.pipe, texts, seeds, options)
     if any(getattr(result, "nsfw_content_detected", None) or []):
         raise RuntimeError(
-            "The pipeline's safety checker blanked a picture, so where it changed cannot be told. "
+            "The pipeline's safety checker blanked a picture, so where it changed is not known. "
             "Choose another seed, or a pipeline without a checker."
         )
     return pictures_of(result), removal.grid

@@ -126,7 +126,7 @@ class Removal:
         would push the picture away from the word if it alone went on seeing it."""
         perturbed = getattr(self.pipe, "do_perturbed_attention_guidance", False)
         reading = [name == "conditional" or (name is None and perturbed) for name in order]
-        by_row = [one if reads else () for reads in reading for one in self.rows]
+        by_row = [columns if reads else () for reads in reading for columns in self.rows]
         return {row: columns for row, columns in enumerate(by_row) if columns}
 
     def _edit(self, probs: Tensor, _is_cross: bool, _place: str) -> None:

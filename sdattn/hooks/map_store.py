@@ -157,10 +157,6 @@ class MapStore:
             )
         return self.tokens
 
-    def map(self, name: str) -> Tensor:
-        """``maps[name]``: ``[images, (steps,) (heads,) rows, cols, tokens]``."""
-        return self._held[name].map()
-
     def missing(self) -> list[str]:
         """Names of the watched layers that never ran."""
         return [layer.name for layer in self.layers if layer.name not in self._held]
@@ -251,7 +247,7 @@ class _Maps(Mapping[str, Tensor]):
             raise KeyError(
                 f"No map of a layer {name!r}. The store has: {', '.join(self) or 'none yet'}."
             )
-        return self._store.map(name)
+        return self._store._held[name].map()
 
     def __contains__(self, name: object) -> bool:
         return name in self._store._held  # without making the map

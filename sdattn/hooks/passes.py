@@ -78,7 +78,11 @@ class Passes:
     """
 
     def __init__(self, denoiser: Denoiser, branch: str, latent_size: tuple[int, int] | None):
-        _check_size(denoiser.model, latent_size)
+        if latent_size is not None and not is_own(unwrapped(denoiser.model)):
+            raise ValueError(
+                f"latent_size={latent_size}: a {type(denoiser.model).__name__} tells its own. "
+                "Leave it out."
+            )
         if branch not in BRANCHES or (branch != "conditional" and denoiser.pipeline is None):
             raise ValueError(
                 f"branch={branch!r}: pass one of {', '.join(BRANCHES)}; on a model without its "
@@ -199,10 +203,3 @@ class Passes:
                 CaptureWarning,
                 stacklevel=2,
             )
-
-
-def _check_size(model: Any, latent_size: tuple[int, int] | None) -> None:
-    if latent_size is not None and not is_own(unwrapped(model)):
-        raise ValueError(
-            f"latent_size={latent_size}: a {type(model).__name__} tells its own. Leave it out."
-        )

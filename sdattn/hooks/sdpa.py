@@ -219,6 +219,6 @@ def _kernel_tells(query: Tensor, key: Tensor, value: Tensor, scale: float | None
     given = query, key, value
     if query.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
-    if torch.is_grad_enabled() and any(one.requires_grad for one in given):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
         return False
     return torch._fused_sdp_choice(*given, scale=scale) == FLASH

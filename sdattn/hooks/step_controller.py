@@ -55,7 +55,7 @@ class StepController:
         self.levels: int | None = None
         self.images: int | None = None
         self._batch: int | None = None  # rows of the layer that calls, where it is known
-        self._prompts: slice | None = None  # those of them that a pipeline says are the prompts'
+        self._prompts: slice | None = None  # those of them that are the prompts'
 
     def attach(self, target: Any) -> None:
         """Tell the store whose layers will call it.
@@ -98,13 +98,13 @@ class StepController:
         levels: int,
         prompts: slice | None = None,
     ) -> None:
-        """Be told of a pass of the model before its layers call.
+        """Take note of a pass of the model, before its layers call.
 
         Args:
             batch: rows of the batch.
             latent_size: (rows, cols) of the latent.
             levels: number of the model's resolutions.
-            prompts: the rows of the batch that are the prompts', where a pipeline says so.
+            prompts: the rows of the batch that are the prompts', where a pipeline knows them.
 
         Raises:
             CaptureError: the size has changed since the finished steps.
@@ -118,7 +118,7 @@ class StepController:
         self._batch, self._prompts = batch, prompts
 
     def begin_layer(self, layer: nn.Module, batch: int) -> str:
-        """Be told which layer is about to call, with how many rows of the batch.
+        """Take note of the layer that is about to call, and of its rows of the batch.
 
         Returns:
             Its place; ``""`` where the store is not attached to the layer's model.
