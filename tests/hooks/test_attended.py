@@ -1,4 +1,4 @@
-"""What a call attended to, in every way of computing it, against the softmax in double precision."""
+"""What a call attended to, in every way of computing it, against the softmax in float64."""
 
 from types import SimpleNamespace
 
