@@ -2,7 +2,7 @@
 
     AskingLook(states)              the queries of the run, the keys of the other text
     encode_text(pipe, text)         the states that a UNet's cross-attention gets of a text
-    check_asked(model, states)      whether a model can be asked that
+    asked_kinds(model, states, ...) the layers of a model that can be asked that
 
 Source: Marcos-Manchón et al. 2024, "Open-Vocabulary Attention Maps with Token Optimization for
 Semantic Segmentation in Diffusion Models", section 3.2.
@@ -10,7 +10,7 @@ Semantic Segmentation in Diffusion Models", section 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,12 +21,12 @@ from .attended import Attended, Columns, QueryKey, Rows
 from .observers import ObservingProcessor
 
 
-def check_asked(model: Any, text_states: Tensor) -> None:
-    """Refuse a model whose layers do not take the text encoder's states as they are.
+def asked_kinds(model: Any, text_states: Tensor, kinds: Sequence[str]) -> tuple[str, ...]:
+    """Those of ``kinds`` that take the text encoder's states as they are: cross-attention.
 
     Raises:
         TypeError: it is no UNet.
-        ValueError: the states are not ``[1 or images, T, width]``.
+        ValueError: the states are not ``[1 or images, T, width]``, or it is not among ``kinds``.
     """
     _check_unet(model)
     width = model.config.cross_attention_dim
@@ -36,6 +36,9 @@ def check_asked(model: Any, text_states: Tensor) -> None:
             f"text_states are {list(text_states.shape)}; this UNet takes [1 or images, tokens, "
             f"{' or '.join(map(str, sorted(widths)))}]. Encode the text with its own pipeline."
         )
+    if "cross" not in kinds:
+        raise ValueError(f"kinds={kinds!r}: text_states are about cross-attention.")
+    return ("cross",)
 
 
 def _check_unet(model: Any) -> None:

@@ -22,7 +22,7 @@ from ..models.layers import (
     select_layers,
     unwrapped,
 )
-from .asking import AskingLook, check_asked
+from .asking import AskingLook, asked_kinds
 from .attended import Attended
 from .installer import Installation
 from .joint import JointLook, check_backends
@@ -109,10 +109,7 @@ def capture(
             "its pipeline. Pass indices, or the pipeline."
         )
     if text_states is not None:
-        check_asked(denoiser.model, text_states)
-        if "cross" not in kinds:
-            raise ValueError(f"kinds={kinds!r}: text_states are about cross-attention.")
-        kinds = ("cross",)
+        kinds = asked_kinds(denoiser.model, text_states, kinds)
     found = find_layers(denoiser.model)
     chosen = select_layers(found, layers, kinds)
     check_backends(chosen)

@@ -191,6 +191,9 @@ class MapStore:
                 CaptureWarning,
                 stacklevel=4,
             )
+        self._check_calls()
+
+    def _check_calls(self) -> None:
         kept = self.kept_passes
         ran = {name: held.calls for name, held in self._held.items()}
         uneven = [f"{name} in {calls}" for name, calls in ran.items() if calls != kept]
@@ -200,15 +203,15 @@ class MapStore:
                 "numbers of them (is a cache enabled?), so the steps of the layers are not the "
                 f"same ones: {', '.join(uneven[:3])}.",
                 CaptureWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
-        chosen = steps.numbers or ()
+        chosen = self.keep.steps.numbers or ()
         if skipped := [step for step in chosen if step >= len(self.passes)]:
             warnings.warn(
                 f"Asked for steps {list(chosen)}, but the model ran {len(self.passes)} times "
                 f"(0 to {len(self.passes) - 1}): nothing is held of {skipped}.",
                 CaptureWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def report(self) -> str:
