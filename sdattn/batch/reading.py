@@ -100,8 +100,9 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
         files.
 
     Raises:
-        As :func:`open_batch` does, but for a ``batch.json`` that can be read and is not what was
-        written, which is a problem.
+        FileNotFoundError: no such folder, or it is no batch run's.
+        ValueError: ``batch.json`` cannot be read or is of another version. One that can be read and
+            is not what was written is a problem.
     """
     folder, problems = BatchFolder(root), list[str]()
     try:
