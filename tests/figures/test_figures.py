@@ -318,7 +318,7 @@ def test_few_and_many_panels_are_legible(kind, words, options, number):
 
 
 def test_rows_of_different_lengths_are_legible():
-    """Layers may have different numbers of heads; the longest rows may all be in the first block."""
+    """Layers may differ in their numbers of heads; the longest rows may all be in one block."""
 
     def row(name, length):
         return [Panel(np.eye(4), (f"head {i}",), (name,)) for i in range(length)]
