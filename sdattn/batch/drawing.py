@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from ..maps.requirements import columns_of
@@ -55,10 +56,6 @@ class Drawer:
         self.layout, self.tally = folder.layout, Tally(folder.hidden)
         self.limits: dict[int, int] = {}  # by shape: how many items fit
         self.drawn = 0  # batches
-
-    def finish(self) -> None:
-        """Write what is held back, once the writer has ended."""
-        self.layout.flush()
 
     def draw(self, batch: list[Job], missing: set[str]) -> None:
         """Draw a batch whole, also where some of it is there: the rest is then bit for bit what it
@@ -129,10 +126,8 @@ class Drawer:
         except Exception as error:
             self._fail(item, f"{type(error).__name__}: {error}", traceback.format_exc())
             return
-        self.layout.add(item.id, item.line, files, self._whole)
-
-    def _whole(self, item: str, place: str, files: Any) -> None:
-        self.folder.note_whole(self.name, item, place, files)
+        note = partial(self.folder.note_whole, self.name)
+        self.layout.add(item.id, item.line, files, note)
 
     def _fail(self, item: Item, reason: str, text: str) -> None:
         row = {**asdict(item), "reason": reason, "traceback": text}
