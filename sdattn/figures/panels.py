@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
+    from matplotlib.gridspec import SubplotSpec
     from matplotlib.layout_engine import LayoutEngine
 
 Lines = tuple[str, ...]
@@ -36,6 +37,7 @@ _ENOUGH, _HIGH = 0.5, 7.0  # rows go on beside each other until panels are so wi
 _GAP, _LINE = 0.05, 0.16  # between panels; from line to line
 _TICKED = 0.45  # a side that has room for numbers
 _LABEL = 1.1  # a row's label at most
+_SURE = 0.95  # the share of a panel's expected width that it is sure to have
 _BESIDE, _BELOW = 1.2, 0.5  # what the colour bar, names and numbers take of the page, about
 _SHORTEST, _LONGEST, _THICK = 0.9, 3.0, 0.1  # the colour bar
 
@@ -155,7 +157,7 @@ class _Sheet:
     def upright(self) -> bool:
         """Columns have their titles upright, in one line."""
         lines = {line for row in self.rows for panel in row for line in panel.title}
-        return not self.each and max(width(line, self.fonts) for line in lines) > 0.9 * self.width
+        return not self.each and max(width(line, self.fonts) for line in lines) > _SURE * self.width
 
     def draw(self) -> Figure:
         """The figure, with its layout frozen: the same text in the same place in every file."""
@@ -165,7 +167,7 @@ class _Sheet:
 
         self._check(self.width)
         across = max(map(len, self.rows))
-        columns = math.ceil(len(self.rows) / self.down) * across
+        columns = max(i // self.down * across + len(row) for i, row in enumerate(self.rows))
         layout = ConstrainedLayoutEngine(w_pad=_GAP / 2, h_pad=_GAP / 2, wspace=0, hspace=0)
         figure = Figure((2 * WIDTH, 2 * HEIGHT), DPI, layout=layout)  # whatever text there is
         FigureCanvasAgg(figure)
@@ -195,7 +197,7 @@ class _Sheet:
         if (self.each or row % self.down == 0) and self.upright:
             axes.set_title(", ".join(panel.title), rotation=90, va="bottom", **text)
         elif self.each or row % self.down == 0:
-            title = [fit(line, 0.9 * self.width, self.fonts) for line in panel.title]
+            title = [fit(line, _SURE * self.width, self.fonts) for line in panel.title]
             axes.set_title("\n".join(title), **text)
         if column == 0 and panel.label:
             low = len(panel.label) * _LINE * unit() > self.width * self.page.aspect + _GAP
@@ -253,8 +255,9 @@ class _Sheet:
         length = min(high, _LONGEST * unit())
         note = "\n".join(wrap(self.page.note, int(15 * length / unit())))
         sides = {"shrink": length / high, "aspect": length / _THICK, "pad": _THICK / wide}
-        places = [(axes, cast(Any, axes.get_subplotspec())) for axes in panels]
-        outer = [axes for axes, at in places if at.is_first_col() or at.is_last_col()]
+        spans = [cast("SubplotSpec", axes.get_subplotspec()).colspan for axes in panels]
+        ends = 0, max(span.start for span in spans)
+        outer = [axes for axes, span in zip(panels, spans, strict=True) if span.start in ends]
         return self.bar(outer, note, fraction=0.5, panchor=False, **sides)
 
     def _check(self, width: float) -> None:
