@@ -182,7 +182,7 @@ def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
         for name, parts in {"image and maps": ("image", "maps"), "all": USUAL}.items():
             start, size = time.process_time(), 0
             for i in range(repeats):
-                files = pack_run(run, parts)
+                files = pack_run(run, parts).files
                 layout.add(f"{name}-{i}", 0, files, lambda *_: None)
                 size = sum(map(len, files.values()))
             each = (time.process_time() - start) / repeats

@@ -45,7 +45,7 @@ def main() -> None:
         for picture, run in runs.items():
             for name, parts in PARTS.items():
                 start = time.process_time()
-                files = pack_run(run, parts)
+                files = pack_run(run, parts).files
                 found.setdefault((picture, name), []).append(time.process_time() - start)
                 sizes[picture, name] = sum(map(len, files.values()))
     print(f"{processor_name()}, torch {torch.__version__}; first run {1000 * first:.0f} ms\n")

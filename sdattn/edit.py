@@ -17,7 +17,6 @@ Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -37,6 +36,8 @@ from .control.controllers import (
     Span,
 )
 from .control.registration import ControlHandle, register_attention_control, step_end
+from .files.records import plain
+from .files.writing import to_json
 from .inversion.invert import Inversion, invert, psnr
 from .maps import render
 from .models.loading import check_text_to_image, is_guided, latent_size, model_passes
@@ -44,6 +45,7 @@ from .models.pipeline_call import check_memory, checked_options, checked_seeds, 
 from .models.reading import read_prompts
 from .prompts.tokens import Prompt
 from .runs.folder import new_folder, save_run
+from .runs.info import Edited
 from .runs.run import Run
 from .runs.sampling import sample
 
@@ -106,10 +108,7 @@ class EditRun(Run):
                 save_run(temporary / name, image_run)
             self.side_by_side().save(temporary / "edit.png")
             document = {"format": "sdattn-edit-1", **self.settings, "runs": names}
-            text = json.dumps(
-                document, indent=1, ensure_ascii=False, allow_nan=False, default=_plain
-            )
-            (temporary / "run.json").write_text(text + "\n", encoding="utf-8")
+            (temporary / "run.json").write_bytes(to_json(plain(document)))
         return [Path(folder)]
 
 
@@ -172,10 +171,13 @@ def edit(
             run = sample(pipe, read, checked_seeds(seed) * len(read), options)
     if inversion:
         plan.settings["reconstruction_psnr"] = min(psnr(inversion.image, run.images[0]), 99.0)
-    own = {"seed": None} if inversion else {}  # the noise is the picture's own
+    own: dict[str, Any] = {"seed": None} if inversion else {}  # the noise is the picture's own
     settings = {**run.info[0], **own, **plan.settings}
-    own["edited"] = json.loads(json.dumps(plan.settings, default=_plain))
-    image_runs = [replace(image_run, info={**image_run.info, **own}) for image_run in run]
+    edited = Edited(**plain(plan.settings))
+    image_runs = [
+        replace(image_run, settings=replace(image_run.settings, edited=edited, **own))
+        for image_run in run
+    ]
     words = [alignment.edited_words(read, i, list(weights or ())) for i in range(len(read))]
     return EditRun(image_runs, run.store, run.layers, plan.mode, words, settings)
 
@@ -299,8 +301,3 @@ def _controller(
         return AttentionReweight(weights=weights, **common)
     control = {"replace": AttentionReplace, "refine": AttentionRefine}[mode](**common)
     return AttentionReweight(weights=weights, controller=control, **common) if weights else control
-
-
-def _plain(value: Any) -> Any:
-    """For JSON: what is like a dict or a number, such as numpy's."""
-    return dict(value) if isinstance(value, Mapping) else float(value)

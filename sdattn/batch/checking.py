@@ -8,14 +8,13 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 import torch
 from PIL import Image, UnidentifiedImageError
 from safetensors.torch import load
 
-from ..runs.info import read_info
-from ..runs.packing import MAPS, sha256
+from ..files.writing import sha256
+from ..runs.info import FORMAT, MAPS, RunInfo, read_info
 from ..runs.unpacking import map_shapes
 from .layouts import Layout
 from .rows import line_of, row_of, sizes_in
@@ -52,16 +51,16 @@ def _problems(
 ) -> Iterator[str]:
     files = layout.read(item, place)
     info = read_info(files, place)
-    if info.get("id") != item:
-        yield f"run.json is that of item {info.get('id')!r}"
+    if info.id != item:
+        yield f"run.json is that of item {info.id!r}"
     elif row is not None:
         yield from _compare_row(layout, row, info, files, place)
-    if layout.format_of(place) not in (None, info["format"]):
+    if layout.format_of(place) not in (None, FORMAT):
         yield f"{place} says that its format is {layout.format_of(place)!r}"
     for name in (_FILES[part] for part in save if part in _FILES):
-        if name not in info["files"]:
+        if name not in info.files:
             yield f"run.json names no {name}, which the run saves of each item"
-    for name, digest in info["files"].items():
+    for name, digest in info.files.items():
         if name not in files:
             yield f"{name} is missing"
         elif sha256(files[name]) != digest:
@@ -71,7 +70,7 @@ def _problems(
 
 
 def _compare_row(
-    layout: Layout, row: bytes, info: Mapping[str, Any], files: Mapping[str, bytes], place: str
+    layout: Layout, row: bytes, info: RunInfo, files: Mapping[str, bytes], place: str
 ) -> Iterator[str]:
     """Whether ``run.json`` and a row are those that were written; what is wrong with other files
     is named elsewhere."""
@@ -80,9 +79,9 @@ def _compare_row(
     if told.get("run_sha256", checksum) != checksum:
         yield "run.json is not what was written: its checksum differs from metadata.jsonl's"
         return
-    intact |= {name for name, one in info["files"].items() if sha256(files.get(name, b"")) == one}
+    intact |= {name for name, one in info.files.items() if sha256(files.get(name, b"")) == one}
     expected = row_of(
-        info, place, checksum, {**(sizes or {}), **layout.sizes(info["id"], place, intact)}
+        info, place, checksum, {**(sizes or {}), **layout.sizes(info.id or "", place, intact)}
     )
     if sizes is None:  # of the first format
         expected = {name: one for name, one in expected.items() if name in told}
@@ -92,7 +91,7 @@ def _compare_row(
         yield f"its row in metadata.jsonl is not what run.json says{of}"
 
 
-def _check_content(name: str, data: bytes, info: Mapping[str, Any]) -> Iterator[str]:
+def _check_content(name: str, data: bytes, info: RunInfo) -> Iterator[str]:
     if name.endswith(".png"):
         yield from _check_image(name, data)
     elif name == MAPS:
@@ -107,7 +106,7 @@ def _check_image(name: str, data: bytes) -> Iterator[str]:
         yield f"{name} does not open: {error}"
 
 
-def _check_maps(data: bytes, info: Mapping[str, Any]) -> Iterator[str]:
+def _check_maps(data: bytes, info: RunInfo) -> Iterator[str]:
     maps = load(data)
     if {name: tuple(one.shape) for name, one in maps.items()} != map_shapes(info):
         yield "maps.safetensors has other layers or sizes than run.json says"

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from .. import __version__
-from ..runs.packing import FORMAT as RUN_FORMAT
+from ..runs.info import FORMAT as RUN_FORMAT
 from .adopting import check_adopted
 from .folder import FORMAT, BatchFolder
 from .plan import Job, digest, digest_inputs

@@ -8,6 +8,7 @@ import traceback
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from ..maps.presets import Preset
@@ -127,15 +128,15 @@ class Drawer:
         try:
             if item.words is not None:
                 run = run.keep(columns_of(item.words, [run.heatmaps.prompt]))
-            own = {"id": item.id, "line": item.line, "fingerprint": self.fingerprints[item.id]}
-            files = pack_run(replace(run, info={**own, **run.info}), self.save)
+            settings = replace(
+                run.settings, id=item.id, line=item.line, fingerprint=self.fingerprints[item.id]
+            )
+            packed = pack_run(replace(run, settings=settings), self.save)
         except Exception as error:
             self._fail(item, f"{type(error).__name__}: {error}", traceback.format_exc())
             return
-        self.layout.add(item.id, item.line, files, self._whole)
-
-    def _whole(self, item: str, place: str, files: Any) -> None:
-        self.folder.note_whole(self.name, item, place, files)
+        whole = partial(self.folder.note_whole, self.name, info=packed.info)
+        self.layout.add(item.id, item.line, packed.files, whole)
 
     def _fail(self, item: Item, reason: str, text: str) -> None:
         row = {**asdict(item), "reason": reason, "traceback": text}

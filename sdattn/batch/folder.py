@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from ..files.writing import sha256, to_json
 from ..runs.folder import check_writable, inside, write_whole
-from ..runs.info import read_info
-from ..runs.packing import sha256, to_json
+from ..runs.info import RunInfo, read_info
 from .layouts import Files, Layout, layout_of
 from .locks import Lock
 from .rows import Known, copies_of, known_in, line_of, row_of, rows_in, sizes_in
@@ -251,14 +251,17 @@ class BatchFolder:
                 os.ftruncate(journal.fileno(), os.fstat(journal.fileno()).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def note_whole(self, writer: str, item: str, place: str, files: Files) -> None:
-        """Note an item of which ``files`` holds ``run.json`` at least; the others are there.
+    def note_whole(
+        self, writer: str, item: str, place: str, files: Files, info: RunInfo | None = None
+    ) -> None:
+        """Note an item of which ``files`` holds ``run.json`` at least, which says ``info`` and is
+        read where that is not passed; the others are there.
 
         Raises:
             ValueError: ``run.json`` is damaged.
         """
-        info = read_info(files, place)
-        sizes = self.layout.sizes(item, place, ["run.json", *info["files"]])
+        info = info or read_info(files, place)
+        sizes = self.layout.sizes(item, place, ["run.json", *info.files])
         self.note("done", writer, row_of(info, place, sha256(files["run.json"]), sizes))
 
     def settle(self, wanted: Container[str] = ()) -> dict[str, Known]:
@@ -317,9 +320,9 @@ class BatchFolder:
     def _held_without_row(layout: Layout, item: str, place: str) -> Held:
         files = layout.read(item, place, ["run.json"])
         info, checksum = read_info(files, place), sha256(files["run.json"])
-        sizes = layout.sizes(item, place, info["files"])
+        sizes = layout.sizes(item, place, info.files)
         row = row_of(info, place, checksum, sizes)
-        if row["id"] != item or len(sizes) < len(info["files"]):
+        if row["id"] != item or len(sizes) < len(info.files):
             raise ValueError(f"{place} is not whole")
         return Held(row["line"], place, row["fingerprint"])
 
@@ -341,11 +344,11 @@ class BatchFolder:
             files = layout.read(item, place, ["run.json"])
             if "run.json" not in files:
                 return _NO_ITEM
-            names = read_info(files, place)["files"]
-            sizes = layout.sizes(item, place, names)
-            if lost := [name for name in names if name not in sizes]:
+            info = read_info(files, place)
+            sizes = layout.sizes(item, place, info.files)
+            if lost := [name for name in info.files if name not in sizes]:
                 return f"{', '.join(lost[:3])} is missing"
-            self.note_whole(writer, item, place, files)
+            self.note_whole(writer, item, place, files, info)
         except ValueError as error:
             return str(error)
         return None

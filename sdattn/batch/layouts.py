@@ -25,8 +25,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
+from ..files.writing import sha256
 from ..runs.folder import flush, flush_tree, inside, write_files, write_whole
-from ..runs.packing import FORMAT, MAPS, pack_maps, sha256
+from ..runs.info import FORMAT, MAPS
+from ..runs.packing import pack_maps
 
 Files = Mapping[str, bytes]
 Whole = Callable[[str, str, Files], None]

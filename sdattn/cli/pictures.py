@@ -53,7 +53,8 @@ def explain(
     way: dict[str, Any] = {"timesteps": places, "invert": invert}
     run = explain(pipe, picture, prompt, seed=seed, **way, **watch, **options)
     print_run(run, run.save(out, force=force))
-    if (psnr := run.info[0]["explained"].get("reconstruction_psnr")) is not None:
+    explained = run[0].settings.explained
+    if explained and (psnr := explained.reconstruction_psnr) is not None:
         Console().print(f"reconstruction: {psnr:.1f} dB")
 
 

@@ -90,7 +90,7 @@ def _drawings(
         raise typer.BadParameter(f"Say where to draw item {item}: --out FOLDER.")
     saved = _load(run, item)
     at_home = out is None or (item is None and out.resolve() == run.resolve())
-    if at_home and "fingerprint" in saved.info:  # they stay as their checksums say
+    if at_home and saved.settings.fingerprint is not None:  # they stay as their checksums say
         raise typer.BadParameter(f"{run} is an item of a batch run. Say where: --out FOLDER.")
     folder = run if at_home or out is None else out
     if not at_home:

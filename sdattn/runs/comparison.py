@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ..files.writing import to_json
 from ..maps import render
 from .differences import WordDifference, choose_words, match_words
 from .folder import new_folder
-from .packing import to_json
 from .sides import RunLike, check_sides, differing_settings, names_of, read_side
 
 FORMAT = "sdattn-diff-1"

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+from ..files.writing import sha256
 from .imagerun import ImageRun
-from .info import read_info
-from .packing import USUAL, file_name, pack_run, sealed, sha256
+from .info import with_files
+from .packing import USUAL, file_name, pack_run
 from .targets import (
     Kind,
     at_work,
@@ -71,7 +72,7 @@ def save_run(
         OSError: the folder cannot be written.
     """
     with new_folder(folder, force=force) as temporary:
-        write_files(temporary, pack_run(run, parts))
+        write_files(temporary, pack_run(run, parts).files)
     return Path(folder)
 
 
@@ -125,11 +126,11 @@ def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
     Raises as :func:`write_files` does, and where ``run.json`` is none.
     """
-    info = read_info({"run.json": inside(folder, "run.json").read_bytes()}, str(folder))
+    document = {"run.json": inside(folder, "run.json").read_bytes()}
+    sums = {name: sha256(data) for name, data in files.items()}
+    changed = with_files(document, str(folder), sums)
     write_files(folder, files)
-    digests = {name: sha256(data) for name, data in files.items()}
-    info["files"] = {**info["files"], **digests}
-    write_whole(folder / "run.json", [sealed(info)])
+    write_whole(folder / "run.json", [changed])
 
 
 def write_whole(path: Path, parts: Iterable[bytes], temporary: Path | None = None) -> None:

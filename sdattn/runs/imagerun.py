@@ -10,6 +10,7 @@ from ..maps.details import Details
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
+from .info import RunSettings
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -35,7 +36,8 @@ class ImageRun:
         image: the picture.
         heatmaps: its heatmaps.
         layers: the maps of this one image's layers that they were made of.
-        info: the settings, anything JSON can hold.
+        settings: how it was made; of a folder that was read all of its ``run.json``, see
+            :class:`sdattn.runs.info.RunInfo`.
         details: what was kept of single steps and heads.
         more: further maps of the same picture by what they are, ``"negative"``, ``"asked"``,
             ``"causal"``.
@@ -46,10 +48,15 @@ class ImageRun:
     image: Image.Image
     heatmaps: Heatmaps = field(repr=False)
     layers: LayerMaps = field(repr=False)
-    info: Mapping[str, Any] = field(repr=False)
+    settings: RunSettings = field(repr=False)
     details: Details = field(default_factory=Details, repr=False)
     more: Mapping[str, Further] = field(default_factory=dict, repr=False)
     texts: Mapping[str, Heatmaps] = field(default_factory=dict, repr=False)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The settings as ``run.json`` holds them."""
+        return self.settings.to_json()
 
     def keep(self, columns: Sequence[int]) -> ImageRun:
         """With the maps of some token columns of the prompt only; those of the layers stay whole

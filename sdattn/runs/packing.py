@@ -9,14 +9,11 @@ negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, 
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import re
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,18 +21,26 @@ from PIL import Image
 from safetensors.torch import save
 from torch import Tensor
 
+from ..files.writing import sha256
 from ..maps import render
 from ..maps.heatmap import Heatmap
 from ..maps.layermaps import LayerMaps
 from .imagerun import ImageRun
+from .info import (
+    FORMAT,
+    FURTHER,
+    HEADS,
+    MAPS,
+    STEPS,
+    DetailsEntry,
+    FurtherEntry,
+    LayerEntry,
+    RunInfo,
+)
 from .report import report
 
-FORMAT = "sdattn-run-4"
-CHECKSUM = "checksum"  # of run.json without it, its last entry
 PARTS = ("image", "overlays", "grid", "maps", "masks", "report")
 USUAL = ("image", "overlays", "grid", "maps", "report")
-MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"
-FURTHER = ("negative", "asked", "causal")
 # A file that a run's folder can have, by its path in it
 RUN_FILE = re.compile(
     r"image\.png|report\.html|(maps|steps|heads)\.safetensors|run\.json"
@@ -46,16 +51,20 @@ AFFINITY = "self-attention"  # the name among the maps of what refined them
 _QUICK = {"compress_level": 1, "compress_type": zlib.Z_RLE}
 
 
-def pack_run(run: ImageRun, parts: Collection[str] = USUAL) -> dict[str, bytes]:
+class Packed(NamedTuple):
+    """A run's files by their paths in its folder, ``run.json`` last, and what that says."""
+
+    info: RunInfo
+    files: dict[str, bytes]
+
+
+def pack_run(run: ImageRun, parts: Collection[str] = USUAL) -> Packed:
     """The files of one image's run; the same run gives the same bytes.
 
     Args:
         run: its maps are kept as float16.
         parts: which of ``PARTS``; ``run.json`` is always there. What was kept of single steps and
             heads, and further maps, each drawn into a folder of their own, go with ``maps``.
-
-    Returns:
-        Path in the run's folder to bytes, ``run.json`` last.
 
     Raises:
         ValueError: a map holds values that are not finite.
@@ -82,45 +91,38 @@ def pack_run(run: ImageRun, parts: Collection[str] = USUAL) -> dict[str, bytes]:
         files |= {f"{folder}/{name}": data for name, data in drawn.items()}
     if "report" in parts:
         files["report.html"] = report(run)
-    document = {**_document(run), "files": {name: sha256(data) for name, data in files.items()}}
-    files["run.json"] = sealed(document)
-    return files
+    info = _info(run, files)
+    return Packed(info, {**files, "run.json": info.sealed()})
 
 
-def sealed(document: Mapping[str, Any]) -> bytes:
-    """A document of a run as ``run.json``: behind all else the checksum of the rest."""
-    rest = {name: value for name, value in document.items() if name != CHECKSUM}
-    return to_json({**rest, CHECKSUM: sha256(to_json(rest))})
-
-
-def _document(run: ImageRun) -> dict[str, Any]:
-    """What ``run.json`` says of a run, but for its files."""
+def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
+    """``run.json`` of a run with these files."""
     layers, details, prompt = run.layers, run.details, run.heatmaps.prompt
     kept = details.steps or details.heads
-    return {
-        "format": FORMAT,
-        **run.info,
-        "words": [asdict(word) for word in prompt.words],
-        "truncated": [word.text for word in prompt.truncated],
-        "tokens": [asdict(token) for token in prompt.tokens],
-        "columns": layers.columns,
-        "preset": run.heatmaps.preset.to_json(),
-        "passes": layers.passes,
-        "layers": {
-            name: {"place": one.place, "level": one.level, "heads": one.heads, "grid": one.grid}
-            for name, one in layers.layers.items()
+    return RunInfo(
+        **vars(run.settings.alone()),
+        words=prompt.words,
+        truncated=[word.text for word in prompt.truncated],
+        tokens=prompt.tokens,
+        columns=layers.columns,
+        preset=run.heatmaps.preset,
+        passes=layers.passes,
+        layers={
+            name: LayerEntry(layer.place, layer.level, layer.heads, layer.grid)
+            for name, layer in layers.layers.items()
         },
-        "self_attention": layers.affinity_grid,
-        "details": {
-            "steps": None if details.steps is None else details.calls,
-            "heads": None if details.heads is None else details.head_numbers,
-            "columns": kept.columns if kept else [],
-        },
-        "more": {
-            name: {"text": text, "maps": [[one.label, one.columns] for one in maps]}
+        self_attention=layers.affinity_grid,
+        details=DetailsEntry(
+            None if details.steps is None else details.calls,
+            None if details.heads is None else details.head_numbers,
+            kept.columns if kept else (),
+        ),
+        more={
+            name: FurtherEntry(text, tuple((one.label, one.columns) for one in maps))
             for name, (text, maps) in run.more.items()
         },
-    }
+        files={name: sha256(data) for name, data in files.items()},
+    )
 
 
 def _check_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -190,19 +192,6 @@ def file_name(word: str) -> str:
     """A word as part of a file name: letters, digits and ``-``, 1 to 40 characters."""
     safe = "".join(char if char.isalnum() else "-" for char in word)
     return "-".join(part for part in safe.split("-") if part)[:40].strip("-") or "sign"
-
-
-def to_json(document: Any) -> bytes:
-    """JSON for people to read too, with a newline at the end.
-
-    Raises:
-        ValueError: a number in it is not finite.
-    """
-    return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _png(image: Image.Image, **packing: int) -> bytes:

@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from .packing import RUN_FILE, sha256
+from ..files.writing import sha256
+from .packing import RUN_FILE
 
 Kind = Literal["run", "edit", "diff"]
 _CALLED = {"run": "run's folder", "edit": "edit's folder", "diff": "comparison's folder"}

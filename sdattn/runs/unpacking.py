@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Any, Literal
 
 from PIL import Image
 from safetensors.torch import load
 from torch import Tensor
 
+from ..files.writing import sha256
 from ..maps.aggregation import aggregate
 from ..maps.details import Details
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps, finish
 from ..maps.layermaps import LayerMap, LayerMaps
-from ..maps.presets import Preset
-from ..prompts.tokens import Prompt, Token, Word
 from .imagerun import Further, ImageRun
-from .info import missing, read_info
-from .packing import AFFINITY, FURTHER, HEADS, MAPS, STEPS, named, sha256
+from .info import FURTHER, HEADS, MAPS, STEPS, RunInfo, missing, read_info
+from .packing import AFFINITY, named
 
 NEEDED = ("run.json", "image.png", MAPS)
 READ = (*NEEDED, STEPS, HEADS, *(f"{name}/{MAPS}" for name in FURTHER))
@@ -39,7 +37,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
     """
     info = read_info(files, where)
     _check(files, info, where)
-    files = {name: data for name, data in files.items() if name in info["files"]}
+    files = {name: data for name, data in files.items() if name in info.files}
     image = _open_png(files["image.png"], f"{where}/image.png")
     try:
         layers = _unpack_layers(files[MAPS], info)
@@ -49,7 +47,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
             layers,
             info,
             _unpack_details(files, info),
-            {name: _unpack_further(files[f"{name}/{MAPS}"], info, name) for name in info["more"]},
+            {name: _unpack_further(files[f"{name}/{MAPS}"], info, name) for name in info.more},
         )
     except Exception as error:  # whatever a document of someone else's making leads to
         raise ValueError(
@@ -58,15 +56,9 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
         ) from error
 
 
-def _heatmaps(layers: LayerMaps, info: Mapping[str, Any]) -> Heatmaps:
-    words = [{**word, "columns": tuple(word["columns"])} for word in info["words"]]
-    prompt = Prompt(
-        info["prompt"],
-        tuple(Word(**word) for word in words),
-        tuple(Token(**token) for token in info["tokens"]),
-    )
-    preset = Preset.from_json(info["preset"])
-    return finish(aggregate(layers, preset)[0], prompt, preset, info["columns"])
+def _heatmaps(layers: LayerMaps, info: RunInfo) -> Heatmaps:
+    maps = aggregate(layers, info.preset)[0]
+    return finish(maps, info.read_prompt, info.preset, info.columns)
 
 
 def _open_png(data: bytes, where: str) -> Image.Image:
@@ -80,23 +72,23 @@ def _open_png(data: bytes, where: str) -> Image.Image:
         ) from error
 
 
-def _check(files: Mapping[str, bytes], info: Mapping[str, Any], where: str) -> None:
+def _check(files: Mapping[str, bytes], info: RunInfo, where: str) -> None:
     for part in NEEDED[1:]:
-        if part not in info["files"]:
+        if part not in info.files:
             raise FileNotFoundError(f"{where} was saved without {part}, so it cannot be shown.")
     for part in READ[1:]:
-        if part not in info["files"]:
+        if part not in info.files:
             continue
         if part not in files:
             raise missing(where, part)
-        if sha256(files[part]) != info["files"][part]:
+        if sha256(files[part]) != info.files[part]:
             raise ValueError(
                 f"{where}/{part} is not what this run wrote: its checksum differs from run.json. "
                 "Restore it or generate the run again."
             )
 
 
-def _unpack_layers(data: bytes, info: Mapping[str, Any]) -> LayerMaps:
+def _unpack_layers(data: bytes, info: RunInfo) -> LayerMaps:
     tensors = load(data)  # in an order that changes from call to call
     shapes = map_shapes(info)
     for name, shape in shapes.items():
@@ -104,50 +96,48 @@ def _unpack_layers(data: bytes, info: Mapping[str, Any]) -> LayerMaps:
     if foreign := tensors.keys() - shapes.keys():
         raise ValueError(f"{min(foreign)} is no layer of the run")
     layers = {
-        name: LayerMap(one["place"], one["level"], one["heads"], tensors[name].float()[None])
-        for name, one in info["layers"].items()
+        name: LayerMap(layer.place, layer.level, layer.heads, tensors[name].float()[None])
+        for name, layer in info.layers.items()
     }
-    columns, passes = tuple(info["columns"]), info["passes"]
-    if info["self_attention"] is None:
-        return LayerMaps(layers, columns, passes)
-    rows, cols = info["self_attention"]
-    return LayerMaps(layers, columns, passes, tensors[AFFINITY].float()[None], (rows, cols))
+    if info.self_attention is None:
+        return LayerMaps(layers, info.columns, info.passes)
+    affinity = tensors[AFFINITY].float()[None]
+    return LayerMaps(layers, info.columns, info.passes, affinity, info.self_attention)
 
 
-def _unpack_details(files: Mapping[str, bytes], info: Mapping[str, Any]) -> Details:
-    told = info["details"]
-    numbers: Literal["all"] | tuple[int, ...]
+def _unpack_details(files: Mapping[str, bytes], info: RunInfo) -> Details:
+    kept = info.details
 
     def layers(name: str) -> LayerMaps | None:
         if name not in files:
             return None
         tensors, found = load(files[name]), {}
-        for layer, one in info["layers"].items():
+        for layer, one in info.layers.items():
             if layer in tensors:
                 maps = tensors[layer].float()  # [steps or heads, rows, cols, columns]
-                _check_shape(tensors, layer, (len(maps), *one["grid"], len(told["columns"])))
+                _check_shape(tensors, layer, (len(maps), *one.grid, len(kept.columns)))
                 if name == STEPS:
-                    _check_shape(tensors, layer, (len(told["steps"] or ()), *maps.shape[1:]))
+                    _check_shape(tensors, layer, (len(kept.steps or ()), *maps.shape[1:]))
                 maps = maps[None] if name == HEADS else maps
-                found[layer] = LayerMap(one["place"], one["level"], one["heads"], maps)
+                found[layer] = LayerMap(one.place, one.level, one.heads, maps)
         if not found:
             raise ValueError(f"{name} holds no layer of the run")
-        return LayerMaps(found, tuple(told["columns"]), passes=1)
+        return LayerMaps(found, kept.columns, passes=1)
 
-    numbers = tuple(told["heads"]) if isinstance(told["heads"], list) else "all"
-    return Details(layers(STEPS), tuple(told["steps"] or ()), layers(HEADS), numbers)
+    numbers = kept.heads if isinstance(kept.heads, tuple) else "all"
+    return Details(layers(STEPS), kept.steps or (), layers(HEADS), numbers)  # type: ignore[arg-type]
 
 
-def _unpack_further(data: bytes, info: Mapping[str, Any], name: str) -> Further:
-    told, tensors = info["more"][name], load(data)
-    labels = [label for label, _ in told["maps"]]
+def _unpack_further(data: bytes, info: RunInfo, name: str) -> Further:
+    further, tensors = info.more[name], load(data)
+    labels = [label for label, _ in further.maps]
     for key in named(labels):
         _check_shape(tensors, key, (*tensors[key].shape[:2],))
     maps = [
-        Heatmap(label, tensors[key].float(), tuple(columns))
-        for key, (label, columns) in zip(named(labels), told["maps"], strict=True)
+        Heatmap(label, tensors[key].float(), columns)
+        for key, (label, columns) in zip(named(labels), further.maps, strict=True)
     ]
-    return Further(told["text"], maps)
+    return Further(further.text, maps)
 
 
 def _check_shape(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
@@ -156,14 +146,13 @@ def _check_shape(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...
         raise ValueError(f"{name} has the shape {found}, where {shape} is expected")
 
 
-def map_shapes(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors in ``maps.safetensors``, as ``run.json`` tells them."""
-    each_head = Preset.from_json(info["preset"]).each_head
     shapes = {
-        name: (*([one["heads"]] if each_head else []), *one["grid"], len(info["columns"]))
-        for name, one in info["layers"].items()
+        name: (*([one.heads] if info.preset.each_head else []), *one.grid, len(info.columns))
+        for name, one in info.layers.items()
     }
-    if info["self_attention"] is None:
+    if info.self_attention is None:
         return shapes
-    rows, cols = info["self_attention"]
+    rows, cols = info.self_attention
     return {**shapes, AFFINITY: (rows * cols, rows * cols)}

@@ -33,13 +33,15 @@ from sdattn.batch.layouts import layout_of
 from sdattn.batch.locks import Lock
 from sdattn.batch.progress import Progress, Tally
 from sdattn.batch.writing import Writer
+from sdattn.files.writing import sha256
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import PRESETS, Preset
 from sdattn.runs.folder import write_files
 from sdattn.runs.imagerun import ImageRun
-from sdattn.runs.packing import FORMAT as RUN_FORMAT
-from sdattn.runs.packing import PARTS, pack_run, sealed, sha256
+from sdattn.runs.info import FORMAT as RUN_FORMAT
+from sdattn.runs.info import RunSettings, sealed
+from sdattn.runs.packing import PARTS, pack_run
 
 FORMATS = ("folder", "shard")
 TOKENIZER = tiny_tokenizer()
@@ -61,11 +63,11 @@ def _pack(item, line, *, fingerprint=None, parts=("image", "overlays", "maps"), 
     }
     noise = np.random.default_rng(line).integers(0, 256, (64, 96, 3), np.uint8)
     layers = as_layers(maps)
-    info = {"id": item, "line": line, "fingerprint": fingerprint or f"of-{item}"}
-    info |= {"prompt": PROMPT, "seed": line, "options": options, "size": [96, 64]}
+    own = {"id": item, "line": line, "fingerprint": fingerprint or f"of-{item}"}
+    info = RunSettings(**own, prompt=PROMPT, seed=line, options=options, size=(96, 64))
     prompt = read_prompt(TOKENIZER, PROMPT)
     heatmaps = Heatmaps(prompt, aggregate(layers, BOTH)[0], preset=BOTH)
-    return pack_run(ImageRun(Image.fromarray(noise), heatmaps, layers, info), parts)
+    return pack_run(ImageRun(Image.fromarray(noise), heatmaps, layers, info), parts).files
 
 
 def as_layers(maps):
@@ -1175,7 +1177,8 @@ def test_maps_that_are_not_finite_are_no_item():
     heatmaps = Heatmaps(read_prompt(TOKENIZER, PROMPT), maps)
     with pytest.raises(ValueError, match="up.b hold values that are not finite.*bfloat16"):
         layers = as_layers({"up.b": maps})
-        pack_run(ImageRun(Image.new("RGB", (96, 64)), heatmaps, layers, {}), ("maps",))
+        settings = RunSettings(prompt=PROMPT, seed=0)
+        pack_run(ImageRun(Image.new("RGB", (96, 64)), heatmaps, layers, settings), ("maps",))
 
 
 def test_drawing_anew_in_a_merged_run_leaves_its_sources_alone(tmp_path):
