@@ -33,11 +33,11 @@ from .control.controllers import (
     AttentionReplace,
     AttentionReweight,
     EmptyControl,
-    Span,
 )
 from .control.registration import ControlHandle, register_attention_control, step_end
 from .files.records import plain
 from .files.writing import to_json
+from .hooks.steps import Span
 from .inversion.invert import Inversion, invert, psnr
 from .maps import render
 from .models.loading import check_text_to_image, is_guided, latent_size, model_passes

@@ -26,7 +26,7 @@ ROOMS = (  # top to bottom; README shows the same list
     "attention",
     "files",
 )
-MODULES = {  # "edit" is edit.py, "cli" is cli/__init__.py, "cli.runs" is cli/runs.py
+MODULES = {  # "edit" is edit.py, "cli" is cli/__init__.py, "cli.show" is cli/show.py
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in [*PACKAGE.glob("[!_]*.py"), *PACKAGE.glob("*/**/*.py")]
 }

@@ -9,7 +9,6 @@ import io
 import json
 from collections.abc import Collection, Iterator, Mapping
 
-import torch
 from PIL import Image, UnidentifiedImageError
 from safetensors.torch import load
 
@@ -43,7 +42,7 @@ def check_item(
         problems.append(
             f"run.json is damaged: it says too little ({type(error).__name__}: {error})"
         )
-    return [" ".join(one.split()) for one in problems]
+    return [" ".join(problem.split()) for problem in problems]
 
 
 def _problems(
@@ -74,19 +73,20 @@ def _compare_row(
 ) -> Iterator[str]:
     """Whether ``run.json`` and a row are those that were written; what is wrong with other files
     is named elsewhere."""
-    told, checksum = json.loads(row), sha256(files["run.json"])
-    sizes, intact = sizes_in(told), {"run.json"}
-    if told.get("run_sha256", checksum) != checksum:
+    said, checksum = json.loads(row), sha256(files["run.json"])
+    sizes, intact = sizes_in(said), {"run.json"}
+    if said.get("run_sha256", checksum) != checksum:
         yield "run.json is not what was written: its checksum differs from metadata.jsonl's"
         return
-    intact |= {name for name, one in info.files.items() if sha256(files.get(name, b"")) == one}
+    digests = info.files.items()
+    intact |= {name for name, digest in digests if sha256(files.get(name, b"")) == digest}
     expected = row_of(
         info, place, checksum, {**(sizes or {}), **layout.sizes(info.id or "", place, intact)}
     )
     if sizes is None:  # of the first format
-        expected = {name: one for name, one in expected.items() if name in told}
+        expected = {name: value for name, value in expected.items() if name in said}
     if line_of(expected) != row:
-        names = [name for name in {**expected, **told} if expected.get(name) != told.get(name)]
+        names = [name for name in {**expected, **said} if expected.get(name) != said.get(name)]
         of = f", of {', '.join(names[:3])}" if names else ""
         yield f"its row in metadata.jsonl is not what run.json says{of}"
 
@@ -108,8 +108,7 @@ def _check_image(name: str, data: bytes) -> Iterator[str]:
 
 def _check_maps(data: bytes, info: RunInfo) -> Iterator[str]:
     maps = load(data)
-    if {name: tuple(one.shape) for name, one in maps.items()} != map_shapes(info):
+    if {name: tuple(held.shape) for name, held in maps.items()} != map_shapes(info):
         yield "maps.safetensors has other layers or sizes than run.json says"
-    bad = [name for name, one in maps.items() if not torch.isfinite(one).all()]
-    if bad:
+    if bad := [name for name, held in maps.items() if not held.isfinite().all()]:
         yield f"maps.safetensors holds values that are not finite, in {bad[0]}"

@@ -1,22 +1,30 @@
-"""Whether a folder belongs to this very run: its input, its model and its settings."""
+"""Whether a folder belongs to this very run: its input, its model and its settings; and whether
+the items of one whose ``batch.json`` is lost do, and are as they were written."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from .. import __version__
 from ..runs.info import FORMAT as RUN_FORMAT
-from .adopting import check_adopted
-from .folder import FORMAT, BatchFolder
+from .checking import check_item
+from .folder import BatchFolder, layout_of
+from .layouts import Layout
+from .manifest import FORMAT
 from .plan import Job, digest, digest_inputs
 from .request import Request
-from .rows import Known
+from .rows import NotedRow, row_at
+from .whole import settle
 
-_TOLD = ("weights", "dtype", "save", "preset")  # settings that the items' files follow from
+_DECISIVE = ("weights", "dtype", "save", "preset")  # settings that the items' files follow from
+_OTHER = {"folder": "shard", "shard": "folder"}
 
 
 def settings_of(request: Request, pipe: Any, weights: str) -> dict[str, Any]:
@@ -27,13 +35,13 @@ def settings_of(request: Request, pipe: Any, weights: str) -> dict[str, Any]:
         "pipeline": type(pipe).__name__,
         "dtype": str(pipe.dtype).removeprefix("torch."),
         "save": sorted(request.save),
-        "preset": json.loads(json.dumps(request.preset.to_json())),
-        "options": json.loads(json.dumps(dict(request.options))),  # as it will be read again
+        "preset": request.preset.to_json(),
+        "options": dict(request.options),
         "format": request.format,
         "shard_bytes": request.shard_bytes,
     }
-    settings["fingerprint"] = digest([RUN_FORMAT, *(settings[name] for name in _TOLD)])
-    return settings
+    settings["fingerprint"] = digest([RUN_FORMAT, *(settings[name] for name in _DECISIVE)])
+    return json.loads(json.dumps(settings))  # to compare with those of a batch.json
 
 
 def describe_input(
@@ -52,7 +60,7 @@ def describe_input(
 
 @dataclass(frozen=True)
 class Claim:
-    """A run that wants a folder.
+    """A run that asks for a folder.
 
     Attributes:
         settings: see :func:`settings_of`.
@@ -73,7 +81,7 @@ class Claim:
         force: bool = False,
         adopt: bool = False,
     ) -> set[str]:
-        """Take a folder, bring it in order, and tell what of the run is whole in it.
+        """Take a folder and bring it in order; returns what of the run is whole in it.
 
         Args:
             folder: open and locked.
@@ -103,7 +111,7 @@ class Claim:
             damaged = check_adopted(folder, self.settings, fingerprints, force)
         folder.claim(self._document(), ids)
         folder.layout.discard(damaged)
-        rows = folder.settle(fingerprints)
+        rows = settle(folder, fingerprints)
         stale = _stale(rows, fingerprints)
         if stale and not force:
             raise ValueError(
@@ -112,7 +120,7 @@ class Claim:
             )
         if stale:
             folder.layout.discard(stale)
-            rows = folder.settle(fingerprints)
+            rows = settle(folder, fingerprints)
         return rows.keys() & fingerprints.keys()
 
     def _document(self) -> dict[str, Any]:
@@ -146,14 +154,78 @@ class Claim:
         return found
 
 
-def _stale(rows: Mapping[str, Known], fingerprints: Mapping[str, str]) -> dict[str, str]:
+def _stale(rows: Mapping[str, NotedRow], fingerprints: Mapping[str, str]) -> dict[str, str]:
     return {
-        item: one.place
-        for item, one in rows.items()
-        if item in fingerprints and one.fingerprint != fingerprints[item]
+        item: row.place
+        for item, row in rows.items()
+        if item in fingerprints and row.fingerprint != fingerprints[item]
     }
 
 
 def _short(value: Any) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def check_adopted(
+    folder: BatchFolder, settings: Mapping[str, Any], fingerprints: Mapping[str, str], force: bool
+) -> dict[str, str]:
+    """Read all items of a folder whole, before it is taken.
+
+    Args:
+        folder: open; the checksums of each ``run.json`` are in its rows, where they are left.
+        settings: of the run that takes it.
+        fingerprints: of each item of that run.
+        force: let items stay, or be made anew, that are not this run's.
+
+    Returns:
+        The items of the run that are damaged, id to place; each is named on stderr.
+
+    Raises:
+        ValueError: the items lie in the other format, or are of another run.
+    """
+    root, temporary, rows = folder.root, folder.temporary, folder.journals.rows()
+    other = {**settings, "format": _OTHER[settings["format"]]}
+    if any(True for _ in layout_of(other, root, temporary).find()):
+        raise ValueError(
+            f"{root} holds items of the format {other['format']!r}. Pass --format "
+            f"{other['format']}, or choose another --out."
+        )
+    layout = layout_of(settings, root, temporary)
+    there = list(layout.find())
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(partial(_look, layout, settings["save"], fingerprints, rows), there))
+    strange = sorted(
+        item for (item, _), problems in zip(there, found, strict=True) if problems is None
+    )
+    if strange and not force:
+        raise ValueError(
+            f"{root} holds {len(strange)} item(s) that this command does not make, {strange[0]} "
+            "for one: they are of another input, model or settings. Give the command that made "
+            "them, or pass --force to make anew what differs and keep the rest."
+        )
+    damaged: dict[str, str] = {}
+    for (item, place), problems in zip(there, found, strict=True):
+        if problems:
+            end = "made anew" if item in fingerprints else "left as it is"
+            print(f"sdattn: {item}: {problems[0]} ({place}); it is {end}", file=sys.stderr)
+            damaged |= {item: place} if item in fingerprints else {}
+    return damaged
+
+
+def _look(
+    layout: Layout,
+    save: list[str],
+    fingerprints: Mapping[str, str],
+    rows: Mapping[str, NotedRow],
+    where: tuple[str, str],
+) -> list[str] | None:
+    """What is wrong with an item; None where it is as it was written, but for another run."""
+    item, place = where
+    row = row_at(rows, item, place)
+    if problems := check_item(layout, item, place, row, ()):
+        return problems
+    info = json.loads(layout.read(item, place, ["run.json"])["run.json"])
+    if info.get("fingerprint") != fingerprints.get(item):
+        return None
+    return check_item(layout, item, place, row, save)

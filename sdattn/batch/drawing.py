@@ -1,17 +1,19 @@
 """One process's drawing: a batch at a time, halved where it does not fit, one item's failure never
-another's."""
+another's; threads encode and write while the model runs."""
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from ..maps.presets import Preset
 from ..maps.requirements import columns_of
 from ..models.reading import read_prompts
 from ..runs.imagerun import ImageRun
@@ -22,8 +24,8 @@ from .folder import BatchFolder
 from .items import Item
 from .plan import Job
 from .progress import Tally
+from .request import Request
 from .sizing import is_out_of_memory, release_memory, trim_heap
-from .writing import Writer
 
 _TRIM_EVERY = 16  # batches
 
@@ -37,9 +39,7 @@ class Drawer:
         writer: whose threads encode and write.
         name: of this process, for what it notes in the folder.
         fingerprints: of each item, by id.
-        preset: how the heatmaps are made.
-        save: the parts of an item to keep.
-        max_errors: stop the run once so many items have failed, of all processes.
+        request: how the heatmaps are made, what of an item is kept, how many may fail.
     """
 
     def __init__(
@@ -49,13 +49,10 @@ class Drawer:
         writer: Writer,
         name: str,
         fingerprints: Mapping[str, str],
-        preset: Preset,
-        save: Collection[str],
-        max_errors: int | None,
+        request: Request,
     ):
         self.pipe, self.folder, self.writer, self.name = pipe, folder, writer, name
-        self.fingerprints, self.max_errors = fingerprints, max_errors
-        self.preset, self.save = preset, save
+        self.fingerprints, self.request = fingerprints, request
         self.layout, self.tally = folder.layout, Tally(folder.hidden)
         self.limits: dict[int, int] = {}  # by shape: how many items fit
         self.drawn = 0  # batches
@@ -116,7 +113,7 @@ class Drawer:
             warnings.simplefilter("ignore")  # of one item each; its row tells what was cut off
             prompts = read_prompts(self.pipe, [job.item.prompt for job in part], **options)
             seeds = [job.item.seed for job in part]
-            return sample(self.pipe, prompts, seeds, options, preset=self.preset)
+            return sample(self.pipe, prompts, seeds, options, preset=self.request.preset)
 
     def _store(self, part: list[Job], wanted: set[str], run: Run) -> None:
         for job, image_run in zip(part, run, strict=True):
@@ -131,7 +128,7 @@ class Drawer:
             settings = replace(
                 run.settings, id=item.id, line=item.line, fingerprint=self.fingerprints[item.id]
             )
-            packed = pack_run(replace(run, settings=settings), self.save)
+            packed = pack_run(replace(run, settings=settings), self.request.save)
         except Exception as error:
             self._fail(item, f"{type(error).__name__}: {error}", traceback.format_exc())
             return
@@ -140,6 +137,62 @@ class Drawer:
 
     def _fail(self, item: Item, reason: str, text: str) -> None:
         row = {**asdict(item), "reason": reason, "traceback": text}
-        self.folder.note("failed", self.name, row)
-        if self.max_errors is not None and self.tally.count("failed") >= self.max_errors:
-            self.folder.stop(f"{self.max_errors} item(s) have failed, which is --max-errors")
+        self.folder.journals.note("failed", self.name, row)
+        most = self.request.max_errors
+        if most is not None and self.tally.count("failed") >= most:
+            self.folder.stop(f"{most} item(s) have failed, which is --max-errors")
+
+
+class Writer:
+    """Runs calls on threads of its own, at most ``ahead`` waiting or running.
+
+        with Writer(threads=4, ahead=16) as writer:
+            writer.submit(store, item)     # waits while there are 16
+
+    The first error of a call is raised by the next ``submit``, or on leaving; nothing is begun
+    after it.
+    """
+
+    def __init__(self, threads: int, ahead: int):
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="writer")
+        self._free = threading.Semaphore(ahead)
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        self._pool.shutdown(wait=True)
+        if kind is None:
+            self._check()
+
+    def submit(self, call: Callable[..., None], *arguments: Any) -> None:
+        self._free.acquire()
+        try:
+            self._check()
+            self._pool.submit(self._run, call, *arguments)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def _run(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            if self._error is None:
+                call(*arguments)
+        except BaseException as error:
+            self._error = self._error or error
+        finally:
+            self._free.release()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def writer_for(batch: int) -> Writer:
+    """A writer for batches of so many items, on this process's share of the cores."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # Where it can be asked: the cores that a batch system gave, not all that the machine has.
+    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+    threads = max(1, min(8, len(usable) // here - 1))
+    return Writer(threads, ahead=2 * batch + threads)

@@ -1,8 +1,7 @@
-"""`run_batch()`: read the input, share it out, draw what is missing, write it, tell how it went."""
+"""`run_batch()`: read the input, share it out, draw what is missing, write it, report."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -17,17 +16,15 @@ from ..maps.requirements import capture_settings
 from ..models.loading import load_pipeline
 from ..models.outline import outline
 from .claims import Claim, describe_input, settings_of
-from .drawing import Drawer
+from .drawing import Drawer, writer_for
 from .folder import BatchFolder
 from .gallery import write_gallery
 from .items import BadLine, Item, kind_of, read_items
 from .plan import Job, check_items, digest_model, fingerprint, plan_batches
 from .progress import Progress
 from .request import Outcome, Request
-from .signals import heard
 from .sizing import find_batch_size
-from .team import Team
-from .writing import Writer
+from .team import Team, heard
 
 __all__ = ["Outcome", "Request", "run_batch"]
 
@@ -88,7 +85,7 @@ class _BatchRun:
         items, bad = read_items(data, kind, seed=self.request.seed)
         pipe = outline(self.request.model)
         if pipe is None:
-            self._tell(items, bad)
+            self._report(items, bad)
             return items, None, bad
         return [], *self._check(pipe, items, bad)
 
@@ -98,17 +95,17 @@ class _BatchRun:
         """The jobs, and the lines that are bad with those that were before."""
         capture_settings(pipe, self.request.preset, (), self.request.options)  # refuses, early
         jobs, more = check_items(pipe, items, self.request.options)
-        bad = sorted([*bad, *more], key=lambda one: one.line)
-        self._tell(jobs, bad)
+        bad = sorted([*bad, *more], key=lambda line: line.line)
+        self._report(jobs, bad)
         return jobs, bad
 
-    def _tell(self, good: Sequence[Any], bad: list[BadLine]) -> None:
+    def _report(self, good: Sequence[Any], bad: list[BadLine]) -> None:
         """Print bad lines. They end the run if there are no others, or with ``strict``."""
-        reasons = {one.reason for one in bad}
+        reasons = {line.reason for line in bad}
         if len(bad) > 1 and not good and len(reasons) == 1:  # an option for all of them, mostly
             raise ValueError(f"None of {len(bad)} lines can be drawn: {reasons.pop()}")
-        for one in bad:
-            print(f"sdattn: line {one.line}: {visible(one.reason)}", file=sys.stderr)
+        for line in bad:
+            print(f"sdattn: line {line.line}: {visible(line.reason)}", file=sys.stderr)
         if not good:
             raise ValueError(f"{self.request.source} has no line that can be drawn.")
         if bad and self.request.strict:
@@ -165,7 +162,9 @@ class _BatchRun:
         which, of = request.part
         batches = plan_batches(jobs[which - 1 :: of], size)  # of the items, whatever the size
         self.fingerprints = {
-            job.item.id: fingerprint(job, settings["fingerprint"]) for one in batches for job in one
+            job.item.id: fingerprint(job, settings["fingerprint"])
+            for batch in batches
+            for job in batch
         }
         made_of = describe_input(request, jobs, len(self.fingerprints), len(bad))
         claim = Claim(settings, made_of, size)
@@ -177,11 +176,12 @@ class _BatchRun:
             ways = {"force": request.force, "adopt": request.adopt}
             whole = claim.make(self.folder, self.fingerprints, ids, **ways)
             # what failed in a run that crashed is not counted for this one
-            self.folder.gather_errors(map(asdict, bad), whole, self.fingerprints)
+            self.folder.journals.gather_errors(map(asdict, bad), whole, self.fingerprints)
             return whole
 
         missing = set(self.fingerprints).difference(*team.gather(team.together(make)))
-        return [one for one in batches if any(job.item.id in missing for job in one)], missing
+        unfinished = [batch for batch in batches if any(job.item.id in missing for job in batch)]
+        return unfinished, missing
 
     def _batch_size(self, pipe: Any, jobs: Sequence[Job]) -> int:
         asked = self.request.batch_size
@@ -199,9 +199,8 @@ class _BatchRun:
                 if self.team.first:
                     progress = Progress(folder.hidden, total, total - len(missing))
                     stack.enter_context(progress)
-                writer = stack.enter_context(_writer(max(map(len, batches), default=1)))
-                made = self.fingerprints, request.preset, request.save, request.max_errors
-                drawer = Drawer(pipe, folder, writer, name, *made)
+                writer = stack.enter_context(writer_for(max(map(len, batches), default=1)))
+                drawer = Drawer(pipe, folder, writer, name, self.fingerprints, request)
                 for batch in batches:
                     if folder.stopped:
                         break
@@ -213,7 +212,7 @@ class _BatchRun:
         return None
 
     def _stop(self, reason: str) -> None:
-        with suppress(OSError):  # a full disk: the others will notice too, and the error is told
+        with suppress(OSError):  # a full disk: the others will notice too, and the error is raised
             self.folder.stop(reason)
 
     # After the last picture
@@ -223,9 +222,10 @@ class _BatchRun:
         whole, failed = set[str](), 0
         try:
             if self.keeper:
-                number = self.folder.gather()
-                whole = set(self.folder.rows()) & set(self.fingerprints)
-                failed = self.folder.gather_errors(map(asdict, bad), whole, self.fingerprints)
+                journals = self.folder.journals
+                number = journals.gather()
+                whole = journals.rows().keys() & self.fingerprints.keys()
+                failed = journals.gather_errors(map(asdict, bad), whole, self.fingerprints)
                 write_gallery(self.folder)
                 self.folder.seal(number)
         except OSError as another:
@@ -233,7 +233,7 @@ class _BatchRun:
         found = self.team.gather((whole, failed))
         if error is not None:
             raise _with_advice(error, self.folder) from error
-        return len(whole.union(*(one for one, _ in found))), sum(one for _, one in found)
+        return len(whole.union(*(ids for ids, _ in found))), sum(count for _, count in found)
 
 
 def _same(digests: list[str]) -> str:
@@ -243,14 +243,6 @@ def _same(digests: list[str]) -> str:
             "every machine the same files."
         )
     return digests[0]
-
-
-def _writer(batch: int) -> Writer:
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    # Where it can be asked: the cores that a batch system gave, not all that the machine has.
-    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
-    threads = max(1, min(8, len(usable) // here - 1))
-    return Writer(threads, ahead=2 * batch + threads)
 
 
 def _with_advice(error: Exception, folder: BatchFolder) -> Exception:

@@ -47,7 +47,7 @@ def write_gallery(folder: BatchFolder) -> None:
     """
     path, manifest = folder.root / "metadata.jsonl", folder.manifest
     spans = list(_spans(path)) or [_Span(0, 0, 0)]
-    total = sum(one.items for one in spans)
+    total = sum(span.items for span in spans)
     about = {
         "settings": manifest["settings"],
         "wanted": max(total, manifest["input"]["items"]),
@@ -64,7 +64,7 @@ def write_gallery(folder: BatchFolder) -> None:
             "rows": [_compact(row) for row in islice(rows, EACH)],
         }
         made = page("gallery", images=_IMAGES, data=data, pages=_links(number, spans), **about)
-        folder.write(_name(number), made)
+        folder.write(_name(number), [made])
     _remove_after(len(spans), folder.root)
 
 
@@ -109,7 +109,7 @@ def _links(number: int, spans: list[_Span]) -> list[dict[str, Any]]:
     last = len(spans)
     near = {1, last, *range(max(1, number - _NEAR), min(last, number + _NEAR) + 1)}
     return [
-        {"name": _name(one), "here": one == number, "gap": one - 1 not in near, **span._asdict()}
-        for one, span in enumerate(spans, 1)
-        if one in near
+        {"name": _name(n), "here": n == number, "gap": n - 1 not in near, **span._asdict()}
+        for n, span in enumerate(spans, 1)
+        if n in near
     ]

@@ -129,7 +129,7 @@ def _item(defaults: Mapping[str, Any], fields: Mapping[str, Any], line: int) -> 
         seed=given["seed"],
         negative_prompt=given.get("negative_prompt"),
         words=None if words is None else tuple(words),
-        options={name: one for name, one in given.items() if name not in _OWN} or _NO_OPTIONS,
+        options={name: value for name, value in given.items() if name not in _OWN} or _NO_OPTIONS,
     )
 
 

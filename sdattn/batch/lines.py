@@ -169,8 +169,8 @@ def _check(value: Any, level: int = 0) -> None:
     if isinstance(value, str):
         value.encode()
     elif isinstance(value, (list, dict)):
-        for one in value if isinstance(value, list) else [*value, *value.values()]:
-            _check(one, level + 1)
+        for part in value if isinstance(value, list) else [*value, *value.values()]:
+            _check(part, level + 1)
 
 
 def _refuse_depth() -> NoReturn:

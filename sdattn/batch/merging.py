@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from ..runs.folder import check_apart
-from .folder import BatchFolder, Held
+from .folder import BatchFolder
 from .gallery import write_gallery
 from .plan import digest
 from .rows import bad_lines_in
+from .whole import WholeItem, settle, whole_items
 
 
 @dataclass(frozen=True)
@@ -63,67 +64,85 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
 
 
 def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
-    """:func:`merge`, which tells what is missing too."""
-    runs = [BatchFolder(root) for root in roots]
-    for run in runs:
-        if not run.lock.free():
-            raise OSError(
-                f"{run.root} is being written: {run.lock.describe_holder()}. Wait for it, or stop "
-                "it."
-            )
-    manifest = _merged([run.manifest for run in runs], [str(run.root) for run in runs])
-    check_apart(Path(out), *(Path(run.root) for run in runs))
-    found = [run.held() for run in runs]
-    _check_twins(runs, [held for held, _ in found])
+    """:func:`merge`, and what is missing."""
+    sources = [_Source(root) for root in roots]
+    manifest = _merged(sources)
+    check_apart(Path(out), *(source.root for source in sources))
+    _check_twins(sources)
     target, name = BatchFolder(out), uuid4().hex[:12]
     target.open(name)
     try:
         if not target.is_new and _identity(target.manifest) != _identity(manifest):
             raise ValueError(f"{out} is the folder of other runs. Choose another --out.")
-        ids = _ids(runs)
+        ids = _ids(sources)
         target.claim(manifest, ids)
-        _take_missing(target, name, runs, [held for held, _ in found])
-        number = target.gather()
-        _merge_errors(runs, target)
+        _take_missing(target, name, sources)
+        number = target.journals.gather()
+        _merge_errors(sources, target)
         write_gallery(target)
         target.seal(number)
-        told = dict.fromkeys([*ids, *(one for _, lost in found for one in lost)])
-        told |= dict.fromkeys(target.failures())
-        whole = target.rows()
-        missing = [item for item in told if item not in whole]
-        return Merged(number, manifest["input"]["items"], missing)
+        known = [*ids, *(item for source in sources for item in source.lost)]
+        whole = target.journals.rows()
+        missing = dict.fromkeys(
+            item for item in [*known, *target.journals.failures()] if item not in whole
+        )
+        return Merged(number, manifest["input"]["items"], [*missing])
     finally:
         target.close()
 
 
-def _ids(runs: Sequence[BatchFolder]) -> list[str]:
+class _Source:
+    """A run that is merged.
+
+    Attributes:
+        root, folder, manifest: of the run.
+        items: that are whole, by id.
+        lost: the ids of those that have a row and are not.
+    """
+
+    def __init__(self, root: str | Path):
+        self.root, self.folder = Path(root), BatchFolder(root)
+        if not self.folder.lock.free():
+            raise OSError(
+                f"{self.root} is being written: {self.folder.lock.describe_holder()}. Wait for it, "
+                "or stop it."
+            )
+        self.manifest = self.folder.manifest
+
+    @cached_property
+    def _found(self) -> tuple[dict[str, WholeItem], list[str]]:
+        return whole_items(self.folder)
+
+    @property
+    def items(self) -> dict[str, WholeItem]:
+        return self._found[0]
+
+    @property
+    def lost(self) -> list[str]:
+        return self._found[1]
+
+
+def _ids(sources: Sequence[_Source]) -> list[str]:
     """The ids of the input that runs drew, or of their parts of several inputs."""
-    inputs = [run.manifest["input"] for run in runs]
-    if len({one["digest"] for one in inputs}) == 1:
-        return next(filter(None, (run.ids() for run in runs)), [])
+    if len({source.manifest["input"]["digest"] for source in sources}) == 1:
+        return next(filter(None, (source.folder.ids() for source in sources)), [])
     found: dict[str, None] = {}
-    for run, one in zip(runs, inputs, strict=True):
-        which, of = map(int, one["part"].split("/"))
-        found |= dict.fromkeys(run.ids()[which - 1 :: of])
+    for source in sources:
+        which, of = map(int, source.manifest["input"]["part"].split("/"))
+        found |= dict.fromkeys(source.folder.ids()[which - 1 :: of])
     return [*found]
 
 
-def _take_missing(
-    target: BatchFolder,
-    name: str,
-    runs: Sequence[BatchFolder],
-    found: Sequence[Mapping[str, Held]],
-) -> None:
+def _take_missing(target: BatchFolder, name: str, sources: Sequence[_Source]) -> None:
     """Add what ``target`` does not hold yet, noted by ``name``."""
-    whole = set(target.settle({item for held in found for item in held}))
-    layout = target.layout
-    for run, held in zip(runs, found, strict=True):
-        for item, one in held.items():
+    whole = set(settle(target, {item for source in sources for item in source.items}))
+    note = partial(target.note_whole, name)
+    for source in sources:
+        for item, held in source.items.items():
             if item not in whole:
-                where = item, one.place
-                layout.take(run.layout, where, one.line, partial(target.note_whole, name))
+                target.layout.take(source.folder.layout, (item, held.place), held.line, note)
                 whole.add(item)
-    layout.flush()
+    target.layout.flush()
 
 
 def _identity(manifest: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -131,53 +150,57 @@ def _identity(manifest: Mapping[str, Any]) -> tuple[str, str, str]:
     return settings["fingerprint"], settings["format"], manifest["input"]["digest"]
 
 
-def _merged(manifests: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    first = manifests[0]
-    for name, one in zip(names, manifests, strict=True):
-        for key in ("fingerprint", "format"):
-            if one["settings"][key] != first["settings"][key]:
-                raise ValueError(
-                    f"{name} and {names[0]} were made with different models or settings: "
-                    f"{_told(one)} and {_told(first)}. Only runs that agree can be merged."
-                )
-    inputs = [one["input"] for one in manifests]
+def _merged(sources: Sequence[_Source]) -> dict[str, Any]:
+    """The manifest of all of them."""
+    first = sources[0]
+    for source in sources:
+        if any(
+            source.manifest["settings"][key] != first.manifest["settings"][key]
+            for key in ("fingerprint", "format")
+        ):
+            raise ValueError(
+                f"{source.root} and {first.root} were made with different models or settings: "
+                f"{_settings(source)} and {_settings(first)}. Only runs that agree can be merged."
+            )
+    inputs = [source.manifest["input"] for source in sources]
     made = {**inputs[0], "part": "1/1"}
-    if len({one["digest"] for one in inputs}) == 1:
+    if len({each["digest"] for each in inputs}) == 1:
         made["items"] = made["all_items"]
     else:
-        made["source"] = ", ".join(dict.fromkeys(one["source"] for one in inputs))
-        made["digest"] = digest(sorted(one["digest"] for one in inputs))
-        made["items"] = made["all_items"] = sum(one["items"] for one in inputs)
-        made["bad_lines"] = sum(one["bad_lines"] for one in inputs)
-    return {**first, "input": made}
+        made["source"] = ", ".join(dict.fromkeys(each["source"] for each in inputs))
+        made["digest"] = digest(sorted(each["digest"] for each in inputs))
+        made["items"] = made["all_items"] = sum(each["items"] for each in inputs)
+        made["bad_lines"] = sum(each["bad_lines"] for each in inputs)
+    return {**first.manifest, "input": made}
 
 
-def _told(manifest: Mapping[str, Any]) -> str:
-    settings = manifest["settings"]
+def _settings(source: _Source) -> str:
+    """A run's settings for a message."""
+    settings = source.manifest["settings"]
     names = ("model", "weights", "dtype", "save", "format")
-    told = [f"{name} {settings[name]}" for name in names]
-    return ", ".join([*told, f"preset {settings['preset']['name']}"])
+    texts = [f"{name} {settings[name]}" for name in names]
+    return ", ".join([*texts, f"preset {settings['preset']['name']}"])
 
 
-def _check_twins(runs: Sequence[BatchFolder], rows: Sequence[Mapping[str, Held]]) -> None:
+def _check_twins(sources: Sequence[_Source]) -> None:
     """Refuse an id of two different items; the same item in two runs is fine."""
-    seen: dict[str, tuple[str, BatchFolder]] = {}
-    for run, found in zip(runs, rows, strict=True):
-        for item, one in found.items():
-            mark, owner = seen.setdefault(item.lower(), (one.fingerprint, run))
-            if mark != one.fingerprint:
+    seen: dict[str, tuple[str, _Source]] = {}
+    for source in sources:
+        for item, held in source.items.items():
+            fingerprint, owner = seen.setdefault(item.lower(), (held.fingerprint, source))
+            if fingerprint != held.fingerprint:
                 raise ValueError(
-                    f"Item {item!r} of {run.root} is not that of {owner.root}. Give the items of "
-                    "one of them other ids and draw it again."
+                    f"Item {item!r} of {source.root} is not that of {owner.root}. Give the items "
+                    "of one of them other ids and draw it again."
                 )
 
 
-def _merge_errors(runs: Sequence[BatchFolder], target: BatchFolder) -> None:
+def _merge_errors(sources: Sequence[_Source], target: BatchFolder) -> None:
     bad: dict[tuple[str, int], Any] = {}
-    for run in runs:
-        for row in run.failures().values():
-            target.note("failed", "merged", row)
-        of = run.manifest["input"]["digest"]
-        for row in bad_lines_in(run.root / "errors.jsonl"):
-            bad[of, row["line"]] = row
-    target.gather_errors(bad.values(), target.rows())
+    for source in sources:
+        for row in source.folder.journals.failures().values():
+            target.journals.note("failed", "merged", row)
+        digest = source.manifest["input"]["digest"]
+        for row in bad_lines_in(source.root / "errors.jsonl"):
+            bad[digest, row["line"]] = row
+    target.journals.gather_errors(bad.values(), target.journals.rows())

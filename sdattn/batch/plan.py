@@ -81,7 +81,7 @@ class _Checks:
         columns = 0
         if item.words is not None or self.of_length:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # words cut off: told by the item's row
+                warnings.simplefilter("ignore")  # words cut off: they are in the item's row
                 [read] = read_prompts(self.pipe, item.prompt, **options)
             for word in item.words or ():
                 read.find(word)
@@ -115,7 +115,7 @@ class _Checks:
 def _columns(pipe: Any, text: str) -> int:
     try:
         return len(read_prompts(pipe, text)[0].tokens)
-    except (TypeError, ValueError):  # told for each item that needs it
+    except (TypeError, ValueError):  # reported for each item that needs it
         return 0
 
 
@@ -144,8 +144,9 @@ def digest(value: Any) -> str:
 
 def fingerprint(job: Job, settings: str) -> str:
     """What an item's files follow from: its fields, its options, and the run's settings."""
-    one = job.item
-    return digest([settings, one.prompt, one.seed, one.negative_prompt, one.words, job.options])
+    item = job.item
+    fields = item.prompt, item.seed, item.negative_prompt, item.words
+    return digest([settings, *fields, job.options])
 
 
 def digest_inputs(jobs: Iterable[Job]) -> str:
@@ -168,7 +169,7 @@ def digest_model(pipe: Any) -> str:
         if hasattr(part, "get_vocab"):
             parts[name].append(_tokenizer(part))
         if isinstance(part, torch.nn.Module):
-            parts[name].append({key: _sum(one) for key, one in part.state_dict().items()})
+            parts[name].append({key: _sum(weight) for key, weight in part.state_dict().items()})
     return digest(parts)
 
 
@@ -177,7 +178,7 @@ def _config(part: Any) -> dict[str, Any]:
     config = getattr(part, "config", {})
     found = config.to_diff_dict() if hasattr(config, "to_diff_dict") else dict(config)
     apart = ("transformers_version", "dtype", "torch_dtype")
-    kept = {k: one for k, one in found.items() if not k.startswith("_") and k not in apart}
+    kept = {k: value for k, value in found.items() if not k.startswith("_") and k not in apart}
     return json.loads(json.dumps(kept, default=str))
 
 
@@ -197,6 +198,6 @@ def _sum(tensor: torch.Tensor) -> list[Any]:
         by_column += block.sum(0, dtype=torch.int64)
         by_row.append(block.sum(1, dtype=torch.int64))
     sums = hashlib.sha256()
-    for one in (by_column, torch.cat(by_row)):
-        sums.update(one.cpu().numpy().tobytes())
+    for part in (by_column, torch.cat(by_row)):
+        sums.update(part.cpu().numpy().tobytes())
     return [str(tensor.dtype), list(tensor.shape), sums.hexdigest()]

@@ -12,7 +12,8 @@ from ..runs.folder import SavedRun, inside, saved_run
 from ..runs.unpacking import READ
 from .checking import check_item
 from .folder import BatchFolder
-from .rows import Known, copies_of
+from .rows import NotedRow, row_at
+from .whole import find_whole
 
 
 class SavedBatch(Mapping[str, SavedRun]):
@@ -25,7 +26,7 @@ class SavedBatch(Mapping[str, SavedRun]):
     def __init__(self, root: str | Path):
         self._folder = BatchFolder(root)
         self._layout = self._folder.layout
-        rows = self._folder.rows()
+        rows = self._folder.journals.rows()
         self._places = {item: rows[item].place for item in sorted(rows, key=lambda i: rows[i][:2])}
 
     def __getitem__(self, item: str) -> SavedRun:
@@ -83,8 +84,8 @@ def status(root: str | Path) -> Status:
     running = None
     if not folder.lock.free():
         running = folder.lock.describe_holder()
-    whole = folder.find_whole()
-    failed = len(set(folder.failures()) - whole)
+    whole = find_whole(folder)
+    failed = len(folder.journals.failures().keys() - whole)
     return Status(made["items"], len(whole), failed, made["bad_lines"], running)
 
 
@@ -108,29 +109,27 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     except ValueError as error:
         manifest, layout = folder.read_damaged()
         problems.append(" ".join(str(error).split()))
-    there, rows = list(layout.find()), folder.rows()
+    there, rows = list(layout.find()), folder.journals.rows()
     places = dict(there)
     broken = dict(layout.broken())
     if twice := len(there) - len(places):
         problems.append(f"{twice} item(s) are there twice")
-    named = {one.place for one in rows.values()}
+    named = {row.place for row in rows.values()}
     problems += [reason for place, reason in broken.items() if place not in named]
-    for item, one in rows.items():
-        if places.get(item) != one.place:
-            why = f": {broken[one.place]}" if one.place in broken else ""
-            problems.append(f"{item}: metadata.jsonl names {one.place}, where it is not{why}")
+    for item, row in rows.items():
+        if places.get(item) != row.place:
+            why = f": {broken[row.place]}" if row.place in broken else ""
+            problems.append(f"{item}: metadata.jsonl names {row.place}, where it is not{why}")
     if folder.lock.free():
         problems += _at_rest(folder, manifest, places, rows)
     save = manifest.get("settings", {}).get("save", ())
 
     def check(where: tuple[str, str]) -> list[str]:
-        one = rows.get(where[0])
-        row = None if one is None or one.place != where[1] else b"".join(copies_of([one]))
-        return check_item(layout, *where, row, save)
+        return check_item(layout, *where, row_at(rows, *where), save)
 
     with ThreadPoolExecutor() as pool:
         for (item, place), found in zip(there, pool.map(check, there), strict=True):
-            problems += [f"{item}: {one} (in {place})" for one in found]
+            problems += [f"{item}: {problem} (in {place})" for problem in found]
     return len(places), problems
 
 
@@ -138,7 +137,7 @@ def _at_rest(
     folder: BatchFolder,
     manifest: Mapping[str, Any],
     places: Mapping[str, str],
-    rows: Mapping[str, Known],
+    rows: Mapping[str, NotedRow],
 ) -> Iterator[str]:
     """What is wrong with a folder while nobody writes there."""
     for item in places:
@@ -164,7 +163,7 @@ def _lost(
 ) -> Iterator[str]:
     """The items that are gone with their rows, by name where it can only be those."""
     which, of = map(int, manifest["input"]["part"].split("/"))
-    known = known.union(folder.failures())
+    known = known.union(folder.journals.failures())
     gone = [item for item in folder.ids()[which - 1 :: of] if item not in known]
     if len(gone) == number:
         yield from (f"{item}: it was there when the last run ended, and is gone" for item in gone)

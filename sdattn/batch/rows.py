@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..runs.info import RunInfo
 
 
-class Known(NamedTuple):
-    """An item that is whole: where its row stands and what it says."""
+class NotedRow(NamedTuple):
+    """What the row of a whole item says, and where it stands: file, first byte and length."""
 
     line: int
     place: str
@@ -31,10 +32,10 @@ def row_of(info: RunInfo, place: str, checksum: str, sizes: Mapping[str, int]) -
         sizes: bytes of each file, see :meth:`sdattn.batch.layouts.Layout.sizes`.
 
     Raises:
-        ValueError: ``run.json`` does not say all that a row tells.
+        ValueError: ``run.json`` does not say all that a row says.
     """
     try:
-        row = _told(info, place)
+        row = _said(info, place)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place}/run.json is damaged, a row needs more ({error})") from error
     files = [{"name": name, "bytes": sizes[name]} for name in sorted(sizes)]
@@ -47,15 +48,15 @@ def line_of(row: Mapping[str, Any]) -> bytes:
 
 
 def sizes_in(row: Mapping[str, Any]) -> dict[str, int] | None:
-    """Bytes of an item's files as its row tells them; None for a row that does not, as those of
-    the first format."""
+    """Bytes of an item's files as its row says; None for a row that does not, as those of the
+    first format."""
     try:
-        return {one["name"]: one["bytes"] for one in row["files"]}
+        return {file["name"]: file["bytes"] for file in row["files"]}
     except (KeyError, TypeError):
         return None
 
 
-def _told(info: RunInfo, place: str) -> dict[str, Any]:
+def _said(info: RunInfo, place: str) -> dict[str, Any]:
     needed = ("id", "line", "options", "size", "truncated", "fingerprint")
     if lacking := [name for name in needed if getattr(info, name) is None]:
         raise ValueError(f"it lacks {', '.join(lacking)}")
@@ -91,7 +92,7 @@ def rows_in(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def bad_lines_in(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of ``errors.jsonl`` that tell of lines that could not be read."""
+    """The rows of ``errors.jsonl`` about lines that could not be read."""
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
             row = json.loads(line)
@@ -101,12 +102,12 @@ def bad_lines_in(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def known_in(path: Path) -> Iterator[tuple[str, Known]]:
-    """The id and the place of each row in a file of rows of whole items."""
+def noted_in(path: Path) -> Iterator[tuple[str, NotedRow]]:
+    """The id and the rest of each row in a file of rows of whole items."""
     for row, start, length in _placed_rows(path):
-        own = row.get("line"), row.get("place"), row.get("fingerprint")
-        if type(own[0]) is int and isinstance(own[1], str) and isinstance(own[2], str):
-            yield row["id"], Known(own[0], own[1], own[2], path, start, length)
+        line, place, fingerprint = row.get("line"), row.get("place"), row.get("fingerprint")
+        if type(line) is int and isinstance(place, str) and isinstance(fingerprint, str):
+            yield row["id"], NotedRow(line, place, fingerprint, path, start, length)
 
 
 def _placed_rows(path: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
@@ -125,15 +126,18 @@ def _placed_rows(path: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
             start += len(line)
 
 
-def copies_of(rows: Iterable[Known]) -> Iterator[bytes]:
+def copies_of(rows: Iterable[NotedRow]) -> Iterator[bytes]:
     """The rows as they stand in their files."""
-    files: dict[Path, Any] = {}
-    try:
-        for one in rows:
-            if one.file not in files:
-                files[one.file] = one.file.open("rb")
-            files[one.file].seek(one.start)
-            yield files[one.file].read(one.length)
-    finally:
-        for file in files.values():
-            file.close()
+    with ExitStack() as stack:
+        files: dict[Path, Any] = {}
+        for row in rows:
+            if row.file not in files:
+                files[row.file] = stack.enter_context(row.file.open("rb"))
+            files[row.file].seek(row.start)
+            yield files[row.file].read(row.length)
+
+
+def row_at(rows: Mapping[str, NotedRow], item: str, place: str) -> bytes | None:
+    """An item's row as it stands in its file, where it has one that names this place."""
+    row = rows.get(item)
+    return None if row is None or row.place != place else b"".join(copies_of([row]))

@@ -47,14 +47,14 @@ def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, processes: i
 
 def _largest(pipe: Any, jobs: Sequence[Job], preset: Preset) -> Job | None:
     """An item of the largest picture that can be drawn alone, one a shape being tried; this is
-    also the first call of the model, which is slow. None where there is none: each item then tells
-    why."""
+    also the first call of the model, which is slow. None where there is none: each item then has
+    its reason."""
     usual = default_size(pipe)
     size = {
         job.shape: (job.options.get("height", usual[0]) * job.options.get("width", usual[1]), job)
         for job in reversed(jobs)
     }
-    for _, job in sorted(size.values(), key=lambda one: -one[0]):
+    for _, job in sorted(size.values(), key=lambda pair: -pair[0]):
         try:
             _time(pipe, job, preset, 1)
             return job

@@ -1,10 +1,14 @@
-"""The processes of a run, as accelerate started them: one, or many on many machines."""
+"""The processes of a run, as accelerate started them: one, or many on many machines; and the
+signals that stop them."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import pickle
+import signal
+import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,11 +19,13 @@ from typing import Any, TypeVar
 import torch
 
 from ..models.loading import best_device
+from .request import STOPS
 
 T = TypeVar("T")
 # What tells a process its rank: torchrun's, accelerate's and MPI's variables
 _RANKED = {"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}
 _PATIENCE = timedelta(days=30)  # ranks may end hours apart
+_ECHO = 3.0  # seconds in which a launcher repeats a signal that its processes got as well
 
 
 class Team:
@@ -50,7 +56,7 @@ class Team:
                 f"--device {device} names one device for {self.size} processes. Leave it out: "
                 "accelerate gives each process its own."
             )
-        # By way of the CPU on every device: a GPU is not to wait, nor to hold what is only told,
+        # By way of the CPU on every device: a GPU is not to wait, nor to hold messages,
         # and gloo notices at once that a process on another machine is gone.
         self._group: Any = None
         if self.size > 1:
@@ -132,7 +138,7 @@ def _warn_of_cpu_option() -> None:
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """Words for what torch.distributed says when a process is gone."""
+    """A message for what torch.distributed raises when a process is gone."""
     try:
         yield
     except RuntimeError as error:
@@ -161,3 +167,33 @@ def _sendable(error: Exception) -> Exception:
         return error
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+@contextmanager
+def heard(stop: Callable[[str], None]) -> Iterator[None]:
+    """Within the block the first SIGINT or SIGTERM calls ``stop`` with its name; another one, some
+    seconds later, does what it always does. Only the main thread can hear signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [getattr(signal, name) for name in STOPS]
+    before = {number: signal.getsignal(number) for number in numbers}
+    first: list[float] = []
+
+    def handle(number: int, _: Any) -> None:
+        if not first:
+            first.append(time.monotonic())
+            name = signal.Signals(number).name
+            print(f"sdattn: {name}: finishing the items in hand", file=sys.stderr, flush=True)
+            stop(name)
+        elif time.monotonic() - first[0] > _ECHO:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+
+    for number in numbers:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

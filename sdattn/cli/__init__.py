@@ -1,4 +1,8 @@
-"""The command line: a function a command, see ``sdattn --help``."""
+"""The command line: a module a command, see ``sdattn --help``.
+
+What a command needs of torch and diffusers it imports when it runs, so that help, the version and
+completion come at once.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +13,29 @@ from typing import Annotated, Any
 import typer
 
 from ..files.terminal import visible
-from .batches import batch, merge
-from .comparisons import diff
-from .edits import edit
-from .live import app as live
-from .pictures import explain
-from .runs import generate, info
-from .shows import show
+from . import app, batch, diff, edit, explain, generate, info, merge, show
 
-app = typer.Typer(
+commands = typer.Typer(
     help="Shows where each word of a prompt went in a Stable Diffusion image.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command()(generate)
-app.command()(explain)
-app.command()(edit)
-app.command()(batch)
-app.command()(merge)
-app.command()(show)
-app.command()(diff)
-app.command()(info)
-app.command("app")(live)
+commands.command()(generate.generate)
+commands.command()(explain.explain)
+commands.command()(edit.edit)
+commands.command()(batch.batch)
+commands.command()(merge.merge)
+commands.command()(show.show)
+commands.command()(diff.diff)
+commands.command()(info.info)
+commands.command()(app.app)
 
 
 def main() -> None:
     """Run the command line; exit code 0, 1 (failed, with the reason on stderr) or 2 (usage)."""
     warnings.showwarning = _show_warning
     try:
-        app()
+        commands()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
@@ -58,7 +56,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
         print(f"sdattn: warning: {visible(str(message))}", file=sys.stderr)
 
 
-@app.callback(invoke_without_command=True)
+@commands.callback(invoke_without_command=True)
 def version_option(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:

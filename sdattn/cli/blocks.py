@@ -1,7 +1,7 @@
-"""The report's view in a live page: type a prompt, see where its words go. Wants ``sdattn[app]``.
+"""The report's view in a live page: type a prompt, see where its words go. Needs ``sdattn[app]``.
 
 build_app(pipe)                 a gradio Blocks, to launch or to put into a page of one's own
-serve(pipe, host, port)         launched, on this machine only unless told otherwise
+serve(pipe, host, port)         launched, on this machine only by default
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
@@ -36,10 +36,55 @@ def build_app(pipe: Any) -> Any:
         ImportError: gradio is not installed.
     """
     gradio = _gradio()
-    known = inspect.signature(pipe.__call__).parameters
-    usual = {name: one.default for name, one in known.items()}
-    usual |= DEMO_SETTINGS if is_demo(pipe) else {}
-    guided = isinstance(usual.get("guidance_scale"), (int, float))
+    with gradio.Blocks(title="sdattn", analytics_enabled=False, fill_width=True) as app:
+        gradio.Markdown("# sdattn: where each word went")
+        with gradio.Row():
+            prompt = gradio.Textbox(label="Prompt", lines=2, scale=4, autofocus=True)
+            button = gradio.Button("Draw", variant="primary", scale=1)
+        inputs = [prompt, *_settings(gradio, pipe)]
+        gradio.Examples(_EXAMPLES[is_demo(pipe)], prompt)
+        draw, view = _draw_with(gradio, pipe, app), gradio.HTML(_EMPTY)
+        for event in (button.click, prompt.submit):  # the pipeline draws one picture at a time
+            event(draw, inputs, view, concurrency_limit=1, concurrency_id="pipe")
+    app.queue(api_open=False)  # no request passes the queue by
+    return app
+
+
+def _settings(gradio: Any, pipe: Any) -> list[Any]:
+    """The components below the prompt, in the order of ``draw``'s arguments."""
+    defaults, guided = _defaults(pipe), _is_guided(pipe)
+    scale = defaults["guidance_scale"] if guided else 0
+    # FLUX and Qwen-Image use it only with a further option
+    has_negative = "negative_prompt" in defaults and "true_cfg_scale" not in defaults
+    with gradio.Accordion("Settings", open=False):
+        negative = gradio.Textbox(label="Negative prompt", visible=has_negative)
+        with gradio.Row():
+            return [
+                negative,
+                gradio.Number(0, label="Seed", precision=0, minimum=0),
+                gradio.Slider(
+                    1, 100, defaults.get("num_inference_steps") or 30, step=1, label="Steps"
+                ),
+                gradio.Slider(0, 20, scale, step=0.1, label="Guidance", visible=guided),
+                gradio.Dropdown(list(PRESETS), value="default", label="Preset"),
+                gradio.Checkbox(False, label="Keep each step"),
+            ]
+
+
+def _defaults(pipe: Any) -> dict[str, Any]:
+    """Of the options of the pipeline's call."""
+    options = inspect.signature(pipe.__call__).parameters
+    usual = {name: option.default for name, option in options.items()}
+    return usual | (DEMO_SETTINGS if is_demo(pipe) else {})
+
+
+def _is_guided(pipe: Any) -> bool:
+    return isinstance(_defaults(pipe).get("guidance_scale"), (int, float))
+
+
+def _draw_with(gradio: Any, pipe: Any, app: Any) -> Callable[..., str]:
+    """What draws a picture of the components' values, as the page of its run."""
+    guided = _is_guided(pipe)
     bar = gradio.Progress()  # which gradio looks for among a function's defaults
 
     def draw(
@@ -54,52 +99,18 @@ def build_app(pipe: Any) -> Any:
     ) -> str:
         if seed is None:
             raise gradio.Error("The seed is empty. Write a whole number, 0 for one.")
-        options: dict[str, Any] = {"num_inference_steps": int(steps)}
-        if guided:
-            options["guidance_scale"] = guidance
-        if negative and negative.strip():
-            options["negative_prompt"] = negative
-        watch = {"steps": "all"} if each_step else {}
+        options: dict[str, Any] = {"num_inference_steps": int(steps), "preset": preset}
+        options |= {"guidance_scale": guidance} if guided else {}
+        options |= {"negative_prompt": negative} if negative and negative.strip() else {}
+        options["capture_options"] = {"steps": "all"} if each_step else {}
         try:
-            with _told(pipe, progress, app):
-                run = generate(
-                    pipe, prompt, seed=int(seed), preset=preset, capture_options=watch, **options
-                )
+            with _progress_of(pipe, progress, app):
+                run = generate(pipe, prompt, seed=int(seed), **options)
         except (ValueError, TypeError, KeyError, RuntimeError) as error:
             raise gradio.Error(str(error.args[0] if error.args else error)) from error
         return framed(report(run.image_run(0)))
 
-    with gradio.Blocks(title="sdattn", analytics_enabled=False, fill_width=True) as app:
-        gradio.Markdown("# sdattn: where each word went")
-        with gradio.Row():
-            prompt = gradio.Textbox(label="Prompt", lines=2, scale=4, autofocus=True)
-            button = gradio.Button("Draw", variant="primary", scale=1)
-        with gradio.Accordion("Settings", open=False):
-            # FLUX and Qwen-Image heed it only with a further option
-            heeded = "negative_prompt" in known and "true_cfg_scale" not in known
-            negative = gradio.Textbox(label="Negative prompt", visible=heeded)
-            with gradio.Row():
-                seed = gradio.Number(0, label="Seed", precision=0, minimum=0)
-                many = usual.get("num_inference_steps") or 30
-                steps = gradio.Slider(1, 100, many, step=1, label="Steps")
-                scale = usual["guidance_scale"] if guided else 0
-                guidance = gradio.Slider(0, 20, scale, step=0.1, label="Guidance", visible=guided)
-                preset = gradio.Dropdown(list(PRESETS), value="default", label="Preset")
-                each_step = gradio.Checkbox(False, label="Keep each step")
-        gradio.Examples(_EXAMPLES[is_demo(pipe)], prompt)
-        view = gradio.HTML(_EMPTY)
-        asked = [prompt, negative, seed, steps, guidance, preset, each_step]
-        # the pipeline draws for one at a time
-        common = {
-            "inputs": asked,
-            "outputs": view,
-            "concurrency_limit": 1,
-            "concurrency_id": "pipe",
-        }
-        button.click(draw, **common)
-        prompt.submit(draw, **common)
-    app.queue(api_open=False)  # nor for one beside the queue
-    return app
+    return draw
 
 
 def serve(
@@ -111,7 +122,7 @@ def serve(
         pipe: as :func:`sdattn.load_pipeline` gives it.
         host: this machine alone by default; ``"0.0.0.0"`` lets everyone in who can reach it.
         port: the first free one from 7860 by default.
-        browser: open one.
+        browser: open a browser.
 
     Raises:
         ImportError: gradio is not installed.
@@ -125,7 +136,7 @@ def serve(
 
 
 def launch_settings(host: str, port: int | None) -> dict[str, Any]:
-    """How gradio serves the app: nothing is loaded from or told to another machine."""
+    """How gradio serves the app: nothing is loaded from or sent to another machine."""
     gradio = _gradio()
     from starlette.middleware import Middleware
 
@@ -148,7 +159,7 @@ def _gradio() -> Any:
     try:
         import gradio
     except ImportError as error:
-        raise ImportError("The live page wants gradio: pip install 'gradio>=6'.") from error
+        raise ImportError("The live page needs gradio: pip install 'gradio>=6'.") from error
     return gradio
 
 
@@ -166,12 +177,12 @@ class OwnPages:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
-        if scope["type"] == "lifespan" or not (said := self._refusal(headers)):
+        if scope["type"] == "lifespan" or not (refusal := self._refusal(headers)):
             await self.app(scope, receive, send)
             return
         plain = [(b"content-type", b"text/plain")]
         await send({"type": "http.response.start", "status": 403, "headers": plain})
-        await send({"type": "http.response.body", "body": said.encode()})
+        await send({"type": "http.response.body", "body": refusal.encode()})
 
     def _refusal(self, headers: dict[bytes, str]) -> str:
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
@@ -191,7 +202,7 @@ class OwnPages:
 
 
 @contextmanager
-def _told(pipe: Any, progress: Any, app: Any) -> Iterator[None]:
+def _progress_of(pipe: Any, progress: Any, app: Any) -> Iterator[None]:
     """Inside, each call of the model moves the bar of ``progress``, and is the last one if nobody
     waits for the picture any more."""
     calls = 0

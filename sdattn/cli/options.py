@@ -1,4 +1,4 @@
-"""The options that several commands have, and what is made of them."""
+"""The options that several commands have, each defined once, and what is made of their values."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ Dtype = Annotated[
 Steps = Annotated[int | None, typer.Option(min=1, help="Denoising steps.")]
 Guidance = Annotated[float | None, typer.Option(help="Guidance scale.")]
 Negative = Annotated[str | None, typer.Option(help="Negative prompt.")]
+Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -26,7 +27,7 @@ Settings = Annotated[
     ),
 ]
 Preset = Annotated[
-    str, typer.Option(help="How maps are made: default, daam, p2p, ovam, sum, attend-and-excite.")
+    str, typer.Option(help="How maps are made: default, daam, p2p, attend-and-excite, ovam, sum.")
 ]
 Refine = Annotated[
     str | None, typer.Option(help="self: sharper maps, along the picture's self-attention.")
@@ -35,49 +36,54 @@ Ask = Annotated[
     str | None,
     typer.Option(help="Another text, 'wheel, hat': where its words would go, in asked/."),
 ]
-Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels.")]
+Words = Annotated[list[str] | None, typer.Argument(help="Words or phrases; all words by default.")]
+Force = Annotated[bool, typer.Option(help="Replace what this command wrote there before.")]
+
+
+def folder_named(name: str) -> Any:
+    """--out of a command that writes ``outputs/NAME`` by default."""
+    return typer.Option(help=f"The folder to write; outputs/{name} by default.")
 
 
 # What is opened of a user's own: other readers of Pillow start programs, Ghostscript for EPS
 PHOTOS = ("PNG", "JPEG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
+_WITH_OPTION = {  # what --set does not set: options and arguments of the commands and of generate()
+    *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
+    *("num_inference_steps", "guidance_scale", "negative_prompt", "width", "height"),
+}
 
 
-def given(
+def pipeline_options(
     steps: int | None,
     guidance: float | None,
     negative: str | None,
     width: int | None,
     height: int | None,
+    settings: list[str] | None = None,
 ) -> dict[str, Any]:
-    """The pipeline's options that were given."""
-    given = {
+    """The options of the pipeline's call that were given; ``settings`` are those of --set."""
+    options = {
         "num_inference_steps": steps,
         "guidance_scale": guidance,
         "negative_prompt": negative,
         "width": width,
         "height": height,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
+    return given | dict(map(_setting, settings or ()))
 
 
-_OWN = {"prompt", "pipe", "seed", "words", "capture_options", "num_inference_steps", "width"}
-_OWN |= {"guidance_scale", "negative_prompt", "height", "preset", "refine", "ask", "causal"}
-
-
-def settings(texts: list[str]) -> dict[str, Any]:
+def _setting(text: str) -> tuple[str, Any]:
     """NAME=VALUE, the value as JSON where it is that, else as text."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, is_set, value = text.partition("=")
-        if not is_set or not name.isidentifier():
-            raise typer.BadParameter(f"{text!r} is not NAME=VALUE.", param_hint="--set")
-        if name in _OWN:
-            raise typer.BadParameter(f"{name} has an option or argument of its own.")
-        try:
-            found[name] = json.loads(value)
-        except json.JSONDecodeError:
-            found[name] = value
-    return found
+    name, is_set, value = text.partition("=")
+    if not is_set or not name.isidentifier():
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE.", param_hint="--set")
+    if name in _WITH_OPTION:
+        raise typer.BadParameter(f"{name} has an option or argument of its own.")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
 
 
 def preset_of(name: str, refine: str | None) -> Any:
@@ -110,10 +116,13 @@ def quiet() -> None:
     transformers_logging.disable_progress_bar()
 
 
-def load(load_pipeline: Any, model: str, device: str | None, dtype: str | None) -> Any:
-    wanted = dtype_of(dtype)
+def load(model: str, device: str | None, dtype: str | None) -> Any:
+    """The pipeline that --model, --device and --dtype name; what it is goes to stderr."""
+    from ..models.loading import load_pipeline
+
+    torch_dtype = dtype_of(dtype)
     quiet()
-    pipe = load_pipeline(model, device=device, dtype=wanted)
+    pipe = load_pipeline(model, device=device, dtype=torch_dtype)
     name = str(pipe.dtype).removeprefix("torch.")
     print(f"{type(pipe).__name__} {model} on {pipe.device} in {name}", file=sys.stderr)
     return pipe
@@ -129,14 +138,14 @@ def open_picture(path: Path) -> Any:
     from PIL import Image, UnidentifiedImageError
 
     Image.init()
-    formats = [one for one in PHOTOS if one in Image.OPEN]  # AVIF is not in every Pillow
+    formats = [name for name in PHOTOS if name in Image.OPEN]  # AVIF is not in every Pillow
     with open(path, "rb") as file:
         try:
             image = Image.open(file, formats=formats)
             image.load()
         except UnidentifiedImageError as error:
-            told = f"{', '.join(formats[:-1])} or {formats[-1]}"
-            raise ValueError(f"{path} is no picture that can be read. Pass {told}.") from error
+            choice = f"{', '.join(formats[:-1])} or {formats[-1]}"
+            raise ValueError(f"{path} is no picture that can be read. Pass {choice}.") from error
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise ValueError(f"{path} is no picture that can be read: {error}") from error
     return image

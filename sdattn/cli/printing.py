@@ -1,4 +1,4 @@
-"""What commands tell of runs: tables of words, and the files that were written."""
+"""What commands print of runs: tables of words, and the files that were written."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def print_run(run: Any, folders: list[Path]) -> None:
 
 def print_words(maps: list[Any], title: str | None = None) -> None:
     table = Table("word", "tokens", "lowest", "highest", title=title, title_justify="left")
-    for one in maps:
-        low, high = one.range
-        columns = ", ".join(map(str, one.columns))
-        table.add_row(Text(one.label), columns, f"{low:.2g}", f"{high:.2g}")
+    for heatmap in maps:
+        low, high = heatmap.range
+        columns = ", ".join(map(str, heatmap.columns))
+        table.add_row(Text(heatmap.label), columns, f"{low:.2g}", f"{high:.2g}")
     Console().print(table)
 
 
 def print_folder(folder: Path) -> None:
-    names = sorted(f"{one.name}/" if one.is_dir() else one.name for one in folder.iterdir())
+    names = sorted(f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir())
     Console().print(Text(f"{folder}/: {', '.join(names)}"))

@@ -17,18 +17,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..hooks.attention_store import AttentionStore
+from ..hooks.steps import Part, Span
 from ..prompts.tokens import Prompt
 from . import alignment
 from .blend import LocalBlend
-
-Span = float | tuple[float, float]  # 0.8 means (0, 0.8), in parts of the run
 
 
 class EmptyControl:
@@ -83,7 +81,7 @@ class AttentionControlEdit(AttentionStore):
         self.local_blend = local_blend
         self.max_self_queries = max_self_queries
         self.cross_replace = _cross_schedule(self.prompts[1:], num_steps, cross_replace_steps)
-        self.self_replace = span_passes(self_replace_steps, num_steps)
+        self.self_replace = Part.of(self_replace_steps, num_steps).passes(num_steps)
         # A target that is the source has the source's attention already, up to how a batch rounds.
         self.edits = torch.tensor([one.text != prompts[0].text for one in prompts[1:]])
         super().__init__(**store_options)
@@ -228,32 +226,19 @@ class AttentionReweight(AttentionControlEdit):
         return edited * self.equalizer[:, None, None].to(edited)
 
 
-def span_passes(span: Any, num_steps: int) -> range:
-    """The passes of a part of a run of ``num_steps``."""
-    whole = (0.0, span) if isinstance(span, Real) else span
-    numbers = len(whole) == 2 and all(isinstance(one, Real) for one in whole)
-    first, last = (float(one) for one in whole) if numbers else (1.0, 0.0)
-    if not 0 <= first <= last <= 1:
-        raise ValueError(
-            f"{span!r}: pass a part of the run from 0 to 1, such as 0.8 or (0.2, 0.8). For n steps "
-            f"pass n / {num_steps}."
-        )
-    return range(round(first * num_steps), round(last * num_steps))
-
-
 def _cross_schedule(
     targets: Sequence[Prompt], num_steps: int, spans: Span | Mapping[str, Span]
 ) -> Tensor:
     """Which columns are edited in which pass: bool ``[num_steps, targets, 1, 1, T]``."""
     by_word = dict(spans) if isinstance(spans, Mapping) else {"default_": spans}
     when = torch.zeros(num_steps, len(targets), 1, 1, len(targets[0].tokens), dtype=torch.bool)
-    usual = span_passes(by_word.pop("default_", 1.0), num_steps)
-    when[usual.start : usual.stop] = True
+    when[Part.of(by_word.pop("default_", 1.0), num_steps).passes(num_steps)] = True
     for word, span in by_word.items():
-        steps = span_passes(span, num_steps)
+        steps = Part.of(span, num_steps).passes(num_steps)
         for i, columns in _found(targets, word):
             when[:, i, ..., columns] = False
-            when[steps.start : steps.stop, i, ..., columns] = True
+            for step in steps:
+                when[step, i, ..., columns] = True
     return when
 
 

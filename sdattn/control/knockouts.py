@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ..hooks.steps import Span
 from ..maps.heatmap import Heatmap
 from ..maps.requirements import columns_of
 from ..models.layers import LayerSelection, find_denoiser
@@ -32,7 +33,6 @@ from ..models.pipeline_call import (
 )
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
-from .controllers import Span
 from .removal import Columns, Removal
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any
 
@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from ..attention.processor import Controller, TorchAttnProcessor
 from ..hooks.attachment import refuse_broken_step, unet_layers
 from ..hooks.attention_store import AttentionStore
+from ..hooks.installer import Installation
 from ..hooks.map_store import CaptureError, CaptureWarning
-from ..models.calls import innermost
+from ..models.compiled import is_compiled, unwrapped
+from ..models.denoiser_call import innermost
 from ..models.layers import AttentionLayer, Denoiser
 
 
@@ -43,6 +45,9 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
     Returns:
         A handle whose ``remove()`` puts the processors from before back. As a context manager it
         does so at the end of the block.
+
+    A model that is compiled runs eagerly meanwhile, with a warning; one that is compiled after the
+    registration is refused when it runs.
 
     Raises:
         TypeError: ``target`` is no model that sdattn knows.
@@ -89,12 +94,14 @@ class ControlHandle:
         self._denoiser = denoiser
         self._passes = 0
         self._active, self._entered = True, False
-        self._layers = layers
-        self._before = [layer.module.processor for layer in self._layers]
-        self._ours = [_Registered(self, layer.place) for layer in self._layers]
-        self._hook = denoiser.model.register_forward_pre_hook(self._before_pass, with_kwargs=True)
-        for layer, processor in zip(self._layers, self._ours, strict=True):
-            layer.module.set_processor(processor)
+        with ExitStack() as undo:
+            self._installed = undo.enter_context(Installation())
+            if self._installed.run_eagerly(denoiser.model):
+                _warn_eager(denoiser.model, controller)
+            for layer in layers:
+                self._installed.put(layer, _Registered(self, layer.place))
+            self._installed.watch(denoiser.model, self._before_pass)
+            undo.pop_all()
 
     def __enter__(self) -> ControlHandle:
         self._entered = True
@@ -119,16 +126,15 @@ class ControlHandle:
         """
         if not self._active:
             return
-        pairs = list(zip(self._layers, self._ours, strict=True))
-        foreign = [layer for layer, ours in pairs if innermost(layer.module.processor) is not ours]
-        kept = [(layer, layer.module.processor) for layer in foreign]
+        foreign = self._installed.replaced()
+        for layer, _ in foreign:
+            self._installed.leave(layer)
         self._restore()
-        for layer, processor in kept:
-            layer.module.set_processor(processor)
-        if kept:
+        if foreign:
+            layer, processor = foreign[0]
             raise RuntimeError(
-                f"{len(kept)} processors were set since this controller was registered, the first "
-                f"a {type(kept[0][1]).__name__} in {kept[0][0].name}; they were left as they are."
+                f"{len(foreign)} processors were set since this controller was registered, the "
+                f"first a {type(processor).__name__} in {layer.name}; they were left as they are."
             )
         self._warn_if_unused()
 
@@ -146,13 +152,8 @@ class ControlHandle:
         self._restore()
 
     def _restore(self) -> None:
-        if not self._active:
-            return
         self._active = False
-        self._hook.remove()
-        for layer, before in zip(self._layers, self._before, strict=True):
-            if layer.module.processor is not before:
-                layer.module.set_processor(before)
+        self._installed.remove()
 
     def _warn_if_unused(self) -> None:
         name = type(self.controller).__name__
@@ -173,21 +174,25 @@ class ControlHandle:
         if problem:
             warnings.warn(problem, CaptureWarning, stacklevel=3)
 
-    def _before_pass(
-        self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model: refuse what the controller would not see whole."""
         self._passes += 1
+        if is_compiled(model):
+            raise CaptureError(
+                f"The {type(unwrapped(model)).__name__} was compiled while the "
+                f"{type(self.controller).__name__} was registered, and what is compiled may call "
+                "it otherwise. Compile the model first: with a controller it then runs eagerly."
+            )
         sample = args[0] if args else kwargs["sample"]
         self._check_batch(len(sample))
         refuse_broken_step(self.controller)
-        for layer, ours in zip(self._layers, self._ours, strict=True):
-            if (processor := innermost(layer.module.processor)) is not ours:
-                raise CaptureError(
-                    f"The processor of {layer.name} was replaced by a {type(processor).__name__}, "
-                    f"so the {type(self.controller).__name__} would miss this layer and lose count "
-                    "of the steps. Register the controller after whatever sets processors."
-                )
+        if found := self._installed.replaced():
+            layer, processor = found[0]
+            raise CaptureError(
+                f"The processor of {layer.name} was replaced by a {type(processor).__name__}, "
+                f"so the {type(self.controller).__name__} would miss this layer and lose count "
+                "of the steps. Register the controller after whatever sets processors."
+            )
         if isinstance(self.controller, AttentionStore) and self.controller.attachment is None:
             size = tuple(sample.shape[-2:])
             self.controller.begin_pass(len(sample), size, self._denoiser.levels)
@@ -221,6 +226,16 @@ class ControlHandle:
                 f"{batch // 2 if guidance == 'batch' else batch} images. Run the pipeline on those "
                 "very prompts; with a LocalBlend, num_images_per_prompt=1."
             )
+
+
+def _warn_eager(model: Any, controller: Any) -> None:
+    warnings.warn(
+        f"The {type(unwrapped(model)).__name__} is compiled. While the {type(controller).__name__} "
+        "is registered it runs eagerly, so the picture can differ from the compiled model's in its "
+        "last bits.",
+        CaptureWarning,
+        stacklevel=4,
+    )
 
 
 class _Registered(TorchAttnProcessor):

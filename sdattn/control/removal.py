@@ -11,25 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import astuple
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..attention import TorchAttnProcessor
+from ..hooks.installer import Installation
 from ..hooks.map_store import CaptureError
-from ..models.calls import Call, innermost, read_call
-from ..models.compiled import running_eagerly
+from ..hooks.steps import Part, Span
+from ..models.denoiser_call import Call
 from ..models.guidance import GuidanceWatch, Order, guided_order
 from ..models.layers import (
     AttentionLayer,
     LayerSelection,
     find_denoiser,
     find_layers,
-    is_unet,
+    read_call,
     select_layers,
 )
-from .controllers import Span, span_passes
 
 Columns = tuple[int, ...]
 
@@ -82,11 +83,10 @@ class Removal:
         guided_order(pipe)
         _check_layers(pipe, find_layers(self.model), layers)
         self.rows, self.n_text = rows, n_text
-        self.layers, self.steps = layers, steps
+        self.layers, self.steps = layers, Part.of(steps)
         self.grid = (0, 0)
-        self._replaced: list[tuple[AttentionLayer, Any, TorchAttnProcessor]] = []
         self._passes = self._expected = 0
-        self._during = range(0)
+        self._during: list[int] = []
         self._edits: dict[int, Columns] = {}  # row of the batch -> what it loses in this pass
         self._batch = 0
 
@@ -94,11 +94,9 @@ class Removal:
         with ExitStack() as undo:
             self._watch = GuidanceWatch(self.pipe)
             undo.callback(self._watch.close)
-            undo.callback(self._restore)
-            undo.enter_context(running_eagerly(self.model))
-            before = torch.compiler.disable(self._before_pass)
-            hook = self.model.register_forward_pre_hook(before, with_kwargs=True)
-            undo.callback(hook.remove)
+            self._installed = undo.enter_context(Installation())
+            self._installed.run_eagerly(self.model)
+            self._installed.watch(self.model, self._before_pass)
             self._undo = undo.pop_all()
         return self
 
@@ -111,16 +109,11 @@ class Removal:
                 "end."
             )
 
-    def _restore(self) -> None:
-        for layer, before, _ in self._replaced:
-            layer.module.set_processor(before)
-
     def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model."""
         call, order = read_call(model, args, kwargs), self._watch.order()
         if not self._passes:
-            name = "sample" if is_unet(model) else "hidden_states"
-            self._check_start(call, order, args[0] if args else kwargs[name])
+            self._check_start(call, order, cast(Tensor, call.sample))
             self._plan_passes()
             self._install(cast(tuple[int, int], call.latent_size))  # a pipeline has one
         self._check_processors()
@@ -164,28 +157,26 @@ class Removal:
     def _plan_passes(self) -> None:
         # what is left of the schedule where a run starts from a picture
         self._expected = getattr(self.pipe, "num_timesteps", len(self.pipe.scheduler.timesteps))
-        self._during = span_passes(self.steps, self._expected)
+        self._during = self.steps.passes(self._expected)
         if not self._during:
             raise ValueError(
-                f"steps={self.steps!r} is less than one of the {self._expected} passes of this "
-                f"run. One pass is 1 / {self._expected} of it."
+                f"steps={astuple(self.steps)} is less than one of the {self._expected} passes of "
+                f"this run. One pass is 1 / {self._expected} of it."
             )
 
     def _install(self, latent_size: tuple[int, int]) -> None:
         chosen = select_layers(find_layers(self.model), self.layers, ("cross",), latent_size)
         self.grid = latent_size
         for layer in chosen:
-            ours = TorchAttnProcessor(self._edit, layer.place)
-            self._replaced.append((layer, layer.module.processor, ours))
-            layer.module.set_processor(ours)
+            self._installed.put(layer, TorchAttnProcessor(self._edit, layer.place))
 
     def _check_processors(self) -> None:
-        for layer, _, ours in self._replaced:
-            if (processor := innermost(layer.module.processor)) is not ours:
-                raise CaptureError(
-                    f"The processor of {layer.name} was replaced by a {type(processor).__name__} "
-                    "during the run, so that the columns would come back. Leave processors alone."
-                )
+        if found := self._installed.replaced():
+            layer, processor = found[0]
+            raise CaptureError(
+                f"The processor of {layer.name} was replaced by a {type(processor).__name__} "
+                "during the run, so that the columns would come back. Leave processors alone."
+            )
 
 
 def _check_layers(pipe: Any, found: list[AttentionLayer], layers: LayerSelection) -> None:

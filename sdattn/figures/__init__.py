@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
 from ..maps.presets import Preset
 from ..runs.imagerun import ImageRun
 from ..runs.views import group_heatmaps, head_heatmaps, plain
 from .choosing import chosen, kept_steps, not_kept
 from .lettering import DPI, settings
-from .panels import Page, flow, table
-from .placing import Lines
+from .panels import Lines, Page, Panel, fill, flow, table
 from .saving import format_of, save_file
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Kind = Literal["words", "steps", "layers", "heads"]
@@ -32,10 +33,17 @@ KINDS: tuple[Kind, ...] = ("words", "steps", "layers", "heads")
 FORMATS = (".pdf", ".svg", ".png")
 MOST_STEPS = 8
 TIMES = "\N{MULTIPLICATION SIGN}"
+Shown = tuple[list[list[Panel]], Preset]  # in rows, and what their values are read by
 _UNDATED: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
-def figure(run: ImageRun, kind: Kind, words: Sequence[str] | None = None) -> Figure:
+def figure(
+    run: ImageRun,
+    kind: Kind,
+    words: Sequence[str] | None = None,
+    *,
+    axes: Sequence[Axes] | np.ndarray | None = None,
+) -> Figure:
     """Small multiples of a run's maps, at most 7 x 9.5 inches, with one colour bar for all.
 
     ``"words"``: the picture and a panel a word. ``"steps"``: a row a word, a column a step of those
@@ -48,24 +56,33 @@ def figure(run: ImageRun, kind: Kind, words: Sequence[str] | None = None) -> Fig
     A cell has one colour, as it was measured. The first colour is the smallest value of all panels,
     the last one the largest: panels of one figure can be compared.
 
+    Text has the fonts and sizes that the user's rcParams set, else 8 points.
+
     Args:
         run: of :meth:`sdattn.Run.image_run` or :func:`sdattn.load_run`.
         kind: which figure.
         words: words or phrases, each occurrence by itself; all words by default.
+        axes: matplotlib's, one a panel, row after row, to draw into in place of a new figure, as
+            ``plt.subplots()`` gives them. Their figure keeps its size and layout, and all rcParams
+            are the user's.
 
     Returns:
-        A figure at 300 dpi that pyplot knows nothing of; its last axes are the colour bar.
+        The figure of ``axes``, or one at 300 dpi that pyplot knows nothing of, whose layout is
+        settled; its last axes are the colour bar.
 
     Raises:
-        ValueError: no such kind, the run has not kept what it shows, or there are more panels than
-            a page has room for.
+        ValueError: no such kind, the run has not kept what it shows, there are more panels than
+            a page has room for, or not as many as ``axes``.
         KeyError: a word that is not in the prompt.
     """
     if kind not in KINDS:
         raise ValueError(f"Asked for a figure of {kind!r}: choose one of {', '.join(KINDS)}.")
-    draw = {"words": _words, "steps": _steps, "layers": _layers, "heads": _heads}[kind]
+    rows, preset = _KINDS[kind](run, words)
+    page = _page(run, rows, preset)
+    if axes is not None:
+        return fill(axes, rows, page)
     with settings():
-        return draw(run, words)
+        return flow(rows[0], page) if kind == "words" else table(rows, page)
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
@@ -85,58 +102,54 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     save_file(path, held.getvalue())
 
 
-def _words(run: ImageRun, words: Sequence[str] | None) -> Figure:
-    maps = chosen(run.heatmaps, words)
-    page = _page(run, [one.values.numpy() for one in maps], run.heatmaps.preset)
-    named = [(one.label, one.values.numpy()) for one in maps]
-    return flow([("image", np.asarray(run.image.convert("RGB"))), *named], page)
+def _words(run: ImageRun, words: Sequence[str] | None) -> Shown:
+    row = [_panel(word, (word.label,)) for word in chosen(run.heatmaps, words)]
+    picture = Panel(np.asarray(run.image.convert("RGB")), ("image",))
+    return [[picture, *row]], run.heatmaps.preset
 
 
-def _steps(run: ImageRun, words: Sequence[str] | None) -> Figure:
+def _steps(run: ImageRun, words: Sequence[str] | None) -> Shown:
     kept = kept_steps(run)
     places = np.linspace(0, len(kept) - 1, min(len(kept), MOST_STEPS)).round().astype(int)
     shown = [kept[place] for place in places]
-    return _columns(run, shown, words, replace(run.heatmaps.preset, steps="mean"))
+    return _columns(shown, words), replace(run.heatmaps.preset, steps="mean")
 
 
-def _layers(run: ImageRun, words: Sequence[str] | None) -> Figure:
-    groups = group_heatmaps(run)
-    shown = [((*name.replace("x", TIMES).split(),), one) for name, one in groups.items()]
-    return _columns(run, shown, words, plain(run.heatmaps.preset))
+def _layers(run: ImageRun, words: Sequence[str] | None) -> Shown:
+    groups = group_heatmaps(run).items()
+    shown = [(tuple(name.replace("x", TIMES).split()), maps) for name, maps in groups]
+    return _columns(shown, words), plain(run.heatmaps.preset)
 
 
-def _heads(run: ImageRun, words: Sequence[str] | None) -> Figure:
-    layers = head_heatmaps(run)
+def _heads(run: ImageRun, words: Sequence[str] | None) -> Shown:
+    layers, numbers = head_heatmaps(run), run.details.head_numbers
     if not layers:
         raise not_kept("heads")
-    found = {
-        _short(run.layers.layers[name].place, name): [chosen(one, words) for one in heads]
-        for name, heads in layers.items()
-    }
-    labels: list[Lines] = []
-    rows: list[list[np.ndarray]] = []
-    for i, word in enumerate(chosen(run.heatmaps, words)):
-        for layer, heads in found.items():
-            labels.append((word.label, layer))
-            rows.append([one[i].values.numpy() for one in heads])
-    most, numbers = max(map(len, rows)), run.details.head_numbers
-    titles = [(f"head {n}",) for n in (range(most) if numbers == "all" else numbers)]
-    every = [one for row in rows for one in row]
-    return table(rows, labels, titles, _page(run, every, plain(run.heatmaps.preset)))
+    rows = []
+    for name, heads in layers.items():
+        called = range(len(heads)) if numbers == "all" else numbers
+        shown = [((f"head {n}",), head) for n, head in zip(called, heads, strict=True)]
+        rows.append(_columns(shown, words, _short(run.layers.layers[name].place, name)))
+    by_word = [row for of_word in zip(*rows, strict=True) for row in of_word]
+    return by_word, plain(run.heatmaps.preset)
+
+
+_KINDS = {"words": _words, "steps": _steps, "layers": _layers, "heads": _heads}
 
 
 def _columns(
-    run: ImageRun,
-    shown: Sequence[tuple[Lines, Heatmaps]],
-    words: Sequence[str] | None,
-    preset: Preset,
-) -> Figure:
-    """A row a word, a column each of what is shown."""
-    columns = [chosen(one, words) for _, one in shown]
-    rows = [[one.values.numpy() for one in row] for row in zip(*columns, strict=True)]
-    labels = [(one.label,) for one in columns[0]]
-    page = _page(run, [one for row in rows for one in row], preset)
-    return table(rows, labels, [title for title, _ in shown], page)
+    shown: Sequence[tuple[Lines, Heatmaps]], words: Sequence[str] | None, *label: str
+) -> list[list[Panel]]:
+    """A row a word, a column each of what is shown; rows are labelled with the word and more."""
+    columns = [
+        [_panel(word, title, (word.label, *label)) for word in chosen(maps, words)]
+        for title, maps in shown
+    ]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _panel(word: Heatmap, title: Lines, label: Lines = ()) -> Panel:
+    return Panel(word.values.numpy(), title, label)
 
 
 def _short(place: str, name: str) -> str:
@@ -144,7 +157,8 @@ def _short(place: str, name: str) -> str:
     return f"{place} {'.'.join(part for part in name.split('.') if part.isdigit())}"
 
 
-def _page(run: ImageRun, drawn: Sequence[np.ndarray], preset: Preset) -> Page:
+def _page(run: ImageRun, rows: Sequence[Sequence[Panel]], preset: Preset) -> Page:
+    drawn = [panel.values for row in rows for panel in row if panel.values.ndim == 2]
     low, high = float(min(map(np.min, drawn))), float(max(map(np.max, drawn)))
     if not np.isfinite([low, high]).all():
         raise ValueError("The maps hold values that are not finite; they cannot be drawn.")

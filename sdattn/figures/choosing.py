@@ -10,7 +10,7 @@ from ..maps.heatmaps import Heatmaps
 from ..runs.imagerun import ImageRun
 from ..runs.views import step_heatmaps, step_names
 from .lettering import plain
-from .placing import Lines
+from .panels import Lines
 
 
 def chosen(heatmaps: Heatmaps, words: Sequence[str] | None) -> list[Heatmap]:

@@ -1,78 +1,51 @@
-"""The lettering of figures: fonts that have the glyphs, widths in inches, words that fit.
+"""The lettering of figures: the user's fonts and sizes, fonts that have the glyphs, text that fits.
 
-with settings():                matplotlib as figures are made and saved, whatever its user has set
-pen = Pen(texts)                the fonts that these texts need
-pen.width("circle")             inches
-pen.fit("circle", 0.3)          "cir…"
+with settings():                     matplotlib as figures are made and saved
+fonts = fonts_for(text)              the families that a text needs
+width("circle", fonts)               inches
+fit("circle", 0.3, fonts)            "cir…"
 """
 
 from __future__ import annotations
 
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-FONT = "DejaVu Sans"  # comes with matplotlib: the same figure everywhere
-SIZE, SMALL = 8.0, 6.5  # points
 DPI = 300
-_SETTINGS = {
+_SETTINGS: dict[str, Any] = {
     "pdf.fonttype": 42,  # TrueType: text stays text, and journals take it
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "sdattn",  # the same names in the file each time
-    "font.size": SIZE,
+    "font.size": 8.0,
+    "axes.titlesize": "medium",
+    "axes.labelsize": "medium",
     "axes.linewidth": 0.5,
+    "axes.formatter.useoffset": False,
+    "axes.formatter.limits": (-99, 99),  # numbers are written out
+    "figure.labelsize": "medium",
+    "xtick.labelsize": "small",
+    "ytick.labelsize": "small",
 }
 
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """matplotlib's own settings and those of figures, for as long as the block runs.
+    """matplotlib's own settings and those of figures, for as long as the block runs; of the user's
+    the fonts and the sizes of text that differ from matplotlib's own.
 
     Its warning of glyphs that no installed font has is left out: there is nothing to be done about
     it, a box stands in the letter's place, and PDF and SVG hold the letter itself.
     """
-    from matplotlib import style
+    from matplotlib import rcParams, rcParamsDefault, style
 
-    with style.context(["default", _SETTINGS]), warnings.catch_warnings():
+    sizes: Any = rcParams.find_all(r"^font\.|\.(title|label)size$")
+    theirs = {key: value for key, value in sizes.items() if value != rcParamsDefault[key]}
+    with style.context(["default", _SETTINGS, theirs]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph .* missing from")
         yield
-
-
-class Pen:
-    """Measures lines of text as a figure shows them.
-
-    To be used inside :func:`settings`.
-
-    Attributes:
-        fonts: the families that the texts need, in the order in which a letter is looked up.
-    """
-
-    def __init__(self, texts: Iterable[str]):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        self.fonts = fonts_for("".join(texts))
-        self._figure = Figure(dpi=DPI)
-        FigureCanvasAgg(self._figure)
-        self._widths: dict[tuple[str, float], float] = {}
-
-    def width(self, text: str, size: float = SIZE) -> float:
-        """Of one line, in inches; ``size`` in points."""
-        if (text, size) not in self._widths:
-            drawn = self._figure.text(0, 0, text, size=size, family=self.fonts, parse_math=False)
-            self._widths[text, size] = drawn.get_window_extent().width / DPI
-            drawn.remove()
-        return self._widths[text, size]
-
-    def fit(self, text: str, inches: float) -> str:
-        """The text, shortened with an ellipsis where it is wider."""
-        if self.width(text) <= inches:
-            return text
-        text = text[:80]
-        while text and self.width(text + "…") > inches:
-            text = text[:-1]
-        return text + "…"
 
 
 def plain(text: str) -> str:
@@ -81,16 +54,44 @@ def plain(text: str) -> str:
     return "".join(shown) if text.isprintable() else " ".join("".join(shown).split())
 
 
+def unit() -> float:
+    """The size of the settings' text, by 8 points."""
+    from matplotlib import rcParams
+
+    return float(rcParams["font.size"]) / 8
+
+
+def width(text: str, fonts: list[str]) -> float:
+    """Of one line in the size of the settings, in inches."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(family=fonts)
+    return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0]) / 72
+
+
+def fit(text: str, inches: float, fonts: list[str]) -> str:
+    """One line, shortened with an ellipsis where it is wider."""
+    if width(text, fonts) <= inches:
+        return text
+    text = text[:80]
+    while text and width(text + "…", fonts) > inches:
+        text = text[:-1]
+    return text + "…"
+
+
 def fonts_for(text: str) -> list[str]:
-    """The families that have the glyphs of a text: ``FONT``, and of those that are installed what
-    it lacks. A letter that none of them has is left to ``FONT``, which draws a box."""
+    """The families that have the glyphs of a text: the font of the settings, DejaVu Sans by
+    default, and of those that are installed what it lacks. A letter that none of them has is left
+    to the first, which draws a box."""
     from matplotlib import font_manager
 
-    families = [FONT]
-    missing = _lacks(font_manager.findfont(FONT), {c for c in text if not c.isspace()})
+    first = font_manager.findfont(font_manager.FontProperties())
+    families = [font_manager.get_font(first).family_name]
+    missing = _lacks(first, {c for c in text if not c.isspace()})
     fonts = font_manager.fontManager.ttflist if missing else []
-    usual = [one for one in fonts if one.style == "normal" and one.weight == 400]
-    usual = [one for one in usual if not one.name.startswith("Last Resort")]  # has boxes only
+    usual = [font for font in fonts if font.style == "normal" and font.weight == 400]
+    usual = [font for font in usual if not font.name.startswith("Last Resort")]  # has boxes only
     for font in sorted(usual, key=lambda f: (not f.name.startswith("Noto Sans"), f.name, f.fname)):
         if missing and len(lacks := _lacks(font.fname, missing)) < len(missing):
             families.append(font.name)

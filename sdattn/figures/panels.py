@@ -1,35 +1,58 @@
 """Small multiples on a page: panels of one size, one scale, one colour bar.
 
-flow(named, page)                       a panel a name, row after row
-table(rows, labels, titles, page)       a row a label, a column a title
+flow(panels, page)       panels with their titles above, row after row
+table(rows, page)        a row a label, a column a title
 
-All lengths are in inches. The figures are matplotlib's, made without pyplot: it would keep them.
+Rows, columns and the figure's size are chosen here; matplotlib's constrained layout places what is
+drawn. Lengths are in inches, those of text at 8 points. pyplot is not used: it keeps its figures.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from ..maps.render import COLORMAP
-from .lettering import DPI, SIZE, SMALL, Pen
-from .placing import EDGE, LINE, PAD, Layout, Lines, place_flow, place_table
+from .lettering import DPI, fit, fonts_for, unit, width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import LayoutEngine
 
-_INK = "0.15"  # a grey
-_TICK: dict[str, Any] = {
-    "length": 2, "width": 0.5, "pad": 1.5, "labelsize": SMALL, "color": _INK, "labelcolor": _INK,
-}  # fmt: skip
-_BESIDE, _THICK, _BAR = 0.1, 0.1, 3.0  # the colour bar: from the panels, its width, its height
-_NOTE = (24, 17, 11)  # characters a line, beside the colour bar; fewer where it is short
+Lines = tuple[str, ...]
+
+WIDTH, HEIGHT = 7.0, 9.5  # of a page's text
+_HIGH = 7.0  # a table of a sensible height
+LARGEST, SMALLEST = 1.6, 0.12  # a panel's width at most; each of its sides at least
+_ENOUGH, _MOST_BLOCKS = 0.5, 8  # rows go on beside each other until panels are so wide
+_GAP, _LINE = 0.06, 0.16  # between panels; from line to line
+_TICKED = 0.45  # a side that has room for numbers
+_LABEL = 1.1  # a row's label at most
+_BESIDE, _BELOW = 1.2, 0.5  # what the colour bar, names and numbers take of the page, about
+_SHORTEST, _LONGEST, _THICK = 0.9, 3.0, 0.1  # the colour bar
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Values ``[rows, cols]``, or a picture, uint8 ``[rows, cols, 3]``.
+
+    Attributes:
+        values: what is drawn.
+        title: lines above, of its column or its own.
+        label: lines left of its row, the same number in all rows.
+    """
+
+    values: np.ndarray
+    title: Lines
+    label: Lines = ()
 
 
 @dataclass(frozen=True)
@@ -51,183 +74,216 @@ class Page:
         """Height by width."""
         return self.size[1] / self.size[0]
 
-
-@dataclass(frozen=True)
-class _Panel:
-    """Values ``[rows, cols]``, or a picture ``[rows, cols, 3]``, and where it is in the figure."""
-
-    values: np.ndarray
-    row: int
-    column: int
-    title: str = ""
-    label: str = ""
+    def room(self, down: int, across: int, labels: float = 0, titles: float = 0) -> float:
+        """About the width of each panel, where labels and titles take so much in all."""
+        wide = (WIDTH - _BESIDE * unit() - labels) / across - _GAP
+        high = (HEIGHT - _BELOW * unit() - titles) / down - _GAP
+        return min(wide, high / self.aspect, LARGEST)
 
 
-def flow(named: Sequence[tuple[str, np.ndarray]], page: Page) -> Figure:
-    """Panels with their names above, row after row.
-
-    Args:
-        named: a name and values ``[rows, cols]`` each, or a picture, uint8 ``[rows, cols, 3]``.
-        page: what they share.
+def flow(panels: Sequence[Panel], page: Page) -> Figure:
+    """Panels with their titles above, five a row, or more where a page has no room else.
 
     Raises:
         ValueError: there are more than a page has room for.
     """
-    pen = Pen([name for name, _ in named])
-    layout, note = _beside_bar(lambda right: place_flow(len(named), page.aspect, right), page, pen)
-    panels = [
-        _Panel(values, *divmod(i, layout.across), pen.fit(name, layout.pitch[0] - PAD))
-        for i, (name, values) in enumerate(named)
-    ]
-    return _draw(panels, layout, replace(page, note=note), pen)
+    number = len(panels)
+
+    def room(across: int) -> float:
+        down = math.ceil(number / across)
+        return page.room(down, across, titles=down * _LINE * unit())
+
+    across = max(range(math.ceil(number / math.ceil(number / 5)), number + 1), key=room)
+    rows = [panels[i : i + across] for i in range(0, number, across)]
+    return _Sheet(rows, page, len(rows), room(across), f"{number} panels", each=True).draw()
 
 
-def table(
-    rows: Sequence[Sequence[np.ndarray]],
-    labels: Sequence[Lines],
-    titles: Sequence[Lines],
-    page: Page,
-) -> Figure:
+def table(rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
     """Panels in rows and columns; many rows go on beside each other.
 
-    Args:
-        rows: values ``[rows, cols]`` of each panel; a row may be shorter than others.
-        labels: of each row, lines of text, the same number each.
-        titles: of each column, likewise.
-        page: what they share.
-
     Raises:
         ValueError: there are more than a page has room for.
     """
-    pen = Pen([line for lines in (*labels, *titles) for line in lines])
-    layout, note = _beside_bar(
-        lambda right: place_table(labels, titles, page.aspect, right, pen), page, pen
-    )
-    panels = []
-    for i, row in enumerate(rows):
-        block, at = divmod(i, layout.down)
-        for j, values in enumerate(row):
-            title = layout.title(titles[j]) if at == 0 else ""
-            label = layout.label(labels[i], pen) if j == 0 else ""
-            panels.append(_Panel(values, at, block * layout.across + j, title, label))
-    return _draw(panels, layout, replace(page, note=note), pen)
+    across, lines = max(map(len, rows)), {line for row in rows for line in row[0].label}
+    fonts = fonts_for("".join(lines))
+    label = min(max(width(line, fonts) for line in lines), _LABEL * unit()) + 0.3 * unit()
+
+    def room(blocks: int, titles: float = 0) -> float:
+        return page.room(math.ceil(len(rows) / blocks), blocks * across, blocks * label, titles)
+
+    blocks = max(range(1, _MOST_BLOCKS + 1), key=lambda n: min(_ENOUGH, room(n, HEIGHT - _HIGH)))
+    down, what = math.ceil(len(rows) / blocks), f"{len(rows)} rows of {across} panels"
+    return _Sheet(rows, page, down, room(blocks), what).draw()
 
 
-def _beside_bar(place: Callable[[float], Layout], page: Page, pen: Pen) -> tuple[Layout, str]:
-    """The layout that leaves room for the colour bar, and the bar's note in lines that fit it."""
-    written = [number for height in (0, _BAR) for number in _numbers(page.scale, height)[1]]
-    numbers = max(pen.width(number, SMALL) for number in written)
-    for letters in _NOTE:
-        number = len(wrap(page.note, letters))
-        even = next(n for n in range(1, letters + 1) if len(wrap(page.note, n)) == number)
-        lines = wrap(page.note, even)
-        layout = place(_BESIDE + _THICK + 2 * PAD + numbers + len(lines) * LINE + EDGE)
-        if max(map(pen.width, lines)) <= layout.size[1] - abs(layout.head - layout.foot):
-            break
-    return layout, "\n".join(lines)
+def fill(axes: Sequence[Axes] | np.ndarray, rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
+    """Panels, row after row, in axes that are there; their figure keeps its size and layout.
+
+    Raises:
+        ValueError: there are not as many axes as panels.
+    """
+    drawn = [*np.ravel(np.array(axes, dtype=object))]
+    places = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
+    if len(drawn) != len(places):
+        raise ValueError(f"Got {len(drawn)} axes for {len(places)} panels. Pass one a panel.")
+    sheet = _Sheet(rows, page, len(rows), math.inf, "panels")
+    for panel, place in zip(drawn, places, strict=True):
+        sheet.show(panel, *place)
+        panel.set_aspect("equal")
+    return cast("Figure", sheet.bar(drawn, page.note).ax.get_figure())
 
 
-def _draw(panels: Sequence[_Panel], layout: Layout, page: Page, pen: Pen) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+@dataclass(frozen=True)
+class _Sheet:
+    """A figure to be drawn: blocks of ``down`` rows beside each other.
 
-    figure = Figure(figsize=layout.size, dpi=DPI)
-    FigureCanvasAgg(figure)
-    taken = {(one.row, one.column) for one in panels}
-    text: dict[str, Any] = {"family": pen.fonts, "parse_math": False, "color": _INK}
-    text["size"] = SIZE if min(layout.pitch) >= LINE else SMALL
-    above: dict[str, Any] = {"rotation": 90, "va": "bottom"} if layout.upright else {}
-    for one in panels:
-        axes = _axes(figure, *layout.corner(one.row, one.column), *layout.panel)
-        _show(axes, one.values, page)
-        if layout.ticked:
-            lowest = (one.row + 1, one.column) not in taken
-            _tick(axes, page.size, x=lowest, y=one.column % layout.across == 0)
-        axes.set_title(one.title, pad=3, **above, **text)
-        axes.set_ylabel(one.label, labelpad=3, rotation=0, ha="right", va="center", **text)
-    _name_axes(figure, layout, page.size)
-    _bar(figure, layout, page)
-    return figure
+    Attributes:
+        width: of a panel, about.
+        what: the panels in words, for an error.
+        each: every panel has its title, not only the first of a column.
+    """
 
+    rows: Sequence[Sequence[Panel]]
+    page: Page
+    down: int
+    width: float
+    what: str
+    each: bool = False
 
-def _axes(figure: Figure, x: float, y: float, width: float, height: float) -> Axes:
-    """Axes at a place from the figure's upper left corner."""
-    across, down = figure.get_size_inches()
-    axes = figure.add_axes(
-        (x / across, 1 - (y + height) / down, width / across, height / down),
-        xticks=[],
-        yticks=[],
-    )
-    axes.spines[:].set_color(_INK)
-    return axes
+    @property
+    def height(self) -> float:
+        """Of a panel, about."""
+        return self.width * self.page.aspect
 
+    @property
+    def ticked(self) -> bool:
+        """Numbers along a panel's sides have room."""
+        return min(self.width, self.height) >= _TICKED * unit()
 
-def _show(axes: Axes, values: np.ndarray, page: Page) -> None:
-    width, height = page.size
-    options: dict[str, Any] = {"extent": (0, width, height, 0), "aspect": "auto"}
-    if values.ndim == 2:  # a cell is a square of one colour: it was measured once
-        low, high = page.scale
-        options |= {"cmap": COLORMAP, "vmin": low, "vmax": high, "interpolation": "nearest"}
-    axes.imshow(values, **options)
+    @cached_property
+    def fonts(self) -> list[str]:
+        """The families that titles and labels need."""
+        panels = [panel for row in self.rows for panel in row]
+        return fonts_for("".join("".join(panel.title + panel.label) for panel in panels))
 
+    @cached_property
+    def upright(self) -> bool:
+        """Columns have their titles upright, in one line."""
+        lines = {line for row in self.rows for panel in row for line in panel.title}
+        return not self.each and max(width(line, self.fonts) for line in lines) > 0.9 * self.width
 
-def _tick(axes: Axes, size: tuple[int, int], *, x: bool, y: bool) -> None:
-    """Numbers at both ends of a side, within it: the next panel's begin beside them."""
-    axes.tick_params(**_TICK)
-    if x:
-        axes.set_xticks([0, size[0]])
-        first, last = axes.get_xticklabels()
-        first.set_horizontalalignment("left")
-        last.set_horizontalalignment("right")
-    if y:
-        axes.set_yticks([0, size[1]])
-        first, last = axes.get_yticklabels()
-        first.set_verticalalignment("top")
-        last.set_verticalalignment("bottom")
+    def draw(self) -> Figure:
+        """The figure, with its layout frozen: the same text in the same place in every file."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+        self._check(self.width)
+        across = max(map(len, self.rows))
+        columns = math.ceil(len(self.rows) / self.down) * across
+        layout = ConstrainedLayoutEngine(w_pad=_GAP / 2, h_pad=_GAP / 2, wspace=0, hspace=0)
+        figure = Figure((2 * WIDTH, 2 * HEIGHT), DPI, layout=layout)  # whatever text there is
+        FigureCanvasAgg(figure)
+        grid = figure.add_gridspec(self.down, columns)
+        for i, row in enumerate(self.rows):
+            block, at = divmod(i, self.down)
+            for j in range(len(row)):
+                axes = figure.add_subplot(grid[at, block * across + j])
+                self.show(axes, i, j)
+                self._tick(axes, i, j)
+        wide, high = self.page.size
+        figure.supxlabel("x (pixels)" if self.ticked else f"x (0 to {wide} pixels)")
+        figure.supylabel("y (pixels)" if self.ticked else f"y (0 to {high})")
+        self._place(figure, np.array([columns, self.down]))
+        return figure
 
-def _name_axes(figure: Figure, layout: Layout, size: tuple[int, int]) -> None:
-    """Once for all panels; where they have no numbers, with what their sides count."""
-    across, down = layout.size
-    left, top = layout.corner(0, 0)
-    x, y = (left + across - layout.right) / 2, (top + down - layout.foot) / 2
-    names = [f"{one} (pixels)" for one in "xy"]
-    if not layout.ticked:
-        names = [f"x (0 to {size[0]} pixels)", f"y (0 to {size[1]})"]
-    text: dict[str, Any] = {"size": SIZE, "color": _INK}
-    figure.text(x / across, EDGE / down, names[0], ha="center", va="bottom", **text)
-    name = figure.text(EDGE / across, 1 - y / down, names[1], va="center", rotation=90, **text)
-    least = name.get_window_extent().height / DPI / 2 + EDGE  # in a low figure: not beyond its top
-    name.set_y(1 - max(y, least) / down)
+    def show(self, axes: Axes, row: int, column: int) -> None:
+        """Draw a panel with its title and label."""
+        panel, (wide, high) = self.rows[row][column], self.page.size
+        options: dict[str, Any] = {"extent": (0, wide, high, 0), "origin": "upper"}
+        if panel.values.ndim == 2:  # a cell is a square of one colour: it was measured once
+            first, last = self.page.scale
+            options |= {"cmap": COLORMAP, "vmin": first, "vmax": last, "interpolation": "nearest"}
+        axes.imshow(panel.values, aspect="auto", **options)
+        line, pitch = _LINE * unit(), self.height + _GAP
+        text: dict[str, Any] = {"family": self.fonts, "parse_math": False}
+        text |= {"size": "small"} if min(self.width + _GAP, pitch) < line else {}
+        if self.each or row % self.down == 0:
+            above: dict[str, Any] = {"rotation": 90, "va": "bottom"} if self.upright else {}
+            axes.set_title((", " if self.upright else "\n").join(panel.title), **above, **text)
+        if column == 0 and panel.label:
+            low = len(panel.label) * line > pitch
+            lines = (", ".join(reversed(panel.label)),) if low else panel.label
+            label = "\n".join(fit(line, _LABEL * unit(), self.fonts) for line in lines)
+            axes.set_ylabel(label, rotation=0, ha="right", va="center", **text)
 
+    def bar(self, axes: Sequence[Axes], note: str, **options: Any) -> Colorbar:
+        """One colour bar for all panels."""
+        from matplotlib.cm import ScalarMappable
+        from matplotlib.colors import Normalize
 
-def _bar(figure: Figure, layout: Layout, page: Page) -> None:
-    """The colour bar, right of all panels and in their middle."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
+        colours = ScalarMappable(Normalize(*self.page.scale), COLORMAP)
+        bar: Colorbar = axes[0].figure.colorbar(colours, ax=list(axes), label=note, **options)
+        return bar
 
-    across, down = layout.size
-    top, low = layout.corner(0, 0)[1], down - layout.foot
-    height = min(low - top, _BAR)
-    axes = _axes(figure, across - layout.right + _BESIDE, (top + low - height) / 2, _THICK, height)
-    bar = figure.colorbar(ScalarMappable(Normalize(*page.scale), COLORMAP), cax=axes)
-    bar.outline.set_edgecolor(_INK)
-    numbers, texts = _numbers(page.scale, height)
-    bar.set_ticks(numbers, labels=texts)
-    bar.ax.tick_params(**_TICK)
-    bar.set_label(page.note, size=SIZE, labelpad=3, color=_INK)
+    def _tick(self, axes: Axes, row: int, column: int) -> None:
+        """Numbers at both ends of a side, within it: the next panel's begin beside them."""
+        below = self.rows[row + 1 : row + 2] if (row + 1) % self.down else ()
+        lowest = not below or column >= len(below[0])
+        for axis, shown, end, where in (
+            (axes.xaxis, lowest, self.page.size[0], [{"ha": "left"}, {"ha": "right"}]),
+            (axes.yaxis, column == 0, self.page.size[1], [{"va": "top"}, {"va": "bottom"}]),
+        ):
+            axis.set_visible(shown)
+            axis.set_ticks([0, end] if self.ticked and shown else [])
+            for text, side in zip(axis.get_ticklabels(), where, strict=False):
+                text.set(**side)
 
+    def _place(self, figure: Figure, shape: np.ndarray) -> None:
+        """Lay out the panels, then with the colour bar, and keep everything where it is."""
+        panels = figure.axes[:]
+        extent = shape * self._resized(figure, shape)
+        bar = self._bar_beside(panels, *extent)
+        wide, _ = self._resized(figure, shape)
+        self._check(wide)
+        first, last = self.page.scale
+        bar.set_ticks([tick for tick in bar.get_ticks() if first <= tick <= last])
+        cast("LayoutEngine", figure.get_layout_engine()).execute(figure)
+        figure.set_layout_engine("none")
+        for axes in panels:
+            axes.set_aspect("equal")
+            if not self.upright:
+                lines = axes.get_title().split("\n")
+                axes.set_title("\n".join(fit(line, wide, self.fonts) for line in lines))
 
-def _numbers(scale: tuple[float, float], height: float) -> tuple[list[float], list[str]]:
-    """What stands along a bar of so many inches and how it is written: round values with as many
-    digits as they differ in, or both ends where there is no room for two of those."""
-    from matplotlib.ticker import MaxNLocator
+    def _resized(self, figure: Figure, shape: np.ndarray) -> tuple[float, float]:
+        """Make panels as large as a page allows beside what stands around them, in the picture's
+        proportions; a low row leaves the colour bar its shortest length. Returns their places'
+        (width, height)."""
+        cast("LayoutEngine", figure.get_layout_engine()).execute(figure)
+        size = figure.get_size_inches()
+        around = size - shape * size * figure.axes[0].get_position().size
+        wide, high = ((WIDTH, HEIGHT) - around) / shape
+        wide = max(min(wide, high / self.page.aspect, LARGEST), SMALLEST / 2)
+        high = max(wide * self.page.aspect, _SHORTEST * unit() / self.down)
+        figure.set_size_inches(around + shape * (wide, high))
+        return wide, high
 
-    low, high = scale
-    for most in (5, 4, 3, 2):
-        found = [float(x) for x in MaxNLocator(most, steps=[1, 2, 5, 10]).tick_values(low, high)]
-        shown, step = [x for x in found if low <= x <= high], found[1] - found[0]
-        if len(shown) > 1 and step * height >= LINE * (high - low):
-            digits = max(0, -math.floor(math.log10(step) + 1e-6))
-            return shown, [f"{x:.{digits}f}" for x in shown]
-    return [low, high], [f"{x:.2g}" for x in scale]
+    def _bar_beside(self, panels: Sequence[Axes], wide: float, high: float) -> Colorbar:
+        """The colour bar, as long as all panels are high at most, its note in lines that fit; it
+        spans the outer columns, which is quicker to lay out than all."""
+        length = min(high, _LONGEST * unit())
+        note = "\n".join(wrap(self.page.note, int(15 * length / unit())))
+        sides = {"shrink": length / high, "aspect": length / _THICK, "pad": _THICK / wide}
+        places: list[Any] = [axes.get_subplotspec() for axes in panels]
+        ends = [place.is_first_col() or place.is_last_col() for place in places]
+        outer = [axes for axes, end in zip(panels, ends, strict=True) if end]
+        return self.bar(outer, note, fraction=0.5, panchor=False, **sides)
+
+    def _check(self, width: float) -> None:
+        if min(width, width * self.page.aspect) < SMALLEST:
+            raise ValueError(
+                f"{self.what} have no room on a page of {WIDTH:g} x {HEIGHT:g} inches, each of "
+                f"whose sides is {SMALLEST} inches or more. Name fewer words if they are many, or "
+                "keep fewer steps or heads."
+            )

@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from ..models.calls import innermost
+from ..models.denoiser_call import innermost
 from ..models.guidance import branch_order, branch_rows, guided_order
 from ..models.layers import AttentionLayer, Denoiser, Place, find_denoiser, find_layers, is_unet
+from .installer import Installation
 
 
 class Counting(Protocol):
@@ -55,8 +56,9 @@ class Attachment:
         self._pipeline = _weak(denoiser.pipeline)
         self._schedule: Any = None
         self._store = weakref.ref(store)
-        hook = denoiser.model.register_forward_pre_hook(self._before_pass, with_kwargs=True)
-        self.remove = weakref.finalize(store, hook.remove)
+        installed = Installation()
+        installed.watch(denoiser.model, self._before_pass)
+        self.remove = weakref.finalize(store, installed.remove)
 
     def place(self, module: nn.Module) -> Place | None:
         """``"down"``, ``"mid"`` or ``"up"``; None for a layer of another model."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..attention import split_heads
-from ..models.calls import innermost
+from ..models.denoiser_call import innermost
 from ..models.layers import AttentionLayer
 from .observers import Observer, ObservingProcessor, by_name
 from .sdpa import SdpaWatch, Seen

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -15,7 +14,8 @@ from ..attention import query_grid
 from ..models.guidance import Branch
 from ..models.layers import AttentionLayer
 from .attended import Attended
-from .keep import Selection, check_selection, is_span, is_summed, plain_selection, sum_dtype
+from .keep import Keep
+from .steps import Selection
 
 
 class CaptureError(RuntimeError):
@@ -74,6 +74,8 @@ class MapStore:
         layers: the attention layers that are watched.
         passes: one :class:`Pass` for each call of the model for these images, in order, whether its
             maps are kept or not.
+        keep: what is kept of steps, heads and columns.
+        steps, heads: the same of these two, as they were asked for.
         skipped: calls of the model that are not: those of the other branch, where a pipeline runs
             the two in turn, and those of skip-layer guidance.
         tokens: the key columns that are kept, or None for all.
@@ -89,37 +91,9 @@ class MapStore:
             goes to the picture. A layer that has not run yet is not in it.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[AttentionLayer],
-        *,
-        levels: int = 4,
-        steps: Selection = "mean",
-        heads: Selection = "mean",
-        tokens: Sequence[int] | None = None,
-        among: Sequence[Sequence[int]] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
-        grad: bool = False,
-    ):
-        check_selection("steps", steps)
-        check_selection("heads", heads)
-        if among is not None and (isinstance(among, str) or not among or not all(among)):
-            raise ValueError(f"among={among!r}: pass a list of columns, not empty, for each image.")
-        if not dtype.is_floating_point:
-            raise ValueError(
-                f"dtype={dtype}: maps are shares in [0, 1], which it cannot hold. Pass a floating "
-                "dtype, torch.float16 say."
-            )
-        whole = tokens is None or all(isinstance(token, Integral) for token in tokens)
-        if not whole or (tokens is not None and (not len(tokens) or min(tokens) < 0)):
-            raise ValueError(f"tokens={tokens!r}: pass token columns from 0, or None for all.")
+    def __init__(self, layers: Sequence[AttentionLayer], keep: Keep, levels: int = 4):
         self.layers = list(layers)
-        self.levels = levels
-        self.steps, self.heads = plain_selection(steps), plain_selection(heads)
-        self.tokens = None if tokens is None else tuple(map(int, tokens))
-        self.among = among
-        self.device, self.dtype, self.grad = device, dtype, grad
+        self.keep, self.levels = keep, levels
         self.passes: list[Pass] = []
         self.skipped = 0
         self.n_keys: int | None = None
@@ -129,6 +103,18 @@ class MapStore:
     @property
     def maps(self) -> Mapping[str, Tensor]:
         return _Maps(self)
+
+    @property
+    def steps(self) -> Selection:
+        return self.keep.steps.given
+
+    @property
+    def heads(self) -> Selection:
+        return self.keep.heads.given
+
+    @property
+    def tokens(self) -> tuple[int, ...] | None:
+        return self.keep.tokens
 
     @property
     def timesteps(self) -> list[float]:
@@ -188,18 +174,13 @@ class MapStore:
             )
         self.passes.append(one)
 
-    def wants(self, layer: AttentionLayer) -> bool:
+    def takes(self, layer: AttentionLayer) -> bool:
         """Whether the pass that is running is kept of this layer."""
         return bool(self.passes) and layer in self.layers and self.keeps(len(self.passes) - 1)
 
     def keeps(self, number: int) -> bool:
         """Whether the maps of a pass, counted from 0, are kept."""
-        if isinstance(self.steps, str):
-            return True
-        if not is_span(self.steps):
-            return number in self.steps
-        position = self.passes[number].position
-        return position is not None and self.steps[0] <= position <= self.steps[1]
+        return self.keep.steps.keeps(number, self.passes[number].position)
 
     def add(self, layer: AttentionLayer, attended: Attended, rows: Tensor) -> None:
         """Take in what the kept rows of one layer's call attended to."""
@@ -208,52 +189,53 @@ class MapStore:
         if slot is None:
             size, cells = self.latent_size, attended.cells
             grid = (1, cells) if size is None else query_grid(cells, size, self.levels)
-            heads = attended.heads if self.heads == "mean" else 1
+            heads = 1 if self.keep.heads.each else attended.heads
             slot = self._slots[layer.name] = _Slot(grid, heads)
         slot.calls += 1
-        if not is_summed(self.steps):
+        device, dtype = self.keep.device, self.keep.held_dtype
+        if self.keep.steps.each:
             one = reduce(self._sum, pieces)
             one = one / slot.heads if slot.heads > 1 else one
-            slot.steps.append(one.to(device=self.device, dtype=self.dtype))
+            slot.steps.append(one.to(device=device, dtype=dtype))
             return
-        if self.steps == "last":
+        if self.keep.steps.last:
             slot.total = None
         for piece in pieces:
-            piece = piece.to(device=self.device, dtype=sum_dtype(self.dtype))
+            piece = piece.to(device=device, dtype=dtype)
             slot.total = piece if slot.total is None else self._sum(slot.total, piece)
 
     def _sum(self, total: Tensor, piece: Tensor) -> Tensor:
-        return total + piece if self.grad else total.add_(piece)
+        return total + piece if self.keep.grad else total.add_(piece)
 
     def _pieces(self, layer: AttentionLayer, attended: Attended, rows: Tensor) -> Iterator[Tensor]:
         """What is to be summed of one call: ``[images, N, tokens]``, each of some heads, or all of
         it at once, ``[images, heads, N, tokens]``."""
         columns = self._columns(layer, attended)
-        if self.among is None or layer.kind == "self":
+        if self.keep.among is None or layer.kind == "self":
             parts = attended.parts(rows, columns)
         else:
             some = slice(None) if columns is None else list(columns)
             parts = (self._among(layer, one)[..., some] for one in attended.parts(rows, None))
-        if self.heads == "mean":
+        if not self.keep.heads.each:
             yield from (part.sum(1) for part in parts)
             return
         first, *more = parts
         probs = torch.cat([first, *more], dim=1) if more else first
-        if isinstance(self.heads, str):
+        heads = self.keep.heads.numbers
+        if heads is None:
             yield probs
             return
-        heads = [int(head) for head in self.heads]
         if max(heads) >= attended.heads:
             raise CaptureError(
                 f"Asked for head {max(heads)} of {layer.name}, which has {attended.heads} "
                 f"(0 to {attended.heads - 1})."
             )
-        yield probs[:, heads]
+        yield probs[:, list(heads)]
 
     def _among(self, layer: AttentionLayer, probs: Tensor) -> Tensor:
         """The softmax over some of its keys: the probabilities of the others taken away and what
         is left divided by its sum."""
-        among = self.among or ()
+        among = self.keep.among or ()
         images, n_keys = len(probs), probs.shape[-1]
         lists = list(among) * (images if len(among) == 1 else 1)
         if len(lists) != images or max(map(max, lists)) >= (self.n_text or n_keys):
@@ -288,8 +270,8 @@ class MapStore:
         if slot.total is None:
             held = torch.stack(slot.steps, dim=1)
         else:
-            held = slot.total / (slot.heads * (1 if self.steps == "last" else slot.calls))
-        return held.to(self.dtype).unflatten(-2, slot.grid)
+            held = slot.total / (slot.heads * (1 if self.keep.steps.last else slot.calls))
+        return held.to(self.keep.dtype).unflatten(-2, slot.grid)
 
     def missing(self) -> list[str]:
         """Names of the watched layers that never ran."""
@@ -301,7 +283,7 @@ class MapStore:
         Raises:
             CaptureError: the model did not run, or none of the layers did.
         """
-        missing = self.missing()
+        missing, steps = self.missing(), self.keep.steps
         if not self.passes and self.skipped:
             raise CaptureError(
                 f"The model was called {self.skipped} time(s), but never for the unconditional "
@@ -313,7 +295,7 @@ class MapStore:
                 "capture(). Call the pipeline inside the with block, in the same thread."
             )
         if len(missing) == len(self.layers):
-            asked = "" if isinstance(self.steps, str) else f" in steps {self.steps}"
+            asked = f" in steps {self.steps}" if steps.numbers or steps.part else ""
             raise CaptureError(
                 f"The model ran {len(self.passes)} time(s), but none of the {len(missing)} "
                 f"watched layers ran{asked}: {', '.join(missing[:3])}…"
@@ -335,7 +317,7 @@ class MapStore:
                 CaptureWarning,
                 stacklevel=4,
             )
-        chosen = [] if isinstance(self.steps, str) or is_span(self.steps) else self.steps
+        chosen = steps.numbers or ()
         if skipped := [step for step in chosen if step >= len(self.passes)]:
             warnings.warn(
                 f"Asked for steps {list(chosen)}, but the model ran {len(self.passes)} times "

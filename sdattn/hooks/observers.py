@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..attention import TorchAttnProcessor, attention_probs, merge_heads, split_heads
 from ..attention.processor import heads_of, mask_by_head
-from ..models.calls import innermost
+from ..models.denoiser_call import innermost
 from .attended import Attended, OfHeads, Rows, chosen_columns, given_probs
 from .sdpa import SdpaWatch, told
 from .witness import UseWatch, is_plain, misfit, used_in

@@ -39,9 +39,9 @@ class Upwards:
         return sample
 
     def step(self, output: Tensor, timestep: Any, sample: Tensor, return_dict: Any = None) -> Any:
-        one, zero = torch.ones(()), torch.zeros(())
-        a = self.down.step(zero, timestep, one).prev_sample
-        b = self.down.step(one, timestep, zero).prev_sample
+        unit, zero = torch.ones(()), torch.zeros(())
+        a = self.down.step(zero, timestep, unit).prev_sample
+        b = self.down.step(unit, timestep, zero).prev_sample
         return (((sample.float() - b * output.float()) / a).to(sample.dtype),)
 
 

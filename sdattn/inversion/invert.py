@@ -37,7 +37,7 @@ class Inversion:
     """The way from a picture to its noise, and what it takes to come back.
 
     Attributes:
-        prompt: what was said of the picture.
+        prompt: the description of the picture.
         image: the picture as the pipeline saw it: RGB, at a size that the pipeline can make.
         trajectory: ``[steps + 1, C, rows, cols]``, dtype and device as in the pipeline. Index 0
             is the picture's latent, the last one its noise.
@@ -167,7 +167,7 @@ def psnr(image: Image.Image, other: Image.Image) -> float:
         raise ValueError(
             f"The images are {image.size} and {other.size} pixels. Resize one of them."
         )
-    first, second = (np.asarray(one.convert("RGB"), dtype=np.float64) for one in (image, other))
+    first, second = (np.asarray(im.convert("RGB"), dtype=np.float64) for im in (image, other))
     error = float(((first - second) ** 2).mean())
     return 10 * math.log10(255**2 / error) if error else math.inf
 

@@ -107,7 +107,7 @@ def guided_rows(pipe: Any, batch: int) -> dict[Branch, slice]:
 def _rows_of(value: Any, rows: slice, batch: int) -> Any:
     """The chosen rows of all tensors that have one for each row of the batch."""
     if isinstance(value, dict):
-        return {name: _rows_of(one, rows, batch) for name, one in value.items()}
+        return {name: _rows_of(held, rows, batch) for name, held in value.items()}
     has_rows = isinstance(value, Tensor) and value.ndim > 0 and len(value) == batch
     return value[rows] if has_rows else value
 

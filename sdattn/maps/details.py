@@ -11,7 +11,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..hooks.keep import is_summed
 from ..hooks.map_store import MapStore
 from ..models.layers import TEXT_KINDS
 from .heatmaps import Heatmaps
@@ -60,13 +59,10 @@ def details_of(store: MapStore, number: int, heatmaps: Heatmaps) -> Details:
 
     steps = heads = None
     calls = tuple(i for i in range(len(store.passes)) if store.keeps(i))
-    if not is_summed(store.steps):
-        steps = kept(lambda maps: (maps if store.heads == "mean" else maps.mean(2))[0])
+    if store.keep.steps.each:
+        steps = kept(lambda maps: (maps.mean(2) if store.keep.heads.each else maps)[0])
         whole = {name: one for name, one in steps.layers.items() if len(one.maps) == len(calls)}
         steps = LayerMaps(whole, steps.columns, passes=1) if whole else None
-    if store.heads != "mean" and not preset.each_head:
+    if store.keep.heads.each and not preset.each_head:
         heads = kept(lambda maps: over_steps(store, maps, preset))
-    numbers: Literal["all"] | tuple[int, ...] = "all"
-    if not isinstance(store.heads, str):
-        numbers = tuple(int(one) for one in store.heads)
-    return Details(steps, calls if steps else (), heads, numbers)
+    return Details(steps, calls if steps else (), heads, store.keep.heads.numbers or "all")

@@ -17,15 +17,15 @@ from torch import Tensor
 
 from ..attention import level_grids, query_grid
 from ..hooks.attention_store import AttentionStore, Maps
-from ..hooks.keep import is_span
 from ..hooks.map_store import CaptureError
+from ..hooks.steps import Part
 from ..models.guidance import Branch
 from ..models.layers import PLACES
 from .layermaps import LayerMap, LayerMaps
 from .presets import Preset
 from .refinement import PLACE
 
-Steps = str | int | tuple[float, float]
+StepChoice = str | int | tuple[float, float]
 # an AttentionStore, one of its dictionaries, the maps of some layers, or of one
 Folded = AttentionStore | Mapping[str, Sequence[Tensor]] | Sequence[Tensor] | Tensor
 
@@ -127,7 +127,10 @@ class FoldedMaps:
 
 
 def folded_maps(
-    x: Folded, prompts: int, latent_size: tuple[int, int] | None = None, steps: Steps | None = None
+    x: Folded,
+    prompts: int,
+    latent_size: tuple[int, int] | None = None,
+    steps: StepChoice | None = None,
 ) -> FoldedMaps:
     """Read maps that :func:`sdattn.heatmaps` was given in place of a ``MapStore``.
 
@@ -189,7 +192,7 @@ def _of_kind(by_place: Mapping[str, Sequence[Tensor]], kind: str) -> list[tuple[
     return [(key.removesuffix(f"_{kind}"), maps) for key in places for maps in by_place[key]]
 
 
-def _of_steps(store: AttentionStore, steps: Steps) -> tuple[Maps, int]:
+def _of_steps(store: AttentionStore, steps: StepChoice) -> tuple[Maps, int]:
     """The maps of some steps of a store, and how many steps they are the mean of."""
     if steps == "mean":
         cross, part = store.get_average_full_attention(), store.get_average_attention()
@@ -209,13 +212,13 @@ def _mean(steps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return [torch.stack(list(maps)).mean(0) for maps in zip(*steps, strict=True)]
 
 
-def _chosen(store: AttentionStore, steps: Steps) -> list[Maps]:
+def _chosen(store: AttentionStore, steps: StepChoice) -> list[Maps]:
     kept = len(store.steps)
     numbers: list[int] = []
     if isinstance(steps, (int, Integral)):
         numbers = [int(steps)] if -kept <= steps < kept else []
-    elif is_span(steps):
-        numbers = [i for i in range(kept) if steps[0] <= (i + 0.5) / kept <= steps[1]]
+    elif part := Part.read(steps):
+        numbers = part.passes(kept)
     if not numbers:
         raise ValueError(
             f"steps={steps!r}: pass 'mean', 'last', a step's number or a part of the run such as "

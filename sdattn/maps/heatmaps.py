@@ -20,7 +20,7 @@ from ..models.reading import read_prompts
 from ..prompts.chunks import read_long_prompt
 from ..prompts.tokens import Prompt, Token, read_prompt
 from .aggregation import aggregate, contrast
-from .folded import Folded, FoldedMaps, Steps, folded_maps
+from .folded import Folded, FoldedMaps, StepChoice, folded_maps
 from .heatmap import Heatmap
 from .layermaps import LayerMaps, layer_maps
 from .masks import label_map, smooth
@@ -194,7 +194,7 @@ def heatmaps(
     preset: str | Preset = "default",
     refine: Literal["self"] | None = None,
     latent_size: tuple[int, int] | None = None,
-    steps: Steps | None = None,
+    steps: StepChoice | None = None,
     **options: Any,
 ) -> list[Heatmaps]:
     """The heatmaps of each image of a run, of the maps that were captured or stored.

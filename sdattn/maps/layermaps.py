@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..hooks.keep import is_summed
 from ..hooks.map_store import CaptureError, MapStore
 from ..models.layers import TEXT_KINDS, AttentionLayer
 from .presets import Preset
@@ -110,11 +109,11 @@ def layer_maps(
 
 def _check_kept(store: MapStore, preset: Preset) -> None:
     missing = []
-    if preset.each_head and store.heads != "all":
+    if preset.each_head and not store.keep.heads.every:
         missing.append('heads="all"')
-    if preset.steps == "last" and store.steps not in ("last", "all"):
+    if preset.steps == "last" and not (store.keep.steps.last or store.keep.steps.every):
         missing.append('steps="last"')
-    if preset.among_words and store.among is None:
+    if preset.among_words and store.keep.among is None:
         missing.append("among=[...], the columns of each image's words, <sos> and <eos>")
     if preset.contrast and store.tokens is not None:
         missing.append("tokens=None")
@@ -127,28 +126,28 @@ def _check_kept(store: MapStore, preset: Preset) -> None:
 
 def _of_layer(store: MapStore, layer: AttentionLayer, preset: Preset) -> LayerMap:
     maps = over_steps(store, store.maps[layer.name], preset)
-    if store.heads != "mean" and not preset.each_head:
+    heads = store.keep.heads
+    if heads.each and not preset.each_head:
         maps = maps.mean(1)
-    heads = layer.heads if isinstance(store.heads, str) else len(store.heads)
-    return LayerMap(layer.place, layer.level, heads, maps.float().cpu())
+    return LayerMap(layer.place, layer.level, heads.used(layer.heads), maps.float().cpu())
 
 
 def _read_steps(store: MapStore, preset: Preset) -> list[int]:
     """The places on the steps axis, or the passes in its place, that the preset's maps are of."""
     kept = [i for i in range(len(store.passes)) if store.keeps(i)]
-    if "last" in (store.steps, preset.steps):
+    if store.keep.steps.last or preset.steps == "last":
         return [len(kept) - 1]
-    if isinstance(preset.steps, str) or store.steps != "all":  # a list of steps was chosen
+    part = preset.part
+    if part is None or not store.keep.steps.every:  # a list of steps was chosen
         return list(range(len(kept)))
-    first, last = preset.steps
     places = [store.passes[i].position for i in kept]
-    wanted = [i for i, at in enumerate(places) if at is None or first <= at <= last]
-    return wanted or list(range(len(kept)))
+    read = [i for i, at in enumerate(places) if at is None or part.holds(at)]
+    return read or list(range(len(kept)))
 
 
 def over_steps(store: MapStore, maps: Tensor, preset: Preset) -> Tensor:
     """``[images, steps, ...]`` without its steps; a store that has none is left as it is."""
-    return maps if is_summed(store.steps) else maps[:, _read_steps(store, preset)].mean(1)
+    return maps if not store.keep.steps.each else maps[:, _read_steps(store, preset)].mean(1)
 
 
 def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, tuple[int, int]]:
@@ -165,7 +164,7 @@ def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, tuple[int, int]]
     finest_layers = [layer for layer in held if layer.level == finest]
     for layer in finest_layers:
         maps = over_steps(store, store.maps[layer.name], preset)
-        maps = maps.mean(1) if store.heads != "mean" else maps  # [images, rows, cols, N]
+        maps = maps.mean(1) if store.keep.heads.each else maps  # [images, rows, cols, N]
         grid = (maps.shape[1], maps.shape[2])
         total = total + maps.float().cpu().flatten(1, 2)
     return total / len(finest_layers), grid

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from ..hooks.steps import Part
+
 UNET = ("down", "mid", "up")
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "steps": ("mean", "sum", "last"),
@@ -89,6 +91,11 @@ class Preset:
                 )
         if not self.places or isinstance(self.places, str):
             raise ValueError(f"Preset {self.name!r} has places={self.places!r}: pass a tuple.")
+
+    @property
+    def part(self) -> Part | None:
+        """The part of the run that it reads; None where it names none."""
+        return None if isinstance(self.steps, str) else Part.of(self.steps)
 
     @property
     def unit(self) -> str:

@@ -8,9 +8,10 @@ columns_of(words, prompts), columns_around(prompt)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
-from ..hooks.keep import is_span
+from ..hooks.steps import Heads, Steps
 from ..models.layers import TEXT_KINDS, find_denoiser, find_layers, select_layers
 from ..models.loading import images_a_prompt
 from ..prompts.tokens import PAD, Prompt
@@ -37,8 +38,13 @@ def checked_capture(
             f"capture_options={dict(settings)}: this shows where the words of the prompt go. For "
             "anything else use capture() around the pipeline."
         )
+    settings = dict(settings)
+    if "steps" in settings:
+        settings["steps"] = Steps.of(settings["steps"])
+    if "heads" in settings:
+        settings["heads"] = Heads.of(settings["heads"])
     if words is None:
-        return dict(settings)
+        return settings
     if isinstance(words, str) or not words:
         raise ValueError(f"words={words!r}: pass a list of words and phrases, or None for all.")
     return {**settings, "tokens": columns_of(words, prompts)}
@@ -72,14 +78,15 @@ def capture_settings(
         refining(pipe)  # or refuse
     chosen = dict(chosen or {})
     # every step and every head hold what any preset reads of them
-    if clash := sorted(name for name in needs.keys() & chosen.keys() if chosen[name] != "all"):
+    every = {name for name, one in chosen.items() if getattr(one, "every", False)}
+    if clash := sorted(needs.keys() & chosen.keys() - every):
         told = ", ".join("words (tokens)" if name == "tokens" else name for name in clash)
         raise ValueError(
             f"The preset {preset.name!r} decides on {told} of the capture itself. Leave that out, "
             "or choose another preset."
         )
-    if is_span(preset.steps) and options.get("denoising_end") is None:
-        needs["steps"] = preset.steps  # a run that ends early may have no such part
+    if preset.part is not None and options.get("denoising_end") is None:
+        needs["steps"] = astuple(preset.part)  # a run that ends early may have no such part
     return {**needs, **chosen}
 
 

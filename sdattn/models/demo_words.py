@@ -17,14 +17,15 @@ def unlearnt(words: Iterable[str]) -> str:
     tokenizer writes small."""
     kinds = _kinds()
     known = {"", *(word for kind in kinds for word in kind)}
-    said = dict.fromkeys(words)
-    strange = [word for word in said if word.strip(string.punctuation).lower() not in known]
+    strange = [
+        word for word in dict.fromkeys(words) if word.strip(string.punctuation).lower() not in known
+    ]
     if not strange:
         return ""
-    told = "; ".join(", ".join(kind) for kind in kinds)
+    learnt = "; ".join(", ".join(kind) for kind in kinds)
     return (
         f"The demo model never learnt {', '.join(map(repr, strange))}: what it draws for that, and "
-        f"its heatmaps, mean nothing. It knows only: {told}."
+        f"its heatmaps, mean nothing. It knows only: {learnt}."
     )
 
 

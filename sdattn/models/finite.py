@@ -46,7 +46,7 @@ def watch_finite(pipe: Any, options: Mapping[str, Any]) -> Iterator[None]:
         options: of the run, for the advice.
 
     Raises:
-        NotFiniteError: at the end, if a picture is not finite; the message says where that began.
+        NotFiniteError: at the end, if a picture is not finite; the message names where that began.
     """
     largest: Largest = {TEXT: [], LATENTS: [], PICTURE: []}
     with ExitStack() as undo:
@@ -56,7 +56,7 @@ def watch_finite(pipe: Any, options: Mapping[str, Any]) -> Iterator[None]:
     found = _read(largest)
     if math.isfinite(found[LATENTS]) and math.isfinite(found[PICTURE]):
         return
-    first = next(what for what, one in found.items() if not math.isfinite(one))
+    first = next(what for what, number in found.items() if not math.isfinite(number))
     raise NotFiniteError(
         f"{_NAMES[first].format(found[LATENTS])} not finite, so there is no picture. "
         f"{_advice(pipe, options, first)}"
@@ -69,8 +69,8 @@ def check_maps(maps: Mapping[str, Tensor], pipe: Any, options: Mapping[str, Any]
     Raises:
         NotFiniteError: naming the first of them.
     """
-    for name, one in maps.items():
-        if not bool(one.detach().isfinite().all()):
+    for name, values in maps.items():
+        if not bool(values.detach().isfinite().all()):
             raise NotFiniteError(
                 f"The maps of {name} are not finite. {_advice(pipe, options, 'maps')}"
             )
@@ -110,15 +110,10 @@ def _note(largest: list[Tensor], made: Any) -> None:
 
 def _read(largest: Largest) -> dict[str, float]:
     """The largest number of each, 0 where nothing was seen; the device is waited for once."""
-    held = [one for ones in largest.values() for one in ones]
-    if not held:
-        return dict.fromkeys(largest, 0.0)
-    numbers = iter(torch.stack([one.to(held[-1].device) for one in held]).tolist())
-    each = {what: [next(numbers) for _ in ones] for what, ones in largest.items()}
-    return {
-        what: math.nan if any(map(math.isnan, ones)) else max(ones, default=0.0)
-        for what, ones in each.items()
-    }
+    zero = torch.zeros(())  # amax keeps NaN, where there is one
+    device = next((seen[-1].device for seen in reversed(largest.values()) if seen), zero.device)
+    tops = [torch.stack([x.to(device) for x in (zero, *seen)]).amax() for seen in largest.values()]
+    return dict(zip(largest, torch.stack(tops).tolist(), strict=True))
 
 
 def _advice(pipe: Any, options: Mapping[str, Any], where: str) -> str:

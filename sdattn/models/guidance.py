@@ -2,86 +2,18 @@
 
 With classifier-free guidance (Ho and Salimans 2022) a pipeline runs the prompt and the negative
 prompt in one batch, or one after the other. Their order is the pipeline's own affair: it is looked
-up here, never guessed from the batch.
+up in the families of models, never guessed from the batch.
 """
 
 import functools
 import inspect
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-Branch = Literal["conditional", "unconditional"]
-Order = tuple[Branch | None, ...]
-
-# Pipelines whose __call__ concatenates [negative prompt, prompt] before it calls the model.
-NEGATIVE_FIRST = (
-    "StableDiffusionPipeline",
-    "StableDiffusionImg2ImgPipeline",
-    "StableDiffusionInpaintPipeline",
-    "StableDiffusionDepth2ImgPipeline",
-    "StableDiffusionControlNetPipeline",
-    "StableDiffusionControlNetImg2ImgPipeline",
-    "StableDiffusionControlNetInpaintPipeline",
-    "StableDiffusionAdapterPipeline",
-    "StableDiffusionXLPipeline",
-    "StableDiffusionXLImg2ImgPipeline",
-    "StableDiffusionXLInpaintPipeline",
-    "StableDiffusionXLControlNetPipeline",
-    "StableDiffusionXLControlNetImg2ImgPipeline",
-    "StableDiffusionXLControlNetInpaintPipeline",
-    "StableDiffusionXLControlNetUnionPipeline",
-    "StableDiffusionXLControlNetUnionImg2ImgPipeline",
-    "StableDiffusionXLControlNetUnionInpaintPipeline",
-    "StableDiffusionXLAdapterPipeline",
-    "PAGMixin",
-    "LatentConsistencyModelPipeline",
-    "LatentConsistencyModelImg2ImgPipeline",
-    "AnimateDiffPipeline",
-    "AnimateDiffControlNetPipeline",
-    "AnimateDiffSDXLPipeline",
-    "AnimateDiffSparseControlNetPipeline",
-    "AnimateDiffVideoToVideoPipeline",
-    "AnimateDiffVideoToVideoControlNetPipeline",
-    "StableDiffusion3Pipeline",
-    "StableDiffusion3Img2ImgPipeline",
-    "StableDiffusion3InpaintPipeline",
-    "StableDiffusion3ControlNetPipeline",
-    "StableDiffusion3ControlNetInpaintingPipeline",
-    "SanaPipeline",
-    "SanaControlNetPipeline",
-)
-# The same, but whether a run is guided is only a variable of its __call__, which tells it to
-# encode_prompt.
-NEGATIVE_FIRST_UNTOLD = ("PixArtAlphaPipeline", "PixArtSigmaPipeline")
-# [prompt and image, image only, neither]: Brooks et al. 2022, section 3.2.1.
-THREE_WAY = ("StableDiffusionInstructPix2PixPipeline",)
-# Pipelines that call the model for the prompt and then, if at all, for the negative prompt.
-IN_TURN = (
-    "FluxPipeline",
-    "FluxImg2ImgPipeline",
-    "FluxInpaintPipeline",
-    "FluxFillPipeline",
-    "FluxControlPipeline",
-    "FluxControlImg2ImgPipeline",
-    "FluxControlInpaintPipeline",
-    "FluxControlNetPipeline",
-    "FluxControlNetImg2ImgPipeline",
-    "FluxControlNetInpaintPipeline",
-    "FluxKontextPipeline",
-    "FluxKontextInpaintPipeline",
-    "Flux2Pipeline",
-    "Flux2KleinPipeline",
-    "Flux2KleinInpaintPipeline",
-    "QwenImagePipeline",
-    "QwenImageImg2ImgPipeline",
-    "QwenImageInpaintPipeline",
-    "QwenImageControlNetPipeline",
-    "QwenImageControlNetInpaintPipeline",
-    "QwenImageEditPipeline",
-    "QwenImageEditInpaintPipeline",
-    "QwenImageEditPlusPipeline",
-)
+from .families import guidance_of
+from .family import Branch as Branch
+from .family import Order as Order
 
 
 def guided_order(pipeline: Any) -> Order:
@@ -90,23 +22,11 @@ def guided_order(pipeline: Any) -> Order:
     Raises:
         ValueError: the batch layout of this class of pipeline is not known.
     """
-    names = {cls.__name__ for cls in type(pipeline).__mro__}
-    if names.intersection(THREE_WAY):
-        return "conditional", None, "unconditional"
-    told = hasattr(type(pipeline), "do_classifier_free_guidance")
-    if (told and names.intersection(NEGATIVE_FIRST)) or names.intersection(NEGATIVE_FIRST_UNTOLD):
-        return "unconditional", "conditional"
-    if names.intersection(IN_TURN):
-        return ("conditional",)
-    raise ValueError(
-        f"How a {type(pipeline).__name__} lays out guidance in its batch is not known. Capture "
-        "its UNet or transformer instead (capture(pipe.unet)): every batch row is then an image "
-        "of its own."
-    )
+    return guidance_of(pipeline).order
 
 
 def branch_order(pipeline: Any) -> Order:
-    """The chunks of the batch that ``pipeline`` is running now, of one that tells it.
+    """The chunks of the batch that ``pipeline`` is running now, by its own property.
 
     To be asked at every call of the model, since guidance may be turned off in the middle of a
     run. The perturbed copy that PAG appends (Ahn et al. 2024) is neither branch.
@@ -131,14 +51,14 @@ class GuidanceWatch:
 
     def __init__(self, pipeline: Any):
         self.pipeline = pipeline
-        self.guided = guided_order(pipeline)
-        names = {cls.__name__ for cls in type(pipeline).__mro__}
-        self.in_turn = bool(names.intersection(IN_TURN))
+        layout = guidance_of(pipeline)
+        self.guided = layout.order
+        self.in_turn = layout.known_by == "calls"
         self._step: Any = None
         self._calls = 0  # within this step
-        self._told: bool | None = None
+        self._is_guided: bool | None = None
         self._thread = get_ident()
-        self._listening = bool(names.intersection(NEGATIVE_FIRST_UNTOLD))
+        self._listening = layout.known_by == "encode_prompt"
         if self._listening:
             _listeners(pipeline).append(self._hear)
 
@@ -148,16 +68,16 @@ class GuidanceWatch:
             return self._next_in_turn()
         if not self._listening:
             return branch_order(self.pipeline)
-        if self._told is None:
+        if self._is_guided is None:
             raise ValueError(
                 f"A {type(self.pipeline).__name__} called its model without encode_prompt, so "
                 "whether the batch is guided is not known. Capture its transformer instead."
             )
-        return self.guided if self._told else ("conditional",)
+        return self.guided if self._is_guided else ("conditional",)
 
     def _next_in_turn(self) -> Order:
         # The scheduler moves on between steps only, so a second call within a step is the
-        # negative prompt's. (Timesteps would not tell: second-order schedulers repeat them.)
+        # negative prompt's. (Timesteps do not show it: second-order schedulers repeat them.)
         scheduler = self.pipeline.scheduler
         step = id(scheduler.timesteps), scheduler.step_index
         self._calls = self._calls + 1 if step == self._step else 1
@@ -171,8 +91,8 @@ class GuidanceWatch:
         return ("unconditional",) if again else ("conditional",)
 
     def _hear(self, guided: bool) -> None:
-        if get_ident() == self._thread:  # not of a run in another one
-            self._told = guided
+        if get_ident() == self._thread:  # not of a run in another thread
+            self._is_guided = guided
 
     def close(self) -> None:
         """Stop listening."""
@@ -186,7 +106,7 @@ class GuidanceWatch:
 
 
 def _listeners(pipeline: Any) -> list[Callable[[bool], None]]:
-    """Who is told, at each ``encode_prompt`` of this one pipeline object, whether a run is guided.
+    """Called at each ``encode_prompt`` of this pipeline object with whether the run is guided.
 
     A function that stands in for the method holds them, for as long as there are any.
     """
@@ -196,7 +116,7 @@ def _listeners(pipeline: Any) -> list[Callable[[bool], None]]:
     signature = inspect.signature(encode)
 
     @functools.wraps(encode)
-    def telling(*args: Any, **kwargs: Any) -> Any:
+    def listened(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         for listener in listeners:
@@ -204,10 +124,10 @@ def _listeners(pipeline: Any) -> list[Callable[[bool], None]]:
         return encode(*args, **kwargs)
 
     listeners: list[Callable[[bool], None]] = []
-    telling.listeners = listeners  # type: ignore[attr-defined]
-    own = {name: one for name, one in vars(pipeline).items() if name == "encode_prompt"}
-    telling.before = own  # type: ignore[attr-defined]
-    pipeline.encode_prompt = telling
+    listened.listeners = listeners  # type: ignore[attr-defined]
+    own = {name: held for name, held in vars(pipeline).items() if name == "encode_prompt"}
+    listened.before = own  # type: ignore[attr-defined]
+    pipeline.encode_prompt = listened
     return listeners
 
 

@@ -1,4 +1,4 @@
-"""Load a pipeline, the demo model among them, and tell what a pipeline is.
+"""Load a pipeline, the demo model among them, and what is known of it: sizes, numbers, limits.
 
 load_pipeline("demo")    the model in this package, a folder, a file, or a hub id
 """
@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from .guidance import GuidanceWatch
-from .layers import family, find_denoiser, find_layers, is_unet
-from .model_index import check_whole, read_index, reading
+from .guidance import guided_order
+from .layers import find_denoiser, find_layers
+from .model_index import check_whole, named_errors, read_index
 from .reading import read_prompts
 
 DEMO = Path(__file__).parent / "demo"
@@ -52,7 +52,8 @@ def load_pipeline(
         FileNotFoundError: no such folder or file.
         ValueError: the folder holds no pipeline, asks for code of its own or has pickles only, see
             :func:`sdattn.models.model_index.read_index`; or the file is no checkpoint that is
-        known. OSError: the hub cannot be reached or has no such model.
+            known.
+        OSError: the hub cannot be reached or has no such model.
         TypeError: the pipeline's denoiser is none that is known.
     """
     from diffusers import DiffusionPipeline
@@ -65,12 +66,12 @@ def load_pipeline(
     else:
         folder = path or download(str(model))
         read_index(folder)
-        with reading(folder):
+        with named_errors(folder):
             pipe = DiffusionPipeline.from_pretrained(
                 folder, use_safetensors=True, **_as_dtype(dtype)
             )
         parts = pipe.components.items()
-        check_whole(folder, {k: one for k, one in parts if isinstance(one, torch.nn.Module)})
+        check_whole(folder, {k: part for k, part in parts if isinstance(part, torch.nn.Module)})
         pipe.register_to_config(_name_or_path=path or str(model))
     find_denoiser(pipe)
     return pipe.to(device)
@@ -154,7 +155,7 @@ def _as_dtype(dtype: torch.dtype) -> dict[str, torch.dtype]:
 
 @contextmanager
 def needs_the_hub(what: str) -> Iterator[None]:
-    """Say of any error that ``what`` could not be loaded from the hub."""
+    """Turn any error into one that ``what`` could not be loaded from the hub."""
     try:
         yield
     except Exception as error:  # httpx, hub and OS errors alike: all mean that it cannot be had
@@ -169,25 +170,18 @@ def is_demo(pipe: Any) -> bool:
 
 def cell_size(pipe: Any) -> int:
     """Pixels a side of the finest cell of the maps: one of the latent, or a transformer's patch."""
-    model = find_denoiser(pipe).model
-    if is_unet(model):
-        patch = 1
-    elif family(model).startswith(("Flux", "QwenImage")):
-        patch = 2  # their pipelines cut the latent into patches, the model's own are of 1
-    else:
-        patch = model.config.patch_size
-    return int(pipe.vae_scale_factor * patch)
+    denoiser = find_denoiser(pipe)
+    return int(pipe.vae_scale_factor * denoiser.family.cell(denoiser.model))
 
 
 def size_unit(pipe: Any) -> int:
     """Sizes must be a multiple of this many pixels."""
-    # diffusers asks for 8 whatever the VAE, and Sana's pipelines for 32
-    least = 32 if family(find_denoiser(pipe).model).startswith("Sana") else 8
-    return math.lcm(least, cell_size(pipe))
+    # diffusers asks for the family's whatever the VAE
+    return math.lcm(find_denoiser(pipe).family.size_unit, cell_size(pipe))
 
 
 def default_size(pipe: Any) -> tuple[int, int]:
-    """(height, width) in pixels of the pictures that a pipeline makes if nothing else is said."""
+    """(height, width) in pixels of the pictures that a pipeline makes by default."""
     config = find_denoiser(pipe).model.config
     size = getattr(pipe, "default_sample_size", None) or config.sample_size
     rows, cols = (size, size) if isinstance(size, int) else size
@@ -220,7 +214,7 @@ def shortcomings(pipe: Any) -> list[str]:
     ]
     if kinds["joint"]:
         found.append("joint attention: the text's columns are captured, not the picture's own.")
-    for attempt in (lambda: GuidanceWatch(pipe).close(), lambda: read_prompts(pipe, "a")):
+    for attempt in (lambda: guided_order(pipe), lambda: read_prompts(pipe, "a")):
         try:
             attempt()
         except (TypeError, ValueError) as error:

@@ -41,9 +41,8 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def reading(folder: Path) -> Iterator[None]:
-    """Say of an error without a message of its own that a file of ``folder`` is not as it should
-    be."""
+def named_errors(folder: Path) -> Iterator[None]:
+    """Name the folder in an error of its files that has no message of its own."""
     try:
         yield
     except (KeyError, OverflowError, AssertionError) as error:
@@ -113,7 +112,7 @@ def _check_part(folder: Path, name: str, library: str, kind: str) -> None:
     part = folder / name
     if (part / f"{library}.py").exists():  # which diffusers prefers to the library itself
         _refuse_code(part, f"{library}.py")
-    cls = getattr(home, kind, None)  # diffusers tells of a class that is not there
+    cls = getattr(home, kind, None)  # diffusers reports a class that is not there
     if cls is not None and not _is_one_of(cls, _KINDS):
         _refuse_code(path, entry)
     if not part.is_dir():
@@ -123,11 +122,11 @@ def _check_part(folder: Path, name: str, library: str, kind: str) -> None:
 
 
 def _is_one_of(cls: Any, kinds: set[str]) -> bool:
-    """Whether it is a class of these, or a stand-in that says which package it needs."""
+    """Whether it is a class of these, or a stand-in that names the package it needs."""
     if not isinstance(cls, type):
         return False
     stands_in = "dummy" in cls.__module__ and not cls.__name__.startswith("Onnx")
-    return stands_in or bool(kinds & {one.__name__ for one in cls.__mro__})
+    return stands_in or bool(kinds & {base.__name__ for base in cls.__mro__})
 
 
 def _home(library: str) -> ModuleType | None:
@@ -145,7 +144,7 @@ def _home(library: str) -> ModuleType | None:
 
 def _check_configs(part: Path) -> None:
     """Refuse a kernel from the hub, which is code, and a text encoder that is a patch of another
-    model, fetched from wherever it says."""
+    model, fetched from wherever that names."""
     if (part / "adapter_config.json").exists():
         raise ValueError(
             f"{part} holds an adapter (adapter_config.json), which names another model to load. "
@@ -165,7 +164,7 @@ def _pairs(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_weights(part: Path) -> None:
-    pickles = sorted(one.name for one in part.iterdir() if one.suffix in _PICKLES)
+    pickles = sorted(path.name for path in part.iterdir() if path.suffix in _PICKLES)
     if pickles and not any(part.glob("*.safetensors")):
         raise ValueError(
             f"{part} holds its weights as {pickles[0]} and not as .safetensors. Pickles are not "

@@ -17,7 +17,7 @@ import torch
 
 from .layers import find_denoiser
 from .loading import download, find_model
-from .model_index import read_index, reading
+from .model_index import named_errors, read_index
 
 
 def outline(model: str | Path = "demo") -> Any | None:
@@ -25,7 +25,7 @@ def outline(model: str | Path = "demo") -> Any | None:
 
     It is of the pipeline's own class and has its own tokenizers, scheduler and processors; its
     models are of their own classes, as ``config.json`` has them, on torch's meta device. So what
-    asks for classes, configurations and tokens works on it, and says what it would say of the
+    asks for classes, configurations and tokens works on it, with the same answers as of the
     loaded pipeline: :func:`sdattn.models.pipeline_call.checked_options`,
     :func:`sdattn.read_prompts` and the questions of :mod:`sdattn.models.loading`. It cannot be run.
 
@@ -55,7 +55,7 @@ def outline(model: str | Path = "demo") -> Any | None:
 def _build(folder: Path, name: str | Path) -> Any | None:
     from diffusers import DiffusionPipeline
 
-    with _silence(), reading(folder):
+    with _silence(), named_errors(folder):
         models = _models(folder, read_index(folder))
         if None in models.values():
             return None
@@ -101,7 +101,7 @@ def _without_weights(cls: Any, folder: Path) -> Any | None:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """No progress bar, and only errors in the log: loading will say the same again."""
+    """No progress bar, and only errors in the log: loading reports the same again."""
     from diffusers.utils import logging as of_diffusers
     from transformers.utils import logging as of_transformers
 

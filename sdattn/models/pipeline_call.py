@@ -6,7 +6,7 @@ checked_seeds(seed, images)                      one for each image
 call_pipeline(pipe, prompts, seeds, options)     noise drawn on the CPU
 options_of_image(options, 0, images=4, prompts=2)    for a run of that image alone
 pictures_of(result)                              PIL
-one_at_a_time(function), turn(pipe)              however many threads call one pipeline
+one_at_a_time(function), turn(pipe)              however many threads call a pipeline
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def one_at_a_time(function: Callable[Given, Made]) -> Callable[Given, Made]:
 def turn(pipe: Any) -> Any:
     """A lock that a thread holds while it runs a pipeline, for ``with`` blocks, also nested."""
     held = (getattr(pipe, name, None) for name in ("unet", "transformer"))
-    model = next((one for one in held if one is not None), pipe)
+    model = next((part for part in held if part is not None), pipe)
     with _turns_lock:
         try:
             return _turns.setdefault(model, threading.RLock())
@@ -157,11 +157,11 @@ def checked_seeds(seed: Any, images: int = 1) -> list[int]:
 
 
 def _check_names(pipe: Any, options: Mapping[str, Any]) -> None:
-    """Refuse what the pipeline does not know: some of diffusers' take anything and heed nothing."""
+    """Refuse what the pipeline does not know: some of diffusers' take any option in silence."""
     known = [
         name
-        for name, one in inspect.signature(pipe.__call__).parameters.items()
-        if one.kind is not one.VAR_KEYWORD and name != "prompt"
+        for name, known_as in inspect.signature(pipe.__call__).parameters.items()
+        if known_as.kind is not known_as.VAR_KEYWORD and name != "prompt"
     ]
     for name in options:
         if name not in known:
@@ -174,13 +174,13 @@ def _check_names(pipe: Any, options: Mapping[str, Any]) -> None:
 def _check_guidance(pipe: Any, options: Mapping[str, Any]) -> None:
     """Refuse a negative prompt that the pipeline would drop in silence."""
     known = inspect.signature(pipe.__call__).parameters
-    name = next((one for one in ("true_cfg_scale", "guidance_scale") if one in known), None)
+    name = next((scale for scale in ("true_cfg_scale", "guidance_scale") if scale in known), None)
     if not options.get("negative_prompt") or name is None:
         return
     scale = options.get(name, known[name].default)
     if isinstance(scale, (int, float)) and scale <= 1:
         raise ValueError(
-            f"A {type(pipe).__name__} heeds a negative prompt only with {name} above 1; found "
+            f"A {type(pipe).__name__} uses a negative prompt only with {name} above 1; found "
             f"{scale}. Pass {name}=4, say, or no negative prompt."
         )
 
@@ -224,9 +224,9 @@ def call_pipeline(
         ValueError: a seed that cannot be.
         NotFiniteError: a picture holds NaN or infinity, see :mod:`sdattn.models.finite`.
     """
-    seeds = [one for seed in seeds for one in checked_seeds(seed)]
+    seeds = [checked for seed in seeds for checked in checked_seeds(seed)]
     options = dict(options)
-    if options.get("negative_prompt") is not None:  # diffusers wants a list beside a list
+    if options.get("negative_prompt") is not None:  # diffusers needs a list beside a list
         options["negative_prompt"] = one_each(options["negative_prompt"], len(prompts))
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     with watch_finite(pipe, options):
@@ -242,7 +242,7 @@ def options_of_image(
     options: Mapping[str, Any], number: int, *, images: int, prompts: int
 ) -> dict[str, Any]:
     """The options that draw one image of a run alone, in the order of the pipeline."""
-    found = {name: one for name, one in options.items() if name != "num_images_per_prompt"}
+    found = {name: value for name, value in options.items() if name != "num_images_per_prompt"}
     for name, value in found.items():
         if is_of_pictures(name) and isinstance(value, (list, tuple)) and len(value) == prompts:
             found[name] = value[number // (images // prompts)]

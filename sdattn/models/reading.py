@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..prompts.tokens import Prompt, read_labels, warn_of_truncation
-from .readers import FAMILIES, PipelineCall, Reader, unknown
+from .encoders import TextCall
+from .families import reader_of
 
 LONGEST = 10_000  # characters; no text encoder here reads so many tokens
 
@@ -39,14 +40,14 @@ def read_prompts(
         split: where the chunks of a long CLIP prompt end, see
             :func:`sdattn.prompts.chunks.read_long_prompt`.
         options: of the pipeline's call. ``max_sequence_length``, ``clean_caption`` and
-            ``complex_human_instruction`` are heeded; those that would have the text encoder read
-            another text are refused.
+            ``complex_human_instruction`` count; those that would have the text encoder read another
+            text are refused.
 
     Returns:
         One :class:`sdattn.prompts.tokens.Prompt` each.
 
     Raises:
-        TypeError: a pipeline whose words cannot be told.
+        TypeError: a pipeline of which it is not known how it reads.
         ValueError: a prompt without a word or of over :data:`LONGEST` characters; columns that
             cannot be explained; an option that changes the text; labels out of range; or the
             pipeline's tokenizers (SDXL has two) put a word into different columns, which it would
@@ -56,17 +57,17 @@ def read_prompts(
         TruncationWarning: words were cut off; the message names them.
     """
     given = [prompts] if isinstance(prompts, str | Mapping | Prompt) else list(prompts)
-    texts = [one for one in given if isinstance(one, str)]
+    texts = [prompt for prompt in given if isinstance(prompt, str)]
     read: list[Prompt] = []
     for text in texts:
         check_text(text, "negative prompt" if negative else "prompt")
     if texts:
         _check_options(texts, options, negative)
-        read = _family(pipe)(PipelineCall(pipe, columns, options, negative, split), texts)
-    for one in read:
-        warn_of_truncation(one, stacklevel=3)
+        read = reader_of(pipe)(TextCall(pipe, columns, options, negative, split), texts)
+    for prompt in read:
+        warn_of_truncation(prompt, stacklevel=3)
     texts_read = iter(read)
-    return [next(texts_read) if isinstance(one, str) else _ready(one, columns) for one in given]
+    return [next(texts_read) if isinstance(each, str) else _ready(each, columns) for each in given]
 
 
 def check_text(text: str, name: str) -> None:
@@ -95,8 +96,8 @@ def _ready(prompt: Any, columns: int | None) -> Prompt:
     if isinstance(prompt, Mapping):
         if columns is None:
             raise ValueError(
-                f"The labels {dict(prompt)} name token columns, and nothing tells how many there "
-                "are. Pass columns=, the length of the text states."
+                f"The labels {dict(prompt)} name token columns, and it is not known how many "
+                "there are. Pass columns=, the length of the text states."
             )
         return read_labels(prompt, columns)
     if not isinstance(prompt, Prompt):
@@ -124,16 +125,3 @@ def _check_options(texts: list[str], options: Mapping[str, Any], negative: bool)
             "caption_upsample_temperature has the pipeline rewrite the prompt before it is read. "
             "Call pipe.upsample_prompt yourself and pass what it gives as the prompt."
         )
-
-
-def _family(pipe: Any) -> Reader:
-    """How a pipeline reads: that of its class or the nearest base, by the longest name that fits.
-
-    Mixins are passed over: Kolors has Stable Diffusion's, Chroma has Flux's.
-    """
-    for cls in type(pipe).__mro__:
-        if "Pipeline" in cls.__name__:
-            known = [name for name in FAMILIES if cls.__name__.startswith(name)]
-            if known:
-                return FAMILIES[max(known, key=len)]
-    return unknown

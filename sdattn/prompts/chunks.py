@@ -10,8 +10,8 @@ chunks of up to 75, encodes each by itself and puts the states behind each other
     75 columns a chunk, and one start before and one end behind them all. Diffusers' community
     pipelines lpw_stable_diffusion and lpw_stable_diffusion_xl with ``no_boseos_middle=True``.
 
-The number of columns tells which. Where the chunks end it does not tell: after 75 tokens, or, for
-today's compel, after the last sentence that fits.
+The number of columns shows which, but not where the chunks end: after 75 tokens, or, for today's
+compel, after the last sentence that fits.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _separate(
     for other in others:
         if other.words != first.words:
             pairs = zip(first.words, other.words, strict=True)
-            word, twin = next((one, two) for one, two in pairs if one != two)
+            word, twin = next(pair for pair in pairs if pair[0] != pair[1])
             raise ValueError(
                 f"{_short(source)} on {n_chunks} chunks of {room + 2} columns: {word.text!r} is "
                 f"at {word.columns} where chunks are cut after {room} tokens (sd_embed), and at "

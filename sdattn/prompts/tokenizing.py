@@ -2,7 +2,7 @@
 
 tokenize(tokenizer, source)      ->  [Token, ...], special ones named
 with_vectors(tokenizer, source)  ->  the text with each embedding of several vectors written out
-added_words(tokenizer, source)   ->  the spans that are a word because the vocabulary says so
+added_words(tokenizer, source)   ->  the spans that are a word of the vocabulary
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from .words import Source, merge_spans, split_words
 
 SOS, EOS, PAD, TEMPLATE = "<sos>", "<eos>", "<pad>", "<template>"
-NO_LIMIT = 10**6  # tokenizers without a limit say 10**30
+NO_LIMIT = 10**6  # tokenizers without a limit have 10**30
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _added_spans(tokenizer: Any, text: str) -> list[tuple[int, int]]:
 def _slow_spans(
     tokenizer: Any, source: Source, ids: Sequence[int], content: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Spans in the text where the tokenizer tells none, word by word.
+    """Spans in the text, word by word, of a tokenizer that gives none.
 
     The tokens of the text up to the end of each word are counted. That is exact as long as they
     do not change with what follows, which is checked.
@@ -137,7 +137,7 @@ def _slow_spans(
         kept = [ids[i] for i in content[: len(prefix)]]
         if prefix[: len(kept)] != kept:
             raise ValueError(
-                f"{type(tokenizer).__name__} tells no character offsets, and its tokens of "
+                f"{type(tokenizer).__name__} gives no character offsets, and its tokens of "
                 f"{text[:end]!r} change with what follows. Use its fast version."
             )
         for i in content[done : len(prefix)]:

@@ -7,7 +7,7 @@
     join_prompts([clip, t5])                 ->  one Prompt, behind each other
 
 The columns are those that the denoiser gets from the text encoder. Words are found in the prompt
-itself; the tokenizer's character offsets tell which tokens belong to which.
+itself; the tokenizer's character offsets show which tokens belong to which.
 """
 
 import warnings
@@ -16,26 +16,12 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from .tokenizing import EOS, PAD, SOS, TEMPLATE, Token, added_words, filled, tokenize, with_vectors
+from .tokenizing import EOS as EOS
+from .tokenizing import PAD as PAD
+from .tokenizing import SOS as SOS
+from .tokenizing import Token as Token
+from .tokenizing import added_words, filled, tokenize, with_vectors
 from .words import Source, merge_spans, split_phrase, split_words
-
-__all__ = [
-    "EOS",
-    "PAD",
-    "SOS",
-    "TEMPLATE",
-    "Prompt",
-    "Token",
-    "TruncationWarning",
-    "Word",
-    "join_prompts",
-    "place_words",
-    "read_labels",
-    "read_prompt",
-    "read_source",
-    "split_words",
-    "warn_of_truncation",
-]
 
 
 class TruncationWarning(UserWarning):
@@ -274,7 +260,7 @@ def join_prompts(parts: Sequence[Prompt]) -> Prompt:
     """Several readings of one text that lie behind each other on the token axis, as one.
 
     SD3's text states are 77 columns of CLIP and then 256 of T5: a word owns columns of both. What
-    is one word for one of them is one word.
+    is a single word for any of them is a single word.
 
     Args:
         parts: the readings, in the order of their columns.

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from ..hooks.keep import is_span
 from ..inversion import invert as inversion
 from ..inversion.ddim import ddim, in_place
 from ..inversion.pictures import encode, fit
@@ -115,7 +114,7 @@ def explain(
     options = _checked_options(pipe, options, places, images[0].size)
     read = read_prompts(pipe, prompts, **options)
     chosen = preset_of(preset, refine)
-    if is_span(chosen.steps) and not invert:
+    if chosen.part is not None and not invert:
         chosen = replace(chosen, steps="mean")
     watch = checked_capture(capture_options or {}, words, read, ("conditional",))
     settings = capture_settings(pipe, chosen, read, options, watch)

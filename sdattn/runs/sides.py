@@ -91,7 +91,7 @@ def check_sides(a: ImageRun, b: ImageRun) -> None:
 def _in_unit(preset: Preset) -> Preset:
     """The preset as far as values are compared by it: a mean over other steps is one too, as of a
     run that was drawn and of a picture that was explained."""
-    return preset if isinstance(preset.steps, str) else replace(preset, steps="mean")
+    return preset if preset.part is None else replace(preset, steps="mean")
 
 
 def _compare_layers(a: Sequence[str], b: Sequence[str]) -> None:

@@ -28,11 +28,12 @@ from safetensors.torch import load, save
 
 from sdattn import Heatmaps, read_prompt
 from sdattn.batch import Request, merge, open_batch, run_batch, status, verify
-from sdattn.batch.folder import FORMAT, BatchFolder
-from sdattn.batch.layouts import layout_of
+from sdattn.batch.drawing import Writer
+from sdattn.batch.folder import BatchFolder, layout_of
 from sdattn.batch.locks import Lock
+from sdattn.batch.manifest import FORMAT
 from sdattn.batch.progress import Progress, Tally
-from sdattn.batch.writing import Writer
+from sdattn.batch.whole import settle
 from sdattn.files.writing import sha256
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import LayerMap, LayerMaps
@@ -118,9 +119,9 @@ def new_run(root, items, /, unread=(), failed=(), **changes):
         layout.add(item, line, files, lambda *whole: folder.note_whole("job-0", *whole))
     layout.flush()
     for row in failed:
-        folder.note("failed", "job-0", row)
-    folder.gather()
-    folder.gather_errors(unread, items)
+        folder.journals.note("failed", "job-0", row)
+    folder.journals.gather()
+    folder.journals.gather_errors(unread, items)
     folder.lock.release()
     return Path(root)
 
@@ -306,7 +307,7 @@ def settled(root):
     folder = BatchFolder(root)
     folder.open("later")
     try:
-        return folder.settle()
+        return settle(folder)
     finally:
         folder.lock.release()
 
@@ -364,9 +365,9 @@ def test_rows_follow_the_input_not_the_time(tmp_path):
     random.Random(0).shuffle(lines)
     for line in lines:
         row = {"id": f"i{line}", "line": line, "place": f"p{line}", "fingerprint": "f"}
-        folder.note("done", f"job-{line % 3}", row)
-    folder.note("done", "job-0", {**row, "fingerprint": "later"})  # one more of the last
-    assert folder.gather() == 29
+        folder.journals.note("done", f"job-{line % 3}", row)
+    folder.journals.note("done", "job-0", {**row, "fingerprint": "later"})  # one more of the last
+    assert folder.journals.gather() == 29
     folder.lock.release()
     rows = rows_of(folder.root / "metadata.jsonl")
     assert [row["line"] for row in rows] == [*range(1, 30)]
@@ -507,7 +508,7 @@ def test_status_tells_how_far_a_run_is(tmp_path):
     now = status(root)
     assert now.whole == 2
     assert now.running is not None and f"(process {os.getpid()}, since 20" in now.running
-    folder.gather()
+    folder.journals.gather()
     folder.lock.release()
     assert status(root).running is None
 

@@ -406,13 +406,13 @@ def test_a_row_is_noted_whole_or_refused(tmp_path):
     try:
         with pytest.raises(OSError, match="space|large"):
             for line in range(100):
-                folder.note("done", "rank", {"id": f"{line:06d}", "line": line, **row})
+                folder.journals.note("done", "rank", {"id": f"{line:06d}", "line": line, **row})
                 noted.append(f"{line:06d}")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    folder.note("done", "rank", {"id": "later", "line": 100, **row})
-    assert list(folder.rows()) == [*noted, "later"]
-    assert folder.gather() == len(noted) + 1
+    folder.journals.note("done", "rank", {"id": "later", "line": 100, **row})
+    assert list(folder.journals.rows()) == [*noted, "later"]
+    assert folder.journals.gather() == len(noted) + 1
     folder.lock.release()
 
 

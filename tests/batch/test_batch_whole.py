@@ -12,8 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from sdattn.batch import Request, merge, open_batch, run_batch, status, verify
-from sdattn.batch.folder import FIRST_FORMAT, FORMAT, BatchFolder
+from sdattn.batch.folder import BatchFolder
 from sdattn.batch.items import Item
+from sdattn.batch.manifest import FIRST_FORMAT, FORMAT
 from sdattn.batch.merging import merge_runs
 from sdattn.batch.plan import Job, fingerprint
 from sdattn.files.writing import to_json

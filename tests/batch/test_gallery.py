@@ -15,8 +15,9 @@ from browser import list_troubles, page_opener, start_browser, wait_for  # noqa:
 from PIL import Image
 
 from sdattn.batch import gallery
-from sdattn.batch.folder import FORMAT, BatchFolder
+from sdattn.batch.folder import BatchFolder
 from sdattn.batch.gallery import write_gallery
+from sdattn.batch.manifest import FORMAT
 
 USUAL = ("grid", "image", "maps", "overlays")
 PHONE = {"width": 390, "height": 844}

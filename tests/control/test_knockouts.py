@@ -128,7 +128,7 @@ def test_removing_is_masking_the_keys(row, guided):
         return dict.fromkeys(rows_that_read(row, way, batch)[1::2], columns)
 
     ours = outputs_of(row, way, lambda pipe: Removal(pipe, [(), columns], seen, late, (0.5, 1.0)))
-    during = range(round(passes / 2), passes)
+    during = range(passes // 2, passes)  # those whose middle lies in the second half
     theirs = outputs_of(row, way, lambda pipe: masked(pipe, late, columns_of_row, during))
     assert len(ours) == len(theirs) == passes
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)

@@ -334,6 +334,55 @@ def test_a_letter_that_the_font_lacks_comes_from_another():
     assert [bool(font.get_char_index(ord(letter))) for font in fonts] == [False, True]
 
 
+@pytest.mark.parametrize(("kind", "words"), [("words", ODD), ("steps", 2), ("heads", 1)])
+def test_fonts_and_sizes_of_the_user_are_taken_over(kind, words):
+    run = random_run(words, steps=8, heads=4)
+    theirs = {"font.size": 12, "font.family": "serif", "ytick.labelsize": 5}
+    with matplotlib.rc_context(theirs):
+        drawn = figure(run, kind)
+    assert_legible(drawn)
+    shown = [*(axes.title for axes in panels(drawn)), drawn.axes[-1].yaxis.label]
+    shown = [text for text in shown if text.get_text()]
+    assert {text.get_fontsize() for text in shown} == {12}
+    assert {text.get_fontname() for text in shown} == {"DejaVu Serif"}
+    assert {text.get_fontsize() for text in drawn.axes[-1].get_yticklabels()} == {5}
+
+
+def test_text_that_leaves_no_room_is_refused():
+    with matplotlib.rc_context({"font.size": 60}):
+        with pytest.raises(ValueError, match="1 rows of 8 panels have no room on a page"):
+            figure(random_run(1, steps=8), "steps")
+
+
+# Axes of the user
+
+
+def test_axes_of_the_user_are_drawn_into(run):
+    """The same pictures, titles and scale; the figure stays the user's."""
+    image = run.image_run(0)
+    theirs = matplotlib.figure.Figure((12, 5), layout="constrained")
+    axes = theirs.subplots(len(ROWS), 8)
+    assert figure(image, "steps", [*WORDS], axes=axes) is theirs
+    assert theirs.get_size_inches().tolist() == [12, 5]
+    assert theirs.axes[:-1] == list(axes.flat)
+    for mine, other in zip(axes.flat, panels(figure(image, "steps", [*WORDS])), strict=True):
+        np.testing.assert_array_equal(values(mine), values(other))
+        assert mine.images[0].get_extent() == other.images[0].get_extent()
+        assert (mine.get_title(), mine.get_ylabel()) == (other.get_title(), other.get_ylabel())
+        assert mine.title.get_fontsize() == 12  # "large" of 10 points, matplotlib's own
+    assert_one_scale(theirs, list(axes.flat))
+    assert theirs.axes[-1].get_ylabel() == "share of attention"
+    theirs.canvas.draw()
+    assert {mine.get_window_extent().height for mine in axes.flat} != {0}
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_axes_are_as_many_as_panels(number):
+    axes = np.ravel(matplotlib.figure.Figure().subplots(1, number))
+    with pytest.raises(ValueError, match=f"Got {number} axes for 2 panels. Pass one a panel"):
+        figure(random_run(1), "words", axes=axes)
+
+
 # The files
 
 
@@ -348,13 +397,18 @@ def all_bytes(drawn, folder):
 def test_a_figure_gives_the_same_bytes_whatever_its_user_has_set(run, tmp_path, kind):
     drawn = figure(run.image_run(0), kind, ["circle"])
     found = all_bytes(drawn, tmp_path)
-    theirs = {"font.size": 20, "savefig.dpi": 50, "svg.fonttype": "path", "image.origin": "lower"}
+    theirs = {"savefig.dpi": 50, "svg.fonttype": "path", "image.origin": "lower"}
     theirs |= {"savefig.bbox": "tight", "axes.grid": True, "xtick.direction": "in"}
     with matplotlib.rc_context(theirs):
-        before = matplotlib.rcParams.copy()
-        assert all_bytes(drawn, tmp_path) == found
         assert all_bytes(figure(run.image_run(0), kind, ["circle"]), tmp_path) == found
+    with matplotlib.rc_context({**theirs, "font.size": 20, "font.family": "serif"}):
+        before = matplotlib.rcParams.copy()
+        assert all_bytes(drawn, tmp_path) == found  # text was settled when it was drawn
+        larger = figure(run.image_run(0), kind, ["circle"])
         assert matplotlib.rcParams.copy() == before
+        found = all_bytes(larger, tmp_path)
+        assert all_bytes(figure(run.image_run(0), kind, ["circle"]), tmp_path) == found
+    assert all_bytes(larger, tmp_path) == found
     assert pyplot.get_fignums() == []
 
 

@@ -12,7 +12,7 @@ from unet_rows import lora
 import sdattn
 from sdattn import TorchAttnProcessor, capture, generate, heatmaps, load_run
 from sdattn.hooks.asking import encode_text
-from sdattn.hooks.keep import expected_bytes
+from sdattn.hooks.keep import Keep
 from sdattn.maps.presets import PRESETS
 from sdattn.models.layers import find_layers
 
@@ -136,7 +136,7 @@ def test_memory_is_what_was_said_beforehand(steps):
     with capture(pipe, text_states=states, steps=steps) as store:
         run(pipe, num_inference_steps=4, num_images_per_prompt=2)
     layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
-    said = expected_bytes(layers, (8, 12), 5, images=2, passes=4, steps=steps)
+    said = Keep.of(steps).nbytes(layers, (8, 12), 5, images=2, passes=4)
     assert store.nbytes == store.expected_nbytes == said
 
 

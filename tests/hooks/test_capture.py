@@ -32,7 +32,7 @@ from diffusers.models.attention_processor import (
 
 import sdattn.hooks.attended
 from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture, generate
-from sdattn.hooks.keep import expected_bytes
+from sdattn.hooks.keep import Keep
 from sdattn.hooks.observers import LARGE
 from sdattn.models.layers import find_layers
 
@@ -132,7 +132,7 @@ SETUPS = {
 @pytest.mark.parametrize("setup", SETUPS)
 @torch.no_grad()
 def test_looking_changes_nothing(setup, dtype, large, monkeypatch):
-    monkeypatch.setattr(sdattn.processors, "LARGE", large)
+    monkeypatch.setattr("sdattn.hooks.observers.LARGE", large)
     unet = make_unet()
     SETUPS[setup](unet)
     unet.to(dtype)
@@ -167,8 +167,8 @@ def test_looking_changes_nothing(setup, dtype, large, monkeypatch):
 @torch.no_grad()
 def test_the_kernels_logsumexp_takes_the_place_of_a_softmax(monkeypatch):
     """Also in nested captures, of which the outer one does not see the kernel itself."""
-    monkeypatch.setattr(sdattn.processors, "LARGE", 0)
-    monkeypatch.setattr(sdattn.processors, "observed_probs", None)  # the softmax
+    monkeypatch.setattr("sdattn.hooks.observers.LARGE", 0)
+    monkeypatch.setattr("sdattn.hooks.observers.observed_probs", None)  # the softmax
     unet = make_unet()
     sample, text = sample_and_text()
     hooks, record = record_inputs(unet)
@@ -549,7 +549,7 @@ def test_memory_is_what_was_said_beforehand(steps, heads):
     with capture(pipe, **options) as store:
         run(pipe, num_inference_steps=4, num_images_per_prompt=2)
     layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
-    said = expected_bytes(layers, (16, 16), 77, images=2, passes=4, **options)
+    said = Keep.of(**options).nbytes(layers, (16, 16), 77, images=2, passes=4)
     assert store.nbytes == store.expected_nbytes == said
     assert sum(m.numel() * m.element_size() for m in store.maps.values()) == said
 
@@ -676,7 +676,7 @@ def test_a_part_of_the_schedule_holds_no_more_than_the_mean(steps, number):
     with capture(pipe) as mean, capture(pipe, steps=steps) as some:
         run(pipe, num_inference_steps=number)
     layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
-    said = expected_bytes(layers, (16, 16), 77, passes=number, steps=steps)
+    said = Keep.of(steps).nbytes(layers, (16, 16), 77, passes=number)
     assert some.nbytes == some.expected_nbytes == mean.nbytes == mean.expected_nbytes == said
 
 
@@ -733,10 +733,20 @@ def test_parts_that_cannot_be_are_refused(tiny_pipe, steps):
     assert_untouched(tiny_pipe.unet, before)
 
 
-def test_a_pair_of_whole_numbers_is_a_pair_of_steps(tiny_pipe):
-    with capture(tiny_pipe, steps=(0, 1)) as store:
+@pytest.mark.parametrize("pair", [[0, 1], (1, 0), np.array([0, 1])], ids=str)
+def test_a_pair_of_whole_numbers_is_a_pair_of_steps(tiny_pipe, pair):
+    with capture(tiny_pipe, steps=pair) as store:
         run(tiny_pipe)
     assert store.maps[MID].shape[:2] == (1, 2)
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (np.int64(0), np.int64(1))], ids=str)
+def test_what_could_be_two_calls_or_the_whole_run_is_refused(tiny_pipe, pair):
+    before = tiny_pipe.unet.attn_processors
+    with pytest.raises(ValueError, match=r"two ways\. Pass \[0, 1\] for .*, \(0.0, 1.0\) for the"):
+        with capture(tiny_pipe, steps=pair):
+            pass
+    assert_untouched(tiny_pipe.unet, before)
 
 
 def test_a_bare_model_has_no_schedule_to_take_a_part_of(tiny_unet):
@@ -841,7 +851,7 @@ def test_the_softmax_over_nothing_is_refused(tiny_pipe, among):
 def test_a_head_at_a_time_is_all_of_them(options, monkeypatch):
     pipe, found = make_pipeline(), []
     for most in (1, 2**40):
-        monkeypatch.setattr(sdattn.attended, "PART", most)
+        monkeypatch.setattr("sdattn.hooks.attended.PART", most)
         with capture(pipe, **options) as store:
             run(pipe)
         found.append(store.maps)

@@ -14,11 +14,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformer_rows import flux, klein, qwen_image, sd3
 
-import sdattn.hooks.attended
-import sdattn.hooks.sdpa
 from sdattn import capture
 from sdattn.hooks.sdpa import SdpaWatch, Seen, _logsumexp
-from sdattn.models.layers import TRANSFORMERS
+from sdattn.models.families import registered
 
 MODELS = {"SD3": sd3, "FLUX.1": flux, "FLUX.2": klein, "Qwen-Image": qwen_image}
 N_TEXT, ROWS, COLS = 7, 3, 5
@@ -151,7 +149,7 @@ def test_the_logsumexp_of_large_negative_scores_is_as_little_exact():
 @torch.no_grad()
 def test_the_scale_is_that_of_the_call(told, monkeypatch):
     if not told:
-        monkeypatch.setattr(sdattn.sdpa, "_kernel_tells", lambda *_: False)
+        monkeypatch.setattr("sdattn.hooks.sdpa._kernel_tells", lambda *_: False)
     query, key = torch.randn(2, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
     with SdpaWatch() as watch:
         scaled_dot_product_attention(query, key, key, scale=0.1)
@@ -179,8 +177,8 @@ class Largest(TorchDispatchMode):
 @torch.no_grad()
 def test_no_matrix_of_all_by_all_is_made(told, monkeypatch):
     if not told:
-        monkeypatch.setattr(sdattn.sdpa, "_kernel_tells", lambda *_: False)
-        monkeypatch.setattr(sdattn.sdpa, "SLICE", 2**16)
+        monkeypatch.setattr("sdattn.hooks.sdpa._kernel_tells", lambda *_: False)
+        monkeypatch.setattr("sdattn.hooks.sdpa.SLICE", 2**16)
     model = flux().transformer
     rows = cols = 32
     with Largest() as plain:
@@ -193,7 +191,7 @@ def test_no_matrix_of_all_by_all_is_made(told, monkeypatch):
 
 
 def test_a_gradient_keeps_no_matrix_of_all_by_all(monkeypatch):
-    monkeypatch.setattr(sdattn.sdpa, "SLICE", 2**14)
+    monkeypatch.setattr("sdattn.hooks.sdpa.SLICE", 2**14)
     model = flux().transformer
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(
@@ -232,8 +230,8 @@ def test_scaled_and_shifted_patches_are_the_same_grid():
 @pytest.mark.parametrize("slices", [1, 2**10, 2**30])
 @pytest.mark.parametrize("mask", ["none", "keys", "keys and queries", "added"])
 def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
-    monkeypatch.setattr(sdattn.sdpa, "SLICE", slices)
-    monkeypatch.setattr(sdattn.attended, "PART", slices)  # a head at a time, or all
+    monkeypatch.setattr("sdattn.hooks.sdpa.SLICE", slices)
+    monkeypatch.setattr("sdattn.hooks.attended.PART", slices)  # a head at a time, or all
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 3, 2, 11, 8, generator=generator)  # [B, heads, N, d]
     keep = torch.rand(3, 1, 1 if mask == "keys" else 11, 11, generator=generator) > 0.3
@@ -252,7 +250,7 @@ def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
 
 
 def test_the_logsumexp_in_slices(monkeypatch):
-    monkeypatch.setattr(sdattn.sdpa, "SLICE", 100)
+    monkeypatch.setattr("sdattn.hooks.sdpa.SLICE", 100)
     query, key = torch.randn(2, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
     expected = (query.double() @ key.double().mT).logsumexp(-1, keepdim=True)
     torch.testing.assert_close(_logsumexp(query, key, None).double(), expected)
@@ -332,9 +330,9 @@ def test_other_kinds_of_joint_attention_are_refused(option):
 
 
 def test_every_family_with_joint_attention_says_in_which_order():
-    for name, known in TRANSFORMERS.items():
-        joint = "joint" in {kind for _, kind in known.layers.values()}
-        assert joint == (known.joined is not None), name
+    for family in registered():
+        joint = "joint" in {kind for _, kind in family.layers.values()}
+        assert joint == (family.joined is not None), family.name
 
 
 class Same(FluxTransformer2DModel):

@@ -10,7 +10,7 @@ from torch.nn.functional import interpolate
 from transformer_rows import sd3
 
 from sdattn import capture, generate, heatmaps
-from sdattn.hooks.keep import expected_bytes
+from sdattn.hooks.keep import Keep
 from sdattn.maps.layermaps import LayerMaps
 from sdattn.maps.presets import preset_of
 from sdattn.maps.refinement import MOST_CELLS, refining, spread
@@ -160,8 +160,8 @@ def test_sd15_holds_the_bytes_that_are_told():
     with torch.device("meta"):
         unet = UNet2DConditionModel(sample_size=64, cross_attention_dim=768)
     ours, texts = chosen(make_pipeline(unet=unet), (64, 64))
-    assert expected_bytes(ours, (64, 64), 77) == 3 * 1024 * 1024 * 4 == 12_582_912
-    assert expected_bytes(texts, (64, 64), 77) == 26_944 * 77 * 4
+    assert Keep.of().nbytes(ours, (64, 64), 77) == 3 * 1024 * 1024 * 4 == 12_582_912
+    assert Keep.of().nbytes(texts, (64, 64), 77) == 26_944 * 77 * 4
 
 
 @pytest.mark.parametrize("steps", [1, 4])

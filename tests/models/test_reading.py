@@ -48,7 +48,8 @@ from tiny_encoders import (
 from tiny_tokenizers import tiny_gemma, tiny_mistral, tiny_qwen, tiny_t5
 from transformers import CLIPTextModelWithProjection
 
-from sdattn.models.reading import _family, read_prompts
+from sdattn.models.families import reader_of
+from sdattn.models.reading import read_prompts
 from sdattn.prompts.tokens import TruncationWarning, read_prompt
 
 PROMPTS = [
@@ -447,39 +448,39 @@ def test_pipelines_whose_words_cannot_be_told_take_labels():
         (read,) = read_prompts(one, {"cat": [2], "red dog": [4, 5]}, columns=300)
         assert read.find("red dog") == [(4, 5)]
         assert len(read.tokens) == 300
-    with pytest.raises(ValueError, match="nothing tells how many.*Pass columns="):
+    with pytest.raises(ValueError, match="not known how many.*Pass columns="):
         read_prompts(pipe, {"cat": [2]})
 
 
 @pytest.mark.parametrize(
     ("name", "reader"),
     [
-        ("StableDiffusionPipeline", "_clip"),
-        ("StableDiffusionXLControlNetPipeline", "_clip"),
-        ("StableDiffusionPAGPipeline", "_clip"),
-        ("LatentConsistencyModelPipeline", "_clip"),
-        ("AnimateDiffSDXLPipeline", "_clip"),
-        ("LEditsPPPipelineStableDiffusion", "_clip"),
-        ("StableDiffusion3Img2ImgPipeline", "_sd3"),
-        ("StableDiffusion3ControlNetPipeline", "_sd3"),
-        ("FluxKontextPipeline", "_flux"),
-        ("FluxPriorReduxPipeline", "unknown"),
-        ("Flux2Pipeline", "_flux2"),
-        ("Flux2KleinPipeline", "_klein"),
-        ("QwenImageControlNetPipeline", "_qwen"),
-        ("QwenImageEditPlusPipeline", "_with_images"),
-        ("PixArtSigmaPAGPipeline", "_pixart"),
-        ("SanaControlNetPipeline", "_sana"),
-        ("SanaVideoPipeline", "_sana"),
-        ("KolorsImg2ImgPipeline", "unknown"),
-        ("ChromaPipeline", "unknown"),
-        ("HunyuanDiTPAGPipeline", "unknown"),
-        ("StableVideoDiffusionPipeline", "unknown"),
+        ("StableDiffusionPipeline", "read_clip"),
+        ("StableDiffusionXLControlNetPipeline", "read_clip"),
+        ("StableDiffusionPAGPipeline", "read_clip"),
+        ("LatentConsistencyModelPipeline", "read_clip"),
+        ("AnimateDiffSDXLPipeline", "read_clip"),
+        ("LEditsPPPipelineStableDiffusion", "read_clip"),
+        ("StableDiffusion3Img2ImgPipeline", "read_sd3"),
+        ("StableDiffusion3ControlNetPipeline", "read_sd3"),
+        ("FluxKontextPipeline", "read_flux"),
+        ("FluxPriorReduxPipeline", "refuse_unknown"),
+        ("Flux2Pipeline", "read_flux2"),
+        ("Flux2KleinPipeline", "read_klein"),
+        ("QwenImageControlNetPipeline", "read_qwen"),
+        ("QwenImageEditPlusPipeline", "refuse_images"),
+        ("PixArtSigmaPAGPipeline", "read_pixart"),
+        ("SanaControlNetPipeline", "read_sana"),
+        ("SanaVideoPipeline", "read_sana"),
+        ("KolorsImg2ImgPipeline", "refuse_unknown"),
+        ("ChromaPipeline", "refuse_unknown"),
+        ("HunyuanDiTPAGPipeline", "refuse_unknown"),
+        ("StableVideoDiffusionPipeline", "refuse_unknown"),
     ],
 )
 def test_each_class_has_its_family(name, reader):
     cls = getattr(diffusers, name)
-    assert _family(cls.__new__(cls)).__name__ == reader
+    assert reader_of(cls.__new__(cls)).__name__ == reader
 
 
 def test_a_pipeline_of_ones_own_reads_as_its_base():

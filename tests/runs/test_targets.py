@@ -14,7 +14,7 @@ from forks import fork
 from small_runs import saved, small_run
 
 from sdattn import diff, load_run
-from sdattn.batch.folder import FORMAT as BATCH_FORMAT
+from sdattn.batch.manifest import FORMAT as BATCH_FORMAT
 from sdattn.runs.folder import new_folder, save_run, write_files
 from sdattn.runs.info import FORMAT, sealed
 from sdattn.runs.targets import check_apart, check_target, run_around

@@ -1,4 +1,4 @@
-"""Many prompts: batch and merge."""
+"""``sdattn batch``: many prompts, and what became of them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ from .options import (
     Settings,
     Steps,
     dtype_of,
-    given,
+    pipeline_options,
     preset_of,
     quiet,
-    settings,
 )
-
-_MOST_TOLD = 100  # missing items named one by one
 
 
 def batch(
@@ -89,7 +86,7 @@ def batch(
     device: Device = None,
     dtype: Dtype = None,
     status: Annotated[
-        Path | None, typer.Option(help="Only tell how far this run is.", metavar="RUN")
+        Path | None, typer.Option(help="Only print how far this run is.", metavar="RUN")
     ] = None,
     verify: Annotated[
         Path | None, typer.Option(help="Only read this run again and check it.", metavar="RUN")
@@ -103,33 +100,27 @@ def batch(
 
     Exit code: 0; 1 if anything failed or could not be read; 2 usage; 130 and 143 after SIGINT and
     SIGTERM."""
-    if status is not None or verify is not None:
-        if prompts is not None or out is not None or (status and verify):
-            raise typer.BadParameter("--status and --verify take a run and stand alone.")
-        if status is not None:
-            _tell_status(status)
-        if verify is not None:
-            _verify(verify)
-        return
+    if (status or verify) and (prompts is not None or out is not None or (status and verify)):
+        raise typer.BadParameter("--status and --verify take a run and stand alone.")
+    if status:
+        return _print_status(status)
+    if verify:
+        return _verify(verify)
     if prompts is None or out is None:
         raise typer.BadParameter("Pass a file of prompts and --out RUN.")
-    from diffusers.utils import logging
+    from ..batch.request import Request
 
-    from ..batch.engine import Request, run_batch
-
-    quiet()
-    logging.set_verbosity_error()  # it logs the text of every prompt that it cuts off
     request = Request(
         source=prompts,
         out=out,
         model=model,
-        options={**given(steps, guidance, negative, width, height), **settings(set_ or [])},
+        options=pipeline_options(steps, guidance, negative, width, height, set_),
         seed=seed,
         batch_size=_size(batch_size),
         preset=preset_of(preset, refine),
         format=format_,
         shard_bytes=shard_mb * 1_000_000,
-        save=tuple(part.strip() for part in save.split(",")),
+        save=tuple(name.strip() for name in save.split(",")),
         part=_part(part),
         strict=strict,
         force=force,
@@ -139,48 +130,24 @@ def batch(
         device=device,
         dtype=dtype_of(dtype),
     )
+    _run(request)
+
+
+def _run(request: Any) -> None:
+    from diffusers.utils import logging
+
+    from ..batch.engine import run_batch
+
+    quiet()
+    logging.set_verbosity_error()  # it logs the text of every prompt that it cuts off
     try:
         request.check()
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     outcome = run_batch(request)
-    if outcome is None:  # the first process tells
-        return
-    _tell(outcome, out)
-    raise typer.Exit(outcome.exit_code)
-
-
-def merge(
-    runs: Annotated[list[Path], typer.Argument(help="Folders that sdattn batch made.")],
-    out: Annotated[Path, typer.Option(help="The folder of all of them.")],
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Exit with 0 also where items are missing.")
-    ] = False,
-) -> None:
-    """Bring several batch runs into one folder: the parts of an input, or of several machines.
-
-    Exit code: 0; 1 if items of the input are in none of the runs, which are then named."""
-    from ..batch.merging import merge_runs
-
-    made = merge_runs(runs, out)
-    print(f"{out}/: {made.items:,} of {made.wanted:,} items, from {len(runs)} run(s)")
-    if made.lacks:
-        _tell_missing(made)
-    if made.lacks and not partial:
-        print(
-            "sdattn: what there is was merged. Merge again with the runs that hold the rest, give "
-            "the batch's own command to draw it, or pass --partial if it is meant so",
-            file=sys.stderr,
-        )
-        raise typer.Exit(1)
-
-
-def _tell_missing(made: Any) -> None:
-    named = made.missing[:_MOST_TOLD]
-    more = made.lacks - len(named)
-    text = ", ".join(named) if named else "not known by name, since an earlier version drew them"
-    text += f" and {more:,} more" if named and more > 0 else ""
-    print(f"sdattn: {made.lacks:,} item(s) are missing: {text}", file=sys.stderr)
+    if outcome is not None:  # the first process reports
+        _print_outcome(outcome, request.out)
+        raise typer.Exit(outcome.exit_code)
 
 
 def _size(text: str) -> int | str:
@@ -198,7 +165,7 @@ def _part(text: str) -> tuple[int, int]:
     raise typer.BadParameter(f"{text!r} is not K/N with K from 1 to N.", param_hint="--part")
 
 
-def _tell(outcome: Any, out: Path) -> None:
+def _print_outcome(outcome: Any, out: Any) -> None:
     text = f"{out}/: {outcome.whole:,} of {outcome.items:,} items"
     if outcome.before:
         text += f", {outcome.before:,} of them were there"
@@ -218,7 +185,7 @@ def _tell(outcome: Any, out: Path) -> None:
         )
 
 
-def _tell_status(run: Path) -> None:
+def _print_status(run: Path) -> None:
     from ..batch.reading import status
 
     now = status(run)
@@ -234,8 +201,8 @@ def _verify(run: Path) -> None:
     from ..batch.reading import verify
 
     number, problems = verify(run)
-    for one in problems:
-        print(f"sdattn: {visible(str(one))}", file=sys.stderr)
+    for problem in problems:
+        print(f"sdattn: {visible(problem)}", file=sys.stderr)
     print(f"{run}/: {number:,} items read, {len(problems):,} problems")
     if problems:
         print(

@@ -9,23 +9,20 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from .options import Force, Words, folder_named
 from .printing import Console
 
 
 def diff(
     run_a: Annotated[Path, typer.Argument(help="A run's folder, or a batch run's with --item.")],
     run_b: Annotated[Path, typer.Argument(help="The other one.")],
-    words: Annotated[
-        list[str] | None, typer.Argument(help="Words or phrases; all words by default.")
-    ] = None,
+    words: Words = None,
     item: Annotated[
         list[str] | None,
         typer.Option(help="The id of an item of both batch runs; twice: of A, then of B."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; outputs/A-vs-B by default.")] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a comparison that is there already.")
-    ] = False,
+    out: Annotated[Path | None, folder_named("A-vs-B")] = None,
+    force: Force = False,
 ) -> None:
     """Show where two runs differ: the heatmaps of each word side by side and B - A. Of two prompts,
     two seeds, a model with and without a LoRA."""
@@ -39,10 +36,9 @@ def diff(
         check_apart(out, run_a, run_b)
         check_target(out, force=force, kind="diff")
     if item:
-        places = [(run_a, item[0]), (run_b, item[-1])]
-        a, b = (open_batch(run)[one] for run, one in places)
-        names = tuple(f"{run.resolve().name}/{one}" for run, one in places)
-        found = diff(a, b, words=words, names=(names[0], names[1]))
+        a, b = open_batch(run_a)[item[0]], open_batch(run_b)[item[-1]]
+        names = f"{run_a.resolve().name}/{item[0]}", f"{run_b.resolve().name}/{item[-1]}"
+        found = diff(a, b, words=words, names=names)
     else:
         found = diff(run_a, run_b, words=words)
     if out is None:
@@ -63,8 +59,8 @@ def _print(found: Any, out: Path) -> None:
         words.add_column(column, justify="right")
     for word in found.words:
         numbers = (word.mean_a, word.mean_b, word.correlation)
-        told = ["-" if one is None else f"{one:.2g}" for one in numbers]
-        words.add_row(Text(word.label), *told, *_largest(word, found.image_a.size))
+        texts = ["-" if number is None else f"{number:.2g}" for number in numbers]
+        words.add_row(Text(word.label), *texts, *_largest(word, found.image_a.size))
     console = Console()
     console.print(settings)
     console.print(words)

@@ -21,9 +21,8 @@ def app(
     ] = None,
     browser: Annotated[bool, typer.Option("--browser", help="Open a browser.")] = False,
 ) -> None:
-    """Draw pictures in a page and see where the words of their prompts went. Wants sdattn[app]."""
-    from ..models.loading import load_pipeline
+    """Draw pictures in a page and see where the words of their prompts went. Needs gradio, which
+    comes with the extra "app" of sdattn."""
     from .blocks import serve
 
-    pipe = load(load_pipeline, model, device, dtype)
-    serve(pipe, host, port, browser=browser)
+    serve(load(model, device, dtype), host, port, browser=browser)

@@ -7,7 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import Ask, Device, Dtype, Model, Preset, Refine, Steps, load, open_picture, preset_of
+from .options import (
+    Ask,
+    Device,
+    Dtype,
+    Force,
+    Model,
+    Preset,
+    Refine,
+    Steps,
+    folder_named,
+    load,
+    open_picture,
+    preset_of,
+)
 from .printing import Console, print_run
 
 
@@ -28,13 +41,10 @@ def explain(
     ask: Ask = None,
     device: Device = None,
     dtype: Dtype = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run's folder; outputs/IMAGE-explained-SEED by default.")
-    ] = None,
-    force: Annotated[bool, typer.Option(help="Replace a run that is there already.")] = False,
+    out: Annotated[Path | None, folder_named("IMAGE-explained-SEED")] = None,
+    force: Force = False,
 ) -> None:
     """Show where each word of PROMPT goes in the picture IMAGE."""
-    from ..models.loading import load_pipeline
     from ..runs.explaining import explain
     from ..runs.folder import check_apart, check_target, file_name
 
@@ -42,25 +52,24 @@ def explain(
         raise typer.BadParameter("The timesteps are the steps, unless with --invert.")
     if timesteps is not None and invert:
         raise typer.BadParameter("An inversion goes through its own; choose --steps.")
-    places = None if timesteps is None else _parsed(timesteps)
-    options: dict[str, Any] = {} if steps is None else {"num_inference_steps": steps}
+    way: dict[str, Any] = {"timesteps": _parsed(timesteps), "invert": invert}
+    way |= {} if steps is None else {"num_inference_steps": steps}
     out = out or Path("outputs") / f"{file_name(image.stem)}-explained-{seed}"
-    watch: dict[str, Any] = {"preset": preset_of(preset, refine), "ask": ask}
+    maps: dict[str, Any] = {"preset": preset_of(preset, refine), "ask": ask}
     picture = open_picture(image)
     check_apart(out, image)
     check_target(out, force=force)
-    pipe = load(load_pipeline, model, device, dtype)
-    way: dict[str, Any] = {"timesteps": places, "invert": invert}
-    run = explain(pipe, picture, prompt, seed=seed, **way, **watch, **options)
+    pipe = load(model, device, dtype)
+    run = explain(pipe, picture, prompt, seed=seed, **way, **maps)
     print_run(run, run.save(out, force=force))
     explained = run[0].settings.explained
     if explained and (psnr := explained.reconstruction_psnr) is not None:
         Console().print(f"reconstruction: {psnr:.1f} dB")
 
 
-def _parsed(timesteps: str) -> list[int]:
+def _parsed(timesteps: str | None) -> list[int] | None:
     try:
-        return [int(one) for one in timesteps.split(",")]
+        return None if timesteps is None else [int(number) for number in timesteps.split(",")]
     except ValueError:
         raise typer.BadParameter(
             f"{timesteps!r} is not a list of whole numbers, 100,300 for example.",

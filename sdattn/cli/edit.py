@@ -12,14 +12,16 @@ from rich.text import Text
 from .options import (
     Device,
     Dtype,
+    Force,
     Guidance,
     Model,
     Negative,
     Pixels,
     Steps,
-    given,
+    folder_named,
     load,
     open_picture,
+    pipeline_options,
 )
 from .printing import Console
 
@@ -38,7 +40,7 @@ def edit(
         list[str] | None, typer.Option(help="Change the picture only where this WORD is.")
     ] = None,
     weight: Annotated[
-        list[str] | None, typer.Option(help="WORD=FACTOR: heed a word more or less.")
+        list[str] | None, typer.Option(help="WORD=FACTOR: more or less attention to a word.")
     ] = None,
     image: Annotated[
         Path | None, typer.Option(help="Edit this picture, which SOURCE describes.")
@@ -55,24 +57,21 @@ def edit(
     height: Pixels = None,
     device: Device = None,
     dtype: Dtype = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder; outputs/SOURCE-edit-SEED by default.")
-    ] = None,
-    force: Annotated[bool, typer.Option(help="Replace an edit that is there already.")] = False,
+    out: Annotated[Path | None, folder_named("SOURCE-edit-SEED")] = None,
+    force: Force = False,
 ) -> None:
     """Draw SOURCE and its edited versions from the same noise, and keep the layout."""
     from ..edit import edit, prepare
-    from ..models.loading import load_pipeline
     from ..runs.folder import check_apart, check_target, file_name
 
-    weights = dict(_parsed_weight(one) for one in weight or ())
+    weights = dict(map(_parsed_weight, weight or ()))
     out = out or Path("outputs") / f"{file_name(source)}-edit-{seed}"
     if image:
         check_apart(out, image)
     check_target(out, force=force, kind="edit")
     picture = open_picture(image) if image else None
-    pipe = load(load_pipeline, model, device, dtype)
-    options = given(steps, guidance, negative, width, height)
+    pipe = load(model, device, dtype)
+    options = pipeline_options(steps, guidance, negative, width, height)
     if picture is not None:
         settings = (mode, cross, self_, blend or (), weights, None)
         prepare(pipe, source, targets, *settings, options)  # refuse before the long part

@@ -9,14 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from .options import Words
 from .printing import Console, print_folder, print_words
 
 
 def show(
     run: Annotated[Path, typer.Argument(help="A run's folder, or a batch run's.")],
-    words: Annotated[
-        list[str] | None, typer.Argument(help="Words or phrases; all words by default.")
-    ] = None,
+    words: Words = None,
     item: Annotated[str | None, typer.Option(help="The id of an item of a batch run.")] = None,
     figure: Annotated[
         str | None,
@@ -98,9 +97,9 @@ def _drawings(
         check_apart(folder, run)
     maps = all_words = saved.heatmaps.occurrences()
     if words:
-        maps = [one for word in words for one in saved.heatmaps.find(word)]
-    held = {one.columns for one in all_words}
-    page = report(saved, [one for one in maps if one.columns not in held])
+        maps = [heatmap for word in words for heatmap in saved.heatmaps.find(word)]
+    held = {heatmap.columns for heatmap in all_words}
+    page = report(saved, [heatmap for heatmap in maps if heatmap.columns not in held])
     parts = ("overlays",) if at_home and words else ("overlays", "grid")
     made = drawings(saved.image, maps, saved.heatmaps.prompt.text, parts)
     made["report.html"] = page
@@ -111,7 +110,7 @@ def _drawings(
 
 
 def _check_no_run(out: Path) -> None:
-    """Refuse to draw into the folder of a run, whose run.json would then tell what is not so."""
+    """Refuse to draw into the folder of a run, whose run.json would then be wrong."""
     from ..runs.folder import run_around
 
     if (around := run_around(out)) is not None:

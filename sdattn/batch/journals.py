@@ -1,0 +1,111 @@
+"""The rows that a run's processes note of items, and the two files that they are gathered in.
+
+.batch/done/NAME.jsonl    ->  metadata.jsonl   a row an item that is whole
+.batch/failed/NAME.jsonl  ->  errors.jsonl     a row an item that failed, or a line that is bad
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from collections.abc import Container, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..runs.folder import inside, write_whole
+from .rows import NotedRow, copies_of, line_of, noted_in, rows_in
+
+
+class Journals:
+    """The rows of a run's folder. Each process appends to files of its own.
+
+    Args:
+        root: the run's folder.
+        hidden: where the processes' own files are, in folders named as the kinds of rows.
+    """
+
+    def __init__(self, root: Path, hidden: Path):
+        self.root, self.hidden = root, hidden
+        self._open: dict[str, Any] = {}
+        self._writing = threading.Lock()
+
+    def note(self, kind: str, writer: str, row: Mapping[str, Any]) -> None:
+        """Append a row to this process's own list of what is ``"done"`` or has ``"failed"``."""
+        data = line_of(row)
+        with self._writing:
+            if kind not in self._open:
+                path = self.hidden / kind / f"{writer}.jsonl"
+                self._open[kind] = path.open("ab", buffering=0)
+            journal = self._open[kind]
+            written = journal.write(data)
+            if written < len(data):  # the disk is full: half a row would take the next with it
+                os.ftruncate(journal.fileno(), os.fstat(journal.fileno()).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def files(self) -> list[Path]:
+        """Where rows of items that are whole can be: ``metadata.jsonl``, then what was noted since
+        it was gathered."""
+        return [inside(self.root, "metadata.jsonl"), *sorted((self.hidden / "done").glob("*"))]
+
+    def rows(self) -> dict[str, NotedRow]:
+        """Every row that has been noted, the latest of each item, by id."""
+        return {item: row for path in self.files() for item, row in noted_in(path)}
+
+    def failures(self) -> dict[str, dict[str, Any]]:
+        """The rows of items that failed, the latest of each, by id."""
+        paths = inside(self.root, "errors.jsonl"), *sorted((self.hidden / "failed").glob("*"))
+        return {row["id"]: row for path in paths for row in rows_in(path)}
+
+    def gather(self, there: Mapping[str, str] | None = None) -> int:
+        """Write ``metadata.jsonl`` from the rows of all processes, in the order of the input.
+
+        Args:
+            there: the items that are whole, id to place; by default all that were noted.
+
+        Returns:
+            The number of rows.
+        """
+        rows = self.rows()
+        if there is not None:
+            rows = {item: row for item, row in rows.items() if there.get(item) == row.place}
+        ordered = sorted(rows.values(), key=lambda row: (row.line, row.place))
+        self._write("metadata.jsonl", copies_of(ordered))
+        self._forget("done")
+        return len(rows)
+
+    def gather_errors(
+        self,
+        bad_lines: Iterable[Mapping[str, Any]],
+        whole: Container[str],
+        items: Container[str] | None = None,
+    ) -> int:
+        """Write ``errors.jsonl``: the lines that cannot be read and the items (of ``items``, by
+        default all) that failed and are not whole by now. Returns how many items."""
+        failed = [
+            row
+            for item, row in self.failures().items()
+            if item not in whole and (items is None or item in items)
+        ]
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in [*bad_lines, *failed])
+        self._write("errors.jsonl", map(str.encode, lines))
+        self._forget("failed")
+        return len(failed)
+
+    def close(self) -> None:
+        """Close this process's own files."""
+        with self._writing:
+            for file in self._open.values():
+                file.close()
+            self._open.clear()
+
+    def _write(self, name: str, parts: Iterable[bytes]) -> None:
+        write_whole(self.root / name, parts, self.hidden / "tmp" / name)
+
+    def _forget(self, kind: str) -> None:
+        with self._writing:
+            if kind in self._open:
+                self._open.pop(kind).close()
+            for path in (self.hidden / kind).glob("*"):
+                path.unlink()

@@ -1,0 +1,60 @@
+"""``batch.json``: what run a folder is of, with a checksum of its own.
+
+{"format", "settings": {...}, "input": {...}, "batch_size", "versions", "ended", "digest"}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..files.writing import sha256, to_json
+from ..runs.folder import inside
+
+FORMAT = "sdattn-batch-2"
+# Rows of the first say nothing of run.json's checksum and of sizes: the next run adds it.
+FIRST_FORMAT = "sdattn-batch-1"
+ADOPT = (
+    "If its items are there, the command that made them, with --adopt, checks them and writes "
+    "batch.json anew."
+)
+
+
+def read_manifest(root: Path) -> dict[str, Any]:
+    """``batch.json`` as it was written.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is of another version, or not what was written.
+    """
+    path = inside(root, "batch.json")
+    if not path.is_file():
+        has_items = any((root / name).is_dir() for name in ("items", "shards"))
+        raise FileNotFoundError(
+            f"{root} has no batch.json, so it is no batch run's folder. Those are made by "
+            f"`sdattn batch`.{' ' + ADOPT if has_items else ''}"
+        )
+    manifest = read_unchecked(root)
+    if manifest["format"] == FORMAT and sealed(manifest) != path.read_bytes():
+        raise ValueError(f"{path} is damaged: its own checksum differs. {ADOPT}")
+    return manifest
+
+
+def read_unchecked(root: Path) -> dict[str, Any]:
+    """``batch.json`` of a format that can be read, its checksum aside."""
+    path = inside(root, "batch.json")
+    try:
+        manifest = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is corrupt: {error}. {ADOPT}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") not in (FORMAT, FIRST_FORMAT):
+        raise ValueError(f"{path} is not of this version's format {FORMAT!r}. {ADOPT}")
+    return manifest
+
+
+def sealed(manifest: Mapping[str, Any]) -> bytes:
+    """``batch.json`` as it is written, with the checksum of the rest."""
+    rest = {name: value for name, value in manifest.items() if name != "digest"}
+    return to_json({**rest, "digest": sha256(to_json(rest))})

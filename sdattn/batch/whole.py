@@ -1,0 +1,147 @@
+"""Which items of a batch run's folder are whole: each of their files is there with its size.
+
+Rows repeat what the items themselves say, with the checksum of ``run.json`` and the size of each
+file: after a crash what is missing is read from the items.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from ..files.writing import sha256
+from ..runs.info import read_info
+from .folder import BatchFolder
+from .layouts import Layout
+from .rows import NotedRow, row_of, rows_in, sizes_in
+
+_NO_ITEM = "it has no run.json"
+_MOST_NAMED = 20  # items named one by one
+
+
+class WholeItem(NamedTuple):
+    """An item that is whole."""
+
+    line: int
+    place: str
+    fingerprint: str
+
+
+def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, NotedRow]:
+    """Bring ``metadata.jsonl`` to what is there.
+
+    Args:
+        folder: open.
+        redrawn: items that can be made anew: of those that are not whole what is left is removed.
+            Others are named on stderr, and stay.
+
+    Returns:
+        The rows of the items that are whole, and of those that stay as they are, by id.
+    """
+    layout, journals = folder.layout, folder.journals
+    places, missing = dict(layout.find()), _missing_files(folder)
+    damage = _note_unnoted(folder, places, missing)
+    stale = {item: places[item] for item in damage if item in redrawn}
+    if stale:
+        _report([_of_item(item, damage[item], at, "made anew") for item, at in stale.items()])
+        layout.discard(stale)  # which may move others
+        return settle(folder, redrawn)
+    for item, reason in damage.items():
+        if reason == _NO_ITEM:
+            raise ValueError(f"{folder.root / places[item]} is no item: {reason}. Remove it.")
+    _report(
+        [f"{reason}; what it held is made anew" for _, reason in layout.broken()]
+        + [_of_item(item, reason, places[item], "left as it is") for item, reason in damage.items()]
+    )
+    kept = [item for item in damage if (item, places[item]) in missing]
+    journals.gather({item: places[item] for item in [*(places.keys() - damage), *kept]})
+    return journals.rows()
+
+
+def find_whole(folder: BatchFolder) -> set[str]:
+    """The items of which every file is there with its size; those without a row, which may be of
+    another process, too."""
+    missing = _missing_files(folder)
+    return {item for item, place in folder.layout.find() if not missing.get((item, place))}
+
+
+def whole_items(folder: BatchFolder) -> tuple[dict[str, WholeItem], list[str]]:
+    """The items that are whole, by id, whether they have a row or not, and the ids of those that
+    have one and are not. It only reads."""
+    layout, rows = folder.layout, folder.journals.rows()
+    missing, found = _missing_files(folder), dict[str, WholeItem]()
+    for item, place in layout.find():
+        row, lost = rows.get(item), missing.get((item, place))
+        with suppress(OSError, ValueError):
+            if lost is None:
+                found[item] = _as_whole(_read_row(layout, item, place), item)
+            elif not lost and row is not None and row.place == place:
+                found[item] = WholeItem(row.line, place, row.fingerprint)
+    return found, [item for item in rows if item not in found]
+
+
+def _missing_files(folder: BatchFolder) -> dict[tuple[str, str], list[str]]:
+    """By id and place of each row: the files that are missing or of another size."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for path in folder.journals.files()[0 if folder.trusts_rows else 1 :]:
+        for row in rows_in(path):
+            written = sizes_in(row)
+            if written is not None and isinstance(row.get("place"), str):
+                where = row["id"], row["place"]
+                sizes = folder.layout.sizes(*where, written)
+                found[where] = [name for name in written if sizes.get(name) != written[name]]
+    return found
+
+
+def _note_unnoted(
+    folder: BatchFolder,
+    places: Mapping[str, str],
+    missing: Mapping[tuple[str, str], list[str]],
+) -> dict[str, str]:
+    """Note the items that have no row, or one of the first format; returns what is wrong with
+    those that are not whole, by id."""
+    writer, damage = f"settled-{uuid4().hex[:12]}", dict[str, str]()
+    for item, place in places.items():
+        lost = missing.get((item, place))
+        if lost:
+            damage[item] = f"{', '.join(lost[:3])} is missing or cut short"
+        elif lost is None:
+            try:
+                row = _read_row(folder.layout, item, place)
+                folder.journals.note("done", writer, row)
+            except ValueError as error:
+                damage[item] = str(error)
+    return damage
+
+
+def _read_row(layout: Layout, item: str, place: str) -> dict[str, Any]:
+    """The row of an item from its ``run.json``; a ValueError says what is wrong with it."""
+    files = layout.read(item, place, ["run.json"])
+    if "run.json" not in files:
+        raise ValueError(_NO_ITEM)
+    info = read_info(files, place)
+    sizes = layout.sizes(item, place, ["run.json", *info.files])
+    if lost := [name for name in info.files if name not in sizes]:
+        raise ValueError(f"{', '.join(lost[:3])} is missing")
+    return row_of(info, place, sha256(files["run.json"]), sizes)
+
+
+def _as_whole(row: Mapping[str, Any], item: str) -> WholeItem:
+    if row["id"] != item:
+        raise ValueError(f"{row['place']} is item {row['id']!r}")
+    return WholeItem(row["line"], row["place"], row["fingerprint"])
+
+
+def _of_item(item: str, reason: str, place: str, end: str) -> str:
+    return f"item {item} is not whole: {reason} ({place}); it is {end}"
+
+
+def _report(lines: Sequence[str]) -> None:
+    """The first of them on stderr, and how many more there are."""
+    for line in lines[:_MOST_NAMED]:
+        print(f"sdattn: {line}", file=sys.stderr)
+    if len(lines) > _MOST_NAMED:
+        print(f"sdattn: and {len(lines) - _MOST_NAMED:,} more", file=sys.stderr)

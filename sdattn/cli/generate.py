@@ -1,0 +1,88 @@
+"""``sdattn generate``: a picture, and where the words of its prompt went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import (
+    Ask,
+    Device,
+    Dtype,
+    Force,
+    Guidance,
+    Model,
+    Negative,
+    Pixels,
+    Preset,
+    Refine,
+    Settings,
+    Steps,
+    folder_named,
+    load,
+    pipeline_options,
+    preset_of,
+)
+from .printing import print_run
+
+
+def generate(
+    prompt: str,
+    model: Model = "demo",
+    seed: int = 0,
+    steps: Steps = None,
+    guidance: Guidance = None,
+    negative: Negative = None,
+    width: Pixels = None,
+    height: Pixels = None,
+    set_: Settings = None,
+    negative_maps: Annotated[
+        bool, typer.Option("--negative-maps", help="Draw where the negative prompt's words went.")
+    ] = False,
+    preset: Preset = "default",
+    refine: Refine = None,
+    ask: Ask = None,
+    causal: Annotated[
+        bool,
+        typer.Option(
+            "--causal", help="Draw again without each word and show what changes, in causal/."
+        ),
+    ] = False,
+    keep: Annotated[
+        str | None,
+        typer.Option(help="steps, heads or both with a comma: each by itself, for --figure."),
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    out: Annotated[Path | None, folder_named("PROMPT-SEED")] = None,
+    force: Force = False,
+) -> None:
+    """Draw a picture from PROMPT and show where each of its words went."""
+    from ..models.loading import images_a_prompt
+    from ..models.pipeline_call import checked_options
+    from ..runs.folder import check_target, file_name
+    from ..runs.generation import generate
+    from ..runs.run import run_folders
+
+    options = pipeline_options(steps, guidance, negative, width, height, set_)
+    watch = {**_kept(keep), **({"branch": "both"} if negative_maps else {})}
+    maps = {"preset": preset_of(preset, refine), "ask": ask, "causal": causal}
+    out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
+    if options.get("num_images_per_prompt", 1) == 1:  # known before the model is loaded
+        check_target(out, force=force)
+    pipe = load(model, device, dtype)
+    options = checked_options(pipe, options)
+    for folder in run_folders(out, images_a_prompt(pipe, options)):
+        check_target(folder, force=force)
+    run = generate(pipe, prompt, seed=seed, capture_options=watch, **maps, **options)
+    print_run(run, run.save(out, force=force))
+
+
+def _kept(keep: str | None) -> dict[str, str]:
+    """The capture options of --keep."""
+    names = [] if keep is None else [name.strip() for name in keep.split(",")]
+    if unknown := [name for name in names if name not in ("steps", "heads")]:
+        raise typer.BadParameter(f"{unknown[0]!r} is neither steps nor heads.", param_hint="--keep")
+    return dict.fromkeys(names, "all")

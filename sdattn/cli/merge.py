@@ -1,0 +1,44 @@
+"""``sdattn merge``: several batch runs in one folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_MOST_NAMED = 100  # missing items named one by one
+
+
+def merge(
+    runs: Annotated[list[Path], typer.Argument(help="Folders that sdattn batch made.")],
+    out: Annotated[Path, typer.Option(help="The folder of all of them.")],
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Exit with 0 also where items are missing.")
+    ] = False,
+) -> None:
+    """Bring several batch runs into one folder: the parts of an input, or of several machines.
+
+    Exit code: 0; 1 if items of the input are in none of the runs, which are then named."""
+    from ..batch.merging import merge_runs
+
+    merged = merge_runs(runs, out)
+    print(f"{out}/: {merged.items:,} of {merged.wanted:,} items, from {len(runs)} run(s)")
+    if merged.lacks:
+        print(f"sdattn: {_missing(merged)}", file=sys.stderr)
+    if merged.lacks and not partial:
+        print(
+            "sdattn: what there is was merged. Merge again with the runs that hold the rest, give "
+            "the batch's own command to draw it, or pass --partial if it is meant so",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
+
+
+def _missing(merged: Any) -> str:
+    named = merged.missing[:_MOST_NAMED]
+    more = merged.lacks - len(named)
+    text = ", ".join(named) if named else "not known by name, since an earlier version drew them"
+    text += f" and {more:,} more" if named and more > 0 else ""
+    return f"{merged.lacks:,} item(s) are missing: {text}"

@@ -1,0 +1,151 @@
+"""What is put into a model for a while, to look at its attention or to edit it.
+
+with Installation(layers) as installed:      or until installed.remove()
+    installed.run_eagerly(model)             what was compiled is left aside
+    installed.put(layer, processor)          in the place of the one that is there
+    installed.watch(model, before, after)    each call of the model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..models.compiled import compiled_parts
+from ..models.denoiser_call import innermost
+from ..models.layers import AttentionLayer
+
+
+@dataclass
+class _Place:
+    """A layer, the processor that it held, and those that were put there, in order."""
+
+    layer: AttentionLayer
+    before: Any
+    ours: list[Any] = field(default_factory=list)
+
+    def put_back(self) -> None:
+        """Have the layer hold again what it held; where an observer that is not of this
+        installation has wrapped ours since, only step out from under it."""
+        ours = self.ours[-1] if self.ours else None
+        before = self.before
+        while hasattr(before, "stands_for"):  # of an installation that has ended meanwhile
+            before = before.stands_for
+        for processor in self.ours:
+            object.__setattr__(processor, "stands_for", before)
+        for outer in _wrapped(self.layer.module.processor):
+            if outer is ours or not _observes(outer):
+                break
+            if ours is None:
+                return  # of another installation, which puts it back
+            if outer.inner is ours:
+                del outer.inner  # a module may not be overwritten by a plain object
+                outer.inner = before
+                return
+        if self.layer.module.processor is not before:
+            self.layer.module.set_processor(before)
+
+
+class Installation:
+    """Processors in some layers, and hooks on the model; :meth:`remove` takes them out.
+
+    Each layer then holds the very object that it held before, whatever was set in the meantime and
+    in whichever order the installations of one model end. The model is not held.
+
+    Args:
+        layers: whose processors come back, also where others than :meth:`put` replaced them.
+    """
+
+    def __init__(self, layers: Sequence[AttentionLayer] = ()):
+        self._undo = ExitStack()
+        self._places: dict[str, _Place] = {}
+        for layer in layers:
+            self._note(layer)
+
+    def __enter__(self) -> Installation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def put(self, layer: AttentionLayer, processor: Any) -> None:
+        """Set a processor; it may wrap the one that is there."""
+        self._note(layer).ours.append(processor)
+        layer.module.set_processor(processor)
+
+    def watch(
+        self, model: Any, before: Callable[..., None], after: Callable[..., None] | None = None
+    ) -> None:
+        """Have ``before(model, args, kwargs)`` called before each call of a model, ``after(model,
+        args, output)`` behind it; a compiled model leaves its graph for them."""
+        hook = model.register_forward_pre_hook(torch.compiler.disable(before), with_kwargs=True)
+        self._undo.callback(hook.remove)
+        if after is not None:
+            hook = model.register_forward_hook(torch.compiler.disable(after))
+            self._undo.callback(hook.remove)
+
+    def run_eagerly(self, model: Any) -> bool:
+        """Leave aside what ``torch.compile`` made of a model or its parts; in the end it is as it
+        was, with all its graphs, unless it was compiled anew.
+
+        Returns:
+            Whether there was any.
+        """
+        parts = list(compiled_parts(model))
+        for module, name in parts:
+            eager = module._orig_mod.__call__ if name == "forward" else None
+            self._undo.callback(_put_attribute, module, name, eager, vars(module)[name])
+            object.__setattr__(module, name, eager)
+        return bool(parts)
+
+    def replaced(self) -> list[tuple[AttentionLayer, Any]]:
+        """Layers in which what was put last is not at work any more, and what is."""
+        return [
+            (place.layer, innermost(place.layer.module.processor))
+            for place in self._places.values()
+            if place.ours
+            and all(part is not place.ours[-1] for part in _wrapped(place.layer.module.processor))
+        ]
+
+    def leave(self, layer: AttentionLayer) -> None:
+        """Let a layer keep what it holds now."""
+        del self._places[layer.name]
+
+    def remove(self) -> None:
+        """Put all back; of no effect a second time."""
+        self._undo.close()
+
+    def _note(self, layer: AttentionLayer) -> _Place:
+        if layer.name not in self._places:
+            held = layer.module.processor
+            getattr(held, "__dict__", {}).pop(
+                "stands_for", None
+            )  # whatever it was once, it is at work now
+            self._places[layer.name] = _Place(layer, held)
+            self._undo.callback(self._put_back, layer.name)
+        return self._places[layer.name]
+
+    def _put_back(self, name: str) -> None:
+        if place := self._places.pop(name, None):
+            place.put_back()
+
+
+def _observes(processor: Any) -> bool:
+    return getattr(processor, "is_observer", False)
+
+
+def _wrapped(processor: Any) -> Iterator[Any]:
+    """A processor and, where it observes, those that it wraps, from the outside in."""
+    yield processor
+    while _observes(processor):
+        processor = processor.inner
+        yield processor
+
+
+def _put_attribute(module: Any, name: str, ours: Any, before: Any) -> None:
+    if vars(module)[name] == ours:  # else it was compiled anew in the meantime
+        object.__setattr__(module, name, before)

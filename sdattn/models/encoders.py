@@ -1,0 +1,147 @@
+"""How text encoders read prompts, as far as families share it: CLIP with its chunks, captions that
+are cleaned, columns of zeros, the refusals.
+
+A reader takes a :class:`TextCall` and texts, one prompt each; which pipeline has which is in the
+family's own file, see :mod:`sdattn.models.families`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..prompts.chunks import read_chunks
+from ..prompts.tokenizing import NO_LIMIT, PAD, Token, filled, with_vectors
+from ..prompts.tokens import Prompt, read_source
+from ..prompts.words import Source
+
+PLACEHOLDER = "\ue000"  # a private character, for the place of the prompt in a template
+
+
+@dataclass(frozen=True)
+class TextCall:
+    """The call of a pipeline whose prompts are read: the arguments of ``read_prompts``."""
+
+    pipe: Any
+    columns: int | None
+    options: Mapping[str, Any]
+    negative: bool = False
+    split: str | None = None
+
+    def option(self, name: str) -> Any:
+        """An option's value, the pipeline's own default where it was not given."""
+        default = inspect.signature(self.pipe.__call__).parameters[name].default
+        return self.options.get(name, default)
+
+    def source(self, tokenizer: Any, text: str) -> Source:
+        """The prompt with its textual inversions, where the pipeline converts them."""
+        converts = hasattr(self.pipe, "maybe_convert_prompt")
+        return with_vectors(tokenizer, Source.of(text)) if converts else Source.of(text)
+
+    def length(self, *, before: int = 0, most: int | None = None) -> int:
+        """The length of the text states behind the first ``before`` columns.
+
+        ``most`` is the largest that the pipeline takes.
+        """
+        if self.columns is None:
+            return int(self.option("max_sequence_length"))
+        length = self.columns - before
+        asked = self.options.get("max_sequence_length")
+        if length < 1 or asked not in (None, length) or (most is not None and length > most):
+            raise self.unexplained(
+                f"max_sequence_length={self.option('max_sequence_length')} makes "
+                f"{before + self.option('max_sequence_length')}"
+                + (f", and {before + most} is the most there can be" if most else "")
+            )
+        return length
+
+    def unexplained(self, found: str) -> ValueError:
+        """The error for columns that none of the pipeline's ways leads to."""
+        return ValueError(
+            f"The text states have {self.columns} token columns, and a {type(self.pipe).__name__} "
+            f"with {found}. Pass the prompts and options of this very run, or labels."
+        )
+
+
+Reader = Callable[[TextCall, list[str]], list[Prompt]]
+
+
+def refuse_unknown(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """The reader of pipelines that no family reads, or whose columns are not those of the family
+    that their name begins with."""
+    raise TypeError(
+        f"How a {type(call.pipe).__name__} reads its prompts is not known, so neither are the "
+        f"columns of {texts[0]!r}. Pass labels, {{'cat': [2]}} say, and columns=; or, if it pads "
+        "the bare prompt, what sdattn.read_prompt(tokenizer, prompt) gives."
+    )
+
+
+def read_clip(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """CLIP, filled up to its 77 columns, or in chunks; SDXL's two encoders share the columns.
+
+    Raises:
+        TypeError: the pipeline has no tokenizer.
+    """
+    held = (getattr(call.pipe, name, None) for name in ("tokenizer", "tokenizer_2"))
+    tokenizers = [tokenizer for tokenizer in held if tokenizer is not None]  # SDXL's refiner: one
+    if not tokenizers:
+        raise TypeError(
+            f"A {type(call.pipe).__name__} without a tokenizer: its words are not known. Pass "
+            'labels, {"cat": [2]} say, and columns=.'
+        )
+    read = [_clip_columns(call, tokenizers[0], text) for text in texts]
+    for other in tokenizers[1:]:
+        for prompt in read:
+            _check_agreement(prompt, _clip_columns(call, other, prompt.text))
+    return read
+
+
+def _clip_columns(call: TextCall, tokenizer: Any, text: str) -> Prompt:
+    source, most = call.source(tokenizer, text), tokenizer.model_max_length
+    if most >= NO_LIMIT:
+        raise ValueError(
+            f"The {type(tokenizer).__name__} has no model_max_length, to which CLIP's prompts are "
+            "filled up. Get the folder of the model's tokenizer again, tokenizer_config.json above "
+            "all, or set tokenizer.model_max_length."
+        )
+    if call.columns is None or call.columns == most:
+        return read_source(tokenizer, source, **filled(most))
+    return read_chunks(tokenizer, source, call.columns, call.split)
+
+
+def _check_agreement(prompt: Prompt, twin: Prompt) -> None:
+    spans = [(word.start, word.end) for word in prompt.words]
+    if spans != [(word.start, word.end) for word in twin.words]:
+        raise ValueError(
+            f"The pipeline's tokenizers disagree on the words of {prompt.text!r}: "
+            f"{[word.text for word in prompt.words]} and {[word.text for word in twin.words]}. "
+            "Load a textual inversion into both."
+        )
+    for word, other in zip(prompt.words, twin.words, strict=True):
+        if word.columns != other.columns:
+            raise ValueError(
+                f"The pipeline's tokenizers disagree on {prompt.text!r}: {word.text!r} is at "
+                f"columns {word.columns} for one and {other.columns} for the other. Use "
+                "tokenizers that split words alike."
+            )
+
+
+def zeros(length: int) -> tuple[Token, ...]:
+    """Columns of zeros, which come from no token."""
+    return (Token(-1, PAD, 0, 0, PAD),) * length
+
+
+def cleaned(call: TextCall, text: str) -> Source:
+    """The prompt as DeepFloyd's ``_text_preprocessing`` leaves it, if it only lowers the case."""
+    source = Source.of(text).lower().strip()
+    if call.option("clean_caption"):
+        (cleaned,) = call.pipe._text_preprocessing(text, clean_caption=True)
+        if cleaned != source.text:
+            raise ValueError(
+                f"clean_caption=True, the default of some pipelines, has a "
+                f"{type(call.pipe).__name__} read {cleaned!r} for {text!r}. Pass that as the "
+                "prompt, or clean_caption=False to the run and here."
+            )
+    return source

@@ -1,0 +1,116 @@
+"""The families of models, a file each, and the registry that the rest of the package asks.
+
+A module in this folder that holds a ``FAMILY`` is found by itself.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from ..compiled import unwrapped
+from ..encoders import Reader, refuse_unknown
+from ..family import Family, Guidance
+
+_registered: tuple[Family, ...] = tuple(
+    import_module(f".{module.name}", __name__).FAMILY for module in iter_modules(__path__)
+)
+
+
+def registered() -> tuple[Family, ...]:
+    """All families that are known now."""
+    return _registered
+
+
+def register(family: Family) -> None:
+    """Have a family of models known everywhere in sdattn, until :func:`unregister`.
+
+    Raises:
+        ValueError: another family has one of its names.
+    """
+    global _registered
+    names = _names(family)
+    for other in _registered:
+        if common := names & _names(other):
+            raise ValueError(
+                f"The family {family.name!r} names {common.pop()}, which the family "
+                f"{other.name!r} has. unregister() that one first."
+            )
+    _registered = (*_registered, family)
+
+
+def unregister(family: Family) -> None:
+    """Undo :func:`register`.
+
+    Raises:
+        ValueError: the family is not registered.
+    """
+    global _registered
+    if family not in _registered:
+        raise ValueError(f"The family {family.name!r} is not registered.")
+    _registered = tuple(other for other in _registered if other is not family)
+
+
+def _names(family: Family) -> set[str]:
+    denoisers = {kind if isinstance(kind, str) else kind.__name__ for kind in family.denoisers}
+    return {repr(family.name), *denoisers, *family.readers, *family.guidance}
+
+
+def claimed(model: Any) -> Family | None:
+    """The family that lists the class of a model or its nearest base, else the one that recognises
+    it; None if there is neither."""
+    model = unwrapped(model)
+    for kind in type(model).__mro__:
+        for family in _registered:
+            if family.lists(kind):
+                return family
+    return next((family for family in _registered if family.recognises(model)), None)
+
+
+def family_of(model: Any, asked: str = "") -> Family:
+    """The family of a model.
+
+    Raises:
+        TypeError: none claims it, by its name or by what was ``asked`` of it.
+    """
+    found = claimed(model)
+    if found is None:
+        supported = "; ".join(family.title for family in _registered)
+        raise TypeError(
+            f"{asked or f'A {type(unwrapped(model)).__name__} is of no known family'}. Supported: "
+            f"pipelines with one of these models, or the model itself: {supported}. Any other "
+            "needs a Family of its own, see sdattn.models.register."
+        )
+    return found
+
+
+def reader_of(pipe: Any) -> Reader:
+    """How a pipeline reads: as its class or the nearest base, by the longest name that fits.
+
+    Mixins are passed over: Kolors has Stable Diffusion's, Chroma has Flux's.
+    """
+    readers = {name: reader for family in _registered for name, reader in family.readers.items()}
+    for cls in type(pipe).__mro__:
+        if "Pipeline" in cls.__name__:
+            fitting = [name for name in readers if cls.__name__.startswith(name)]
+            if fitting:
+                return readers[max(fitting, key=len)]
+    return refuse_unknown
+
+
+def guidance_of(pipe: Any) -> Guidance:
+    """How a pipeline runs guidance: as its class or the nearest base that a family names.
+
+    Raises:
+        ValueError: no family names any, or not for a class without the property that it needs.
+    """
+    layouts = {name: layout for family in _registered for name, layout in family.guidance.items()}
+    for cls in type(pipe).__mro__:
+        found = layouts.get(cls.__name__)
+        has_property = hasattr(type(pipe), "do_classifier_free_guidance")
+        if found and (found.known_by != "property" or has_property):
+            return found
+    raise ValueError(
+        f"How a {type(pipe).__name__} lays out guidance in its batch is not known. Capture its "
+        "UNet or transformer instead (capture(pipe.unet)): every batch row is then an image of "
+        "its own."
+    )

@@ -1,0 +1,36 @@
+"""FLUX.1, Kontext, Fill and their kin: joint attention in blocks of two streams, then of one."""
+
+from ...prompts.tokenizing import filled
+from ...prompts.tokens import Prompt, read_source
+from ..denoiser_call import grid_of_ids
+from ..encoders import TextCall, refuse_unknown
+from ..family import IN_TURN, Family
+
+
+def read_flux(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """T5; CLIP gives one pooled vector. Source: pipeline_flux.py, ``_get_t5_prompt_embeds``."""
+    tokenizer, options = call.pipe.tokenizer_2, filled(call.length(most=512))
+    return [read_source(tokenizer, call.source(tokenizer, text), **options) for text in texts]
+
+
+_PIPELINES = """
+FluxPipeline FluxImg2ImgPipeline FluxInpaintPipeline FluxFillPipeline FluxControlPipeline
+FluxControlImg2ImgPipeline FluxControlInpaintPipeline FluxControlNetPipeline
+FluxControlNetImg2ImgPipeline FluxControlNetInpaintPipeline FluxKontextPipeline
+FluxKontextInpaintPipeline
+"""
+
+FAMILY = Family(
+    name="FLUX.1",
+    denoisers=("FluxTransformer2DModel",),
+    layers={
+        "transformer_blocks.*.attn": ("double", "joint"),
+        "single_transformer_blocks.*.attn": ("single", "joint"),
+    },
+    joined="text first",
+    grid=grid_of_ids,
+    timestep_unit=1000.0,
+    patch=2,  # cut by the pipelines; the model's own patches are of 1
+    readers={"Flux": read_flux, "FluxPriorRedux": refuse_unknown},
+    guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
+)

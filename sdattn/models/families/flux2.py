@@ -1,0 +1,80 @@
+"""FLUX.2 and FLUX.2 klein: joint attention; prompts inside a chat."""
+
+from collections.abc import Callable
+
+from ...prompts.tokenizing import filled
+from ...prompts.tokens import Prompt, read_source
+from ...prompts.words import Source
+from ..denoiser_call import grid_of_ids
+from ..encoders import PLACEHOLDER, TextCall
+from ..family import IN_TURN, Family
+
+
+def read_klein(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Qwen3's chat format. Source: pipeline_flux2_klein.py, ``_get_qwen3_prompt_embeds``."""
+    tokenizer, options = call.pipe.tokenizer, filled(call.length())
+
+    def render(text: str) -> str:
+        chat = [{"role": "user", "content": text}]
+        return tokenizer.apply_chat_template(
+            chat, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+
+    return [read_source(tokenizer, _rendered(text, render), **options) for text in texts]
+
+
+def read_flux2(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Mistral's chat format behind a system message. Source: pipeline_flux2.py, ``format_input``
+    and ``_get_mistral_3_small_prompt_embeds``."""
+    processor = call.pipe.tokenizer
+    tokenizer = getattr(processor, "tokenizer", processor)
+    options = filled(call.length())
+
+    def render(text: str) -> str:
+        roles = {"system": call.pipe.system_message, "user": text.replace("[IMG]", "")}
+        chat = [
+            {"role": role, "content": [{"type": "text", "text": content}]}
+            for role, content in roles.items()
+        ]
+        return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=False)
+
+    read = []
+    for text in texts:
+        source = _rendered(text, render)
+        # A processor adds the start that the template lacks; a bare tokenizer adds nothing.
+        begun = tokenizer.bos_token and source.text.startswith(tokenizer.bos_token)
+        adds = processor is not tokenizer and not begun
+        read.append(read_source(tokenizer, source, add_special_tokens=adds, **options))
+    return read
+
+
+def _rendered(text: str, render: Callable[[str], str]) -> Source:
+    """The prompt inside what a chat template makes of it."""
+    before, _, after = render(PLACEHOLDER).partition(PLACEHOLDER)
+    source, found = Source.of(text), render(text)
+    for inner in (source, source.strip()):
+        whole = inner.within(before, after)
+        if whole.text == found:
+            return whole
+    raise ValueError(
+        f"The pipeline's chat template rewrites the prompt {text!r} to {found!r}. Leave out what "
+        "has a meaning of its own there, or pass labels."
+    )
+
+
+FAMILY = Family(
+    name="FLUX.2",
+    denoisers=("Flux2Transformer2DModel",),
+    layers={
+        "transformer_blocks.*.attn": ("double", "joint"),
+        "single_transformer_blocks.*.attn": ("single", "joint"),
+    },
+    joined="text first",
+    grid=grid_of_ids,
+    timestep_unit=1000.0,
+    patch=2,  # cut by the pipelines; the model's own patches are of 1
+    readers={"Flux2": read_flux2, "Flux2Klein": read_klein},
+    guidance=dict.fromkeys(
+        ("Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinInpaintPipeline"), IN_TURN
+    ),
+)

@@ -1,0 +1,45 @@
+"""Models of one's own whose attention is all :class:`sdattn.attention.MultiHeadAttention`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...attention import MultiHeadAttention
+from ..denoiser_call import Call
+from ..family import AttentionLayer, Family, Kind
+
+
+def is_own(model: Any) -> bool:
+    """Whether a model is somebody's own, its attention all of :class:`MultiHeadAttention`."""
+    if not isinstance(model, nn.Module) or hasattr(type(model), "attn_processors"):
+        return False
+    attention = [module for module in model.modules() if hasattr(module, "to_q")]
+    return bool(attention) and all(isinstance(module, MultiHeadAttention) for module in attention)
+
+
+class OwnModels(Family):
+    """Models whose queries are a sequence: no argument of theirs is known by its name."""
+
+    def recognises(self, model: Any) -> bool:
+        return is_own(model)
+
+    def find_layers(self, model: Any) -> list[AttentionLayer]:
+        held = model.named_modules()
+        own = [pair for pair in held if isinstance(pair[1], MultiHeadAttention)]
+        return [self.describe(model, *pair) for pair in own]
+
+    def describe(self, _model: Any, name: str, module: Any) -> AttentionLayer:
+        kind: Kind = "cross" if module.is_cross_attention else "self"
+        return AttentionLayer(name, "block", kind, 0, module.heads, module)
+
+    def read_call(self, _model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        given = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        batch = len(next((value for value in given if value.ndim), [0]))
+        return Call(timestep=0.0, latent_size=None, batch=batch, text=None)
+
+
+FAMILY = OwnModels(
+    name="models of one's own whose attention is all sdattn.attention.MultiHeadAttention",
+    grid=lambda *_: (),  # never asked
+)

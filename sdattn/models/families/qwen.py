@@ -1,0 +1,74 @@
+"""Qwen-Image and its variants for editing: joint attention; prompts inside a template."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...prompts.tokens import Prompt, read_source
+from ...prompts.words import Source
+from ..encoders import PLACEHOLDER, TextCall, refuse_unknown, zeros
+from ..family import IN_TURN, Family
+
+
+def read_qwen(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Qwen2.5-VL inside a template, without its first tokens, cut, and filled with zeros up to the
+    longest prompt of the batch. Source: pipeline_qwenimage.py, ``_get_qwen_prompt_embeds``."""
+    pipe, tokenizer = call.pipe, call.pipe.tokenizer
+    drop, most = pipe.prompt_template_encode_start_idx, call.option("max_sequence_length")
+    before, _, after = pipe.prompt_template_encode.format(PLACEHOLDER).partition(PLACEHOLDER)
+    read = [
+        read_source(
+            tokenizer,
+            Source.of(text).within(before, after),
+            keep=lambda n: range(drop, min(n, drop + most)),
+            truncation=True,
+            max_length=pipe.tokenizer_max_length + drop,
+        )
+        for text in texts
+    ]
+    longest = max(len(prompt.tokens) for prompt in read)
+    if call.columns not in (None, longest):
+        raise call.unexplained(
+            f"max_sequence_length={most} makes {longest} of {texts}, as many as the longest needs"
+        )
+    return [
+        Prompt(prompt.text, prompt.words, prompt.tokens + zeros(longest - len(prompt.tokens)))
+        for prompt in read
+    ]
+
+
+def refuse_images(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """The reader of pipelines whose columns depend on pictures."""
+    raise TypeError(
+        f"A {type(call.pipe).__name__} has its text encoder read images before the prompt, so the "
+        f"columns of {texts[0]!r} depend on them. Pass labels, {{'cat': [2]}} say, and columns=."
+    )
+
+
+def _grid_of_shapes(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """The grid of packed patches with ``img_shapes``: for each row of the batch the shapes
+    (frames, rows, cols) of its pictures, the one that is made first, or that one alone."""
+    shape = given["img_shapes"][0]
+    return tuple(shape if isinstance(shape[0], int) else shape[0])
+
+
+_PIPELINES = """
+QwenImagePipeline QwenImageImg2ImgPipeline QwenImageInpaintPipeline QwenImageControlNetPipeline
+QwenImageControlNetInpaintPipeline QwenImageEditPipeline QwenImageEditInpaintPipeline
+QwenImageEditPlusPipeline
+"""
+
+FAMILY = Family(
+    name="Qwen-Image",
+    denoisers=("QwenImageTransformer2DModel",),
+    layers={"transformer_blocks.*.attn": ("double", "joint")},
+    joined="text first",
+    grid=_grid_of_shapes,
+    timestep_unit=1000.0,
+    patch=2,  # cut by the pipelines
+    readers={
+        "QwenImage": read_qwen,
+        "QwenImage21": refuse_unknown,
+        "QwenImageEdit": refuse_images,
+    },
+    guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
+)

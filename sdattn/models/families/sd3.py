@@ -1,0 +1,40 @@
+"""Stable Diffusion 3 and 3.5 (Esser et al. 2024): joint attention, the picture first."""
+
+from ...prompts.tokenizing import filled
+from ...prompts.tokens import Prompt, join_prompts, read_source
+from ...prompts.words import Source
+from ..denoiser_call import grid_of_patches
+from ..encoders import TextCall, read_clip, zeros
+from ..family import NEGATIVE_FIRST, Family
+
+
+def read_sd3(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Two CLIPs on the first 77 columns, T5 on those behind them; T5 can be left out, then its
+    columns are zeros. Source: pipeline_stable_diffusion_3.py, ``encode_prompt``."""
+    pipe, before = call.pipe, call.pipe.tokenizer.model_max_length
+    clip = read_clip(TextCall(pipe, before, call.options), texts)
+    length = call.length(before=before, most=512)
+    if pipe.text_encoder_3 is None:
+        t5 = [Prompt(text, (), zeros(length)) for text in texts]
+    else:
+        t5 = [read_source(pipe.tokenizer_3, Source.of(text), **filled(length)) for text in texts]
+    return [join_prompts(parts) for parts in zip(clip, t5, strict=True)]
+
+
+_PIPELINES = """
+StableDiffusion3Pipeline StableDiffusion3Img2ImgPipeline StableDiffusion3InpaintPipeline
+StableDiffusion3ControlNetPipeline StableDiffusion3ControlNetInpaintingPipeline
+"""
+
+FAMILY = Family(
+    name="Stable Diffusion 3",
+    denoisers=("SD3Transformer2DModel",),
+    layers={
+        "transformer_blocks.*.attn": ("double", "joint"),
+        "transformer_blocks.*.attn2": ("double", "self"),
+    },
+    joined="picture first",
+    grid=grid_of_patches,
+    readers={"StableDiffusion3": read_sd3},
+    guidance=dict.fromkeys(_PIPELINES.split(), NEGATIVE_FIRST),
+)

@@ -1,0 +1,113 @@
+"""UNets with self- and cross-attention: Stable Diffusion 1, 2 and XL, LCM, AnimateDiff.
+
+``attn1`` and ``attn2`` are in the blocks on the way down, in the middle and on the way up: SD 1.x
+has 16 places (2 in each of 3 down blocks, 1 mid, 3 in each of 3 up blocks), so 32 layers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ..compiled import unwrapped
+from ..denoiser_call import Call, arguments, first_timestep, innermost
+from ..encoders import read_clip
+from ..family import NEGATIVE_FIRST, PLACES, AttentionLayer, Family, Guidance, Kind
+
+
+def is_unet(model: Any) -> bool:
+    """Whether a denoiser is a UNet, with resolutions and down, mid and up blocks."""
+    # processors are asked of the class, since the property walks through the whole model
+    return hasattr(model, "down_blocks") and hasattr(type(unwrapped(model)), "attn_processors")
+
+
+class UNets(Family):
+    """UNets, whatever their class, known by their blocks."""
+
+    def recognises(self, model: Any) -> bool:
+        return is_unet(model)
+
+    def find_layers(self, model: Any) -> list[AttentionLayer]:
+        return sorted(super().find_layers(model), key=lambda layer: PLACES.index(layer.place))
+
+    def describe(self, model: Any, name: str, module: Any) -> AttentionLayer:
+        place = next((place for place in PLACES if name.startswith(place)), None)
+        added_keys = getattr(module, "add_k_proj", None) is not None
+        if place is None or not hasattr(module, "to_q") or added_keys:
+            raise self.unknown_layer(name, module)
+        deepest = self.levels(model) - 1
+        block = int(name.split(".")[1]) if place != "mid" else 0
+        level = {"down": block, "mid": deepest, "up": deepest - block}[place]
+        kind: Kind = "cross" if module.is_cross_attention else "self"
+        if ".motion_modules." in f".{name}.":
+            kind = "temporal"
+        return AttentionLayer(name, place, kind, level, module.heads, module)
+
+    def levels(self, model: Any) -> int:
+        return len(model.config.block_out_channels)
+
+    def read_call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        given = arguments(model, args, kwargs)
+        sample, text = given["sample"], given["encoder_hidden_states"]
+        frames = sample.shape[2] if sample.ndim == 5 else 1  # [B, C, frames, rows, cols]
+        text, *images = text if isinstance(text, tuple) else (text,)
+        return Call(
+            timestep=first_timestep(given["timestep"]),
+            latent_size=self.rows_and_cols(model, given),
+            batch=len(sample) * frames,
+            text=text,
+            sample=sample,
+            n_image=_image_columns(model, images, given.get("added_cond_kwargs") or {}),
+        )
+
+
+def _image_columns(model: Any, images: list[list[Tensor]], added: Mapping[str, Any]) -> int:
+    """Columns of all image prompts: of each adapter its tokens an image, times its images."""
+    if images:  # a bare UNet that was given them beside the text, [B, images, tokens, width] each
+        return sum(states.shape[1] * states.shape[2] for states in images[0])
+    embeds = added.get("image_embeds")  # [B, images, ...] of each adapter
+    if embeds is None:
+        return 0
+    # of the first layer that has some, since a walk through the whole model at each call is slow
+    inner = (innermost(getattr(part, "processor", None)) for part in unwrapped(model).modules())
+    tokens = next((found.num_tokens for found in inner if hasattr(found, "num_tokens")), ())
+    several = isinstance(embeds, (list, tuple))
+    counts = [states.shape[1] for states in embeds] if several else [1]
+    return sum(count * each for count, each in zip(counts, tokens, strict=False))
+
+
+def _cells(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+    return given["sample"].shape[-2], given["sample"].shape[-1]  # frames are rows of the batch
+
+
+_READ_CLIP = """
+StableDiffusion StableUnCLIP SDXL LatentConsistencyModel AnimateDiff TextToVideo VideoToVideoSD
+PIA LEditsPP SemanticStableDiffusion CycleDiffusion AltDiffusion
+"""  # SDXL: community pipelines
+_NEGATIVE_FIRST = """
+StableDiffusionPipeline StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline
+StableDiffusionDepth2ImgPipeline StableDiffusionControlNetPipeline
+StableDiffusionControlNetImg2ImgPipeline StableDiffusionControlNetInpaintPipeline
+StableDiffusionAdapterPipeline StableDiffusionXLPipeline StableDiffusionXLImg2ImgPipeline
+StableDiffusionXLInpaintPipeline StableDiffusionXLControlNetPipeline
+StableDiffusionXLControlNetImg2ImgPipeline StableDiffusionXLControlNetInpaintPipeline
+StableDiffusionXLControlNetUnionPipeline StableDiffusionXLControlNetUnionImg2ImgPipeline
+StableDiffusionXLControlNetUnionInpaintPipeline StableDiffusionXLAdapterPipeline
+LatentConsistencyModelPipeline LatentConsistencyModelImg2ImgPipeline AnimateDiffPipeline
+AnimateDiffControlNetPipeline AnimateDiffSDXLPipeline AnimateDiffSparseControlNetPipeline
+AnimateDiffVideoToVideoPipeline AnimateDiffVideoToVideoControlNetPipeline PAGMixin
+"""  # PAGMixin: also of the PAG pipelines of transformers
+# [prompt and image, image only, neither]: Brooks et al. 2022, section 3.2.1.
+_THREE_WAY = Guidance(("conditional", None, "unconditional"))
+
+FAMILY = UNets(
+    name="UNets with self- and cross-attention in down, mid and up blocks: SD 1.x, 2.x, SDXL, "
+    "AnimateDiff",
+    grid=_cells,
+    patch=1,
+    readers=dict.fromkeys(_READ_CLIP.split(), read_clip),
+    guidance={
+        **dict.fromkeys(_NEGATIVE_FIRST.split(), NEGATIVE_FIRST),
+        "StableDiffusionInstructPix2PixPipeline": _THREE_WAY,
+    },
+)

@@ -1,0 +1,207 @@
+"""What is known of a family of models, in one record that every room above reads.
+
+    Family(
+        name="FLUX.1",
+        denoisers=("FluxTransformer2DModel",),
+        layers={"transformer_blocks.*.attn": ("double", "joint")},
+        joined="text first",
+        grid=grid_of_ids,
+    )
+
+Those that come with sdattn are in :mod:`sdattn.models.families`, a file each;
+:func:`sdattn.models.register` adds another.
+"""
+
+import fnmatch
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from ..attention import level_grids
+from .compiled import unwrapped
+from .denoiser_call import Call, arguments, first_timestep
+from .encoders import Reader
+
+Place = Literal["down", "mid", "up", "double", "single", "block"]
+Kind = Literal["cross", "joint", "self", "temporal", "linear"]
+PLACES: tuple[Place, ...] = ("down", "mid", "up")  # of a UNet
+KINDS: tuple[Kind, ...] = ("cross", "joint", "self")  # those that can be captured
+TEXT_KINDS: tuple[Kind, ...] = ("cross", "joint")  # those with a column for each token of the text
+Joined = Literal["text first", "picture first"]
+Branch = Literal["conditional", "unconditional"]
+Order = tuple[Branch | None, ...]
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One attention layer of a denoiser.
+
+    Attributes:
+        name: the module's path, ``down_blocks.0.attentions.0.transformer_blocks.0.attn2``.
+        place: ``"down"``, ``"mid"`` or ``"up"`` in a UNet; ``"double"`` or ``"single"`` stream in a
+            transformer with joint attention, ``"block"`` in any other.
+        kind: ``"cross"`` (keys from the text), ``"joint"`` (keys from text and picture), ``"self"``
+            (keys from the picture); ``"temporal"`` (over the frames of a video) and ``"linear"``
+            (no softmax) are listed but cannot be captured.
+        level: 0 at the full latent resolution, 1 at half of it, and so on.
+        heads: number of attention heads.
+        module: the attention module of diffusers; it holds the processor.
+    """
+
+    name: str
+    place: Place
+    kind: Kind
+    level: int
+    heads: int
+    module: Any
+
+    def grid(self, latent_size: tuple[int, int]) -> tuple[int, int]:
+        """(rows, cols) of this layer's queries for a latent of (rows, cols) cells."""
+        return level_grids(latent_size, self.level + 1)[-1]
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """How a class of pipelines runs classifier-free guidance (Ho and Salimans 2022).
+
+    Attributes:
+        order: the branches of a guided batch, chunk by chunk; None is neither of them.
+        known_by: what shows which branches a call of the model has: the pipeline's ``"property"``
+            ``do_classifier_free_guidance``; the argument of that name of its ``"encode_prompt"``;
+            or the count of ``"calls"`` in a step, the prompt's first, where they run in turn.
+    """
+
+    order: Order
+    known_by: Literal["property", "encode_prompt", "calls"] = "property"
+
+
+NEGATIVE_FIRST = Guidance(("unconditional", "conditional"))
+IN_TURN = Guidance(("conditional",), known_by="calls")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A family of transformers; of other models a subclass, see ``families/unet.py``.
+
+    Attributes:
+        name: as its users call it.
+        grid: the grid of the picture's queries, ``(rows, cols)`` or ``(frames, rows, cols)``, from
+            the model and the arguments of its call by name.
+        denoisers: its classes: the class itself, or the name of one of diffusers, which is then not
+            imported. Their subclasses belong to the family too.
+        layers: where the attention layers are, by patterns of module paths, and of what place and
+            kind. They are modules with ``heads``, ``processor`` and ``set_processor``.
+        joined: in which order the joint attention joins text and picture (reference pictures follow
+            the one that is made); None where none is joint. There is no default.
+        timestep_unit: what the model's timestep is multiplied by to be the scheduler's.
+        patch: cells of the latent that one query has on a side; None for ``config.patch_size``.
+        size_unit: pictures have sides of a multiple of this many pixels, at the least.
+        readers: the beginnings of names of pipeline classes, and how those read their prompts; the
+            longest that fits a class, or the nearest base that any fits, is taken.
+        guidance: the names of pipeline classes, and how those and their subclasses run guidance.
+
+    Raises:
+        ValueError: joint attention without ``joined``, or the reverse.
+    """
+
+    name: str
+    grid: Callable[[Any, Mapping[str, Any]], tuple[int, ...]]
+    denoisers: tuple[type | str, ...] = ()
+    layers: Mapping[str, tuple[Place, Kind]] = field(default_factory=dict)
+    joined: Joined | None = None
+    timestep_unit: float = 1.0
+    patch: int | None = None
+    size_unit: int = 8
+    readers: Mapping[str, Reader] = field(default_factory=dict)
+    guidance: Mapping[str, Guidance] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        joint = any(kind == "joint" for _, kind in self.layers.values())
+        if self.joined not in (get_args(Joined) if joint else (None,)):
+            known = " or ".join(map(repr, get_args(Joined))) if joint else "None"
+            raise ValueError(
+                f"The family {self.name!r} has {'' if joint else 'no '}joint attention and "
+                f"joined={self.joined!r}: pass {known}."
+            )
+
+    @property
+    def title(self) -> str:
+        """Its name and classes, for messages that list what is supported."""
+        names = [kind if isinstance(kind, str) else kind.__name__ for kind in self.denoisers]
+        return f"{self.name} ({', '.join(names)})" if names else self.name
+
+    def lists(self, kind: type) -> bool:
+        """Whether a class is named among the denoisers."""
+        return kind in self.denoisers or kind.__name__ in self.denoisers
+
+    def recognises(self, _model: Any) -> bool:
+        """Whether a model that no family lists belongs to this one by how it is built."""
+        return False
+
+    def order_of(self, model: Any) -> Joined | None:
+        """:attr:`joined`, where it is known of this very model: not of another class that only
+        bears the name, nor of a subclass with a ``forward`` of its own."""
+        kind: Any = type(model)
+        base = next((cls for cls in kind.__mro__ if self.lists(cls)), kind)
+        known = base in self.denoisers or base.__module__.startswith("diffusers.")
+        return self.joined if known and kind.forward is base.forward else None
+
+    def find_layers(self, model: Any) -> list[AttentionLayer]:
+        """Every attention layer in the order in which they run.
+
+        Raises:
+            TypeError: one that is not known, by name.
+        """
+        held = model.named_modules()
+        return [self.describe(model, *pair) for pair in held if hasattr(pair[1], "set_processor")]
+
+    def describe(self, _model: Any, name: str, module: Any) -> AttentionLayer:
+        """The attention layer that is a module of a model."""
+        for pattern, (place, kind) in self.layers.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                return AttentionLayer(name, place, kind, 0, module.heads, module)
+        raise self.unknown_layer(name, module)
+
+    def unknown_layer(self, name: str, module: Any) -> TypeError:
+        """The error for attention in a place where the family is known to have none."""
+        return TypeError(
+            f"{name} is a {type(module).__name__} of a kind that sdattn does not know in a model "
+            f"of the family {self.title}."
+        )
+
+    def levels(self, _model: Any) -> int:
+        """Number of resolutions."""
+        return 1
+
+    def cell(self, model: Any) -> int:
+        """Cells of the latent that the finest query has on a side."""
+        return self.patch or int(model.config.patch_size)
+
+    def read_call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """The arguments of ``model(*args, **kwargs)``, read."""
+        given = arguments(model, args, kwargs)
+        config = getattr(model, "config", None)
+        unit = self.timestep_unit / getattr(config, "timestep_scale", 1.0)  # Sana's
+        return Call(
+            timestep=first_timestep(given["timestep"]) * unit,
+            latent_size=self.rows_and_cols(model, given),
+            batch=len(given["hidden_states"]),
+            text=given["encoder_hidden_states"],
+            sample=given["hidden_states"],
+            skips_layers=given.get("skip_layers") is not None,
+        )
+
+    def rows_and_cols(self, model: Any, given: Mapping[str, Any]) -> tuple[int, int]:
+        """:attr:`grid` of a single picture.
+
+        Raises:
+            ValueError: the queries are of several frames, which no map holds yet.
+        """
+        *frames, rows, cols = self.grid(model, given)
+        if math.prod(frames) != 1:
+            raise ValueError(
+                f"A {type(unwrapped(model)).__name__} was called with a grid of {frames[0]} frames "
+                f"of {rows}x{cols} cells in one sequence. Maps are of single pictures: make one."
+            )
+        return int(rows), int(cols)

@@ -1,0 +1,283 @@
+"""A family of models from outside the package, in one record; and what a record refuses.
+
+The toy is a transformer with the picture first in its joint sequence, of layers that call torch's
+``scaled_dot_product_attention``. Its maps are compared with a softmax in float64, written out.
+"""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import tiny_tokenizer
+from diffusers import FluxTransformer2DModel
+from matrix import ROWS
+from torch import nn
+from transformer_rows import qwen_image
+
+import sdattn
+from sdattn.models import Family, register, unregister
+from sdattn.models.encoders import read_clip
+from sdattn.models.families import family_of, registered
+from sdattn.models.family import Guidance
+from sdattn.models.layers import find_denoiser, find_layers
+
+WIDTH, HEADS, N_TEXT, ROWS_COLS = 16, 2, 5, (3, 4)
+
+
+class ToyProcessor:
+    """Joins picture and text, attends, and parts them again."""
+
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None):
+        states = (hidden_states, encoder_hidden_states)
+        projected = zip((attn.to_qkv, attn.add_qkv), states, strict=True)
+        parts = [project(one).chunk(3, dim=-1) for project, one in projected]
+        query, key, value = (
+            torch.cat(pair, dim=1).unflatten(-1, (attn.heads, -1)).transpose(1, 2)  # [B, h, N, d]
+            for pair in zip(*parts, strict=True)
+        )
+        attn.seen.append((query, key))
+        made = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        return made.transpose(1, 2).flatten(2).split([one.shape[1] for one in states], dim=1)
+
+
+class ToyAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads, self.seen = HEADS, []
+        self.to_qkv, self.add_qkv = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.processor = ToyProcessor()
+
+    def set_processor(self, processor):
+        self.processor = processor
+
+    def forward(self, picture, text):
+        return self.processor(self, picture, encoder_hidden_states=text)
+
+
+class ToyTransformer(nn.Module):
+    """Two blocks over a picture ``[B, width, rows, cols]`` and a text ``[B, T, width]``."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.ModuleDict({"attn": ToyAttention()}) for _ in range(2))
+
+    def forward(self, hidden_states, encoder_hidden_states, timestep):
+        picture, text = hidden_states.flatten(2).mT, encoder_hidden_states
+        for block in self.blocks:
+            more, other = block["attn"](picture, text)
+            picture, text = picture + 4 * more, text + 4 * other  # so that attention is uneven
+        return picture
+
+
+def cells(_model, given):
+    return given["hidden_states"].shape[-2:]
+
+
+TOY = Family(
+    name="Toy",
+    denoisers=(ToyTransformer,),
+    layers={"blocks.*.attn": ("double", "joint")},
+    joined="picture first",
+    grid=cells,
+    patch=1,
+)
+
+
+@pytest.fixture
+def known():
+    """Registers families, and takes them out again."""
+    added = []
+
+    def add(family):
+        register(family)
+        added.append(family)
+
+    yield add
+    for family in added:
+        unregister(family)
+
+
+@torch.no_grad()
+def maps_and_truth():
+    """Captured maps, and those of the toy's own queries and keys, by the layers' names."""
+    model = ToyTransformer()
+    generator = torch.Generator().manual_seed(1)
+    picture = torch.randn(2, WIDTH, *ROWS_COLS, generator=generator)
+    text = torch.randn(2, N_TEXT, WIDTH, generator=generator)
+    plain = model(picture, text, 7)
+    for block in model.blocks:
+        block["attn"].seen.clear()
+    with sdattn.capture(model) as store:
+        assert torch.equal(model(picture, text, timestep=7), plain)
+    assert store.timesteps == [7.0]
+    truth = {}
+    for i, block in enumerate(model.blocks):
+        [(query, key)] = block["attn"].seen
+        scores = query.double() @ key.double().mT / math.sqrt(WIDTH // HEADS)
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        probs = (weights / weights.sum(-1, keepdim=True)).mean(1)  # [B, N, N]
+        n_cells = math.prod(ROWS_COLS)
+        truth[f"blocks.{i}.attn"] = probs[:, :n_cells, n_cells:].unflatten(1, ROWS_COLS)
+    return store.maps, truth
+
+
+def test_a_model_from_outside_gets_right_maps_through_one_record(known):
+    known(TOY)
+    maps, truth = maps_and_truth()
+    assert set(maps) == set(truth)
+    for name, expected in truth.items():
+        assert maps[name].shape == (2, *ROWS_COLS, N_TEXT)
+        torch.testing.assert_close(maps[name].double(), expected, atol=1e-6, rtol=0)
+
+
+def test_the_record_s_order_is_the_one_that_is_used(known):
+    known(replace(TOY, joined="text first"))
+    maps, truth = maps_and_truth()
+    assert all((maps[name].double() - truth[name]).abs().max() > 0.05 for name in truth)
+
+
+class ToyPipeline:
+    """Runs its model on the negative prompt and the prompt in one batch."""
+
+    def __init__(self):
+        self.transformer, self.tokenizer = ToyTransformer(), tiny_tokenizer()
+        self.scheduler = SimpleNamespace(timesteps=torch.tensor([7.0]))
+
+    @property
+    def do_classifier_free_guidance(self):
+        return True
+
+    def __call__(self):
+        generator = torch.Generator().manual_seed(1)
+        text = torch.randn(2, N_TEXT, WIDTH, generator=generator)
+        picture = torch.randn(1, WIDTH, *ROWS_COLS, generator=generator).expand(2, -1, -1, -1)
+        self.transformer(picture, text, 7)
+        return picture, text
+
+
+PIPELINES = {
+    "readers": {"ToyPipeline": read_clip},
+    "guidance": {"ToyPipeline": Guidance(("unconditional", "conditional"))},
+}
+
+
+@torch.no_grad()
+def test_the_record_has_how_its_pipelines_read_and_guide(known):
+    pipe = ToyPipeline()
+    known(replace(TOY, **PIPELINES))
+    assert sdattn.read_prompts(pipe, "a cat") == [sdattn.read_prompt(pipe.tokenizer, "a cat")]
+    with sdattn.capture(pipe) as store:
+        picture, text = pipe()
+    with sdattn.capture(pipe.transformer) as both:  # every row an image of its own
+        pipe.transformer(picture, text, 7)
+    for name, found in store.maps.items():
+        torch.testing.assert_close(found, both.maps[name][1:], atol=1e-6, rtol=0)
+        assert (found - both.maps[name][:1]).abs().max() > 0.01
+
+
+def test_a_pipeline_whose_record_leaves_that_out_is_refused_by_name(known):
+    with pytest.raises(TypeError, match="a ToyPipeline, which holds a ToyTransformer"):
+        find_denoiser(ToyPipeline())
+    known(TOY)
+    with pytest.raises(TypeError, match="How a ToyPipeline reads its prompts is not known"):
+        sdattn.read_prompts(ToyPipeline(), "a cat")
+    with pytest.raises(ValueError, match="How a ToyPipeline lays out guidance"):
+        with sdattn.capture(ToyPipeline()):
+            pass
+
+
+def test_without_its_record_it_is_refused_by_name(known):
+    for _ in range(2):
+        with pytest.raises(TypeError, match="Asked to capture a ToyTransformer") as refused:
+            with sdattn.capture(ToyTransformer()):
+                pass
+        assert "FLUX.1 (FluxTransformer2DModel)" in str(refused.value)
+        assert "Toy (" not in str(refused.value)
+        with pytest.raises(TypeError, match="A ToyTransformer is of no known family"):
+            find_layers(ToyTransformer())
+        register(TOY)
+        assert len(find_layers(ToyTransformer())) == 2
+        with pytest.raises(TypeError, match=r"a list, .*Toy \(ToyTransformer\)"):
+            find_denoiser([])
+        unregister(TOY)
+
+
+def test_a_subclass_with_a_forward_of_its_own_is_refused(known):
+    class Other(ToyTransformer):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    known(TOY)
+    with pytest.raises(TypeError, match=r"Other \(test_family\) has a forward .* picture first"):
+        with sdattn.capture(Other()):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"joined": None}, "'Toy' has joint attention and joined=None: pass 'text first' or"),
+        ({"joined": "picture"}, "joined='picture': pass 'text first' or 'picture first'"),
+        ({"layers": {"blocks.*.attn": ("block", "cross")}}, "no joint attention and joined='pict"),
+    ],
+)
+def test_a_record_without_an_order_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(TOY, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"denoisers": ("FluxTransformer2DModel",)},
+        {"denoisers": (FluxTransformer2DModel,)},
+        {"readers": {"Flux": print}},
+        {"guidance": {"FluxPipeline": None}},
+        {"name": "FLUX.1"},
+    ],
+)
+def test_a_name_that_another_family_has_is_refused(changes):
+    before = registered()
+    with pytest.raises(ValueError, match=r"names .*F.*, which the family 'FLUX.1' has"):
+        register(replace(TOY, **changes))
+    assert registered() == before
+    with pytest.raises(ValueError, match="'Toy' is not registered"):
+        unregister(TOY)
+
+
+def test_attention_in_an_unknown_place_is_named(known):
+    known(replace(TOY, layers={"blocks.0.attn": ("double", "joint")}))
+    with pytest.raises(TypeError, match=r"blocks\.1\.attn is a ToyAttention .* Toy \(ToyTransf"):
+        find_layers(ToyTransformer())
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_frames_in_one_sequence_are_refused_until_maps_hold_them(known, frames):
+    known(replace(TOY, grid=lambda model, given: (frames, *cells(model, given))))
+    if frames == 1:
+        maps, truth = maps_and_truth()
+        assert maps["blocks.0.attn"].shape == truth["blocks.0.attn"].shape
+    else:
+        with pytest.raises(ValueError, match="ToyTransformer was called with a grid of 3 frames"):
+            maps_and_truth()
+
+
+def test_qwen_image_refuses_frames():
+    model = qwen_image().transformer
+    given = {
+        "hidden_states": torch.zeros(1, 12, 16),
+        "encoder_hidden_states": torch.zeros(1, 7, 16),
+        "timestep": torch.tensor([0.5]),
+        "img_shapes": [[(2, 2, 3)]],
+    }
+    with pytest.raises(ValueError, match="grid of 2 frames of 2x3 cells"), sdattn.capture(model):
+        model(**given)
+
+
+def test_every_family_has_a_row_in_the_matrix():
+    """But for models of one's own, which have no pipeline."""
+    seen = {family_of(find_denoiser(row.make()).model).name for row in (*ROWS[:1], *ROWS[-15:])}
+    assert seen == {family.name for family in registered() if "one's own" not in family.name}
