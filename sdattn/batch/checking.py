@@ -14,7 +14,7 @@ from safetensors.torch import load
 
 from ..files.writing import sha256
 from ..runs.info import FORMAT, MAPS, RunInfo, read_info
-from ..runs.unpacking import map_shapes
+from ..runs.packing import map_shapes
 from .layouts import Layout
 from .rows import line_of, row_of, sizes_in
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from ..maps.requirements import columns_of
 from ..models.reading import read_prompts
+from ..runs.folder import pack_with_page
 from ..runs.imagerun import ImageRun
-from ..runs.packing import pack_run
 from ..runs.run import Run
 from ..runs.sampling import sample
 from .folder import BatchFolder
@@ -128,7 +128,7 @@ class Drawer:
             settings = replace(
                 run.settings, id=item.id, line=item.line, fingerprint=self.fingerprints[item.id]
             )
-            packed = pack_run(replace(run, settings=settings), self.request.save)
+            packed = pack_with_page(replace(run, settings=settings), self.request.save)
         except Exception as error:
             self._fail(item, f"{type(error).__name__}: {error}", traceback.format_exc())
             return

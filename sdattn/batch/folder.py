@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..files.writing import sha256
-from ..runs.folder import check_writable, inside, write_whole
+from ..files.places import check_writable, inside
+from ..files.writing import sha256, write_whole
 from ..runs.info import RunInfo, read_info
 from .journals import Journals
 from .layouts import Files, Folders, Layout

@@ -14,7 +14,8 @@ from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..runs.folder import inside, write_whole
+from ..files.places import inside
+from ..files.writing import write_whole
 from .rows import NotedRow, copies_of, line_of, noted_in, rows_in
 
 

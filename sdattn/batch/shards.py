@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
-from ..files.writing import sha256
-from ..runs.folder import inside, write_whole
+from ..files.places import inside
+from ..files.writing import sha256, write_whole
 from ..runs.info import FORMAT, MAPS
 from ..runs.packing import pack_maps
 from .layouts import Files, Layout, Whole

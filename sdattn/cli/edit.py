@@ -62,7 +62,8 @@ def edit(
 ) -> None:
     """Draw SOURCE and its edited versions from the same noise, and keep the layout."""
     from ..edit import edit, prepare
-    from ..runs.folder import check_apart, check_target, file_name
+    from ..files.places import check_apart, file_name
+    from ..runs.folder import check_target
 
     weights = dict(map(_parsed_weight, weight or ()))
     out = out or Path("outputs") / f"{file_name(source)}-edit-{seed}"

@@ -45,8 +45,9 @@ def explain(
     force: Force = False,
 ) -> None:
     """Show where each word of PROMPT goes in the picture IMAGE."""
+    from ..files.places import check_apart, file_name
     from ..runs.explaining import explain
-    from ..runs.folder import check_apart, check_target, file_name
+    from ..runs.folder import check_target
 
     if steps is not None and not invert:
         raise typer.BadParameter("The timesteps are the steps, unless with --invert.")

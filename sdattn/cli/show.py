@@ -81,8 +81,10 @@ def _file(out: Path | None, formats: tuple[str, ...]) -> Path:
 def _drawings(
     run: Path, item: str | None, words: list[str] | None, out: Path | None, force: bool
 ) -> None:
-    from ..runs.folder import add_files, check_apart, write_files
-    from ..runs.packing import drawings
+    from ..files.places import check_apart
+    from ..files.writing import write_files
+    from ..runs.drawings import drawings
+    from ..runs.folder import add_files
     from ..runs.report import report
 
     if item is not None and out is None:

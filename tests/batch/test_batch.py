@@ -28,7 +28,7 @@ from sdattn.batch.items import Item, read_items
 from sdattn.batch.plan import Job, check_items, digest_model, plan_batches
 from sdattn.batch.team import Team
 from sdattn.maps.presets import PRESETS, preset_of
-from sdattn.runs.packing import USUAL
+from sdattn.runs.drawings import USUAL
 
 SMALL = {"num_inference_steps": 1, "height": 64, "width": 64, "guidance_scale": 1.0}
 ALL = ("a cat", "a red dog", "dog and cat", "red", "a dog", "cat, cat", "a", "red cat and dog")

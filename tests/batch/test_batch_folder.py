@@ -34,15 +34,15 @@ from sdattn.batch.locks import Lock
 from sdattn.batch.manifest import FORMAT
 from sdattn.batch.progress import Progress, Tally
 from sdattn.batch.whole import settle
-from sdattn.files.writing import sha256
+from sdattn.files.writing import sha256, write_files
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import PRESETS, Preset
-from sdattn.runs.folder import write_files
+from sdattn.runs.drawings import PARTS
+from sdattn.runs.folder import pack_with_page
 from sdattn.runs.imagerun import ImageRun
 from sdattn.runs.info import FORMAT as RUN_FORMAT
 from sdattn.runs.info import RunSettings, sealed
-from sdattn.runs.packing import PARTS, pack_run
 
 FORMATS = ("folder", "shard")
 TOKENIZER = tiny_tokenizer()
@@ -68,7 +68,7 @@ def _pack(item, line, *, fingerprint=None, parts=("image", "overlays", "maps"), 
     info = RunSettings(**own, prompt=PROMPT, seed=line, options=options, size=(96, 64))
     prompt = read_prompt(TOKENIZER, PROMPT)
     heatmaps = Heatmaps(prompt, aggregate(layers, BOTH)[0], preset=BOTH)
-    return pack_run(ImageRun(Image.fromarray(noise), heatmaps, layers, info), parts).files
+    return pack_with_page(ImageRun(Image.fromarray(noise), heatmaps, layers, info), parts).files
 
 
 def as_layers(maps):
@@ -1179,7 +1179,7 @@ def test_maps_that_are_not_finite_are_no_item():
     with pytest.raises(ValueError, match="up.b hold values that are not finite.*bfloat16"):
         layers = as_layers({"up.b": maps})
         settings = RunSettings(prompt=PROMPT, seed=0)
-        pack_run(ImageRun(Image.new("RGB", (96, 64)), heatmaps, layers, settings), ("maps",))
+        pack_with_page(ImageRun(Image.new("RGB", (96, 64)), heatmaps, layers, settings), ("maps",))
 
 
 def test_drawing_anew_in_a_merged_run_leaves_its_sources_alone(tmp_path):

@@ -10,14 +10,14 @@ from PIL import Image
 
 from sdattn import Heatmaps, read_prompt
 from sdattn.files.records import read_record
+from sdattn.files.writing import write_files
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.details import Details
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import PRESETS
-from sdattn.runs.folder import write_files
+from sdattn.runs.folder import pack_with_page
 from sdattn.runs.imagerun import Further, ImageRun
 from sdattn.runs.info import RunSettings
-from sdattn.runs.packing import pack_run
 
 PROMPT = "a red cat"
 
@@ -56,7 +56,7 @@ def small_run(seed=0, prompt=PROMPT, **info):
 @cache
 def packed(seed=0, parts=("image", "maps", "overlays", "grid", "masks", "report")):
     """Its files, by their paths."""
-    return pack_run(small_run(seed), parts).files
+    return pack_with_page(small_run(seed), parts).files
 
 
 def saved(folder, seed=0):

@@ -14,10 +14,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from sdattn import Heatmaps, load_run, read_prompt
+from sdattn.files.places import file_name, inside
+from sdattn.files.writing import write_files
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import Preset
-from sdattn.runs.folder import check_target, file_name, inside, new_folder, save_run, write_files
+from sdattn.runs.folder import check_target, new_folder, save_run
 from sdattn.runs.imagerun import ImageRun
 from sdattn.runs.info import RunSettings
 
