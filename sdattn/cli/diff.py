@@ -28,7 +28,7 @@ def diff(
     two seeds, a model with and without a LoRA."""
     from ..batch.reading import open_batch
     from ..files.places import check_apart, file_name
-    from ..runs.comparison import diff
+    from ..runs.diff import diff
     from ..runs.folder import check_target
 
     if item and len(item) > 2:

@@ -18,9 +18,9 @@ from small_runs import small_run
 import sdattn as library
 from sdattn import Heatmaps, generate, load_pipeline, load_run
 from sdattn.prompts.tokens import Word
+from sdattn.runs.imagerun import group_heatmaps, step_groups, step_heatmaps
 from sdattn.runs.report import report
 from sdattn.runs.report.command import command_of
-from sdattn.runs.views import group_heatmaps, step_groups, step_heatmaps
 
 PROMPT = "a red circle left of a blue square"
 

@@ -22,8 +22,7 @@ from ...maps.heatmap import Heatmap
 from ...maps.presets import Preset
 from ...models.demo_words import unlearnt
 from ...prompts.tokens import Prompt
-from ..imagerun import ImageRun
-from ..views import plain, step_names
+from ..imagerun import ImageRun, plain, step_names
 from .command import command_of
 from .maps import PageMaps, page_maps
 from .pages import page

@@ -1,4 +1,8 @@
-"""What can be compared: a run in a folder or in memory, and whether two of them fit together."""
+"""Two runs side by side: the heatmaps of each word and their difference.
+
+diff("outputs/a", "outputs/b")     two folders, or what load_run() or generate() returned
+diff((run, 0), (run, 1))           two images of one run
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,69 @@ from typing import Any
 
 import torch
 
-from ..maps.presets import Preset
-from .folder import SavedRun, load_run
-from .imagerun import ImageRun
-from .info import RunSettings
-from .run import Run
+from ...maps.presets import Preset
+from ..folder import SavedRun, load_run
+from ..imagerun import ImageRun
+from ..info import RunSettings
+from ..run import Run
+from .comparison import Comparison, choose_words, match_words
 
 RunLike = str | Path | SavedRun | Run | tuple[Run, int]
 
 _OF_A_BATCH = {"id", "line", "fingerprint"}
 
 
-def read_side(run: RunLike) -> ImageRun:
+def diff(
+    a: RunLike,
+    b: RunLike,
+    *,
+    words: Sequence[str] | None = None,
+    names: tuple[str, str] | None = None,
+) -> Comparison:
+    """Compare two runs word by word: of two prompts, two seeds, with a LoRA and without.
+
+    Words are matched by their text, letter case ignored, the second "a" of one prompt with the
+    second "a" of the other.
+
+    Args:
+        a, b: each a run's folder, what ``load_run`` or an item of ``open_batch`` gave, a ``Run``
+            of one image, or a ``Run`` and the number of the image, ``(run, 1)``.
+        words: compare these words and phrases only, in this order.
+        names: what A and B are called; by default after their folders.
+
+    Returns:
+        Comparison: images, maps, differences, and the settings that differ.
+
+    Raises:
+        ValueError: pictures of different proportions, maps of different presets, maps that are not
+            finite, a ``Run`` of several images without a number.
+        KeyError: a word that is in neither run.
+        FileNotFoundError: as by ``load_run``.
+
+    Warns:
+        UserWarning: the maps come from different layers.
+    """
+    if isinstance(words, str):
+        raise ValueError(f"words={words!r}: pass a list of words and phrases, or None for all.")
+    first, second = _side(a), _side(b)
+    _check(first, second)
+    maps = first.heatmaps, second.heatmaps
+    found = (
+        match_words(*maps)
+        if words is None
+        else [w for one in words for w in choose_words(*maps, one)]
+    )
+    return Comparison(
+        names or _names(first, second),
+        (first.heatmaps.prompt.text, second.heatmaps.prompt.text),
+        first.image,
+        second.image,
+        found,
+        _differing(first, second),
+    )
+
+
+def _side(run: RunLike) -> ImageRun:
     """A run's folder, a saved run, a ``Run`` of one image, or a ``Run`` and an image's number.
 
     Raises:
@@ -49,7 +104,7 @@ def read_side(run: RunLike) -> ImageRun:
     return run[number]
 
 
-def check_sides(a: ImageRun, b: ImageRun) -> None:
+def _check(a: ImageRun, b: ImageRun) -> None:
     """Refuse what cannot be compared.
 
     Raises:
@@ -105,7 +160,7 @@ def _compare_layers(a: Sequence[str], b: Sequence[str]) -> None:
         )
 
 
-def names_of(a: ImageRun, b: ImageRun) -> tuple[str, str]:
+def _names(a: ImageRun, b: ImageRun) -> tuple[str, str]:
     """The folders' names, with as many of those above as tell them apart; A and B without."""
     folders = [run.folder.resolve() if isinstance(run, SavedRun) else None for run in (a, b)]
     if folders[0] is None or folders[1] is None:
@@ -119,7 +174,7 @@ def names_of(a: ImageRun, b: ImageRun) -> tuple[str, str]:
     return parts[0][-1], parts[1][-1]
 
 
-def differing_settings(a: ImageRun, b: ImageRun) -> dict[str, tuple[Any, Any]]:
+def _differing(a: ImageRun, b: ImageRun) -> dict[str, tuple[Any, Any]]:
     """What the two runs were asked for and is not the same, name to (A's, B's)."""
     of_a, of_b = _settings(a.settings), _settings(b.settings)
     names = [name for name in {**of_a, **of_b} if of_a.get(name) != of_b.get(name)]
