@@ -5,7 +5,8 @@ pictures, and by the script, with exact masks, which the model then explains fro
 each of a few timesteps or from its inversion. Each word's map is compared with its object's mask,
 and with where the picture changes when the word is knocked out.
 
-Prints the tables of the README and writes all figures (.json), the tables (.md) and a plot (.png).
+Prints the tables of docs/trust.md and docs/causes.md and writes all figures (.json), the tables
+(.md) and a plot (.png).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A picture of a run's page as a browser shows it, with words pinned and a spot kept.
 
-Wants playwright (pip install "sdattn[browser]") and a Chromium.
+Needs playwright (pip install "sdattn[browser]") and a Chromium.
 """
 
 import argparse

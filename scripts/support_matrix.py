@@ -1,5 +1,5 @@
 """Run every pipeline of the tests' matrix in every way, with and without capture, and print the
-README's support matrix.
+support matrix of docs/models.md.
 
     python scripts/support_matrix.py
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from .control.knockouts import knockout as knockout
     from .hooks.attention_store import AttentionStore as AttentionStore
     from .hooks.capture import capture as capture
-    from .hooks.map_store import CaptureError as CaptureError
-    from .hooks.map_store import CaptureWarning as CaptureWarning
     from .hooks.map_store import MapStore as MapStore
+    from .hooks.passes import CaptureError as CaptureError
+    from .hooks.passes import CaptureWarning as CaptureWarning
     from .maps.folded import aggregate_attention as aggregate_attention
     from .maps.heatmap import Heatmap as Heatmap
     from .maps.heatmaps import Heatmaps as Heatmaps
@@ -47,8 +47,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "PRESETS": "maps.presets",
     "AttentionStore": "hooks.attention_store",
-    "CaptureError": "hooks.map_store",
-    "CaptureWarning": "hooks.map_store",
+    "CaptureError": "hooks.passes",
+    "CaptureWarning": "hooks.passes",
     "Heatmap": "maps.heatmap",
     "Heatmaps": "maps.heatmaps",
     "Knockout": "control.knockouts",

@@ -158,6 +158,14 @@ def make_sdxl_pipeline() -> StableDiffusionXLPipeline:
     return pipe
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    """The folder of a tiny pipeline, for all tests; none of them changes it."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    make_pipeline().save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
 def tiny_unet() -> UNet2DConditionModel:
     return make_unet()

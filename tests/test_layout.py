@@ -1,6 +1,7 @@
 """The architecture, held to by a test: one list of rooms, each may use those below it."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -11,7 +12,7 @@ import pytest
 import sdattn
 
 PACKAGE = Path(sdattn.__file__).parent
-ROOMS = (  # top to bottom; README shows the same list
+ROOMS = (  # top to bottom; docs/contributing/index.md shows the same list
     "cli",
     "batch",
     "edit",
@@ -57,6 +58,12 @@ def imports(module, top_level_only=False):
 
 def test_every_room_is_on_the_list():
     assert {room(module) for module in MODULES} == set(ROOMS)
+
+
+def test_contributors_are_shown_the_same_list():
+    page = Path(__file__).parent.parent / "docs" / "contributing" / "index.md"
+    table = page.read_text(encoding="utf-8").partition("| room |")[2].partition("\n\n")[0]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == ROOMS
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -1,28 +1,85 @@
-"""The README's Python runs as it stands, each section's blocks one after the other."""
+"""The Python of README and docs/ runs as it stands, a page's blocks one after the other; what the
+pages link is there, and the API pages have an entry for every public name.
 
+scripts/docs checks the rest: it runs the notebooks and builds the site strictly.
+"""
+
+import importlib
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
-SECTIONS = {
-    part.splitlines()[0]: blocks
-    for part in re.split(r"^## ", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    if (blocks := re.findall(r"```python\n(.*?)```", part, re.DOTALL))
+import sdattn
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
+CODE = {
+    page: blocks
+    for page in PAGES
+    if (blocks := re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
 }
+LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 
 
-def test_the_readme_has_code():
-    assert len(SECTIONS) >= 4
-    first = next(iter(SECTIONS.values()))[0]  # the chain, link by link
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def test_the_readme_has_the_chain_and_the_guide_has_code():
+    first = CODE[README][0]  # the chain, link by link
     assert all(name in first for name in ("set_attn_processor", "AttentionStore", "heatmaps("))
     assert len([line for line in first.splitlines() if line.strip()]) <= 11
+    guide = {page.stem for page in CODE if page.parent.name == "guide"}
+    assert guide >= {"start", "captures", "words", "presets", "figures", "attention"}
+    assert {page.stem for page in CODE} >= {"editing", "batches", "causes"}
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_blocks_run(section, tmp_path, monkeypatch):
+def test_the_readme_stays_short():
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 160
+
+
+@pytest.mark.parametrize("page", CODE, ids=name_of)
+def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = {}
-    for block in SECTIONS[section]:
-        exec(compile(block, str(README), "exec"), names)
+    names = {"__name__": "__main__"}
+    for block in CODE[page]:
+        exec(compile(block, str(page), "exec"), names)
+
+
+@pytest.mark.skipif(not (ROOT / "outputs").exists(), reason="an sdist has no pictures")
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = LINK.findall(prose)
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name_of)
+def test_notebooks_are_kept_without_outputs(notebook):
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert code
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
+
+
+@pytest.mark.parametrize("module", ["", ".attention", ".edit", ".batch"])
+def test_the_api_has_every_public_name(module):
+    entries = set()
+    for page in (ROOT / "docs" / "api").glob("*.md"):
+        entries |= set(re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE))
+    public = {
+        f"sdattn{module}.{name}" for name in importlib.import_module(f"sdattn{module}").__all__
+    }
+    pages = {"sdattn.attention", "sdattn.batch", "sdattn.edit"}  # modules, a page each
+    again = {"sdattn.attention.TorchAttnProcessor"}  # sdattn.TorchAttnProcessor
+    assert public - entries <= pages | again
+
+
+def test_the_citation_names_this_version():
+    assert f"\nversion: {sdattn.__version__}\n" in (ROOT / "CITATION.cff").read_text(
+        encoding="utf-8"
+    )

@@ -60,12 +60,7 @@ def _problems(
         if name not in info.files:
             yield f"run.json names no {name}, which the run saves of each item"
     for name, digest in info.files.items():
-        if name not in files:
-            yield f"{name} is missing"
-        elif sha256(files[name]) != digest:
-            yield f"{name} is not what was written: its checksum differs"
-        else:
-            yield from _check_content(name, files[name], info)
+        yield from _check_file(name, files.get(name), digest, info)
 
 
 def _compare_row(
@@ -91,8 +86,12 @@ def _compare_row(
         yield f"its row in metadata.jsonl is not what run.json says{of}"
 
 
-def _check_content(name: str, data: bytes, info: RunInfo) -> Iterator[str]:
-    if name.endswith(".png"):
+def _check_file(name: str, data: bytes | None, digest: str, info: RunInfo) -> Iterator[str]:
+    if data is None:
+        yield f"{name} is missing"
+    elif sha256(data) != digest:
+        yield f"{name} is not what was written: its checksum differs"
+    elif name.endswith(".png"):
         yield from _check_image(name, data)
     elif name == MAPS:
         yield from _check_maps(data, info)

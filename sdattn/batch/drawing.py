@@ -57,10 +57,6 @@ class Drawer:
         self.limits: dict[int, int] = {}  # by shape: how many items fit
         self.drawn = 0  # batches
 
-    def finish(self) -> None:
-        """Write what is held back, once the writer has ended."""
-        self.layout.flush()
-
     def draw(self, batch: list[Job], missing: set[str]) -> None:
         """Draw a batch whole, also where some of it is there: the rest is then bit for bit what it
         would have been."""
@@ -132,8 +128,8 @@ class Drawer:
         except Exception as error:
             self._fail(item, f"{type(error).__name__}: {error}", traceback.format_exc())
             return
-        whole = partial(self.folder.note_whole, self.name, info=packed.info)
-        self.layout.add(item.id, item.line, packed.files, whole)
+        note = partial(self.folder.note_whole, self.name, info=packed.info)
+        self.layout.add(item.id, item.line, packed.files, note)
 
     def _fail(self, item: Item, reason: str, text: str) -> None:
         row = {**asdict(item), "reason": reason, "traceback": text}

@@ -167,14 +167,12 @@ class _BatchRun:
             for job in batch
         }
         made_of = describe_input(request, jobs, len(self.fingerprints), len(bad))
-        claim = Claim(settings, made_of, size)
+        claim = Claim(self.folder, request, settings, made_of, size, self.fingerprints)
 
         def make() -> set[str]:
             if not self.keeper:
                 return set()
-            ids = (job.item.id for job in jobs)
-            ways = {"force": request.force, "adopt": request.adopt}
-            whole = claim.make(self.folder, self.fingerprints, ids, **ways)
+            whole = claim.make(job.item.id for job in jobs)
             # what failed in a run that crashed is not counted for this one
             self.folder.journals.gather_errors(map(asdict, bad), whole, self.fingerprints)
             return whole
@@ -205,7 +203,7 @@ class _BatchRun:
                     if folder.stopped:
                         break
                     drawer.draw(batch, missing)
-            drawer.finish()
+            folder.layout.flush()  # what is held back
         except Exception as error:
             self._stop(f"a process ended with: {error}")
             return error

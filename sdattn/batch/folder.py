@@ -78,7 +78,7 @@ class BatchFolder:
         self.hidden = self.root / ".batch"
         self.temporary = self.hidden / "tmp"
         self.lock = Lock(self.hidden / "lock", self.root)
-        self.journals = Journals(self.root, self.hidden)
+        self.journals = Journals(self.root, self.hidden, self.write)
         self.trusts_rows = True
         self._layout: Layout | None = None
         self._adopting = False
@@ -187,7 +187,8 @@ class BatchFolder:
     def claim(self, manifest: Mapping[str, Any], ids: Iterable[str] = ()) -> None:
         """Say what run the folder is of; ``ids`` are those of the whole input, in its order."""
         settings = manifest["settings"]
-        self.trusts_rows = self._adopting or self.is_new or self._rows_are_as_written()
+        ended = None if self.is_new else self.manifest.get("ended")
+        self.trusts_rows = ended is None or "metadata.jsonl" not in self.changed(ended)
         self._adopting = False
         (self.root / "README.md").unlink(missing_ok=True)
         if settings["format"] == "folder" and "image" in settings["save"]:
@@ -240,10 +241,6 @@ class BatchFolder:
     def _top(self) -> list[str]:
         found = [path for name in _TOP for path in self.root.glob(name)]
         return sorted(path.name for path in found if path.is_file() and not path.is_symlink())
-
-    def _rows_are_as_written(self) -> bool:
-        ended = self.manifest.get("ended")
-        return ended is None or "metadata.jsonl" not in self.changed(ended)
 
 
 def _sha256(path: Path) -> str:

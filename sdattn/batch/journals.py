@@ -10,12 +10,11 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..files.places import inside
-from ..files.writing import write_whole
 from .rows import NotedRow, copies_of, line_of, noted_in, rows_in
 
 
@@ -25,10 +24,11 @@ class Journals:
     Args:
         root: the run's folder.
         hidden: where the processes' own files are, in folders named as the kinds of rows.
+        write: writes a file of the run's folder, whole or not at all.
     """
 
-    def __init__(self, root: Path, hidden: Path):
-        self.root, self.hidden = root, hidden
+    def __init__(self, root: Path, hidden: Path, write: Callable[[str, Iterable[bytes]], None]):
+        self.root, self.hidden, self.write = root, hidden, write
         self._open: dict[str, Any] = {}
         self._writing = threading.Lock()
 
@@ -72,7 +72,7 @@ class Journals:
         if there is not None:
             rows = {item: row for item, row in rows.items() if there.get(item) == row.place}
         ordered = sorted(rows.values(), key=lambda row: (row.line, row.place))
-        self._write("metadata.jsonl", copies_of(ordered))
+        self.write("metadata.jsonl", copies_of(ordered))
         self._forget("done")
         return len(rows)
 
@@ -90,7 +90,7 @@ class Journals:
             if item not in whole and (items is None or item in items)
         ]
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in [*bad_lines, *failed])
-        self._write("errors.jsonl", map(str.encode, lines))
+        self.write("errors.jsonl", map(str.encode, lines))
         self._forget("failed")
         return len(failed)
 
@@ -100,9 +100,6 @@ class Journals:
             for file in self._open.values():
                 file.close()
             self._open.clear()
-
-    def _write(self, name: str, parts: Iterable[bytes]) -> None:
-        write_whole(self.root / name, parts, self.hidden / "tmp" / name)
 
     def _forget(self, kind: str) -> None:
         with self._writing:

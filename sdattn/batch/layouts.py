@@ -39,15 +39,18 @@ class Layout(Protocol):
 
     def flush(self) -> None:
         """Write what is held back."""
+        return None
 
     def find(self) -> Iterator[tuple[str, str]]:
         """(id, place) of every item that is there."""
 
     def broken(self) -> Iterator[tuple[str, str]]:
         """(place, what is wrong) of what may hold items and cannot be read."""
+        return iter(())
 
     def format_of(self, place: str) -> str | None:
         """The format that a place says of itself, where it says one."""
+        return None
 
     def sizes(self, item: str, place: str, names: Iterable[str]) -> dict[str, int]:
         """Bytes of those of an item's files that are there, without reading them."""
@@ -99,21 +102,12 @@ class Folders(Layout):
             raise
         return place
 
-    def flush(self) -> None:
-        pass  # nothing is held back
-
     def find(self) -> Iterator[tuple[str, str]]:
         for group in sorted((self.root / "items").glob("[0-9]*")):
             with os.scandir(group) as entries:
                 for entry in entries:
                     if entry.is_dir() or entry.is_symlink():
                         yield entry.name, f"items/{group.name}/{entry.name}"
-
-    def broken(self) -> Iterator[tuple[str, str]]:
-        return iter(())  # an item's folder is its own business
-
-    def format_of(self, place: str) -> str | None:
-        return None
 
     def sizes(self, item: str, place: str, names: Iterable[str]) -> dict[str, int]:
         found = {}

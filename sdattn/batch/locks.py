@@ -107,11 +107,16 @@ class Lock:
                 try:
                     fcntl.flock(self._file, kind | fcntl.LOCK_NB)
                     return
-                except BlockingIOError:  # perhaps for an instant, by one who asks who holds it
+                except (
+                    BlockingIOError
+                ):  # perhaps for an instant, by a process that asks who holds it
                     if attempt + 1 < _TRIES:
                         time.sleep(0.1)
             self.release()
-            raise OSError(self._taken())
+            raise OSError(
+                f"{self.what} is being written by another job: {self.describe_holder()}. Wait for "
+                "it, stop it, or choose another --out."
+            )
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
@@ -120,12 +125,6 @@ class Lock:
                 "other job writes there.",
                 stacklevel=3,
             )
-
-    def _taken(self) -> str:
-        return (
-            f"{self.what} is being written by another job: {self.describe_holder()}. Wait for it, "
-            "stop it, or choose another --out."
-        )
 
 
 def _user() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,7 +14,7 @@ from .folder import BatchFolder
 from .gallery import write_gallery
 from .plan import digest
 from .rows import bad_lines_in
-from .whole import WholeItem, settle, whole_items
+from .whole import settle, whole_items
 
 
 @dataclass(frozen=True)
@@ -108,18 +108,7 @@ class _Source:
                 "or stop it."
             )
         self.manifest = self.folder.manifest
-
-    @cached_property
-    def _found(self) -> tuple[dict[str, WholeItem], list[str]]:
-        return whole_items(self.folder)
-
-    @property
-    def items(self) -> dict[str, WholeItem]:
-        return self._found[0]
-
-    @property
-    def lost(self) -> list[str]:
-        return self._found[1]
+        self.items, self.lost = whole_items(self.folder)
 
 
 def _ids(sources: Sequence[_Source]) -> list[str]:

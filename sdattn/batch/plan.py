@@ -166,8 +166,8 @@ def digest_model(pipe: Any) -> str:
     parts: dict[str, Any] = {"": [type(pipe).__name__, _config(pipe)]}
     for name, part in pipe.components.items():
         parts[name] = [type(part).__name__, _config(part)]
-        if hasattr(part, "get_vocab"):
-            parts[name].append(_tokenizer(part))
+        if hasattr(part, "get_vocab"):  # what tokens a text becomes
+            parts[name].append([part.get_vocab(), part.model_max_length])
         if isinstance(part, torch.nn.Module):
             parts[name].append({key: _sum(weight) for key, weight in part.state_dict().items()})
     return digest(parts)
@@ -180,11 +180,6 @@ def _config(part: Any) -> dict[str, Any]:
     apart = ("transformers_version", "dtype", "torch_dtype")
     kept = {k: value for k, value in found.items() if not k.startswith("_") and k not in apart}
     return json.loads(json.dumps(kept, default=str))
-
-
-def _tokenizer(part: Any) -> list[Any]:
-    """What tokens a text becomes: the vocabulary and the longest text."""
-    return [part.get_vocab(), part.model_max_length]
 
 
 def _sum(tensor: torch.Tensor) -> list[Any]:

@@ -101,8 +101,9 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
         files.
 
     Raises:
-        As :func:`open_batch` does, but for a ``batch.json`` that can be read and is not what was
-        written, which is a problem.
+        FileNotFoundError: no such folder, or it is no batch run's.
+        ValueError: ``batch.json`` cannot be read or is of another version. One that can be read and
+            is not what was written is a problem.
     """
     folder, problems = BatchFolder(root), list[str]()
     try:
@@ -112,15 +113,9 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
         problems.append(" ".join(str(error).split()))
     there, rows = list(layout.find()), folder.journals.rows()
     places = dict(there)
-    broken = dict(layout.broken())
     if twice := len(there) - len(places):
         problems.append(f"{twice} item(s) are there twice")
-    named = {row.place for row in rows.values()}
-    problems += [reason for place, reason in broken.items() if place not in named]
-    for item, row in rows.items():
-        if places.get(item) != row.place:
-            why = f": {broken[row.place]}" if row.place in broken else ""
-            problems.append(f"{item}: metadata.jsonl names {row.place}, where it is not{why}")
+    problems += _misplaced(rows, places, dict(layout.broken()))
     if folder.lock.free():
         problems += _at_rest(folder, manifest, places, rows)
     save = manifest.get("settings", {}).get("save", ())
@@ -132,6 +127,18 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
         for (item, place), found in zip(there, pool.map(check, there), strict=True):
             problems += [f"{item}: {problem} (in {place})" for problem in found]
     return len(places), problems
+
+
+def _misplaced(
+    rows: Mapping[str, NotedRow], places: Mapping[str, str], broken: Mapping[str, str]
+) -> Iterator[str]:
+    """Rows without an item at their place, and places that cannot be read."""
+    named = {row.place for row in rows.values()}
+    yield from (reason for place, reason in broken.items() if place not in named)
+    for item, row in rows.items():
+        if places.get(item) != row.place:
+            why = f": {broken[row.place]}" if row.place in broken else ""
+            yield f"{item}: metadata.jsonl names {row.place}, where it is not{why}"
 
 
 def _at_rest(

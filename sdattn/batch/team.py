@@ -24,6 +24,10 @@ from .request import STOPS
 T = TypeVar("T")
 # What tells a process its rank: torchrun's, accelerate's and MPI's variables
 _RANKED = {"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}
+_ONE_PROCESS = (
+    "accelerate launch --cpu starts one process, whatever --num_processes says. For N of them: "
+    "accelerate launch --multi_gpu --num_processes N -m sdattn batch ... --device cpu"
+)
 _PATIENCE = timedelta(days=30)  # ranks may end hours apart
 _ECHO = 3.0  # seconds in which a launcher repeats a signal that its processes got as well
 
@@ -46,7 +50,7 @@ class Team:
         wanted = torch.device(device or best_device())
         on_cpu = wanted.type == "cpu" or parse_flag_from_env("ACCELERATE_USE_CPU")
         if on_cpu and "MASTER_ADDR" in os.environ and not _RANKED.intersection(os.environ):
-            _warn_of_cpu_option()
+            warnings.warn(_ONE_PROCESS, stacklevel=2)
         is_new = not (PartialState._shared_state or torch.distributed.is_initialized())
         self._state = PartialState(cpu=on_cpu, timeout=_PATIENCE)
         self.rank, self.size = self._state.process_index, self._state.num_processes
@@ -71,10 +75,12 @@ class Team:
         """What the first process makes, given to all. Its error is everyone's."""
         if self.size == 1:
             return make()
-        error, made = _attempt(make) if self.first else (None, None)
-        [(error, made)] = self._broadcast([(error, made)])
+        results = [_attempt(make) if self.first else (None, None)]
+        with _together():
+            torch.distributed.broadcast_object_list(results, src=0, group=self._group)
+        [(error, made)] = results
         self._raise([error])
-        return made
+        return made  # type: ignore[return-value]
 
     def together(self, make: Callable[[], T]) -> T:
         """Have every process make something; an error of one is everyone's."""
@@ -108,12 +114,6 @@ class Team:
         if self._is_alone:
             self._state._reset_state()
 
-    def _broadcast(self, values: list[Any]) -> list[Any]:
-        if self.size > 1:
-            with _together():
-                torch.distributed.broadcast_object_list(values, src=0, group=self._group)
-        return values
-
     def _raise(self, errors: list[Exception | None]) -> None:
         """The first error, by the first process; the others leave without a word."""
         found = [(rank, error) for rank, error in enumerate(errors) if error is not None]
@@ -126,14 +126,6 @@ class Team:
         if rank:
             raise RuntimeError(f"process {rank} of {self.size}: {error}") from error
         raise error
-
-
-def _warn_of_cpu_option() -> None:
-    warnings.warn(
-        "accelerate launch --cpu starts one process, whatever --num_processes says. For N of them: "
-        "accelerate launch --multi_gpu --num_processes N -m sdattn batch ... --device cpu",
-        stacklevel=3,
-    )
 
 
 @contextmanager

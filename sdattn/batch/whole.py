@@ -77,7 +77,9 @@ def whole_items(folder: BatchFolder) -> tuple[dict[str, WholeItem], list[str]]:
         row, lost = rows.get(item), missing.get((item, place))
         with suppress(OSError, ValueError):
             if lost is None:
-                found[item] = _as_whole(_read_row(layout, item, place), item)
+                read = _read_row(layout, item, place)
+                if read["id"] == item:
+                    found[item] = WholeItem(read["line"], place, read["fingerprint"])
             elif not lost and row is not None and row.place == place:
                 found[item] = WholeItem(row.line, place, row.fingerprint)
     return found, [item for item in rows if item not in found]
@@ -127,12 +129,6 @@ def _read_row(layout: Layout, item: str, place: str) -> dict[str, Any]:
     if lost := [name for name in info.files if name not in sizes]:
         raise ValueError(f"{', '.join(lost[:3])} is missing")
     return row_of(info, place, sha256(files["run.json"]), sizes)
-
-
-def _as_whole(row: Mapping[str, Any], item: str) -> WholeItem:
-    if row["id"] != item:
-        raise ValueError(f"{row['place']} is item {row['id']!r}")
-    return WholeItem(row["line"], row["place"], row["fingerprint"])
 
 
 def _of_item(item: str, reason: str, place: str, end: str) -> str:

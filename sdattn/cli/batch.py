@@ -9,22 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..files.terminal import visible
-from .options import (
-    Device,
-    Dtype,
-    Guidance,
-    Model,
-    Negative,
-    Pixels,
-    Preset,
-    Refine,
-    Settings,
-    Steps,
-    dtype_of,
-    pipeline_options,
-    preset_of,
-    quiet,
-)
+from . import options
 
 
 def batch(
@@ -33,16 +18,16 @@ def batch(
         typer.Argument(help="A .jsonl, .csv or .txt file; - reads standard input."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
-    model: Model = "demo",
+    model: options.Model = "demo",
     seed: Annotated[int, typer.Option(help="Of the first line; the next has the next.")] = 0,
-    steps: Steps = None,
-    guidance: Guidance = None,
-    negative: Negative = None,
-    width: Pixels = None,
-    height: Pixels = None,
-    set_: Settings = None,
-    preset: Preset = "default",
-    refine: Refine = None,
+    steps: options.Steps = None,
+    guidance: options.Guidance = None,
+    negative: options.Negative = None,
+    width: options.Pixels = None,
+    height: options.Pixels = None,
+    set_: options.Settings = None,
+    preset: options.Preset = "default",
+    refine: options.Refine = None,
     batch_size: Annotated[
         str, typer.Option(help="Items that run together; auto finds the quickest number.")
     ] = "auto",
@@ -83,8 +68,8 @@ def batch(
     max_errors: Annotated[
         int | None, typer.Option(min=1, help="Stop once so many items have failed.")
     ] = None,
-    device: Device = None,
-    dtype: Dtype = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
     status: Annotated[
         Path | None, typer.Option(help="Only print how far this run is.", metavar="RUN")
     ] = None,
@@ -114,10 +99,10 @@ def batch(
         source=prompts,
         out=out,
         model=model,
-        options=pipeline_options(steps, guidance, negative, width, height, set_),
+        options=options.pipeline_options(steps, guidance, negative, width, height, set_),
         seed=seed,
         batch_size=_size(batch_size),
-        preset=preset_of(preset, refine),
+        preset=options.preset_of(preset, refine),
         format=format_,
         shard_bytes=shard_mb * 1_000_000,
         save=tuple(name.strip() for name in save.split(",")),
@@ -128,7 +113,7 @@ def batch(
         input_format=input_format,
         max_errors=max_errors,
         device=device,
-        dtype=dtype_of(dtype),
+        dtype=options.dtype_of(dtype),
     )
     _run(request)
 
@@ -138,7 +123,7 @@ def _run(request: Any) -> None:
 
     from ..batch.engine import run_batch
 
-    quiet()
+    options.quiet()
     logging.set_verbosity_error()  # it logs the text of every prompt that it cuts off
     try:
         request.check()

@@ -26,7 +26,6 @@ _EXAMPLES = {
     True: ["a red circle left of a blue square", "on the left a green star, on the right a ring"],
     False: ["a cat on a sofa", "an astronaut riding a horse on the moon"],
 }
-_EMPTY = "<p>The picture and where its words went come here.</p>"
 
 
 def build_app(pipe: Any) -> Any:
@@ -43,7 +42,8 @@ def build_app(pipe: Any) -> Any:
             button = gradio.Button("Draw", variant="primary", scale=1)
         inputs = [prompt, *_settings(gradio, pipe)]
         gradio.Examples(_EXAMPLES[is_demo(pipe)], prompt)
-        draw, view = _draw_with(gradio, pipe, app), gradio.HTML(_EMPTY)
+        view = gradio.HTML("<p>The picture and where its words went come here.</p>")
+        draw = _draw_with(gradio, pipe, app)
         for event in (button.click, prompt.submit):  # the pipeline draws one picture at a time
             event(draw, inputs, view, concurrency_limit=1, concurrency_id="pipe")
     app.queue(api_open=False)  # no request passes the queue by

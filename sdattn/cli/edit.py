@@ -9,20 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from .options import (
-    Device,
-    Dtype,
-    Force,
-    Guidance,
-    Model,
-    Negative,
-    Pixels,
-    Steps,
-    folder_named,
-    load,
-    open_picture,
-    pipeline_options,
-)
+from . import options
 from .printing import Console
 
 
@@ -48,46 +35,42 @@ def edit(
     null_text: Annotated[
         bool, typer.Option(help="Optimise the way back to the picture of --image.")
     ] = True,
-    model: Model = "demo",
+    model: options.Model = "demo",
     seed: int = 0,
-    steps: Steps = None,
-    guidance: Guidance = None,
-    negative: Negative = None,
-    width: Pixels = None,
-    height: Pixels = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    out: Annotated[Path | None, folder_named("SOURCE-edit-SEED")] = None,
-    force: Force = False,
+    steps: options.Steps = None,
+    guidance: options.Guidance = None,
+    negative: options.Negative = None,
+    width: options.Pixels = None,
+    height: options.Pixels = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    out: Annotated[Path | None, options.folder_named("SOURCE-edit-SEED")] = None,
+    force: options.Force = False,
 ) -> None:
     """Draw SOURCE and its edited versions from the same noise, and keep the layout."""
-    from ..edit import edit, prepare
+    from ..edit import EditOptions, edit, prepare
     from ..files.places import check_apart, file_name
     from ..runs.folder import check_target
 
     weights = dict(map(_parsed_weight, weight or ()))
+    asked = EditOptions(mode, cross, self_, blend or (), weights)
     out = out or Path("outputs") / f"{file_name(source)}-edit-{seed}"
     if image:
         check_apart(out, image)
     check_target(out, force=force, kind="edit")
-    picture = open_picture(image) if image else None
-    pipe = load(model, device, dtype)
-    options = pipeline_options(steps, guidance, negative, width, height)
+    picture = options.open_picture(image) if image else None
+    pipe = options.load(model, device, dtype)
+    given = options.pipeline_options(steps, guidance, negative, width, height)
     if picture is not None:
-        settings = (mode, cross, self_, blend or (), weights, None)
-        prepare(pipe, source, targets, *settings, options)  # refuse before the long part
-        options["inversion"] = _invert(pipe, picture, source, options, null_text)
+        prepare(pipe, source, targets, asked, given)  # refuse before the long part
+        given["inversion"] = _invert(pipe, picture, source, given, null_text)
     run = edit(
         pipe,
         source,
         targets,
         seed=seed,
-        mode=mode,  # type: ignore[arg-type]
-        cross_replace_steps=cross,
-        self_replace_steps=self_,
-        blend=blend or (),
-        weights=weights,
-        **options,
+        **vars(asked),
+        **given,
     )
     run.save(out, force=force)
     table = Table("image", "words", title_justify="left")
@@ -111,16 +94,16 @@ def _parsed_weight(text: str) -> tuple[str, float]:
         ) from None
 
 
-def _invert(pipe: Any, picture: Any, source: str, options: dict[str, Any], null_text: bool) -> Any:
-    """Take out of ``options`` what an inversion fixes, and invert."""
+def _invert(pipe: Any, picture: Any, source: str, given: dict[str, Any], null_text: bool) -> Any:
+    """Take out of ``given`` what an inversion fixes, and invert."""
     from ..edit import invert
     from ..models.loading import DEMO_INVERSION, DEMO_SETTINGS, is_demo
 
-    if fixed := {"width", "height", "negative_prompt"} & set(options):
+    if fixed := {"width", "height", "negative_prompt"} & set(given):
         names = ", ".join(f"--{name.removesuffix('_prompt')}" for name in sorted(fixed))
         raise typer.BadParameter(f"{names}: with --image the picture decides.")
     settings: dict[str, Any] = {**DEMO_SETTINGS, **DEMO_INVERSION} if is_demo(pipe) else {}
     for name in ("num_inference_steps", "guidance_scale"):
-        if name in options:
-            settings[name] = options.pop(name)
+        if name in given:
+            settings[name] = given.pop(name)
     return invert(pipe, picture, source, null_text=null_text, **settings)

@@ -7,20 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import (
-    Ask,
-    Device,
-    Dtype,
-    Force,
-    Model,
-    Preset,
-    Refine,
-    Steps,
-    folder_named,
-    load,
-    open_picture,
-    preset_of,
-)
+from . import options
 from .printing import Console, print_run
 
 
@@ -33,16 +20,16 @@ def explain(
     timesteps: Annotated[
         str | None, typer.Option(help="Where to look, as 100,300: 1 shows nearly the picture.")
     ] = None,
-    model: Model = "demo",
+    model: options.Model = "demo",
     seed: int = 0,
-    steps: Steps = None,
-    preset: Preset = "default",
-    refine: Refine = None,
-    ask: Ask = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    out: Annotated[Path | None, folder_named("IMAGE-explained-SEED")] = None,
-    force: Force = False,
+    steps: options.Steps = None,
+    preset: options.Preset = "default",
+    refine: options.Refine = None,
+    ask: options.Ask = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    out: Annotated[Path | None, options.folder_named("IMAGE-explained-SEED")] = None,
+    force: options.Force = False,
 ) -> None:
     """Show where each word of PROMPT goes in the picture IMAGE."""
     from ..files.places import check_apart, file_name
@@ -56,11 +43,11 @@ def explain(
     way: dict[str, Any] = {"timesteps": _parsed(timesteps), "invert": invert}
     way |= {} if steps is None else {"num_inference_steps": steps}
     out = out or Path("outputs") / f"{file_name(image.stem)}-explained-{seed}"
-    maps: dict[str, Any] = {"preset": preset_of(preset, refine), "ask": ask}
-    picture = open_picture(image)
+    maps: dict[str, Any] = {"preset": options.preset_of(preset, refine), "ask": ask}
+    picture = options.open_picture(image)
     check_apart(out, image)
     check_target(out, force=force)
-    pipe = load(model, device, dtype)
+    pipe = options.load(model, device, dtype)
     run = explain(pipe, picture, prompt, seed=seed, **way, **maps)
     print_run(run, run.save(out, force=force))
     explained = run[0].settings.explained

@@ -7,43 +7,26 @@ from typing import Annotated
 
 import typer
 
-from .options import (
-    Ask,
-    Device,
-    Dtype,
-    Force,
-    Guidance,
-    Model,
-    Negative,
-    Pixels,
-    Preset,
-    Refine,
-    Settings,
-    Steps,
-    folder_named,
-    load,
-    pipeline_options,
-    preset_of,
-)
+from . import options
 from .printing import print_run
 
 
 def generate(
     prompt: str,
-    model: Model = "demo",
+    model: options.Model = "demo",
     seed: int = 0,
-    steps: Steps = None,
-    guidance: Guidance = None,
-    negative: Negative = None,
-    width: Pixels = None,
-    height: Pixels = None,
-    set_: Settings = None,
+    steps: options.Steps = None,
+    guidance: options.Guidance = None,
+    negative: options.Negative = None,
+    width: options.Pixels = None,
+    height: options.Pixels = None,
+    set_: options.Settings = None,
     negative_maps: Annotated[
         bool, typer.Option("--negative-maps", help="Draw where the negative prompt's words went.")
     ] = False,
-    preset: Preset = "default",
-    refine: Refine = None,
-    ask: Ask = None,
+    preset: options.Preset = "default",
+    refine: options.Refine = None,
+    ask: options.Ask = None,
     causal: Annotated[
         bool,
         typer.Option(
@@ -54,10 +37,10 @@ def generate(
         str | None,
         typer.Option(help="steps, heads or both with a comma: each by itself, for --figure."),
     ] = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    out: Annotated[Path | None, folder_named("PROMPT-SEED")] = None,
-    force: Force = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    out: Annotated[Path | None, options.folder_named("PROMPT-SEED")] = None,
+    force: options.Force = False,
 ) -> None:
     """Draw a picture from PROMPT and show where each of its words went."""
     from ..files.places import file_name
@@ -67,17 +50,17 @@ def generate(
     from ..runs.generation import generate
     from ..runs.run import run_folders
 
-    options = pipeline_options(steps, guidance, negative, width, height, set_)
+    given = options.pipeline_options(steps, guidance, negative, width, height, set_)
     watch = {**_kept(keep), **({"branch": "both"} if negative_maps else {})}
-    maps = {"preset": preset_of(preset, refine), "ask": ask, "causal": causal}
+    maps = {"preset": options.preset_of(preset, refine), "ask": ask, "causal": causal}
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
-    if options.get("num_images_per_prompt", 1) == 1:  # known before the model is loaded
+    if given.get("num_images_per_prompt", 1) == 1:  # known before the model is loaded
         check_target(out, force=force)
-    pipe = load(model, device, dtype)
-    options = checked_options(pipe, options)
-    for folder in run_folders(out, images_a_prompt(pipe, options)):
+    pipe = options.load(model, device, dtype)
+    checked = checked_options(pipe, given)
+    for folder in run_folders(out, images_a_prompt(pipe, checked)):
         check_target(folder, force=force)
-    run = generate(pipe, prompt, seed=seed, capture_options=watch, **maps, **options)
+    run = generate(pipe, prompt, seed=seed, capture_options=watch, **maps, **checked)
     print_run(run, run.save(out, force=force))
 
 

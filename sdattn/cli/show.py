@@ -56,7 +56,6 @@ def _figure(
     if kind not in KINDS:
         raise typer.BadParameter(f"{kind!r} is none of {', '.join(KINDS)}.", param_hint="--figure")
     file = _file(out, FORMATS)
-    _check_no_run(file)
     save_figure(figure(_load(run, item), kind, words), file)
     Console(soft_wrap=True).print(Text(str(file)))
 
@@ -65,7 +64,6 @@ def _animation(run: Path, item: str | None, words: list[str] | None, out: Path |
     from ..figures.animation import FORMATS, animate, save_animation
 
     file = _file(out, FORMATS)
-    _check_no_run(file)
     save_animation(animate(_load(run, item), words), file)
     Console(soft_wrap=True).print(Text(str(file)))
 
@@ -75,6 +73,7 @@ def _file(out: Path | None, formats: tuple[str, ...]) -> Path:
         raise typer.BadParameter(
             f"Name a file that ends in {' or '.join(formats)}.", param_hint="--out"
         )
+    _check_no_run(out)
     return out
 
 

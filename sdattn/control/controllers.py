@@ -83,7 +83,7 @@ class AttentionControlEdit(AttentionStore):
         self.cross_replace = _cross_schedule(self.prompts[1:], num_steps, cross_replace_steps)
         self.self_replace = Part.of(self_replace_steps, num_steps).passes(num_steps)
         # A target that is the source has the source's attention already, up to how a batch rounds.
-        self.edits = torch.tensor([one.text != prompts[0].text for one in prompts[1:]])
+        self.edits = torch.tensor([target.text != prompts[0].text for target in prompts[1:]])
         super().__init__(**store_options)
 
     def reset(self) -> None:
@@ -154,7 +154,7 @@ class AttentionReplace(AttentionControlEdit):
 
     def __init__(self, prompts: Sequence[Prompt], num_steps: int, *args: Any, **options: Any):
         super().__init__(prompts, num_steps, *args, **options)
-        self.mapper = torch.stack([alignment.swap(prompts[0], one) for one in prompts[1:]])
+        self.mapper = torch.stack([alignment.swap(prompts[0], target) for target in prompts[1:]])
 
     def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
         mapper = self.mapper.to(attn_base)  # [targets, T of the source, T]
@@ -169,7 +169,7 @@ class AttentionRefine(AttentionControlEdit):
 
     def __init__(self, prompts: Sequence[Prompt], num_steps: int, *args: Any, **options: Any):
         super().__init__(prompts, num_steps, *args, **options)
-        self.mapper = torch.stack([alignment.refine(prompts[0], one) for one in prompts[1:]])
+        self.mapper = torch.stack([alignment.refine(prompts[0], target) for target in prompts[1:]])
 
     def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
         mapper = self.mapper.to(attn_base.device)  # [targets, T]
@@ -209,7 +209,7 @@ class AttentionReweight(AttentionControlEdit):
         super().__init__(
             prompts, num_steps, cross_replace_steps, self_replace_steps, local_blend, **options
         )
-        other = next((one for one in prompts[1:] if one.text != prompts[0].text), None)
+        other = next((target for target in prompts[1:] if target.text != prompts[0].text), None)
         if controller is None and other is not None:
             raise ValueError(
                 f"Reweighting alone changes no words, and {other.text!r} is not the source "

@@ -105,7 +105,7 @@ def knockout(
         layers: of the cross-attention, see :func:`sdattn.models.layers.select_layers`; None for
             all. The others keep the processors that they have.
         steps: during which part of the run, 0.5 for the first half, ``(0.5, 1.0)`` for the second;
-            counted in calls of the model.
+            counted in calls of the model, of which an odd one in the middle is of both halves.
         options: handed to the pipeline, as by :func:`sdattn.generate`.
 
     Returns:
@@ -248,7 +248,7 @@ def draw(plan: Plan, rows: Sequence[Columns]) -> tuple[list[Image.Image], tuple[
         result = call_pipeline(plan.pipe, texts, seeds, options)
     if any(getattr(result, "nsfw_content_detected", None) or []):
         raise RuntimeError(
-            "The pipeline's safety checker blanked a picture, so where it changed cannot be told. "
+            "The pipeline's safety checker blanked a picture, so where it changed is not known. "
             "Choose another seed, or a pipeline without a checker."
         )
     return pictures_of(result), removal.grid

@@ -19,7 +19,7 @@ from ..attention.processor import Controller, TorchAttnProcessor
 from ..hooks.attachment import refuse_broken_step, unet_layers
 from ..hooks.attention_store import AttentionStore
 from ..hooks.installer import Installation
-from ..hooks.map_store import CaptureError, CaptureWarning
+from ..hooks.passes import CaptureError, CaptureWarning
 from ..models.compiled import is_compiled, unwrapped
 from ..models.denoiser_call import innermost
 from ..models.layers import AttentionLayer, Denoiser

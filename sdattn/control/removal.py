@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..attention import TorchAttnProcessor
 from ..hooks.installer import Installation
-from ..hooks.map_store import CaptureError
+from ..hooks.passes import CaptureError
 from ..hooks.steps import Part, Span
 from ..models.denoiser_call import Call
 from ..models.guidance import GuidanceWatch, Order, guided_order
@@ -124,7 +124,7 @@ class Removal:
         would push the picture away from the word if it alone went on seeing it."""
         perturbed = getattr(self.pipe, "do_perturbed_attention_guidance", False)
         reading = [name == "conditional" or (name is None and perturbed) for name in order]
-        by_row = [one if reads else () for reads in reading for one in self.rows]
+        by_row = [columns if reads else () for reads in reading for columns in self.rows]
         return {row: columns for row, columns in enumerate(by_row) if columns}
 
     def _edit(self, probs: Tensor, _is_cross: bool, _place: str) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    Places = Sequence[Axes] | np.ndarray
+
 Kind = Literal["words", "steps", "layers", "heads"]
 KINDS: tuple[Kind, ...] = ("words", "steps", "layers", "heads")
 FORMATS = (".pdf", ".svg", ".png")
@@ -37,11 +39,7 @@ _UNDATED: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"D
 
 
 def figure(
-    run: ImageRun,
-    kind: Kind,
-    words: Sequence[str] | None = None,
-    *,
-    axes: Sequence[Axes] | np.ndarray | None = None,
+    run: ImageRun, kind: Kind, words: Sequence[str] | None = None, *, axes: Places | None = None
 ) -> Figure:
     """Small multiples of a run's maps, at most 7 x 9.5 inches, with one colour bar for all.
 
@@ -53,21 +51,18 @@ def figure(
     ``up 3.0.1`` is the ``attn2`` of ``up_blocks.3.attentions.0.transformer_blocks.1``.
 
     A cell has one colour, as it was measured. The first colour is the smallest value of all panels,
-    the last one the largest: panels of one figure can be compared.
-
-    Text has the fonts and sizes that the user's rcParams set, else 8 points.
+    the last one the largest: panels of one figure can be compared. Text has the fonts and sizes of
+    the user's rcParams, else 8 points.
 
     Args:
         run: of :meth:`sdattn.Run.image_run` or :func:`sdattn.load_run`.
         kind: which figure.
         words: words or phrases, each occurrence by itself; all words by default.
-        axes: matplotlib's, one a panel, row after row, to draw into in place of a new figure, as
-            ``plt.subplots()`` gives them. Their figure keeps its size and layout, and all rcParams
-            are the user's.
+        axes: of ``plt.subplots()``, one a panel, row after row, to draw into instead of a new
+            figure. Their figure keeps its size and layout, and all rcParams are the user's.
 
     Returns:
-        The figure of ``axes``, or one at 300 dpi that pyplot knows nothing of, whose layout is
-        settled; its last axes are the colour bar.
+        The figure of ``axes``, or one at 300 dpi without pyplot; its last axes are the colour bar.
 
     Raises:
         ValueError: no such kind, the run has not kept what it shows, there are more panels than

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..maps import render
 from ..runs.imagerun import ImageRun
 from .choosing import chosen, kept_steps
@@ -48,13 +50,12 @@ def animate(
     """
     kept = kept_steps(run)
     steps = [chosen(heatmaps, words) for _, heatmaps in kept]
-    ranges = [[one.range for one in word] for word in zip(*steps, strict=True)]
-    scales = [(min(low for low, _ in one), max(high for _, high in one)) for one in ranges]
-    picture = _reduced(run.image)
-    frames = []
+    lows, highs = np.array([[heatmap.range for heatmap in maps] for maps in steps]).T
+    scales = list(zip(lows.min(1).tolist(), highs.max(1).tolist(), strict=True))  # of each word
+    picture, frames = _reduced(run.image), []
     for (name, _), maps in zip(kept, steps, strict=True):
         pairs = zip(maps, scales, strict=True)
-        tiles = [one.overlay(picture, scale=scale) for one, scale in pairs]
+        tiles = [heatmap.overlay(picture, scale=scale) for heatmap, scale in pairs]
         frame = render.grid(picture, tiles, ", ".join(name))
         frame.thumbnail((size, size))
         frames.append(frame)

@@ -21,11 +21,11 @@ def chosen(heatmaps: Heatmaps, words: Sequence[str] | None) -> list[Heatmap]:
     """
     if isinstance(words, str):
         raise ValueError(f"words={words!r}: pass a list of words and phrases.")
-    found = [one for word in words or () for one in heatmaps.find(word)]
+    found = [heatmap for word in words or () for heatmap in heatmaps.find(word)]
     found = found or heatmaps.occurrences()
     if not found:
         raise ValueError(f"No word of {heatmaps.prompt.text!r} has a map. Name token columns.")
-    return [replace(one, label=plain(one.label)) for one in found]
+    return [replace(heatmap, label=plain(heatmap.label)) for heatmap in found]
 
 
 def kept_steps(run: ImageRun) -> list[tuple[Lines, Heatmaps]]:

@@ -1,7 +1,8 @@
 """Small multiples on a page: panels of one size, one scale, one colour bar.
 
-flow(panels, page)       panels with their titles above, row after row
-table(rows, page)        a row a label, a column a title
+flow(panels, page)         panels with their titles above, row after row
+table(rows, page)          a row a label, a column a title
+fill(axes, rows, page)     in axes that are there
 
 Rows, columns and the figure's size are chosen here; matplotlib's constrained layout places what is
 drawn. Lengths are in inches, those of text at 8 points. pyplot is not used: it keeps its figures.
@@ -25,30 +26,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
+    from matplotlib.gridspec import SubplotSpec
     from matplotlib.layout_engine import LayoutEngine
 
 Lines = tuple[str, ...]
 
-WIDTH, HEIGHT = 7.0, 9.5  # of a page's text
-_HIGH = 7.0  # a table of a sensible height
+PAGE = WIDTH, HEIGHT = 7.0, 9.5  # of a page's text
 LARGEST, SMALLEST = 1.6, 0.12  # a panel's width at most; each of its sides at least
-_ENOUGH, _MOST_BLOCKS = 0.5, 8  # rows go on beside each other until panels are so wide
-_GAP, _LINE = 0.06, 0.16  # between panels; from line to line
+_ENOUGH, _HIGH = 0.5, 7.0  # rows go on beside each other until panels are so wide on so high a page
+_GAP, _LINE = 0.05, 0.16  # between panels; from line to line
 _TICKED = 0.45  # a side that has room for numbers
 _LABEL = 1.1  # a row's label at most
+_SURE = 0.95  # the share of a panel's expected width that it is sure to have
 _BESIDE, _BELOW = 1.2, 0.5  # what the colour bar, names and numbers take of the page, about
 _SHORTEST, _LONGEST, _THICK = 0.9, 3.0, 0.1  # the colour bar
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Values ``[rows, cols]``, or a picture, uint8 ``[rows, cols, 3]``.
-
-    Attributes:
-        values: what is drawn.
-        title: lines above, of its column or its own.
-        label: lines left of its row, the same number in all rows.
-    """
+    """Values ``[rows, cols]`` or a picture, uint8 ``[rows, cols, 3]``; the lines of its column's
+    title or its own, and of its row's label, which has as many in all rows."""
 
     values: np.ndarray
     title: Lines
@@ -99,7 +96,7 @@ def flow(panels: Sequence[Panel], page: Page) -> Figure:
 
 
 def table(rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
-    """Panels in rows and columns; many rows go on beside each other.
+    """Panels in rows and columns; many rows go on beside each other, in at most eight blocks.
 
     Raises:
         ValueError: there are more than a page has room for.
@@ -111,7 +108,7 @@ def table(rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
     def room(blocks: int, titles: float = 0) -> float:
         return page.room(math.ceil(len(rows) / blocks), blocks * across, blocks * label, titles)
 
-    blocks = max(range(1, _MOST_BLOCKS + 1), key=lambda n: min(_ENOUGH, room(n, HEIGHT - _HIGH)))
+    blocks = max(range(1, 9), key=lambda number: min(_ENOUGH, room(number, HEIGHT - _HIGH)))
     down, what = math.ceil(len(rows) / blocks), f"{len(rows)} rows of {across} panels"
     return _Sheet(rows, page, down, room(blocks), what).draw()
 
@@ -150,16 +147,6 @@ class _Sheet:
     what: str
     each: bool = False
 
-    @property
-    def height(self) -> float:
-        """Of a panel, about."""
-        return self.width * self.page.aspect
-
-    @property
-    def ticked(self) -> bool:
-        """Numbers along a panel's sides have room."""
-        return min(self.width, self.height) >= _TICKED * unit()
-
     @cached_property
     def fonts(self) -> list[str]:
         """The families that titles and labels need."""
@@ -170,7 +157,7 @@ class _Sheet:
     def upright(self) -> bool:
         """Columns have their titles upright, in one line."""
         lines = {line for row in self.rows for panel in row for line in panel.title}
-        return not self.each and max(width(line, self.fonts) for line in lines) > 0.9 * self.width
+        return not self.each and max(width(line, self.fonts) for line in lines) > _SURE * self.width
 
     def draw(self) -> Figure:
         """The figure, with its layout frozen: the same text in the same place in every file."""
@@ -180,20 +167,21 @@ class _Sheet:
 
         self._check(self.width)
         across = max(map(len, self.rows))
-        columns = math.ceil(len(self.rows) / self.down) * across
+        columns = max(i // self.down * across + len(row) for i, row in enumerate(self.rows))
         layout = ConstrainedLayoutEngine(w_pad=_GAP / 2, h_pad=_GAP / 2, wspace=0, hspace=0)
         figure = Figure((2 * WIDTH, 2 * HEIGHT), DPI, layout=layout)  # whatever text there is
         FigureCanvasAgg(figure)
         grid = figure.add_gridspec(self.down, columns)
+        ticked = self.width * min(1, self.page.aspect) >= _TICKED * unit()
         for i, row in enumerate(self.rows):
             block, at = divmod(i, self.down)
             for j in range(len(row)):
                 axes = figure.add_subplot(grid[at, block * across + j])
+                self._tick(axes, ticked, lowest=at + 1 == self.down, first=j == 0)
                 self.show(axes, i, j)
-                self._tick(axes, i, j)
         wide, high = self.page.size
-        figure.supxlabel("x (pixels)" if self.ticked else f"x (0 to {wide} pixels)")
-        figure.supylabel("y (pixels)" if self.ticked else f"y (0 to {high})")
+        figure.supxlabel("x (pixels)" if ticked else f"x (0 to {wide} pixels)")
+        figure.supylabel("y (pixels)" if ticked else f"y (0 to {high})")
         self._place(figure, np.array([columns, self.down]))
         return figure
 
@@ -205,14 +193,14 @@ class _Sheet:
             first, last = self.page.scale
             options |= {"cmap": COLORMAP, "vmin": first, "vmax": last, "interpolation": "nearest"}
         axes.imshow(panel.values, aspect="auto", **options)
-        line, pitch = _LINE * unit(), self.height + _GAP
         text: dict[str, Any] = {"family": self.fonts, "parse_math": False}
-        text |= {"size": "small"} if min(self.width + _GAP, pitch) < line else {}
-        if self.each or row % self.down == 0:
-            above: dict[str, Any] = {"rotation": 90, "va": "bottom"} if self.upright else {}
-            axes.set_title((", " if self.upright else "\n").join(panel.title), **above, **text)
+        if (self.each or row % self.down == 0) and self.upright:
+            axes.set_title(", ".join(panel.title), rotation=90, va="bottom", **text)
+        elif self.each or row % self.down == 0:
+            title = [fit(line, _SURE * self.width, self.fonts) for line in panel.title]
+            axes.set_title("\n".join(title), **text)
         if column == 0 and panel.label:
-            low = len(panel.label) * line > pitch
+            low = len(panel.label) * _LINE * unit() > self.width * self.page.aspect + _GAP
             lines = (", ".join(reversed(panel.label)),) if low else panel.label
             label = "\n".join(fit(line, _LABEL * unit(), self.fonts) for line in lines)
             axes.set_ylabel(label, rotation=0, ha="right", va="center", **text)
@@ -226,45 +214,37 @@ class _Sheet:
         bar: Colorbar = axes[0].figure.colorbar(colours, ax=list(axes), label=note, **options)
         return bar
 
-    def _tick(self, axes: Axes, row: int, column: int) -> None:
+    def _tick(self, axes: Axes, ticked: bool, *, lowest: bool, first: bool) -> None:
         """Numbers at both ends of a side, within it: the next panel's begin beside them."""
-        below = self.rows[row + 1 : row + 2] if (row + 1) % self.down else ()
-        lowest = not below or column >= len(below[0])
-        for axis, shown, end, where in (
-            (axes.xaxis, lowest, self.page.size[0], [{"ha": "left"}, {"ha": "right"}]),
-            (axes.yaxis, column == 0, self.page.size[1], [{"va": "top"}, {"va": "bottom"}]),
-        ):
-            axis.set_visible(shown)
-            axis.set_ticks([0, end] if self.ticked and shown else [])
-            for text, side in zip(axis.get_ticklabels(), where, strict=False):
-                text.set(**side)
+        axes.xaxis.set_visible(lowest)
+        axes.yaxis.set_visible(first)
+        axes.set_xticks([0, self.page.size[0]] if ticked and lowest else [])
+        axes.set_yticks([0, self.page.size[1]] if ticked and first else [])
+        for text, side in zip(axes.get_xticklabels(), ("left", "right"), strict=False):
+            text.set(ha=side)
+        for text, side in zip(axes.get_yticklabels(), ("top", "bottom"), strict=False):
+            text.set(va=side)
 
     def _place(self, figure: Figure, shape: np.ndarray) -> None:
         """Lay out the panels, then with the colour bar, and keep everything where it is."""
         panels = figure.axes[:]
-        extent = shape * self._resized(figure, shape)
-        bar = self._bar_beside(panels, *extent)
-        wide, _ = self._resized(figure, shape)
-        self._check(wide)
+        bar = self._bar_beside(panels, *(shape * self._resized(figure, shape)))
+        self._check(self._resized(figure, shape)[0])
         first, last = self.page.scale
         bar.set_ticks([tick for tick in bar.get_ticks() if first <= tick <= last])
         cast("LayoutEngine", figure.get_layout_engine()).execute(figure)
         figure.set_layout_engine("none")
         for axes in panels:
             axes.set_aspect("equal")
-            if not self.upright:
-                lines = axes.get_title().split("\n")
-                axes.set_title("\n".join(fit(line, wide, self.fonts) for line in lines))
 
     def _resized(self, figure: Figure, shape: np.ndarray) -> tuple[float, float]:
-        """Make panels as large as a page allows beside what stands around them, in the picture's
-        proportions; a low row leaves the colour bar its shortest length. Returns their places'
-        (width, height)."""
+        """Make panels as large as a page allows, in the picture's proportions, but leave a colour
+        bar its shortest length; the (width, height) that each has then."""
         cast("LayoutEngine", figure.get_layout_engine()).execute(figure)
         size = figure.get_size_inches()
         around = size - shape * size * figure.axes[0].get_position().size
-        wide, high = ((WIDTH, HEIGHT) - around) / shape
-        wide = max(min(wide, high / self.page.aspect, LARGEST), SMALLEST / 2)
+        wide, high = (PAGE - around) / shape
+        wide = max(min(wide, high / self.page.aspect, LARGEST), SMALLEST / 2)  # too small
         high = max(wide * self.page.aspect, _SHORTEST * unit() / self.down)
         figure.set_size_inches(around + shape * (wide, high))
         return wide, high
@@ -275,9 +255,9 @@ class _Sheet:
         length = min(high, _LONGEST * unit())
         note = "\n".join(wrap(self.page.note, int(15 * length / unit())))
         sides = {"shrink": length / high, "aspect": length / _THICK, "pad": _THICK / wide}
-        places: list[Any] = [axes.get_subplotspec() for axes in panels]
-        ends = [place.is_first_col() or place.is_last_col() for place in places]
-        outer = [axes for axes, end in zip(panels, ends, strict=True) if end]
+        spans = [cast("SubplotSpec", axes.get_subplotspec()).colspan for axes in panels]
+        ends = 0, max(span.start for span in spans)
+        outer = [axes for axes, span in zip(panels, spans, strict=True) if span.start in ends]
         return self.bar(outer, note, fraction=0.5, panchor=False, **sides)
 
     def _check(self, width: float) -> None:

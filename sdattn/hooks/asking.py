@@ -1,8 +1,8 @@
 """What a picture would attend to in another text than its prompt.
 
-    AskingObserver                  the queries of the run, the keys of the other text
+    AskingLook(states)              the queries of the run, the keys of the other text
     encode_text(pipe, text)         the states that a UNet's cross-attention gets of a text
-    check_asked(model, states)      whether a model can be asked that
+    asked_kinds(model, states, ...) the layers of a model that can be asked that
 
 Source: Marcos-Manchón et al. 2024, "Open-Vocabulary Attention Maps with Token Optimization for
 Semantic Segmentation in Diffusion Models", section 3.2.
@@ -10,24 +10,23 @@ Semantic Segmentation in Diffusion Models", section 3.2.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..models.layers import find_denoiser, is_unet
-from .attended import Attended, OfHeads, Rows
-from .observers import Observer, ObservingProcessor, observed_probs
+from .attended import Attended, Columns, QueryKey, Rows
+from .observers import ObservingProcessor
 
 
-def check_asked(model: Any, text_states: Tensor) -> None:
-    """Refuse a model whose layers do not take the text encoder's states as they are.
+def asked_kinds(model: Any, text_states: Tensor, kinds: Sequence[str]) -> tuple[str, ...]:
+    """Those of ``kinds`` that take the text encoder's states as they are: cross-attention.
 
     Raises:
         TypeError: it is no UNet.
-        ValueError: the states are not ``[1 or images, T, width]``.
+        ValueError: the states are not ``[1 or images, T, width]``, or it is not among ``kinds``.
     """
     _check_unet(model)
     width = model.config.cross_attention_dim
@@ -37,6 +36,9 @@ def check_asked(model: Any, text_states: Tensor) -> None:
             f"text_states are {list(text_states.shape)}; this UNet takes [1 or images, tokens, "
             f"{' or '.join(map(str, sorted(widths)))}]. Encode the text with its own pipeline."
         )
+    if "cross" not in kinds:
+        raise ValueError(f"kinds={kinds!r}: text_states are about cross-attention.")
+    return ("cross",)
 
 
 def _check_unet(model: Any) -> None:
@@ -52,7 +54,7 @@ def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) 
     """What the pipeline hands to the cross-attention of a prompt, ``[1, T, width]``.
 
     Args:
-        options: of the pipeline's call; ``clip_skip`` and the LoRA's scale are heeded.
+        options: of the pipeline's call; ``clip_skip`` and the LoRA's scale are used.
 
     Raises:
         TypeError: the pipeline has no UNet, or no ``encode_prompt``.
@@ -65,62 +67,68 @@ def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) 
         )
     given = options or {}
     scale = (given.get("cross_attention_kwargs") or {}).get("scale")
-    told = {"clip_skip": given.get("clip_skip"), "lora_scale": scale}
-    told = {name: one for name, one in told.items() if one is not None}
+    named = {"clip_skip": given.get("clip_skip"), "lora_scale": scale}
+    named = {name: value for name, value in named.items() if value is not None}
     with torch.no_grad():
         states: Tensor = pipe.encode_prompt(
             prompt=text,
             device=pipe._execution_device,
             num_images_per_prompt=1,
             do_classifier_free_guidance=False,
-            **told,
+            **named,
         )[0]
     return states
 
 
-class AskingObserver(ObservingProcessor):
-    """Let ``inner`` make the output; hand on what its queries would attend to in another text.
+class AskingLook:
+    """See what the queries of a processor would attend to in another text.
 
     The keys are the layer's own projection of ``text_states``, so LoRA and whatever else acts on
     it count. The picture does not depend on them.
 
     Args:
-        inner: the processor that is watched.
-        observe: as of :class:`ObservingProcessor`.
         text_states: ``[1 or images, T, width]``.
 
     Raises (when called):
-        RuntimeError: ``inner`` did not call the layer's own ``to_q``.
+        RuntimeError: the processor did not call the layer's own ``to_q``.
     """
 
-    def __init__(self, inner: Any, observe: Observer, text_states: Tensor):
-        super().__init__(inner, observe)
+    def __init__(self, text_states: Tensor):
         self.text_states = text_states
 
-    def _observed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
-        with self._projected(attn, "to_q") as seen:
-            output: Tensor = self.inner(attn, *args, **kwargs)
+    def __call__(
+        self, observer: ObservingProcessor, attn: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Attended]:
+        with observer.projected(attn, "to_q") as seen:
+            output: Tensor = observer.inner(attn, *args, **kwargs)
         if "to_q" not in seen:
             raise RuntimeError(
-                f"The processor {type(self.inner).__name__} did not call the layer's own to_q, so "
-                "what it would attend to cannot be known. Set another processor before capture, "
+                f"The processor {type(observer.inner).__name__} did not call the layer's own to_q, "
+                "so what it would attend to cannot be known. Set another processor before capture, "
                 "sdattn.TorchAttnProcessor() for example."
             )
-        query = seen["to_q"]
-        shape = len(query), attn.heads, query.shape[1], self.text_states.shape[1]
-        of_rows = functools.partial(self._of_rows, attn, query)
-        self.observe(Attended(*shape, of_rows))
-        return output
+        return output, Asked(attn, seen["to_q"], self.text_states)
 
-    def _of_rows(self, attn: Any, query: Tensor, rows: Rows) -> OfHeads:
-        query = query[rows]
+
+class Asked(Attended):
+    """Of a layer's query ``[B, N, heads*d]`` and the keys that it makes of another text."""
+
+    def __init__(self, attn: Any, query: Tensor, text_states: Tensor):
+        super().__init__(len(query), attn.heads, query.shape[1], text_states.shape[1])
+        self.attn, self.query, self.text_states = attn, query, text_states
+
+    def of(self, rows: Rows) -> Attended:
+        query = self.query[rows]
         states = self.text_states.to(query.device, query.dtype)
-        if getattr(attn, "norm_cross", None):
-            states = attn.norm_encoder_hidden_states(states)
-        key = attn.to_k(states)  # [1 or images, T, heads*d]
+        if getattr(self.attn, "norm_cross", None):
+            states = self.attn.norm_encoder_hidden_states(states)
+        key = self.attn.to_k(states)  # [1 or images, T, heads*d]
         if len(key) not in (1, len(query)):
             raise ValueError(
                 f"text_states are of {len(key)} texts and the run has {len(query)} images. Pass "
                 "one for all, or one for each."
             )
-        return observed_probs(attn, query, key.expand(len(query), -1, -1), None, slice(None))
+        return QueryKey(self.attn, query, key.expand(len(query), -1, -1))
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        return self.of(slice(None)).probs(heads, columns)

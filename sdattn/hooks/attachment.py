@@ -88,7 +88,7 @@ class Attachment:
         store.begin_pass(len(sample), tuple(sample.shape[-2:]), self.levels, self._rows(sample))
 
     def _rows(self, sample: Any) -> slice | None:
-        """The rows of the batch that are the prompts'; None where no pipeline says so."""
+        """The rows of the batch that are the prompts'; None where no pipeline knows them."""
         pipeline = self._pipeline()
         try:
             order = None if pipeline is None else branch_order(pipeline)

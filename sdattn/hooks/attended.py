@@ -1,65 +1,181 @@
-"""`Attended`: what one call of an attention layer attended to, computed when it is asked for."""
+"""`Attended`: what one call of an attention layer attended to, computed when it is asked for.
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+    GivenProbs      of probabilities that are there already
+    QueryKey        the softmax of the layer's own query and key
+    SideBySide      several with a softmax each, their keys one behind the other
+    AmongKeys       the softmax over some of the keys in place of all
+    sdpa.Handed     of what was handed to torch's attention, with its logsumexp
+
+A faster kernel is one more of these: a class with ``of`` and ``probs``, and a ``head_sums`` of its
+own where it needs no heads for their sum.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..attention import attention_probs
+from ..attention.processor import heads_of, mask_by_head
+
 Rows = slice | Tensor
-# (heads, key columns or None for all) -> probabilities, float32 [images, heads, N, T]
-OfHeads = Callable[[slice, Sequence[int] | None], Tensor]
+Columns = Sequence[int] | None  # of the keys; None for all
 PART = 1 << 23  # probabilities that are computed at a time: all heads of SD 1.x, some of SD3
+ALL = slice(None)
 
 
-@dataclass(frozen=True)
-class Attended:
-    """What one call of one layer attended to. Probabilities are computed when they are asked for.
+class Attended(ABC):
+    """What one call of one layer attended to.
 
     Attributes:
         batch: rows of the batch.
         heads: of the layer.
         cells: N, the queries.
         keys: T, the key columns.
-        of_rows: rows of the batch, as an index of its axis, to what they attended to.
     """
 
-    batch: int
-    heads: int
-    cells: int
-    keys: int
-    of_rows: Callable[[Rows], OfHeads]
+    def __init__(self, batch: int, heads: int, cells: int, keys: int):
+        self.batch, self.heads, self.cells, self.keys = batch, heads, cells, keys
 
-    def parts(self, rows: Tensor, columns: Sequence[int] | None) -> Iterator[Tensor]:
-        """The probabilities of some rows, float32 ``[images, heads, N, T]``, a few heads at a time.
+    @abstractmethod
+    def of(self, rows: Rows) -> Attended:
+        """The same of some rows of the batch: a slice, or an index of its axis."""
 
-        Args:
-            rows: ``[images]``, of the batch.
-            columns: the keys that are kept, None for all. The softmax is over all.
-        """
-        numbers = rows.tolist()
-        first, last = numbers[0], numbers[-1]
-        in_a_row = numbers == list(range(first, last + 1))  # then their part is a view, not a copy
-        probs_of = self.of_rows(slice(first, last + 1) if in_a_row else rows)
-        step = max(1, PART // (len(numbers) * self.cells * self.keys))
+    @abstractmethod
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        """The probabilities of some heads and columns, float32 ``[batch, heads, N, T]``, a tensor
+        of its own. The softmax is over all keys."""
+
+    def every_head(self, columns: Columns) -> Tensor:
+        """The probabilities of all heads."""
+        first, *more = self._parts(columns)
+        return torch.cat([first, *more], dim=1) if more else first
+
+    def head_sums(self, columns: Columns) -> Iterator[Tensor]:
+        """Sums over some heads each, float32 ``[batch, N, T]``, which add up to that over all."""
+        for part in self._parts(columns):
+            yield part.sum(1)
+
+    def _parts(self, columns: Columns) -> Iterator[Tensor]:
+        step = max(1, PART // (self.batch * self.cells * self.keys))
         for start in range(0, self.heads, step):
-            yield probs_of(slice(start, min(start + step, self.heads)), columns)
+            yield self.probs(slice(start, min(start + step, self.heads)), columns)
 
 
-def given_probs(probs: Tensor) -> Attended:
-    """Of probabilities that are there already, ``[B, heads, N, T]``; of the tensor none is kept."""
-    batch, heads, cells, keys = probs.shape
-
-    def of_rows(rows: Rows) -> OfHeads:
-        def of_heads(heads: slice, columns: Sequence[int] | None) -> Tensor:
-            own = probs[rows][:, heads].to(torch.float32, copy=True)
-            return chosen_columns(own, columns)
-
-        return of_heads
-
-    return Attended(batch, heads, cells, keys, of_rows)
+def row_index(rows: Tensor) -> Rows:
+    """Rows ``[images]`` of a batch, on the CPU, as a slice where they are in a row: what it picks
+    is then a view, not a copy."""
+    numbers = rows.tolist()
+    first, last = numbers[0], numbers[-1]
+    return slice(first, last + 1) if numbers == list(range(first, last + 1)) else rows
 
 
-def chosen_columns(probs: Tensor, columns: Sequence[int] | None) -> Tensor:
+def chosen_columns(probs: Tensor, columns: Columns) -> Tensor:
     """Some of the keys of ``[..., T]``, None for all."""
     return probs if columns is None else probs[..., list(columns)]
+
+
+class GivenProbs(Attended):
+    """Of probabilities ``[B, heads, N, T]``, any dtype; what is given out is copied."""
+
+    def __init__(self, given: Tensor):
+        super().__init__(*given.shape)
+        self.given = given
+
+    def of(self, rows: Rows) -> Attended:
+        return GivenProbs(self.given[rows])
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        return chosen_columns(self.given[:, heads].to(torch.float32, copy=True), columns)
+
+
+class QueryKey(Attended):
+    """The softmax that follows from the query and key a layer used.
+
+    Args:
+        attn: the attention layer; its ``heads``, ``norm_q`` and ``norm_k`` are used.
+        query: ``[B, N, heads*d]``, any floating dtype.
+        key: ``[B, T, heads*d]``.
+        mask: None or the addend to the scores, ``[B or 1, heads or 1, N or 1, T]``.
+    """
+
+    def __init__(self, attn: Any, query: Tensor, key: Tensor, mask: Tensor | None = None):
+        super().__init__(len(query), attn.heads, query.shape[1], key.shape[1])
+        self.attn, self.query, self.key, self.mask = attn, query, key, mask
+
+    @classmethod
+    def masked(cls, attn: Any, query: Tensor, key: Tensor, mask: Tensor | None) -> QueryKey:
+        """With the layer's ``attention_mask``, in any of the shapes that diffusers hands on."""
+        if mask is not None:
+            mask = mask_by_head(mask, len(query), attn.heads, key.shape[1])
+        return cls(attn, query, key, mask)
+
+    def of(self, rows: Rows) -> Attended:
+        mask = self.mask if self.mask is None or len(self.mask) == 1 else self.mask[rows]
+        return QueryKey(self.attn, self.query[rows], self.key[rows], mask)
+
+    @cached_property
+    def _by_head(self) -> tuple[Tensor, Tensor]:
+        norm_q, norm_k = (getattr(self.attn, name, None) for name in ("norm_q", "norm_k"))
+        return heads_of(self.query, self.heads, norm_q), heads_of(self.key, self.heads, norm_k)
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        query, key = self._by_head
+        mask = self.mask if self.mask is None or self.mask.shape[1] == 1 else self.mask[:, heads]
+        probs = attention_probs(query[:, heads].float(), key[:, heads].float(), mask)
+        return chosen_columns(probs, columns)
+
+
+class SideBySide(Attended):
+    """Several attentions of the same queries, the keys of one behind those of the other.
+
+    Args:
+        first: at least one.
+        others: the others; a number stands for so many keys that nothing is paid to.
+    """
+
+    def __init__(self, first: Attended, others: Sequence[Attended | int]):
+        more = sum(other if isinstance(other, int) else other.keys for other in others)
+        super().__init__(first.batch, first.heads, first.cells, first.keys + more)
+        self.first, self.others = first, others
+
+    def of(self, rows: Rows) -> Attended:
+        others = [other if isinstance(other, int) else other.of(rows) for other in self.others]
+        return SideBySide(self.first.of(rows), others)
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        parts = [self.first.probs(heads, None)]
+        for other in self.others:
+            if isinstance(other, int):
+                parts.append(parts[0].new_zeros((*parts[0].shape[:-1], other)))
+            else:
+                parts.append(other.probs(heads, None))
+        return chosen_columns(torch.cat(parts, dim=-1), columns)
+
+
+class AmongKeys(Attended):
+    """The softmax over some of the text's keys: the probabilities of the others taken away and what
+    is left divided by its sum. Those of image prompts have a softmax of their own and stay.
+
+    Args:
+        whole: with the softmax over all keys.
+        kept: bool ``[B, 1, 1, T]``, of the T keys of the text, which come first.
+    """
+
+    def __init__(self, whole: Attended, kept: Tensor):
+        super().__init__(whole.batch, whole.heads, whole.cells, whole.keys)
+        self.whole, self.kept = whole, kept
+
+    def of(self, rows: Rows) -> Attended:
+        return AmongKeys(self.whole.of(rows), self.kept[rows])
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        probs, n_text = self.whole.probs(heads, None), self.kept.shape[-1]
+        text = probs[..., :n_text] * self.kept.to(probs.device)
+        text = text / text.sum(-1, keepdim=True).clamp(min=torch.finfo(text.dtype).tiny)
+        return chosen_columns(torch.cat([text, probs[..., n_text:]], dim=-1), columns)

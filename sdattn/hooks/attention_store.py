@@ -2,23 +2,21 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..models.layers import PLACES
-from .attachment import Attachment
 from .keep import MUCH
-from .map_store import CaptureError
+from .step_controller import Guidance, StepController
 
 Maps = dict[str, list[Tensor]]
-Guidance = Literal["batch", "passes"]
 KINDS = ("cross", "self")
 logger = logging.getLogger(__name__)
 
 
-class AttentionStore:
+class AttentionStore(StepController):
     """A controller that keeps the maps it is shown, as prompt-to-prompt code expects them.
 
         store = sdattn.AttentionStore(pipeline=pipe)  # or store.attach(pipe)
@@ -94,11 +92,6 @@ class AttentionStore:
             by :class:`sdattn.TorchAttnProcessor`, which layer calls.
     """
 
-    HOW = (
-        "Call store.attach(pipe), once, and "
-        "pipe.unet.set_attn_processor(sdattn.TorchAttnProcessor(store)), in either order."
-    )
-
     def __init__(
         self,
         save_global_store: bool | None = None,
@@ -109,53 +102,11 @@ class AttentionStore:
         kinds: Sequence[str] = KINDS,
         keep_steps: bool = False,
     ):
-        if guidance not in ("batch", "passes", None):
-            raise ValueError(f"guidance={guidance!r}: pass 'batch', 'passes' or None.")
         self.save_global_store = save_global_store
-        self.guidance = guidance
         self.max_queries = max_queries
         self.kinds = tuple(kinds)
         self.keep_steps = keep_steps
-        self.num_att_layers = -1
-        self.curr_step_index = 0
-        self.attachment: Attachment | None = None
-        self.reset()
-        if pipeline is not None:
-            self.attach(pipeline)
-
-    def attach(self, target: Any) -> None:
-        """Tell the store whose layers will call it.
-
-        From then on it knows each layer's place by the layer itself, how many call in a pass, the
-        size of the latent and, of a pipeline, which rows of the batch are the prompts'. The model
-        keeps its processors: have them call the store by
-        ``set_attn_processor(sdattn.TorchAttnProcessor(store))``, before or after. Those of some
-        layers only are counted as they are found when a pass begins. A new run of an attached
-        pipeline begins with an empty store, so that two pictures are never mixed; a bare UNet has
-        no runs, so there :meth:`reset` is yours.
-
-        Args:
-            target: a pipeline of SD 1.x, 2.x or SDXL, or its UNet. One attached before is let go.
-
-        Raises:
-            TypeError: ``target`` is no model of which the places of all layers are known.
-            ValueError: how this class of pipeline lays out guidance is not known.
-        """
-        attachment = Attachment(target, self)
-        self.detach()
-        self.attachment = attachment
-        self.num_att_layers = attachment.n_layers
-
-    def detach(self) -> None:
-        """Let go of the model; what was kept stays."""
-        if self.attachment is not None:
-            self.attachment.remove()
-            self.attachment = None
-
-    @property
-    def num_uncond_att_layers(self) -> int:
-        """Calls at the start of each step that are of the unconditional pass, and not looked at."""
-        return self.num_att_layers if self.guidance == "passes" else 0
+        super().__init__(pipeline, guidance)
 
     @staticmethod
     def get_empty_store() -> Maps:
@@ -164,8 +115,7 @@ class AttentionStore:
 
     def reset(self) -> None:
         """Forget all maps and steps."""
-        self.cur_step = 0
-        self.cur_att_layer = 0
+        super().reset()
         self.step_store = self.get_empty_store()
         self.full_step_store = self._empty_full_store()
         self.last_step: Maps = {}
@@ -173,11 +123,6 @@ class AttentionStore:
         self.attention_store: Maps = {}
         self.full_attention_store: Maps = {}
         self.global_store: Maps = {}
-        self.latent_size: tuple[int, int] | None = None
-        self.levels: int | None = None
-        self.images: int | None = None
-        self._batch: int | None = None  # rows of the layer that calls, where it is known
-        self._prompts: slice | None = None  # those of them that a pipeline says are the prompts'
 
     @property
     def nbytes(self) -> int:
@@ -186,77 +131,6 @@ class AttentionStore:
         held += [self.attention_store, self.full_attention_store, self.global_store]
         kept = {id(m): m for store in held for maps in store.values() for m in maps}
         return sum(m.numel() * m.element_size() for m in kept.values())
-
-    def begin_pass(
-        self,
-        batch: int,
-        latent_size: tuple[int, int],
-        levels: int,
-        prompts: slice | None = None,
-    ) -> None:
-        """Be told of a pass of the model before its layers call.
-
-        Args:
-            batch: rows of the batch.
-            latent_size: (rows, cols) of the latent.
-            levels: number of the model's resolutions.
-            prompts: the rows of the batch that are the prompts', where a pipeline says so.
-
-        Raises:
-            CaptureError: the size has changed since the finished steps.
-        """
-        if self.cur_step and self.latent_size not in (None, latent_size):
-            raise CaptureError(
-                f"The {type(self).__name__} holds maps of a latent of {self.latent_size}; the "
-                f"model was now called with {latent_size}. Call store.reset() between runs."
-            )
-        self.latent_size, self.levels = latent_size, levels
-        self._batch, self._prompts = batch, prompts
-
-    def begin_layer(self, layer: nn.Module, batch: int) -> str:
-        """Be told which layer is about to call, with how many rows of the batch.
-
-        Returns:
-            Its place; ``""`` where the store is not attached to the layer's model.
-        """
-        self._batch = batch
-        return "" if self.attachment is None else self.attachment.place(layer) or ""
-
-    def __call__(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
-        """Take one layer's probabilities ``[B*heads, N, T]``; gives back the same tensor.
-
-        What :meth:`forward` returns is written into it, in place.
-        """
-        if self.cur_att_layer >= self.num_uncond_att_layers:
-            kept = self._kept(len(attn))
-            rows = attn if kept == slice(0, len(attn)) else attn[kept]
-            edited = self.forward(rows, is_cross, place_in_unet)
-            if edited is not None and edited is not rows:
-                rows.copy_(edited)
-        if self.num_att_layers < 1:
-            raise RuntimeError(
-                f"This {type(self).__name__} does not know how many layers call in a pass "
-                f"(num_att_layers is {self.num_att_layers}), so no step would ever end. {self.HOW}"
-            )
-        self.cur_att_layer += 1
-        if self.cur_att_layer == self.num_att_layers + self.num_uncond_att_layers:
-            self.cur_att_layer = 0
-            self.cur_step += 1
-            self.between_steps()
-        return attn
-
-    def _kept(self, rows: int) -> slice:
-        """Those of ``rows`` rows, batch times heads, that are not unconditional."""
-        batch = self._batch if self._batch and rows % self._batch == 0 else None
-        start, stop = 0, batch or rows
-        if self.guidance == "batch":
-            if self._prompts is not None and batch:
-                start, stop = self._prompts.start, self._prompts.stop
-            elif not (batch or rows) % 2:  # an odd batch has no halves, and heads are no images
-                start = (batch or rows) // 2
-        self.images = stop - start if batch else None
-        heads = rows // batch if batch else 1
-        return slice(start * heads, stop * heads)
 
     def forward(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
         """Append ``attn`` itself, the rows that are not left out, to its list.

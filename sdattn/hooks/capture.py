@@ -22,15 +22,16 @@ from ..models.layers import (
     select_layers,
     unwrapped,
 )
-from .asking import AskingObserver, check_asked
+from .asking import AskingLook, asked_kinds
 from .attended import Attended
 from .installer import Installation
-from .joint import JointObserver, check_backends
+from .joint import JointLook, check_backends
 from .keep import MUCH, Keep
-from .map_store import CaptureError, CaptureWarning, MapStore
-from .observers import ObservingProcessor, unknown_use
-from .passes import Passes
+from .map_store import MapStore
+from .observers import Look, ObservingProcessor, observing
+from .passes import CaptureError, CaptureWarning, Passes
 from .steps import Heads, Selection, Steps
+from .witness import unknown_use
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def capture(
             place of all of them. Not of self-attention.
         text_states: ``[1 or images, T, width]``, of another text than the prompt (or the same): the
             maps show what the picture would attend to in it, see
-            :class:`sdattn.hooks.asking.AskingObserver`. Cross-attention of UNets only.
+            :class:`sdattn.hooks.asking.AskingLook`. Cross-attention of UNets only.
         device: where the maps are held, by default where they are computed.
         dtype: of the maps; running sums are float32 at least.
         grad: keep the graph, so that a loss on the maps reaches the latents.
@@ -108,10 +109,7 @@ def capture(
             "its pipeline. Pass indices, or the pipeline."
         )
     if text_states is not None:
-        check_asked(denoiser.model, text_states)
-        if "cross" not in kinds:
-            raise ValueError(f"kinds={kinds!r}: text_states are about cross-attention.")
-        kinds = ("cross",)
+        kinds = asked_kinds(denoiser.model, text_states, kinds)
     found = find_layers(denoiser.model)
     chosen = select_layers(found, layers, kinds)
     check_backends(chosen)
@@ -176,13 +174,12 @@ class _Watch:
 
     def install(self, layer: AttentionLayer) -> None:
         inner, observe = layer.module.processor, partial(self.observe, layer)
-        observer: ObservingProcessor
+        look: Look | None = None
         if self.text_states is not None:
-            observer = AskingObserver(inner, observe, self.text_states)
+            look = AskingLook(self.text_states)
         elif layer.kind == "joint":
-            observer = JointObserver(inner, observe, self.passes.spans)
-        else:
-            observer = ObservingProcessor(inner, observe)
+            look = JointLook(self.passes.spans)
+        observer = observing(inner, observe, look)
         for former, old in self.observers:
             if former is layer:  # it may have been set again since, and come to lie inside
                 old.observe = _nothing

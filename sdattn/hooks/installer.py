@@ -122,9 +122,7 @@ class Installation:
     def _note(self, layer: AttentionLayer) -> _Place:
         if layer.name not in self._places:
             held = layer.module.processor
-            getattr(held, "__dict__", {}).pop(
-                "stands_for", None
-            )  # whatever it was once, it is at work now
+            getattr(held, "__dict__", {}).pop("stands_for", None)  # it is at work now
             self._places[layer.name] = _Place(layer, held)
             self._undo.callback(self._put_back, layer.name)
         return self._places[layer.name]

@@ -14,7 +14,8 @@ from torch import Tensor
 from ..attention import split_heads
 from ..models.denoiser_call import innermost
 from ..models.layers import AttentionLayer
-from .observers import Observer, ObservingProcessor, by_name
+from .attended import Attended
+from .observers import ObservingProcessor, by_name
 from .sdpa import SdpaWatch, Seen
 
 # (queries of the picture, keys of the text) once the layer has run, None where it is not kept
@@ -53,81 +54,82 @@ def check_backends(layers: Sequence[AttentionLayer]) -> None:
             )
 
 
-class JointObserver(ObservingProcessor):
-    """Let ``inner`` make the output of a joint attention; hand on what the picture's queries pay
-    to the text.
+class JointLook:
+    """See what the picture's queries pay to the text in one layer of joint attention.
 
-    What ``inner`` attended to is seen where it calls torch's ``scaled_dot_product_attention``:
-    normed, rotated and joined. The output is that of the very kernel that torch would choose.
+    What a processor attends to is seen where it calls torch's ``scaled_dot_product_attention``:
+    normed, rotated and joined. The output is that of the very kernel that torch would choose. What
+    is shown is the text's part of the joint softmax, so a row sums to less than 1.
 
     Args:
-        inner: the processor that is watched.
-        observe: as of :class:`ObservingProcessor`; the probabilities are float32 ``[images, heads,
-            queries of the picture, keys of the text]``, the text's part of the joint softmax, so
-            a row sums to less than 1.
         spans: where the picture's queries and the text's keys are.
 
     Raises (when called):
-        RuntimeError: ``inner`` did not call ``scaled_dot_product_attention`` just once for text and
-            picture together, or joined them in another order than ``spans`` says.
+        RuntimeError: the processor did not call ``scaled_dot_product_attention`` just once for text
+            and picture together, or joined them in another order than ``spans`` says.
     """
 
-    def __init__(self, inner: Any, observe: Observer, spans: Spans):
-        super().__init__(inner, observe)
+    def __init__(self, spans: Spans):
         self.spans = spans
         self.checked = False  # where the text's values are, which is read back from the device
 
-    def _observed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(
+        self, observer: ObservingProcessor, attn: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Attended | None]:
         calls: list[Seen] = []
         names = () if self.checked else ("add_v_proj", "to_added_qkv")
-        with self._projected(attn, *names) as projected:
-            output = self._watched(calls, SdpaWatch, attn, *args, **kwargs)
+        with observer.projected(attn, *names) as projected:
+            output = observer.watched(calls, SdpaWatch, attn, *args, **kwargs)
         given = by_name(args, kwargs)
         states = given["hidden_states"], given.get("encoder_hidden_states")
-        seen = self._whole(calls, sum(one.shape[1] for one in states if one is not None))
-        if spans := self.spans():
-            if not self.checked:
-                self._check_order(seen, spans[1], attn, projected)
-            self.observe(seen.attended(*spans))
-        return output
+        name = type(observer.inner).__name__
+        seen = _whole(calls, sum(part.shape[1] for part in states if part is not None), name)
+        spans = self.spans()
+        if spans is None:
+            return output, None
+        if not self.checked:
+            self.checked = True
+            _check_order(seen, spans[1], attn, projected, type(innermost(observer)).__name__)
+        return output, seen.attended(*spans)
 
-    def _whole(self, calls: Sequence[Seen], length: int) -> Seen:
-        """The one call for all tokens of text and picture."""
-        fitting = [one for one in calls if one.shape[2:] == (length, length)]
-        if len(fitting) != 1:
-            lengths = ["x".join(map(str, one.shape[2:])) for one in calls]
-            raise RuntimeError(
-                f"The processor {type(self.inner).__name__} called torch's "
-                f"scaled_dot_product_attention {len(fitting)} times for all of its {length} "
-                f"tokens of text and picture together (in all {lengths or 'never'}), so what "
-                "it attended to cannot be known. Choose a backend that calls it, "
-                "model.set_attention_backend('native'), or leave this layer out (layers=...)."
-            )
-        if not fitting[0].plain:
-            raise RuntimeError(
-                "A joint attention with dropout, a causal mask or grouped queries is not known. "
-                "Leave this layer out (layers=...)."
-            )
-        return fitting[0]
 
-    def _check_order(
-        self, seen: Seen, text: slice, attn: Any, projected: dict[str, Tensor]
-    ) -> None:
-        """Refuse a layer that did not put the values of the text where its keys are said to be.
+def _whole(calls: Sequence[Seen], length: int, name: str) -> Seen:
+    """The one call for all tokens of text and picture."""
+    fitting = [call for call in calls if call.shape[2:] == (length, length)]
+    if len(fitting) != 1:
+        lengths = ["x".join(map(str, call.shape[2:])) for call in calls]
+        raise RuntimeError(
+            f"The processor {name} called torch's "
+            f"scaled_dot_product_attention {len(fitting)} times for all of its {length} "
+            f"tokens of text and picture together (in all {lengths or 'never'}), so what "
+            "it attended to cannot be known. Choose a backend that calls it, "
+            "model.set_attention_backend('native'), or leave this layer out (layers=...)."
+        )
+    if not fitting[0].plain:
+        raise RuntimeError(
+            "A joint attention with dropout, a causal mask or grouped queries is not known. "
+            "Leave this layer out (layers=...)."
+        )
+    return fitting[0]
 
-        Values are neither normed nor rotated. Layers that get text and picture joined already
-        project them in one; their order is that of the layers before.
-        """
-        own = projected.get("add_v_proj")
-        if own is None and "to_added_qkv" in projected:
-            own = projected["to_added_qkv"].chunk(3, dim=-1)[-1]
-        self.checked = True
-        if own is None or own.device.type == "meta":
-            return
-        expected = split_heads(own, attn.heads).to(seen.value.dtype)  # [B, heads, T, d]
-        if not torch.equal(seen.value[:, :, text], expected):
-            raise RuntimeError(
-                f"The processor {type(innermost(self)).__name__} does not join text and picture in "
-                f"the order that is known of this model (the text at {text.start} to {text.stop}), "
-                "so which column is which token cannot be known. Leave this layer out (layers=...)."
-            )
+
+def _check_order(
+    seen: Seen, text: slice, attn: Any, projected: dict[str, Tensor], name: str
+) -> None:
+    """Refuse a layer that did not put the values of the text where its keys are said to be.
+
+    Values are neither normed nor rotated. Layers that get text and picture joined already
+    project them in one; their order is that of the layers before.
+    """
+    own = projected.get("add_v_proj")
+    if own is None and "to_added_qkv" in projected:
+        own = projected["to_added_qkv"].chunk(3, dim=-1)[-1]
+    if own is None or own.device.type == "meta":
+        return
+    expected = split_heads(own, attn.heads).to(seen.value.dtype)  # [B, heads, T, d]
+    if not torch.equal(seen.value[:, :, text], expected):
+        raise RuntimeError(
+            f"The processor {name} does not join text and picture in "
+            f"the order that is known of this model (the text at {text.start} to {text.stop}), "
+            "so which column is which token cannot be known. Leave this layer out (layers=...)."
+        )

@@ -90,7 +90,8 @@ class Keep:
         for layer in layers:
             rows, cols = layer.grid(latent_size)
             keys = rows * cols if layer.kind == "self" else n_keys
-            total += self.heads.held(layer.heads) * rows * cols * keys
+            heads = self.heads.used(layer.heads) if self.heads.each else 1
+            total += heads * rows * cols * keys
         return images * self.steps.held(passes) * total * self.held_dtype.itemsize
 
 

@@ -4,67 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import reduce
 
-import torch
 from torch import Tensor
 
 from ..attention import query_grid
 from ..models.guidance import Branch
 from ..models.layers import AttentionLayer
-from .attended import Attended
+from .attended import Attended, row_index
+from .held import Held
 from .keep import Keep
+from .passes import CaptureError, CaptureWarning, Pass
 from .steps import Selection
-
-
-class CaptureError(RuntimeError):
-    """Capture could not see what it was asked to see."""
-
-
-class CaptureWarning(UserWarning):
-    """Capture saw less than it was asked to see, or something changed under it."""
-
-
-@dataclass
-class Pass:
-    """One call of the denoiser.
-
-    Attributes:
-        timestep: the timestep the model was called with (its first, if rows differ).
-        latent_size: (rows, cols) of the latent; None where queries are a mere sequence.
-        batch: rows in the batch.
-        layout: the chunks that guidance makes of the batch, in order.
-        rows: the rows that are kept, one an image.
-        branches: the guidance branch of each of them.
-        n_text: token columns of the text; 0 where only the layers will say.
-        position: where in the run it is, in [0, 1]: the middle of its part of the schedule; None
-            where no schedule is known.
-    """
-
-    timestep: float
-    latent_size: tuple[int, int] | None
-    batch: int
-    layout: tuple[Branch | None, ...]
-    rows: Tensor
-    branches: tuple[Branch, ...]
-    n_text: int
-    position: float | None = None
-
-
-@dataclass
-class _Slot:
-    """What is held of one layer: a running sum over calls (the last alone, where no more is asked
-    for) and over as many heads as are averaged, or a list with one entry a step."""
-
-    grid: tuple[int, int]
-    heads: int
-    calls: int = 0
-    total: Tensor | None = None
-    steps: list[Tensor] = field(default_factory=list)
-
-    def tensors(self) -> list[Tensor]:
-        return self.steps if self.total is None else [self.total]
 
 
 class MapStore:
@@ -98,7 +48,7 @@ class MapStore:
         self.skipped = 0
         self.n_keys: int | None = None
         self.expected_nbytes: int | None = None
-        self._slots: dict[str, _Slot] = {}
+        self._held: dict[str, Held] = {}
 
     @property
     def maps(self) -> Mapping[str, Tensor]:
@@ -119,7 +69,7 @@ class MapStore:
     @property
     def timesteps(self) -> list[float]:
         """The timestep of each pass, in the order they ran."""
-        return [one.timestep for one in self.passes]
+        return [model_pass.timestep for model_pass in self.passes]
 
     @property
     def images(self) -> int:
@@ -155,24 +105,24 @@ class MapStore:
     @property
     def nbytes(self) -> int:
         """Bytes held now."""
-        held = (t for slot in self._slots.values() for t in slot.tensors())
-        return sum(t.numel() * t.element_size() for t in held)
+        held = (tensor for layer in self._held.values() for tensor in layer.tensors())
+        return sum(tensor.nbytes for tensor in held)
 
-    def begin_pass(self, one: Pass) -> None:
+    def begin_pass(self, new: Pass) -> None:
         """Note that the model was called.
 
         Raises:
             CaptureError: another number of images, or another latent size, than before.
         """
-        first = self.passes[0] if self.passes else one
-        found = len(one.branches), one.latent_size
+        first = self.passes[0] if self.passes else new
+        found = len(new.branches), new.latent_size
         if found != (len(first.branches), first.latent_size):
             raise CaptureError(
                 f"This capture holds {len(first.branches)} image(s) with a latent of "
                 f"{first.latent_size}; the model was now called for {found[0]} image(s) with "
                 f"{found[1]}. Enter capture() once for each run."
             )
-        self.passes.append(one)
+        self.passes.append(new)
 
     def takes(self, layer: AttentionLayer) -> bool:
         """Whether the pass that is running is kept of this layer."""
@@ -184,73 +134,16 @@ class MapStore:
 
     def add(self, layer: AttentionLayer, attended: Attended, rows: Tensor) -> None:
         """Take in what the kept rows of one layer's call attended to."""
-        pieces = self._pieces(layer, attended, rows)
-        slot = self._slots.get(layer.name)
-        if slot is None:
+        columns = self._columns(layer, attended)
+        held = self._held.get(layer.name)
+        if held is None:
             size, cells = self.latent_size, attended.cells
             grid = (1, cells) if size is None else query_grid(cells, size, self.levels)
-            heads = 1 if self.keep.heads.each else attended.heads
-            slot = self._slots[layer.name] = _Slot(grid, heads)
-        slot.calls += 1
-        device, dtype = self.keep.device, self.keep.held_dtype
-        if self.keep.steps.each:
-            one = reduce(self._sum, pieces)
-            one = one / slot.heads if slot.heads > 1 else one
-            slot.steps.append(one.to(device=device, dtype=dtype))
-            return
-        if self.keep.steps.last:
-            slot.total = None
-        for piece in pieces:
-            piece = piece.to(device=device, dtype=dtype)
-            slot.total = piece if slot.total is None else self._sum(slot.total, piece)
-
-    def _sum(self, total: Tensor, piece: Tensor) -> Tensor:
-        return total + piece if self.keep.grad else total.add_(piece)
-
-    def _pieces(self, layer: AttentionLayer, attended: Attended, rows: Tensor) -> Iterator[Tensor]:
-        """What is to be summed of one call: ``[images, N, tokens]``, each of some heads, or all of
-        it at once, ``[images, heads, N, tokens]``."""
-        columns = self._columns(layer, attended)
-        if self.keep.among is None or layer.kind == "self":
-            parts = attended.parts(rows, columns)
-        else:
-            some = slice(None) if columns is None else list(columns)
-            parts = (self._among(layer, one)[..., some] for one in attended.parts(rows, None))
-        if not self.keep.heads.each:
-            yield from (part.sum(1) for part in parts)
-            return
-        first, *more = parts
-        probs = torch.cat([first, *more], dim=1) if more else first
-        heads = self.keep.heads.numbers
-        if heads is None:
-            yield probs
-            return
-        if max(heads) >= attended.heads:
-            raise CaptureError(
-                f"Asked for head {max(heads)} of {layer.name}, which has {attended.heads} "
-                f"(0 to {attended.heads - 1})."
-            )
-        yield probs[:, list(heads)]
-
-    def _among(self, layer: AttentionLayer, probs: Tensor) -> Tensor:
-        """The softmax over some of its keys: the probabilities of the others taken away and what
-        is left divided by its sum."""
-        among = self.keep.among or ()
-        images, n_keys = len(probs), probs.shape[-1]
-        lists = list(among) * (images if len(among) == 1 else 1)
-        if len(lists) != images or max(map(max, lists)) >= (self.n_text or n_keys):
-            raise CaptureError(
-                f"among has {len(among)} list(s) of columns up to {max(map(max, lists))}; "
-                f"{layer.name} has {images} image(s) and {self.n_text or n_keys} columns of text. "
-                "Pass one list, or one for each image."
-            )
-        n_text = self.n_text or n_keys  # those of image prompts have a softmax of their own
-        keep = torch.zeros(images, 1, 1, n_text, dtype=torch.bool)
-        for one, columns in zip(keep, lists, strict=True):
-            one[..., list(columns)] = True
-        text = probs[..., :n_text] * keep.to(probs.device)
-        text = text / text.sum(-1, keepdim=True).clamp(min=torch.finfo(text.dtype).tiny)
-        return torch.cat([text, probs[..., n_text:]], dim=-1)
+            held = self._held[layer.name] = Held(layer.name, self.keep, grid, attended.heads)
+        kept = attended.of(row_index(rows))
+        if self.keep.among is not None and layer.kind != "self":
+            kept = held.among(kept, self.n_text or attended.keys)
+        held.add(kept, columns)
 
     def _columns(self, layer: AttentionLayer, attended: Attended) -> Sequence[int] | None:
         """The key columns that are kept of a layer, None for all."""
@@ -264,18 +157,9 @@ class MapStore:
             )
         return self.tokens
 
-    def map(self, name: str) -> Tensor:
-        """``maps[name]``: ``[images, (steps,) (heads,) rows, cols, tokens]``."""
-        slot = self._slots[name]
-        if slot.total is None:
-            held = torch.stack(slot.steps, dim=1)
-        else:
-            held = slot.total / (slot.heads * (1 if self.keep.steps.last else slot.calls))
-        return held.to(self.keep.dtype).unflatten(-2, slot.grid)
-
     def missing(self) -> list[str]:
         """Names of the watched layers that never ran."""
-        return [layer.name for layer in self.layers if layer.name not in self._slots]
+        return [layer.name for layer in self.layers if layer.name not in self._held]
 
     def check(self) -> None:
         """Raise if nothing was captured, warn if some layers are missing.
@@ -307,23 +191,27 @@ class MapStore:
                 CaptureWarning,
                 stacklevel=4,
             )
-        wanted = self.kept_passes
-        uneven = [f"{name} in {s.calls}" for name, s in self._slots.items() if s.calls != wanted]
+        self._check_calls()
+
+    def _check_calls(self) -> None:
+        kept = self.kept_passes
+        ran = {name: held.calls for name, held in self._held.items()}
+        uneven = [f"{name} in {calls}" for name, calls in ran.items() if calls != kept]
         if uneven:
             warnings.warn(
-                f"The model ran {wanted} times, but {len(uneven)} watched layers ran in other "
+                f"The model ran {kept} times, but {len(uneven)} watched layers ran in other "
                 "numbers of them (is a cache enabled?), so the steps of the layers are not the "
                 f"same ones: {', '.join(uneven[:3])}.",
                 CaptureWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
-        chosen = steps.numbers or ()
+        chosen = self.keep.steps.numbers or ()
         if skipped := [step for step in chosen if step >= len(self.passes)]:
             warnings.warn(
                 f"Asked for steps {list(chosen)}, but the model ran {len(self.passes)} times "
                 f"(0 to {len(self.passes) - 1}): nothing is held of {skipped}.",
                 CaptureWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def report(self) -> str:
@@ -331,7 +219,7 @@ class MapStore:
         if not self.passes:
             return f"layers     {len(self.layers)} watched\npasses     none yet"
         first, missing = self.passes[0], self.missing()
-        grids = sorted({slot.grid for slot in self._slots.values()}, reverse=True)
+        grids = sorted({held.grid for held in self._held.values()}, reverse=True)
         layout = " | ".join(chunk or "neither" for chunk in first.layout)
         times = [f"{t:g}" for t in self.timesteps]
         if len(times) > 6:
@@ -358,17 +246,17 @@ class _Maps(Mapping[str, Tensor]):
         self._store = store
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._store._slots:
+        if name not in self._store._held:
             raise KeyError(
                 f"No map of a layer {name!r}. The store has: {', '.join(self) or 'none yet'}."
             )
-        return self._store.map(name)
+        return self._store._held[name].map()
 
     def __contains__(self, name: object) -> bool:
-        return name in self._store._slots  # without making the map
+        return name in self._store._held  # without making the map
 
     def __iter__(self) -> Iterator[str]:
-        return (la.name for la in self._store.layers if la.name in self._store._slots)
+        return (la.name for la in self._store.layers if la.name in self._store._held)
 
     def __len__(self) -> int:
-        return len(self._store._slots)
+        return len(self._store._held)

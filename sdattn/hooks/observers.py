@@ -6,27 +6,39 @@ A processor is called by its attention layer as
 None for self-attention, and gives back the shape of ``hidden_states``.
 """
 
+from __future__ import annotations
+
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from threading import get_ident
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from ..attention import TorchAttnProcessor, attention_probs, merge_heads, split_heads
-from ..attention.processor import heads_of, mask_by_head
+from ..attention import TorchAttnProcessor, merge_heads, split_heads
 from ..models.denoiser_call import innermost
-from .attended import Attended, OfHeads, Rows, chosen_columns, given_probs
-from .sdpa import SdpaWatch, told
-from .witness import UseWatch, is_plain, misfit, used_in
+from .attended import Attended, GivenProbs, QueryKey
+from .image_prompts import ImageKeys
+from .sdpa import SdpaWatch, exact_call
+from .witness import UseWatch, is_plain, misfit, unknown_use, used_in
 
 Observer = Callable[[Attended], None]
+Seen = tuple[Tensor, Attended | None]  # the output of a processor, and what it attended to
+# (observer, attn, *args, **kwargs): have the observer's inner processor run and see what it uses
+Look = Callable[..., Seen]
 QUERY_KEY = ("to_q", "to_k", "to_kv", "to_qkv")  # projections; the last two are fused ones
 LARGE = 1 << 20  # numbers in the hidden states; in smaller layers a watch costs more than it spares
+
+
+def observing(inner: Any, observe: Observer, look: Look | None = None) -> ObservingProcessor:
+    """An observer of ``inner``, which is a module where ``inner`` is: its weights then move with
+    the model."""
+    kind = ObservingModule if isinstance(inner, nn.Module) else ObservingProcessor
+    return kind(inner, observe, look)
 
 
 class ObservingProcessor:
@@ -37,12 +49,16 @@ class ObservingProcessor:
     from their query and key, which are read by forward hooks on the layer's own projections
     (``to_q`` and ``to_k``, or the fused ``to_kv`` and ``to_qkv``) while ``inner`` runs, so they
     include LoRA and whatever else acts on the projections. In large layers on the CPU, where the
-    kernel that makes the output tells the logsumexp as well, that takes the place of a softmax
+    kernel that makes the output gives the logsumexp as well, that takes the place of a softmax
     here. Any other processor is watched by :class:`sdattn.hooks.witness.UseWatch`: shown is what it
     multiplied its values with, whatever it did to it before.
 
-    Where ``inner`` has weights (IP-Adapter) it is a module as well: they move with the model. Calls
-    of other threads than the one that made it go to ``inner`` unobserved.
+    Calls of other threads than the one that made it go to ``inner`` unobserved.
+
+    Args:
+        inner: the processor that is watched; see :func:`observing` for one that has weights.
+        observe: is handed what each call attended to.
+        look: sees that in another way than the above.
 
     Attributes:
         misfit: of a processor that is not plain, the largest :func:`sdattn.hooks.witness.misfit`
@@ -56,15 +72,8 @@ class ObservingProcessor:
 
     is_observer = True
 
-    def __new__(cls, inner: Any, *_: Any) -> "ObservingProcessor":
-        kind: Any = cls
-        return super().__new__(_uncompiled(kind, isinstance(inner, nn.Module)))
-
-    def __init__(self, inner: Any, observe: Observer):
-        if isinstance(self, nn.Module):
-            nn.Module.__init__(self)
-        self.inner = inner
-        self.observe = observe
+    def __init__(self, inner: Any, observe: Observer, look: Look | None = None):
+        self.inner, self.observe, self.look = inner, observe, look
         self.thread = get_ident()
         self.listeners: list[Callable[[list[Any]], object]] = []
         self.misfit: Tensor | None = None
@@ -82,12 +91,17 @@ class ObservingProcessor:
         """Of a model's copy: the copy is not watched."""
         return copy.deepcopy(self.inner, memo)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
         if get_ident() != self.thread:
             return cast(Tensor, self.inner(attn, *args, **kwargs))
-        return self._observed(attn, *args, **kwargs)
+        look = self._see if self.look is None else partial(self.look, self)
+        output, attended = look(attn, *args, **kwargs)
+        if attended is not None:
+            self.observe(attended)
+        return output
 
-    def _observed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _see(self, attn: Any, *args: Any, **kwargs: Any) -> Seen:
         inner = innermost(self)
         if isinstance(inner, TorchAttnProcessor):
             return self._shown(inner, attn, *args, **kwargs)
@@ -95,7 +109,7 @@ class ObservingProcessor:
             return self._followed(attn, *args, **kwargs)
         return self._witnessed(attn, *args, **kwargs)
 
-    def _shown(self, inner: TorchAttnProcessor, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _shown(self, inner: TorchAttnProcessor, attn: Any, *args: Any, **kwargs: Any) -> Seen:
         shown: list[Tensor] = []
 
         def watcher(probs: Tensor) -> None:
@@ -113,48 +127,39 @@ class ObservingProcessor:
                 "in one call, so what it attended to cannot be known. Leave __call__ to "
                 "TorchAttnProcessor and edit by a controller, or leave this layer out (layers=…)."
             )
-        self.observe(given_probs(shown[0]))  # [B, heads, N, T]
-        return cast(Tensor, output)
+        return cast(Tensor, output), GivenProbs(shown[0])  # [B, heads, N, T]
 
-    def _followed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _followed(self, attn: Any, *args: Any, **kwargs: Any) -> Seen:
         """What a plain processor attended to, which follows from its query and key."""
         given = by_name(args, kwargs)
-        images = _ImageKeys(innermost(self), given.get("encoder_hidden_states"))
+        images = ImageKeys(innermost(self), given.get("encoder_hidden_states"))
         calls: list[Any] = []
         hidden = given["hidden_states"]
         watch = hidden.device.type == "cpu" and hidden.numel() >= LARGE
-        call_inner = partial(self._watched, calls, SdpaWatch) if watch else self.inner
-        with self._projected(attn, *QUERY_KEY, images=images) as seen:
+        call_inner = partial(self.watched, calls, SdpaWatch) if watch else self.inner
+        with self.projected(attn, *QUERY_KEY, images=images) as seen:
             output: Tensor = call_inner(attn, *args, **kwargs)
         query, key = _query_and_key(seen, self.inner)
-        call = told(calls, len(query), attn.heads, query.shape[1], key.shape[1])
-        mask = given.get("attention_mask")
+        call = exact_call(calls, len(query), attn.heads, query.shape[1], key.shape[1])
+        if call is not None:
+            return output, images.beside(call.attended(), attn, query)
+        text = QueryKey.masked(attn, query, key, given.get("attention_mask"))
+        return output, images.beside(text, attn, query)
 
-        def of_rows(rows: Rows) -> OfHeads:
-            if call is None:
-                text = observed_probs(attn, query, key, mask, rows)
-            else:
-                text = call.of_rows(slice(None), slice(None), rows)
-            return images.beside(text, attn, query, rows)
-
-        shape = len(query), attn.heads, query.shape[1], key.shape[1] + sum(images.columns)
-        self.observe(Attended(*shape, of_rows))
-        return output
-
-    def _witnessed(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _witnessed(self, attn: Any, *args: Any, **kwargs: Any) -> Seen:
         """What any other processor attended to: what made its output of the values. Of a kernel
         that is not seen, the softmax of the query and key, where that makes the same of them."""
         events: list[Any] = []
         arrived: list[Tensor] = []
-        with self._projected(attn, *QUERY_KEY, "to_v", arrived=arrived) as seen:
-            output = self._watched(events, UseWatch, attn, *args, **kwargs)
+        with self.projected(attn, *QUERY_KEY, "to_v", arrived=arrived) as seen:
+            output = self.watched(events, UseWatch, attn, *args, **kwargs)
         used = used_in(events, arrived[-1], attn.heads) if arrived else None
         if used is None:
             mask = by_name(args, kwargs).get("attention_mask")
             used = _softmax_of(attn, seen, mask, self.inner)
-        self._check(*used[1:], *arrived)
-        self.observe(used[0])
-        return output
+        attended, predicted = used
+        self._check(predicted, *arrived)
+        return output, attended
 
     def _check(self, predicted: Tensor, *arrived: Tensor) -> None:
         """Refuse what did not make the output: at the first call at once; later ones are noted, so
@@ -167,11 +172,11 @@ class ObservingProcessor:
             raise RuntimeError(unknown_use(innermost(self)))
 
     @contextmanager
-    def _projected(
+    def projected(
         self,
         attn: Any,
         *names: str,
-        images: "_ImageKeys | None" = None,
+        images: ImageKeys | None = None,
         arrived: list[Tensor] | None = None,
     ) -> Iterator[dict[str, Tensor]]:
         """What the layer's projections give in this thread, by name; ``arrived`` takes what its
@@ -200,15 +205,15 @@ class ObservingProcessor:
             for hook in hooks:
                 hook.remove()
 
-    def _watched(
+    def watched(
         self, calls: list[Any], kind: type[SdpaWatch], attn: Any, *args: Any, **kwargs: Any
     ) -> Tensor:
         """The output of ``inner``; ``calls`` takes what was handed to torch's attention, which the
         innermost of nested observers sees."""
-        first = one = self
-        while isinstance(one.inner, ObservingProcessor):
-            one = one.inner
-            first = one if one.thread == self.thread else first
+        first = nested = self
+        while isinstance(nested.inner, ObservingProcessor):
+            nested = nested.inner
+            first = nested if nested.thread == self.thread else first
         first.listeners.append(calls.extend)
         try:
             if first is not self:
@@ -239,15 +244,12 @@ class ObservingProcessor:
         innermost(self)._parallel_config = config
 
 
-@cache
-def _uncompiled(cls: Any, is_module: bool) -> Any:
-    """The class with its call left out of compiled models, and as a module if need be.
+class ObservingModule(ObservingProcessor, nn.Module):
+    """An observer of a processor with weights (IP-Adapter)."""
 
-    Made when the first one is: importing torch's compiler takes longer than all else here.
-    """
-    bases = (cls, nn.Module) if is_module and not issubclass(cls, nn.Module) else (cls,)
-    call = torch.compiler.disable(cls.__call__)
-    return type(cls.__name__, bases, {"__call__": call, "__doc__": cls.__doc__})
+    def __init__(self, inner: Any, observe: Observer, look: Look | None = None):
+        nn.Module.__init__(self)
+        ObservingProcessor.__init__(self, inner, observe, look)
 
 
 def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -256,65 +258,9 @@ def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-class _ImageKeys:
-    """The keys that an IP-Adapter's processor makes of its image prompts.
-
-    The picture attends to them apart from the text, in one softmax an adapter, or one an image
-    where masks say which image goes where (Ye et al. 2023, "IP-Adapter", equation 4).
-    """
-
-    def __init__(self, processor: Any, states: Any):
-        self.projections = list(getattr(processor, "to_k_ip", ()))
-        # (text states, [image states [B, images, tokens, width] of each adapter])
-        given = states[1][: len(self.projections)] if isinstance(states, tuple) else ()
-        self.columns = [one.shape[1] * one.shape[2] for one in given]
-        self.keys: list[list[Tensor]] = [[] for _ in self.projections]
-
-    def hooks(self, thread: int) -> list[Any]:
-        def keep(keys: list[Tensor], _module: nn.Module, _args: Any, output: Tensor) -> None:
-            if get_ident() == thread:
-                keys.append(output.flatten(1, -2))  # [B, tokens, width]
-
-        return [
-            projection.register_forward_hook(partial(keep, keys))
-            for projection, keys in zip(self.projections, self.keys, strict=True)
-        ]
-
-    def beside(self, text: OfHeads, attn: Any, query: Tensor, rows: Rows) -> OfHeads:
-        """The image columns behind those of the text; zeros for an adapter that is switched
-        off."""
-        if not self.columns:
-            return text
-        adapters = [
-            ([observed_probs(attn, query, key, None, rows) for key in keys], columns)
-            for keys, columns in zip(self.keys, self.columns, strict=False)
-        ]
-
-        def of_heads(heads: slice, columns: Sequence[int] | None) -> Tensor:
-            parts = [text(heads, None)]
-            for images, width in adapters:
-                parts += [image(heads, None) for image in images]
-                if not images:
-                    parts.append(parts[0].new_zeros((*parts[0].shape[:-1], width)))
-            return chosen_columns(torch.cat(parts, dim=-1), columns)
-
-        return of_heads
-
-
 def _output_projection(attn: Any) -> nn.Module | None:
     to_out = getattr(attn, "to_out", None)
     return to_out[0] if isinstance(to_out, nn.ModuleList) else to_out
-
-
-def unknown_use(inner: Any) -> str:
-    """What to say of a processor that made its output of no attention that was seen."""
-    return (
-        f"What reached the layer's to_out from the processor {type(inner).__name__} is not what "
-        "any attention that could be seen makes of its values, so what it attended to cannot be "
-        "known. Multiply the values by the probabilities with torch.bmm, or call torch's "
-        "scaled_dot_product_attention, and change nothing behind that; or edit by a controller, "
-        "sdattn.TorchAttnProcessor(controller); or leave this layer out (layers=…)."
-    )
 
 
 def _query_and_key(seen: dict[str, Tensor], inner: Any) -> tuple[Tensor, Tensor]:
@@ -344,40 +290,9 @@ def _softmax_of(
     value = seen.get("to_v") if joined is None else joined[..., -key.shape[-1] :]
     if value is None:
         raise RuntimeError(unknown_use(inner))
-    of_rows = partial(observed_probs, attn, query, key, mask)
+    attended = QueryKey.masked(attn, query, key, mask)
     with torch.no_grad():
         values = split_heads(value, attn.heads).float()
-        probs_of = of_rows(slice(None))
         heads = [slice(head, head + 1) for head in range(attn.heads)]
-        made = torch.cat([probs_of(head, None) @ values[:, head] for head in heads], dim=1)
-    shape = len(query), attn.heads, query.shape[1], key.shape[1]
-    return Attended(*shape, of_rows), merge_heads(made).to(value.dtype)
-
-
-def observed_probs(
-    attn: Any, query: Tensor, key: Tensor, mask: Tensor | None, rows: Rows
-) -> OfHeads:
-    """The probabilities that follow from the query and key an observed layer used.
-
-    Args:
-        attn: the attention layer; its ``heads``, ``norm_q`` and ``norm_k`` are used.
-        query: ``[B, N, heads*d]``, any floating dtype.
-        key: ``[B, T, heads*d]``.
-        mask: None or the layer's ``attention_mask``, added to the scores.
-        rows: those of the batch that are wanted.
-
-    Returns:
-        Of some heads, float32 ``[images, heads, N, T]``; with all columns every row sums to 1.
-    """
-    if mask is not None:
-        mask = mask_by_head(mask, len(query), attn.heads, key.shape[1])
-        mask = mask if len(mask) == 1 else mask[rows]
-    query = heads_of(query[rows], attn.heads, getattr(attn, "norm_q", None))
-    key = heads_of(key[rows], attn.heads, getattr(attn, "norm_k", None))
-
-    def of_heads(heads: slice, columns: Sequence[int] | None) -> Tensor:
-        of_mask = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
-        probs = attention_probs(query[:, heads].float(), key[:, heads].float(), of_mask)
-        return chosen_columns(probs, columns)
-
-    return of_heads
+        made = torch.cat([attended.probs(head, None) @ values[:, head] for head in heads], dim=1)
+    return attended, merge_heads(made).to(value.dtype)

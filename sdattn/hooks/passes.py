@@ -8,21 +8,55 @@ passes.spans()                                   of the pass that runs: where pi
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..models.denoiser_call import Call
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, is_own, joint_spans, read_call, unwrapped
-from .map_store import CaptureError, CaptureWarning, Pass
 
 BRANCHES: dict[str, tuple[Branch, ...]] = {
     "conditional": ("conditional",),
     "unconditional": ("unconditional",),
     "both": ("unconditional", "conditional"),
 }
+
+
+class CaptureError(RuntimeError):
+    """Capture could not see what it was asked to see."""
+
+
+class CaptureWarning(UserWarning):
+    """Capture saw less than it was asked to see, or something changed under it."""
+
+
+@dataclass
+class Pass:
+    """One call of the denoiser.
+
+    Attributes:
+        timestep: the timestep the model was called with (its first, if rows differ).
+        latent_size: (rows, cols) of the latent; None where queries are a mere sequence.
+        batch: rows in the batch.
+        layout: the chunks that guidance makes of the batch, in order.
+        rows: the rows that are kept, one an image.
+        branches: the guidance branch of each of them.
+        n_text: token columns of the text; 0 where only the layers will say.
+        position: where in the run it is, in [0, 1]: the middle of its part of the schedule; None
+            where no schedule is known.
+    """
+
+    timestep: float
+    latent_size: tuple[int, int] | None
+    batch: int
+    layout: tuple[Branch | None, ...]
+    rows: Tensor
+    branches: tuple[Branch, ...]
+    n_text: int
+    position: float | None = None
 
 
 class Passes:
@@ -44,7 +78,11 @@ class Passes:
     """
 
     def __init__(self, denoiser: Denoiser, branch: str, latent_size: tuple[int, int] | None):
-        _check_size(denoiser.model, latent_size)
+        if latent_size is not None and not is_own(unwrapped(denoiser.model)):
+            raise ValueError(
+                f"latent_size={latent_size}: a {type(denoiser.model).__name__} tells its own. "
+                "Leave it out."
+            )
         if branch not in BRANCHES or (branch != "conditional" and denoiser.pipeline is None):
             raise ValueError(
                 f"branch={branch!r}: pass one of {', '.join(BRANCHES)}; on a model without its "
@@ -165,10 +203,3 @@ class Passes:
                 CaptureWarning,
                 stacklevel=2,
             )
-
-
-def _check_size(model: Any, latent_size: tuple[int, int] | None) -> None:
-    if latent_size is not None and not is_own(unwrapped(model)):
-        raise ValueError(
-            f"latent_size={latent_size}: a {type(model).__name__} tells its own. Leave it out."
-        )

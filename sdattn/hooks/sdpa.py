@@ -1,8 +1,8 @@
 """What is handed to torch's ``scaled_dot_product_attention``, and the probabilities that follow.
 
 A row of the softmax is ``exp(scores - logsumexp)``, where the logsumexp of a row is one number. So
-with the logsumexp at hand, the probabilities of some keys need the scores of those keys only. On
-the CPU the kernel that makes the model's output tells the logsumexp as well; elsewhere it is
+where the logsumexp is known, the probabilities of some keys need the scores of those keys only. On
+the CPU the kernel that makes the model's output gives the logsumexp as well; elsewhere it is
 computed in slices of queries.
 
 Source: Dao et al. 2022, "FlashAttention", algorithm 1, for the logsumexp.
@@ -10,8 +10,8 @@ Source: Dao et al. 2022, "FlashAttention", algorithm 1, for the logsumexp.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, cast
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from ..attention import HALF_TYPES
-from .attended import Attended, OfHeads, Rows
+from .attended import Attended, Columns, Rows
 
 FLASH = 1  # of SDPBackend, what torch._fused_sdp_choice answers
-SLICE = 1 << 24  # scores in one slice of queries, where the kernel tells no logsumexp
+SLICE = 1 << 24  # scores in one slice of queries, where the kernel gives no logsumexp
 EXACT = 16  # of a larger logsumexp float32 holds too few digits for probabilities within 1e-5
 
 
@@ -35,7 +35,7 @@ class Seen:
         key: ``[B, heads, T, d]``.
         mask: None, or as torch takes it.
         scale: of the scores.
-        logsumexp: ``[B, heads, N]`` of the scaled scores, None where the kernel did not tell it, or
+        logsumexp: ``[B, heads, N]`` of the scaled scores, None where the kernel did not give it, or
             not exactly enough.
         plain: whether there was no dropout, no causal mask and a key head for each query head.
         value: ``[B, heads, T, d]``, and output, what was returned; set by those who need them.
@@ -58,53 +58,82 @@ class Seen:
         self.shape = (*query.shape[:-1], key.shape[-2])
         self.plain = plain
 
-    def attended(self, queries: slice, keys: slice) -> Attended:
-        """What some queries pay to some keys. The softmax is over all keys."""
-        n_queries, n_keys = (one.stop - one.start for one in (queries, keys))
-        of_rows = partial(self.of_rows, queries, keys)
-        batch, heads, *_ = self.shape
-        return Attended(batch, heads, n_queries, n_keys, of_rows)
+    def attended(self, queries: slice | None = None, keys: slice | None = None) -> Attended:
+        """What some queries pay to some keys, None for all. The softmax is over all keys."""
+        queries = queries or slice(0, self.shape[2])
+        mask, logsumexp = self.mask, self.logsumexp
+        if mask is not None:
+            mask = mask[(None,) * (4 - mask.ndim)]
+            mask = mask if mask.shape[2] == 1 else mask[:, :, queries]
+        if logsumexp is not None:
+            logsumexp = logsumexp[:, :, queries, None]
+        query, keys = self.query[:, :, queries], keys or slice(0, self.shape[3])
+        return Handed(query, self.key, keys, mask, self.scale, logsumexp)
 
-    def of_rows(self, queries: slice, keys: slice, rows: Rows) -> OfHeads:
-        """The same of some rows of the batch."""
-        mask = None if self.mask is None else self._mask(rows, queries)
 
-        def of_heads(heads: slice, columns: Sequence[int] | None) -> Tensor:
-            query = self.query[:, heads, queries][rows].float()
-            key = self.key[:, heads][rows]
-            of_mask = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
-            if self.logsumexp is not None:
-                logsumexp = self.logsumexp[:, heads, queries, None][rows]
-            else:
-                logsumexp = _logsumexp(query, key.float() * self.scale, of_mask)
-            scores = query @ (_chosen(key, keys, columns).float() * self.scale).mT
-            if of_mask is not None:
-                scores += _chosen(of_mask.mT, keys, columns).mT
-            return scores.sub_(logsumexp).exp_()
+class Handed(Attended):
+    """Of what was handed to ``scaled_dot_product_attention``.
 
-        return of_heads
+    Args:
+        query: ``[B, heads, N, d]``.
+        key: ``[B, heads, all keys, d]``.
+        keys: the T of them that are shown.
+        mask: None, an addend ``[B or 1, heads or 1, N or 1, all keys]``, or bool.
+        scale: of the scores.
+        logsumexp: ``[B, heads, N, 1]`` of the scaled scores; None where it is to be computed.
+    """
 
-    def _mask(self, rows: Rows, queries: slice) -> Tensor:
-        """The mask as an addend, ``[images or 1, heads or 1, N or 1, keys]``."""
-        mask = cast(Tensor, self.mask)
-        mask = mask[(None,) * (4 - mask.ndim)]
-        if mask.dtype == torch.bool:
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        keys: slice,
+        mask: Tensor | None,
+        scale: float,
+        logsumexp: Tensor | None,
+    ):
+        batch, heads, cells, _ = query.shape
+        super().__init__(batch, heads, cells, keys.stop - keys.start)
+        self.query, self.key, self.shown = query, key, keys
+        self.mask, self.scale, self.logsumexp = mask, scale, logsumexp
+
+    def of(self, rows: Rows) -> Attended:
+        mask = self.mask if self.mask is None or len(self.mask) == 1 else self.mask[rows]
+        logsumexp = None if self.logsumexp is None else self.logsumexp[rows]
+        given = self.query[rows], self.key[rows], self.shown, mask
+        return Handed(*given, self.scale, logsumexp)
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        query, key, mask = self.query[:, heads].float(), self.key[:, heads], self._addend
+        mask = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
+        if self.logsumexp is not None:
+            logsumexp = self.logsumexp[:, heads]
+        else:
+            logsumexp = _logsumexp(query, key.float() * self.scale, mask)
+        scores = query @ (_chosen(key, self.shown, columns).float() * self.scale).mT
+        if mask is not None:
+            scores += _chosen(mask.mT, self.shown, columns).mT
+        return scores.sub_(logsumexp).exp_()
+
+    @cached_property
+    def _addend(self) -> Tensor | None:
+        mask = self.mask
+        if mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -math.inf)
-        mask = mask if len(mask) == 1 else mask[rows]
-        return (mask if mask.shape[2] == 1 else mask[:, :, queries]).float()
+        return None if mask is None else mask.float()
 
 
-def told(calls: Sequence[Seen], *shape: int) -> Seen | None:
-    """The call, if there was one only, of this shape, and its kernel told the logsumexp.
+def exact_call(calls: Sequence[Seen], *shape: int) -> Seen | None:
+    """The call, if there was one only, of this shape, and its kernel gave the logsumexp.
 
-    In half types it is told with less precision than a softmax here has.
+    In half types the kernel gives it with less precision than a softmax here has.
     """
     if len(calls) != 1 or calls[0].shape != shape or calls[0].query.dtype in HALF_TYPES:
         return None
     return calls[0] if calls[0].logsumexp is not None else None
 
 
-def _chosen(every: Tensor, keys: slice, columns: Sequence[int] | None) -> Tensor:
+def _chosen(every: Tensor, keys: slice, columns: Columns) -> Tensor:
     """Of ``[..., T, width]`` some keys, or some columns of those."""
     chosen = every[..., keys, :]
     return chosen if columns is None else chosen[..., list(columns), :]
@@ -113,7 +142,7 @@ def _chosen(every: Tensor, keys: slice, columns: Sequence[int] | None) -> Tensor
 def _logsumexp(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
     """Of each query's scores over all keys, ``[images, heads, N, 1]``, a slice at a time.
 
-    Where a gradient is wanted, the scores of a slice are computed again for it, not kept.
+    Where a gradient is needed, the scores of a slice are computed again for it, not kept.
     """
     images, heads, n, _ = query.shape
     step = max(1, SLICE // (images * heads * key.shape[-2]))
@@ -190,6 +219,6 @@ def _kernel_tells(query: Tensor, key: Tensor, value: Tensor, scale: float | None
     given = query, key, value
     if query.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
-    if torch.is_grad_enabled() and any(one.requires_grad for one in given):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
         return False
     return torch._fused_sdp_choice(*given, scale=scale) == FLASH

@@ -175,10 +175,6 @@ class Heads:
         """How many heads of a layer with ``heads`` of them the maps are of."""
         return len(self.numbers) if self.numbers else heads
 
-    def held(self, heads: int) -> int:
-        """How many maps are held of them."""
-        return self.used(heads) if self.each else 1
-
 
 def _indices(name: str, value: Any, more: str = "") -> tuple[int, ...]:
     found = () if isinstance(value, str) or not isinstance(value, Collection) else tuple(value)

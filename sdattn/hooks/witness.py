@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..attention import HALF_TYPES, merge_heads
-from .attended import Attended, given_probs
+from .attended import Attended, GivenProbs
 from .sdpa import SdpaWatch, Seen
 
 # Those of diffusers whose formula is known.
@@ -110,17 +110,16 @@ def used_in(events: Sequence[Event], arrived: Tensor, heads: int) -> tuple[Atten
         has this shape. Heads that were computed in slices are put together.
     """
     batch, cells, width = arrived.shape
-    fitting = [one for one in events if one.output.shape[-2:] == (cells, width // heads)]
+    fitting = [event for event in events if event.output.shape[-2:] == (cells, width // heads)]
     if fitting and isinstance(seen := fitting[-1], Seen):
         if not seen.plain or seen.output.shape[:-2] != (batch, heads):
             return None
         if seen.query.dtype in HALF_TYPES:
-            seen.logsumexp = None  # told with less precision than a softmax here has
-        queries, keys = (slice(0, length) for length in seen.shape[2:])
-        return seen.attended(queries, keys), merge_heads(seen.output)
+            seen.logsumexp = None  # of less precision than a softmax here has
+        return seen.attended(), merge_heads(seen.output)
     parts: list[Product] = []
-    while fitting and isinstance(one := fitting.pop(), Product):
-        parts.insert(0, one)
+    while fitting and isinstance(product := fitting.pop(), Product):
+        parts.insert(0, product)
         rows = sum(part.output.shape[:-2].numel() for part in parts)
         if rows >= batch * heads:
             return _joined(parts, batch, heads) if rows == batch * heads else None
@@ -129,12 +128,12 @@ def used_in(events: Sequence[Event], arrived: Tensor, heads: int) -> tuple[Atten
 
 def _joined(parts: Sequence[Product], batch: int, heads: int) -> tuple[Attended, Tensor] | None:
     """Products of some rows each, ``[rows, N, T]`` of ``B*heads``, as one."""
-    probs = [one.probs.reshape(-1, *one.probs.shape[-2:]) for one in parts]
-    output = torch.cat([one.output.flatten(0, -3) for one in parts]).unflatten(0, (batch, heads))
-    if len({one.shape[1:] for one in probs}) > 1 or sum(map(len, probs)) != batch * heads:
+    probs = [part.probs.reshape(-1, *part.probs.shape[-2:]) for part in parts]
+    output = torch.cat([part.output.flatten(0, -3) for part in parts]).unflatten(0, (batch, heads))
+    if len({part.shape[1:] for part in probs}) > 1 or sum(map(len, probs)) != batch * heads:
         return None
     joined = probs[0] if len(probs) == 1 else torch.cat(probs)
-    return given_probs(joined.unflatten(0, (batch, heads))), merge_heads(output)
+    return GivenProbs(joined.unflatten(0, (batch, heads))), merge_heads(output)
 
 
 @torch.no_grad()
@@ -148,3 +147,14 @@ def misfit(predicted: Tensor, arrived: Tensor) -> Tensor:
     largest = predicted.float().abs().max().clamp_min(torch.finfo(torch.float32).tiny)
     error = (predicted.float() - arrived.float()).abs().max() / largest
     return error / (2e-2 if halves else 1e-3)
+
+
+def unknown_use(inner: Any) -> str:
+    """What to say of a processor that made its output of no attention that was seen."""
+    return (
+        f"What reached the layer's to_out from the processor {type(inner).__name__} is not what "
+        "any attention that could be seen makes of its values, so what it attended to cannot be "
+        "known. Multiply the values by the probabilities with torch.bmm, or call torch's "
+        "scaled_dot_product_attention, and change nothing behind that; or edit by a controller, "
+        "sdattn.TorchAttnProcessor(controller); or leave this layer out (layers=…)."
+    )

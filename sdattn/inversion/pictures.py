@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from ..models.loading import latent_size
+from ..models.loading import default_size, size_unit
 
 
 def fit(pipe: Any, image: Any) -> Image.Image:
@@ -32,9 +32,8 @@ def fit(pipe: Any, image: Any) -> Image.Image:
     if not all(image.size):
         raise ValueError(f"The image is {image.size} pixels. Pass one that has some.")
     image = _rgb(ImageOps.exif_transpose(image))
-    unit = math.lcm(8, pipe.vae_scale_factor)  # diffusers asks for 8 whatever the VAE
-    rows, cols = (cells * pipe.vae_scale_factor for cells in latent_size(pipe))
-    scale = math.sqrt(rows * cols / (image.width * image.height))
+    unit = size_unit(pipe)
+    scale = math.sqrt(math.prod(default_size(pipe)) / (image.width * image.height))
     width, height = (max(1, round(side * scale / unit)) * unit for side in image.size)
     return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
 

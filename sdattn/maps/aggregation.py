@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..hooks.map_store import CaptureError
+from ..hooks.passes import CaptureError
 from .layermaps import LayerMap, LayerMaps, resize_maps
 from .presets import Preset, nothing_read
 from .refinement import spread

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..attention import level_grids, query_grid
 from ..hooks.attention_store import AttentionStore, Maps
-from ..hooks.map_store import CaptureError
+from ..hooks.passes import CaptureError
 from ..hooks.steps import Part
 from ..models.guidance import Branch
 from ..models.layers import PLACES

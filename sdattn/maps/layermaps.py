@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..hooks.map_store import CaptureError, MapStore
+from ..hooks.map_store import MapStore
+from ..hooks.passes import CaptureError
 from ..models.layers import TEXT_KINDS, AttentionLayer
 from .presets import Preset
 

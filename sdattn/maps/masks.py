@@ -224,18 +224,18 @@ def _touching(starts: Index, ends: Index, width: int) -> tuple[Index, Index]:
     return below, above
 
 
-def _roots(count: int, one: Index, other: Index) -> Index:
-    """The lowest of ``count`` runs that each can reach over the links ``one[i] - other[i]``."""
+def _roots(count: int, first: Index, second: Index) -> Index:
+    """The lowest of ``count`` runs that each can reach over links ``first[i] - second[i]``."""
     roots = np.arange(count)
-    while len(one):
+    while len(first):
         hooks = np.arange(count)
-        np.minimum.at(hooks, one, other)
-        np.minimum.at(hooks, other, one)
+        np.minimum.at(hooks, first, second)
+        np.minimum.at(hooks, second, first)
         while (hooks[hooks] != hooks).any():
             hooks = hooks[hooks]
-        roots, one, other = hooks[roots], hooks[one], hooks[other]
-        apart = one != other
-        one, other = one[apart], other[apart]
+        roots, first, second = hooks[roots], hooks[first], hooks[second]
+        apart = first != second
+        first, second = first[apart], second[apart]
     return roots
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
+from itertools import zip_longest
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -137,13 +137,10 @@ def overlay(
         Image.fromarray(_normalise(values, scale)).resize(base.size, Image.Resampling.BILINEAR)
     )
     # The picture keeps its drawing in grey, so that every colour on it is heat.
-    grey = base.convert("L").convert("RGB")
     colours = Image.fromarray(colorize(heat, (0.0, 1.0), colormap))
-    picture = Image.blend(grey, colours, opacity)
-    if not label:
-        return picture
+    picture = Image.blend(base.convert("L").convert("RGB"), colours, opacity)
     low, high = scale or (float(values.min()), float(values.max()))
-    return caption(picture, label, f"{low:.2g} to {high:.2g}")
+    return caption(picture, label, f"{low:.2g} to {high:.2g}") if label else picture
 
 
 def _check_proportions(image: Image.Image, grid: tuple[int, ...]) -> None:
@@ -173,21 +170,18 @@ def caption(picture: Image.Image, label: str, note: str = "") -> Image.Image:
     strip = round(size * 1.7)
     out = Image.new("RGB", (picture.width, picture.height + strip), _PAPER)
     out.paste(picture)
-    draw = ImageDraw.Draw(out)
-    pad = size // 2
-    middle = picture.height + strip // 2
-    note_width = draw.textlength(note, font)
-    label = _fit(draw, label, font, picture.width - 3 * pad - note_width)
+    draw, pad, middle = ImageDraw.Draw(out), size // 2, picture.height + strip // 2
+    label = _fit(label, font, picture.width - 3 * pad - font.getlength(note))
     draw.text((pad, middle), label, _INK, font, anchor="lm")
     draw.text((picture.width - pad, middle), note, _FAINT, font, anchor="rm")
     return out
 
 
-def _fit(draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
+def _fit(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
     text = " ".join(text.split())[:200]
-    if draw.textlength(text, font) <= width:
+    if font.getlength(text) <= width:
         return text
-    while text and draw.textlength(text + "…", font) > width:
+    while text and font.getlength(text + "…") > width:
         text = text[:-1]
     return text + "…"
 
@@ -195,8 +189,7 @@ def _fit(draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, wid
 def _font(size: int) -> ImageFont.FreeTypeFont:
     import matplotlib
 
-    path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
-    return ImageFont.truetype(str(path), size)
+    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
 
 
 def grid(image: Image.Image, overlays: Sequence[Image.Image], title: str = "") -> Image.Image:
@@ -209,7 +202,7 @@ def grid(image: Image.Image, overlays: Sequence[Image.Image], title: str = "") -
     """
     tiles = [caption(enlarge(image), title or "image"), *overlays]
     across = min(len(tiles), max(1, round(math.sqrt(len(tiles) * 1.6))))
-    return _sheet({divmod(i, across): tile for i, tile in enumerate(tiles)})
+    return _sheet([tiles[i : i + across] for i in range(0, len(tiles), across)])
 
 
 def columns(
@@ -221,29 +214,28 @@ def columns(
         parts: (image, title, maps) of each column; maps are (label, values ``[rows, cols]``).
             Those of one label share one scale, so that they can be compared.
     """
-    by_label: dict[str, list[np.ndarray]] = {}
-    for label, values in (one for _, _, maps in parts for one in maps):
-        by_label.setdefault(label, []).append(values)
-    scales = {
-        label: (float(min(v.min() for v in values)), float(max(v.max() for v in values)))
-        for label, values in by_label.items()
-    }
-    tiles = {}
-    for column, (image, title, maps) in enumerate(parts):
-        tiles[0, column] = caption(enlarge(image), title or "image")
-        for row, (label, values) in enumerate(maps, start=1):
-            tiles[row, column] = overlay(image, values, label, scale=scales[label])
-    return _sheet(tiles)
+    scales: dict[str, tuple[float, float]] = {}
+    for label, values in (pair for _, _, maps in parts for pair in maps):
+        low, high = scales.get(label, (math.inf, -math.inf))
+        scales[label] = min(low, float(values.min())), max(high, float(values.max()))
+    heads = [caption(enlarge(image), title or "image") for image, title, _ in parts]
+    below = [
+        [overlay(image, values, label, scale=scales[label]) for label, values in maps]
+        for image, _, maps in parts
+    ]
+    nothing = Image.new("RGB", (1, 1), _PAPER)
+    return _sheet([heads, *zip_longest(*below, fillvalue=nothing)])
 
 
-def _sheet(tiles: Mapping[tuple[int, int], Image.Image]) -> Image.Image:
-    """Tiles of one size at their (row, column)."""
+def _sheet(rows: Sequence[Sequence[Image.Image]]) -> Image.Image:
+    """Tiles of one size in rows."""
     gap = 6
-    width, height = tiles[0, 0].size
-    rows, across = (max(place[axis] for place in tiles) + 1 for axis in (0, 1))
-    sheet = Image.new("RGB", (across * (width + gap) + gap, rows * (height + gap) + gap), _PAPER)
-    for (row, column), tile in tiles.items():
-        sheet.paste(tile, (gap + column * (width + gap), gap + row * (height + gap)))
+    width, height = (side + gap for side in rows[0][0].size)
+    size = max(map(len, rows)) * width + gap, len(rows) * height + gap
+    sheet = Image.new("RGB", size, _PAPER)
+    for i, row in enumerate(rows):
+        for j, tile in enumerate(row):
+            sheet.paste(tile, (gap + j * width, gap + i * height))
     return sheet
 
 
@@ -264,27 +256,24 @@ def bands(
     while (math.ceil(len(rows) / across) + 1) * height > 2.5 * across * len(head) * width:
         across += 1
     deep = max(1, math.ceil(len(rows) / across))
-    sheets = []
-    for start in range(0, max(1, len(rows)), deep):
-        part = enumerate([head, *rows[start : start + deep]])
-        sheets.append(_sheet({(i, j): tile for i, row in part for j, tile in enumerate(row)}))
-    gap = width // 12
-    size = sum(one.width + gap for one in sheets) - gap, sheets[0].height
-    body = Image.new("RGB", size, _PAPER)
-    for i, one in enumerate(sheets):
-        body.paste(one, (i * (one.width + gap), 0))
+    parts = [rows[start : start + deep] for start in range(0, max(1, len(rows)), deep)]
+    sheets = [_sheet([head, *part]) for part in parts]
+    pitch = sheets[0].width + width // 12
+    body = Image.new("RGB", (len(sheets) * pitch - width // 12, sheets[0].height), _PAPER)
+    for i, sheet in enumerate(sheets):
+        body.paste(sheet, (i * pitch, 0))
     return _headed(body, lines) if lines else body
 
 
 def _headed(body: Image.Image, lines: Mapping[str, str]) -> Image.Image:
     """A picture below lines of text, each with its name on the left."""
     size = min(36, max(14, body.width // 64))
-    font, draw = _font(size), ImageDraw.Draw(body)
-    left = round(max(draw.textlength(name, font) for name in lines)) + 2 * size
+    font = _font(size)
+    left = round(max(map(font.getlength, lines))) + 2 * size
     rows = [
         ("" if i else name, row)
         for name, text in lines.items()
-        for i, row in enumerate(_wrap(draw, text, font, body.width - left - size))
+        for i, row in enumerate(_wrap(text, font, body.width - left - size))
     ]
     top = round(1.5 * size * (len(rows) + 1))
     out = Image.new("RGB", (body.width, body.height + top), _PAPER)
@@ -297,16 +286,14 @@ def _headed(body: Image.Image, lines: Mapping[str, str]) -> Image.Image:
     return out
 
 
-def _wrap(
-    draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, width: float
-) -> list[str]:
+def _wrap(text: str, font: ImageFont.FreeTypeFont, width: float) -> list[str]:
     """The text in one to three rows; what has no room there ends in an ellipsis."""
     rows: list[str] = []
     words = text.split()
     while words and len(rows) < 2:
         number = min(len(words), 100)  # more have no room in any font
-        while number > 1 and draw.textlength(" ".join(words[:number]), font) > width:
+        while number > 1 and font.getlength(" ".join(words[:number])) > width:
             number -= 1
-        rows.append(_fit(draw, " ".join(words[:number]), font, width))
+        rows.append(_fit(" ".join(words[:number]), font, width))
         words = words[number:]
-    return [*rows, _fit(draw, " ".join(words), font, width)] if words or not rows else rows
+    return [*rows, _fit(" ".join(words), font, width)] if words or not rows else rows

@@ -20,6 +20,11 @@ from ..prompts.words import Source
 PLACEHOLDER = "\ue000"  # a private character, for the place of the prompt in a template
 
 
+def option_of(pipe: Any, options: Mapping[str, Any], name: str) -> Any:
+    """An option's value, the pipeline's own default where it was not given."""
+    return options.get(name, inspect.signature(pipe.__call__).parameters[name].default)
+
+
 @dataclass(frozen=True)
 class TextCall:
     """The call of a pipeline whose prompts are read: the arguments of ``read_prompts``."""
@@ -31,9 +36,8 @@ class TextCall:
     split: str | None = None
 
     def option(self, name: str) -> Any:
-        """An option's value, the pipeline's own default where it was not given."""
-        default = inspect.signature(self.pipe.__call__).parameters[name].default
-        return self.options.get(name, default)
+        """Of the pipeline's call."""
+        return option_of(self.pipe, self.options, name)
 
     def source(self, tokenizer: Any, text: str) -> Source:
         """The prompt with its textual inversions, where the pipeline converts them."""

@@ -59,15 +59,20 @@ def find_denoiser(target: Any) -> Denoiser:
     Raises:
         TypeError: ``target`` holds no model of a family that is known.
     """
-    held = [getattr(target, name, None) for name in ("unet", "transformer")]
-    model = next((part for part in held if part is not None), None)
-    if model is None or claimed(target) is not None:
-        model, pipeline = target, None
+    model = held_model(target)
+    found = "no denoiser" if model is None else f"a {type(model).__name__}"
+    if model is None or claimed(target):
+        denoiser = Denoiser(target, None)
     else:
-        pipeline = target
-    found = "no denoiser" if pipeline is None else f"a {type(model).__name__}"
-    family_of(model, f"Asked to capture a {type(target).__name__}, which holds {found}")
-    return Denoiser(model, pipeline)
+        denoiser = Denoiser(model, target)
+    family_of(denoiser.model, f"Asked to capture a {type(target).__name__}, which holds {found}")
+    return denoiser
+
+
+def held_model(target: Any) -> Any | None:
+    """The part of a pipeline that is its denoiser; None where it has none."""
+    held = (getattr(target, name, None) for name in ("unet", "transformer"))
+    return next((part for part in held if part is not None), None)
 
 
 def find_layers(model: Any) -> list[AttentionLayer]:

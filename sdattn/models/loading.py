@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from .encoders import option_of
+from .families.unet import CHECKPOINTS, TEXT_TO_IMAGE
 from .guidance import guided_order
 from .layers import find_denoiser, find_layers
 from .model_index import check_whole, named_errors, read_index
@@ -26,7 +28,6 @@ DEMO = Path(__file__).parent / "demo"
 DEMO_SETTINGS = {"num_inference_steps": 20, "guidance_scale": 2.0}
 DEMO_INVERSION = {"learning_rate": 5e-2}  # 1e-2 is for 50 steps
 UNSEEN = {"linear": "they have no softmax", "temporal": "they look at frames, not at the text"}
-TEXT_TO_IMAGE = {"StableDiffusionPipeline", "StableDiffusionXLPipeline"}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -120,27 +121,24 @@ def best_device() -> str:
 
 
 def _load_single_file(path: Path, dtype: torch.dtype) -> Any:
-    from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+    import diffusers
     from safetensors import SafetensorError, safe_open
 
     try:
         if path.suffix != ".safetensors":  # by which diffusers decides how to read it
             raise SafetensorError("its name does not end in .safetensors")
         with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
+            names = list(file.keys())
     except SafetensorError as error:
         raise ValueError(
             f"{path} is no .safetensors file ({error}). Pickled checkpoints are not read; convert "
             "them to safetensors first."
         ) from error
-    kind: Any = None
-    if any(name.startswith("conditioner.embedders.") for name in names):
-        kind = StableDiffusionXLPipeline
-    elif any(name.startswith("cond_stage_model.") for name in names):
-        kind = StableDiffusionPipeline
-    if kind is not None:
-        with needs_the_hub(f"the configuration of {path}"):
-            return kind.from_single_file(str(path), **_as_dtype(dtype))
+    for beginning, pipeline in CHECKPOINTS.items():
+        if any(name.startswith(beginning) for name in names):
+            with needs_the_hub(f"the configuration of {path}"):
+                kind = getattr(diffusers, pipeline)
+                return kind.from_single_file(str(path), **_as_dtype(dtype))
     raise ValueError(
         f"{path} holds {len(names)} tensors, but not the text encoder of an SD 1.x, 2.x or SDXL "
         "checkpoint. Pass the whole checkpoint, or a diffusers folder."
@@ -175,8 +173,7 @@ def cell_size(pipe: Any) -> int:
 
 
 def size_unit(pipe: Any) -> int:
-    """Sizes must be a multiple of this many pixels."""
-    # diffusers asks for the family's whatever the VAE
+    """Sizes must be a multiple of this many pixels, and of those that diffusers asks for."""
     return math.lcm(find_denoiser(pipe).family.size_unit, cell_size(pipe))
 
 
@@ -201,7 +198,7 @@ def images_a_prompt(pipe: Any, options: Mapping[str, Any]) -> int:
     """How many pictures a run makes of one prompt; the frames of a video are pictures."""
     known = inspect.signature(pipe.__call__).parameters
     counts = ("num_images_per_prompt", "num_frames")
-    return math.prod(_option(pipe, options, name) or 1 for name in counts if name in known)
+    return math.prod(option_of(pipe, options, name) or 1 for name in counts if name in known)
 
 
 def shortcomings(pipe: Any) -> list[str]:
@@ -214,9 +211,9 @@ def shortcomings(pipe: Any) -> list[str]:
     ]
     if kinds["joint"]:
         found.append("joint attention: the text's columns are captured, not the picture's own.")
-    for attempt in (lambda: guided_order(pipe), lambda: read_prompts(pipe, "a")):
+    for check in (guided_order, lambda pipe: read_prompts(pipe, "a")):
         try:
-            attempt()
+            check(pipe)
         except (TypeError, ValueError) as error:
             found.append(str(error))
     try:
@@ -232,15 +229,15 @@ def check_text_to_image(pipe: Any) -> None:
     Raises:
         TypeError: it is no ``StableDiffusionPipeline`` or ``StableDiffusionXLPipeline``.
     """
-    if not TEXT_TO_IMAGE & {cls.__name__ for cls in type(pipe).__mro__}:
-        known = " or ".join(sorted(TEXT_TO_IMAGE))
+    if not {cls.__name__ for cls in type(pipe).__mro__}.intersection(TEXT_TO_IMAGE):
+        known = " or ".join(TEXT_TO_IMAGE)
         raise TypeError(f"This needs a {known}; found a {type(pipe).__name__}.")
 
 
 def model_passes(pipe: Any, options: Mapping[str, Any]) -> int:
     """How often a run will call the model; second-order schedulers do so twice a step."""
     scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
-    scheduler.set_timesteps(_option(pipe, options, "num_inference_steps"))
+    scheduler.set_timesteps(option_of(pipe, options, "num_inference_steps"))
     return len(scheduler.timesteps)
 
 
@@ -248,9 +245,4 @@ def is_guided(pipe: Any, options: Mapping[str, Any]) -> bool:
     """Whether a run will have unconditional rows in its batch."""
     # A model that takes the guidance scale as an input (LCM) runs none.
     distilled = pipe.unet.config.time_cond_proj_dim is not None
-    return bool(_option(pipe, options, "guidance_scale") > 1 and not distilled)
-
-
-def _option(pipe: Any, options: Mapping[str, Any], name: str) -> Any:
-    """An option's value, the pipeline's own default where it was not given."""
-    return options.get(name, inspect.signature(pipe.__call__).parameters[name].default)
+    return bool(option_of(pipe, options, "guidance_scale") > 1 and not distilled)

@@ -24,7 +24,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from .encoders import option_of
 from .finite import watch_finite
+from .layers import held_model
 from .loading import DEMO_SETTINGS, default_size, images_a_prompt, is_demo, size_unit
 from .reading import check_text
 
@@ -54,11 +56,9 @@ def one_at_a_time(function: Callable[Given, Made]) -> Callable[Given, Made]:
 
 def turn(pipe: Any) -> Any:
     """A lock that a thread holds while it runs a pipeline, for ``with`` blocks, also nested."""
-    held = (getattr(pipe, name, None) for name in ("unet", "transformer"))
-    model = next((part for part in held if part is not None), pipe)
     with _turns_lock:
         try:
-            return _turns.setdefault(model, threading.RLock())
+            return _turns.setdefault(held_model(pipe) or pipe, threading.RLock())
         except TypeError:  # no object that could be a pipeline
             return threading.RLock()
 
@@ -177,7 +177,7 @@ def _check_guidance(pipe: Any, options: Mapping[str, Any]) -> None:
     name = next((scale for scale in ("true_cfg_scale", "guidance_scale") if scale in known), None)
     if not options.get("negative_prompt") or name is None:
         return
-    scale = options.get(name, known[name].default)
+    scale = option_of(pipe, options, name)
     if isinstance(scale, (int, float)) and scale <= 1:
         raise ValueError(
             f"A {type(pipe).__name__} uses a negative prompt only with {name} above 1; found "

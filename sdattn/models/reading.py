@@ -30,13 +30,12 @@ def read_prompts(
     """Prompts as a pipeline's text encoders see them, see :func:`sdattn.read_prompt`.
 
     Args:
-        pipe: a diffusers pipeline: Stable Diffusion 1, 2, XL and 3, LCM, AnimateDiff, Flux, Flux2,
-            Flux2 Klein, QwenImage, PixArt, Sana and their variants; any at all for labels.
+        pipe: a diffusers pipeline that a family reads; any at all for labels.
         prompts: one prompt or all of a run, in order: texts; labels, ``{"cat": [2], "red dog":
             [4, 5]}``, where the text states were made elsewhere; or prompts that have been read.
         columns: the token columns that the text states have; by default as many as the pipeline
             makes of these options. Labels need it.
-        negative: the prompts are negative ones, which Sana reads without its instruction.
+        negative: whether the prompts are negative, which Sana reads without its instruction.
         split: where the chunks of a long CLIP prompt end, see
             :func:`sdattn.prompts.chunks.read_long_prompt`.
         options: of the pipeline's call. ``max_sequence_length``, ``clean_caption`` and

@@ -20,13 +20,6 @@ from sdattn import load_run
 PROMPT = "a red cat and a dog"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "tiny"
-    make_pipeline().save_pretrained(path)
-    return str(path)
-
-
 def generate(sdattn, model, *more, prompt=PROMPT):
     return sdattn("generate", prompt, "--model", model, "--steps", "2", "--device", "cpu", *more)
 

@@ -19,6 +19,7 @@ from PIL import Image
 from sdattn import PRESETS, Heatmaps, generate, load_pipeline
 from sdattn.figures import KINDS, figure, save_figure
 from sdattn.figures.lettering import settings
+from sdattn.figures.panels import Page, Panel, table
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.details import Details
 from sdattn.maps.layermaps import LayerMap, LayerMaps
@@ -307,12 +308,29 @@ HIGH = {"size": (512, 1024), "grid": (16, 8)}
         ("heads", 1, {"heads": 10, "layers": 1, **WIDE}, 10),
         ("heads", 1, {"heads": 20, "layers": 1}, 20),
         ("heads", 2, {"heads": 20, "layers": 1, "size": (768, 512), "grid": (8, 12)}, 40),
+        ("heads", 2, {"heads": 24, "layers": 1}, 48),
+        ("steps", 1, {"steps": 1, "size": (3000, 300), "grid": (8, 80)}, 1),
+        ("words", 3, {"size": (300, 3000), "grid": (80, 8)}, 4),
     ],
 )
 def test_few_and_many_panels_are_legible(kind, words, options, number):
     drawn = figure(random_run(words, **options), kind)
     assert_legible(drawn)
     assert len(panels(drawn)) == number
+
+
+def test_rows_of_different_lengths_are_legible():
+    """Layers may differ in their numbers of heads; the longest rows may all be in one block."""
+
+    def row(name, length):
+        return [Panel(np.eye(4), (f"head {i}",), (name,)) for i in range(length)]
+
+    rows = [row(f"word{i}", 4 if i < 9 else 2) for i in range(18)]
+    with settings():
+        drawn = table(rows, Page((64, 64), (0.0, 1.0), "share of attention"))
+    assert len({round(axes.get_position().x0, 6) for axes in panels(drawn)}) == 6  # two blocks
+    assert_legible(drawn)
+    assert drawn.axes[-1].get_position().x0 > max(axes.get_position().x1 for axes in panels(drawn))
 
 
 def test_odd_words_are_shown_as_they_are():

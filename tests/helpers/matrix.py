@@ -1,7 +1,8 @@
 """The support matrix: every pipeline that capture() is for, at a tiny size, and ways to run it.
 
-One table for the tests (test_matrix.py) and for the README (scripts/support_matrix.py). A row says
-for itself which rows of a guided batch belong to the prompt, read off the pipeline's own code.
+One table for the tests (test_matrix.py) and for docs/models.md (scripts/support_matrix.py). A row
+states for itself which rows of a guided batch belong to the prompt, read off the pipeline's own
+code.
 """
 
 from collections.abc import Callable

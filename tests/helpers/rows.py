@@ -52,7 +52,7 @@ class Row:
     """A pipeline of the matrix.
 
     Attributes:
-        name: as the README says it.
+        name: as docs/models.md has it.
         make: builds it, with random weights.
         options: what its call is given beyond the prompt, for a way.
         prompt_rows: which rows of a guided batch belong to the prompt; None where the model is

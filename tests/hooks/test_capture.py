@@ -168,7 +168,7 @@ def test_looking_changes_nothing(setup, dtype, large, monkeypatch):
 def test_the_kernels_logsumexp_takes_the_place_of_a_softmax(monkeypatch):
     """Also in nested captures, of which the outer one does not see the kernel itself."""
     monkeypatch.setattr("sdattn.hooks.observers.LARGE", 0)
-    monkeypatch.setattr("sdattn.hooks.observers.observed_probs", None)  # the softmax
+    monkeypatch.setattr("sdattn.hooks.attended.QueryKey.probs", None)  # the softmax
     unet = make_unet()
     sample, text = sample_and_text()
     hooks, record = record_inputs(unet)

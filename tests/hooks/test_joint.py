@@ -113,8 +113,7 @@ def test_probabilities_of_large_scores(scale):
         scaled_dot_product_attention(scale * query, key, key)
     [seen] = watch.calls
     assert (seen.logsumexp is None) == (scale >= 5)
-    every = slice(None)
-    found = seen.of_rows(every, every, every)(every, None)
+    found = seen.attended().every_head(None)
     expected = (scale * query.double() @ key.double().mT / math.sqrt(40)).softmax(-1)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
 
@@ -140,7 +139,7 @@ def test_the_logsumexp_of_large_negative_scores_is_as_little_exact():
         scaled_dot_product_attention(query, key, key)
     [seen] = watch.calls
     assert seen.logsumexp is None
-    found = seen.of_rows(*[slice(None)] * 3)(slice(None), None)
+    found = seen.attended().every_head(None)
     expected = (query.double() @ key.double().mT / math.sqrt(40)).softmax(-1)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
 
@@ -155,7 +154,7 @@ def test_the_scale_is_that_of_the_call(told, monkeypatch):
         scaled_dot_product_attention(query, key, key, scale=0.1)
     [seen] = watch.calls
     assert (seen.logsumexp is not None) == told
-    found = seen.of_rows(*[slice(None)] * 3)(slice(None), None)
+    found = seen.attended().every_head(None)
     expected = (query.double() @ key.double().mT * 0.1).softmax(-1)
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
 
@@ -244,7 +243,7 @@ def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
     expected = scores.softmax(-1)[[2, 0]][:, :, 4:, :4]
     attended = Seen(query, key, given).attended(slice(4, 11), slice(0, 4))
     for columns in (None, [3, 1]):
-        found = torch.cat(list(attended.parts(torch.tensor([2, 0]), columns)), dim=1)
+        found = attended.of(torch.tensor([2, 0])).every_head(columns)
         wanted = expected if columns is None else expected[..., columns]
         torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=0)
 

@@ -32,14 +32,14 @@ class ToyProcessor:
     def __call__(self, attn, hidden_states, encoder_hidden_states=None):
         states = (hidden_states, encoder_hidden_states)
         projected = zip((attn.to_qkv, attn.add_qkv), states, strict=True)
-        parts = [project(one).chunk(3, dim=-1) for project, one in projected]
+        parts = [project(of).chunk(3, dim=-1) for project, of in projected]
         query, key, value = (
             torch.cat(pair, dim=1).unflatten(-1, (attn.heads, -1)).transpose(1, 2)  # [B, h, N, d]
             for pair in zip(*parts, strict=True)
         )
         attn.seen.append((query, key))
         made = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-        return made.transpose(1, 2).flatten(2).split([one.shape[1] for one in states], dim=1)
+        return made.transpose(1, 2).flatten(2).split([part.shape[1] for part in states], dim=1)
 
 
 class ToyAttention(nn.Module):

@@ -1,0 +1,97 @@
+"""What is held of one layer: a running sum over calls and heads, or each that was asked for."""
+
+from collections.abc import Iterable
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from .attended import AmongKeys, Attended, Columns
+from .keep import Keep
+from .passes import CaptureError
+
+
+class Held:
+    """The maps of one layer: a running sum over calls (the last alone, where no more is asked for)
+    and over as many heads as are averaged, or a list with one entry a step.
+
+    Args:
+        name: of the layer, for errors.
+        keep: what is kept.
+        grid: (rows, cols) of its queries.
+        heads: of the layer.
+
+    Attributes:
+        calls: how many calls were added.
+    """
+
+    def __init__(self, name: str, keep: Keep, grid: tuple[int, int], heads: int):
+        self.name, self.keep, self.grid = name, keep, grid
+        self.summed = 1 if keep.heads.each else heads
+        self.calls = 0
+        self.total: Tensor | None = None
+        self.steps: list[Tensor] = []
+
+    def tensors(self) -> list[Tensor]:
+        return self.steps if self.total is None else [self.total]
+
+    def add(self, attended: Attended, columns: Columns) -> None:
+        """Take in what the kept rows of one call attended to."""
+        pieces: Iterable[Tensor]  # to be summed, [images, (heads,) N, tokens]
+        if self.keep.heads.each:
+            pieces = [self._chosen_heads(attended.every_head(columns))]
+        else:
+            pieces = attended.head_sums(columns)
+        self.calls += 1
+        device, dtype = self.keep.device, self.keep.held_dtype
+        if self.keep.steps.each:
+            step = reduce(self._sum, pieces)
+            step = step / self.summed if self.summed > 1 else step
+            self.steps.append(step.to(device=device, dtype=dtype))
+            return
+        if self.keep.steps.last:
+            self.total = None
+        for piece in pieces:
+            piece = piece.to(device=device, dtype=dtype)
+            self.total = piece if self.total is None else self._sum(self.total, piece)
+
+    def map(self) -> Tensor:
+        """``[images, (steps,) (heads,) rows, cols, tokens]``."""
+        if self.total is None:
+            held = torch.stack(self.steps, dim=1)
+        else:
+            held = self.total / (self.summed * (1 if self.keep.steps.last else self.calls))
+        return held.to(self.keep.dtype).unflatten(-2, self.grid)
+
+    def among(self, attended: Attended, n_text: int) -> Attended:
+        """The softmax over the keys that were chosen for each image.
+
+        Raises:
+            CaptureError: they are of other images, or beyond the text.
+        """
+        lists = list(self.keep.among or ())
+        images = attended.batch
+        if len(lists) not in (1, images) or max(map(max, lists)) >= n_text:
+            raise CaptureError(
+                f"among has {len(lists)} list(s) of columns up to {max(map(max, lists))}; "
+                f"{self.name} has {images} image(s) and {n_text} columns of text. Pass one list, "
+                "or one for each image."
+            )
+        kept = torch.zeros(images, 1, 1, n_text, dtype=torch.bool)
+        for image in range(images):
+            kept[image, ..., list(lists[image % len(lists)])] = True
+        return AmongKeys(attended, kept)
+
+    def _sum(self, total: Tensor, piece: Tensor) -> Tensor:
+        return total + piece if self.keep.grad else total.add_(piece)
+
+    def _chosen_heads(self, probs: Tensor) -> Tensor:
+        numbers = self.keep.heads.numbers
+        if numbers is None:
+            return probs
+        if max(numbers) >= probs.shape[1]:
+            raise CaptureError(
+                f"Asked for head {max(numbers)} of {self.name}, which has {probs.shape[1]} "
+                f"(0 to {probs.shape[1] - 1})."
+            )
+        return probs[:, list(numbers)]

@@ -1,0 +1,188 @@
+"""`sdattn batch` killed and told to stop: nothing is ever lost.
+
+Real processes, and real launchers where they matter; the demo model on the CPU at two steps.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from demo_batches import (  # noqa: F401
+    LINUX,
+    SETTINGS,
+    call_batch,
+    check_complete,
+    colours,
+    contents,
+    rows,
+    stamps,
+    start,
+    wait_until,
+    whole,
+    write_lines,
+)
+from forks import Fork, two_ranks
+
+from sdattn.batch.folder import BatchFolder
+from sdattn.batch.reading import open_batch, verify
+
+# --cpu would start one process only, whatever --num_processes says (accelerate 1.15).
+LAUNCH = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu"]
+LAUNCH += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+LAUNCH += ["--dynamo_backend", "no", "--main_process_port", "0", "-m", "sdattn", "batch"]
+KILLED_ITEMS = 48
+MOMENTS = ("starting", "loading", "drawing", "writing")
+
+
+def wait_for_unfinished(root, seconds=0.5):
+    """Until some item is being written: moments that are left to chance would miss them all."""
+    end, seen = time.monotonic() + seconds, set(root.glob("items/*/*"))
+    while time.monotonic() < end and not os.listdir(root / ".batch/tmp"):
+        new = set(root.glob("items/*/*")) - seen
+        if any(not (one / "run.json").exists() for one in new):
+            return
+        seen |= new
+
+
+def wait_for_moment(moment, root, rank, more, chance):
+    """Until a run is where it is to be killed; for items, until there are ``more`` than before."""
+    before, number = BatchFolder(root).lock.holder, whole(root)
+    if moment == "starting":  # processes find each other, the first reads the input
+        time.sleep(chance.uniform(0, 0.5))
+        return
+    wait_until(lambda: BatchFolder(root).lock.holder not in ({}, before), rank)
+    if moment == "loading":  # the model, then what the folder holds
+        time.sleep(chance.uniform(0, 0.7))
+        return
+    wait_until(lambda: whole(root) >= number + more, rank)
+    if moment == "writing":
+        wait_for_unfinished(root)
+    elif moment == "drawing":
+        time.sleep(chance.uniform(0, 0.1))  # what an item takes
+    else:
+        os.mkfifo(root / ".batch/tmp/metadata.jsonl")  # where who gathers the rows gets no further
+        wait_until(lambda: whole(root) == KILLED_ITEMS, rank)
+        time.sleep(0.3)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Every eighth batch of the input, drawn without a kill, by one process: (id, its files)."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write_lines(folder / "in.jsonl", colours(KILLED_ITEMS))
+    arguments = ["in.jsonl", *SETTINGS, "--part", "3/8", "--out", "run"]
+    process = Fork("batch", *arguments, cwd=folder)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return contents(folder / "run")
+
+
+@pytest.mark.skipif(not LINUX, reason="forks processes")
+@pytest.mark.parametrize(
+    ("kind", "killed"), [("folder", (0, 1)), ("shard", (1,))], ids=["folder", "shard"]
+)
+def test_ranks_that_are_killed_lose_nothing(tmp_path, undisturbed, kind, killed):
+    """Each rank is killed in each moment, in any order, and one more at the end of the run."""
+    chance = random.Random(1)
+    write_lines(tmp_path / "in.jsonl", colours(KILLED_ITEMS))
+    arguments = ["batch", "in.jsonl", *SETTINGS, "--out", "run"]
+    arguments += ["--format", kind, "--shard-mb", "1"]
+    root = tmp_path / "run"
+    kills = [(moment, rank) for moment in MOMENTS for rank in killed]
+    chance.shuffle(kills)
+    known = {}
+    for moment, rank in [*kills, ("gathering", 0)]:
+        ranks = [Fork(*arguments, cwd=tmp_path, variables=one) for one in two_ranks()]
+        wait_for_moment(moment, root, ranks[rank], chance.randint(1, 3), chance)
+        ranks[rank].kill()
+        for one in ranks:
+            one.terminate()  # as a launcher does with the others
+        for one in ranks:
+            one.communicate(timeout=60)
+        assert ranks[rank].returncode == -signal.SIGKILL, moment  # it had not ended before
+        now = stamps(root)
+        assert known.items() <= now.items()  # nothing lost, nothing written twice
+        known = now
+    ranks = [Fork(*arguments, cwd=tmp_path, variables=one) for one in two_ranks()]
+    for one in ranks:
+        _, err = one.communicate(timeout=120)
+        assert one.returncode == 0, err
+    assert known.items() <= stamps(root).items()
+    check_complete(root, KILLED_ITEMS)
+    found = contents(root)
+    assert len(undisturbed) == KILLED_ITEMS / 8
+    assert all(found[item] == files for item, files in undisturbed.items())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends signals")
+@pytest.mark.parametrize(
+    ("name", "code", "kind"), [("SIGINT", 130, "folder"), ("SIGTERM", 143, "shard")]
+)
+def test_a_signal_finishes_what_is_in_hand(batch, tmp_path, name, code, kind):
+    write_lines(tmp_path / "in.jsonl", colours(30))
+    arguments = ["in.jsonl", *SETTINGS, "--out", "run", "--format", kind, "--shard-mb", "1"]
+    root = tmp_path / "run"
+    process = Fork("batch", *arguments, cwd=tmp_path)
+    wait_until(lambda: whole(root) >= 1, process)
+    process.send_signal(getattr(signal, name))
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert f"sdattn: {name}: finishing the items in hand" in err
+    assert f"sdattn: stopped early ({name}); the same command does the rest" in err
+    assert "Traceback" not in err
+    number, problems = verify(root)
+    assert 0 < number < 30 and problems == []
+    assert f"run/: {number} of 30 items" in out
+    assert [row["id"] for row in rows(root / "metadata.jsonl")] == sorted(open_batch(root))
+    before = stamps(root)
+    again, out, err = batch(*arguments)
+    assert again == 0, err
+    assert f"{number} of them were there" in out
+    assert before.items() <= stamps(root).items()
+    check_complete(root, 30)
+
+
+def ranks_of(launcher):
+    """Process ids of the ranks that a launcher has begun."""
+    try:
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        found = [(int(one), Path(f"/proc/{one}/cmdline").read_bytes()) for one in children]
+    except OSError:  # ended meanwhile
+        return []
+    return [pid for pid, command in found if b"sdattn" in command and b"launch" not in command]
+
+
+@pytest.mark.skipif(not LINUX, reason="finds processes in /proc")
+@pytest.mark.parametrize("ended", ["the launcher", "a rank"])
+def test_a_launcher_that_ends_early_ends_its_ranks_and_keeps_what_they_finished(
+    batch, tmp_path, ended
+):
+    """It is told to, or does so itself when a rank is killed."""
+    write_lines(tmp_path / "in.jsonl", colours(30))
+    arguments = ["in.jsonl", *SETTINGS, "--out", "run"]
+    root = tmp_path / "run"
+    launcher = start(*arguments, launch=LAUNCH, cwd=tmp_path)
+    wait_until(lambda: whole(root) >= 4, launcher)
+    ranks = ranks_of(launcher)
+    assert len(ranks) == 2
+    if ended == "a rank":
+        os.kill(ranks[0], signal.SIGKILL)
+    else:
+        launcher.terminate()
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode != 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    assert "SIGTERM: finishing the items in hand" in err
+    number, problems = verify(root)
+    if ended == "a rank":  # it may have been killed between an item and its row
+        problems = [one for one in problems if "has no row; the next run adds it" not in one]
+    assert 4 <= number < 30 and problems == [], err
+    before = stamps(root)
+    code, _, err = batch(*arguments)
+    assert code == 0, err
+    assert before.items() <= stamps(root).items()
+    check_complete(root, 30)

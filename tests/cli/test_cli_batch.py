@@ -1,0 +1,59 @@
+"""The options of `sdattn batch` reach the run, and paths and seeds that cannot be are refused."""
+
+import re
+
+import pytest
+
+from sdattn.batch import open_batch
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The requests that the command line makes."""
+    seen = []
+    monkeypatch.setattr("sdattn.batch.engine.run_batch", seen.append)
+    return seen
+
+
+def test_what_the_command_line_is_given_is_asked_of_the_run(sdattn, asked):
+    given = "--refine self --strict --max-errors 3 --force --adopt --part 2/3 --seed 7"
+    assert sdattn("batch", "in", "--out", "run", *given.split(), "--input-format", "csv")[0] == 0
+    [request] = asked
+    assert request.preset.refine == "self"
+    assert (request.strict, request.force, request.adopt) == (True, True, True)
+    assert (request.max_errors, request.part, request.seed) == (3, (2, 3), 7)
+    assert request.input_format == "csv"
+    assert sdattn("batch", "in.txt", "--out", "run")[0] == 0
+    assert asked[1].preset.refine is None and asked[1].max_errors is None
+    assert (asked[1].strict, asked[1].force, asked[1].adopt) == (False, False, False)
+
+
+def test_batch_refines(sdattn, tmp_path):
+    (tmp_path / "in.txt").write_text("a red circle\n")
+    options = ["--steps", "1", "--save", "image,maps", "--device", "cpu", "--refine", "self"]
+    code, _, err = sdattn("batch", "in.txt", "--out", "run", "--batch-size", "1", *options)
+    assert code == 0, err
+    one = open_batch(tmp_path / "run")["000001"]
+    assert one.heatmaps.preset.refine == "self"
+    assert one.info["self_attention"] is not None
+
+
+@pytest.mark.parametrize("command", ["batch", "generate"])
+@pytest.mark.parametrize("seed", [-1, 2**63, 2**64])
+def test_a_seed_that_cannot_be_is_refused_alike(sdattn, tmp_path, command, seed):
+    (tmp_path / "in.txt").write_text("a red circle\n")
+    given = ["in.txt", "--out", "run"] if command == "batch" else ["a red circle"]
+    code, _, err = sdattn(command, *given, "--seed", seed)
+    assert code == 1
+    assert f"sdattn: seed={seed}: pass a whole number from 0 to 2**63 - 1." in err
+
+
+@pytest.mark.parametrize("out", ["s3://bucket/run", "gs://run", "file:///tmp/run", "hf://a/b"])
+def test_an_address_is_no_folder(sdattn, tmp_path, out):
+    (tmp_path / "in.txt").write_text("a red circle\n")
+    before = sorted(tmp_path.iterdir())
+    for given in (("batch", "in.txt"), ("generate", "a red circle")):
+        code, _, err = sdattn(*given, "--out", out)
+        assert code == 1
+        assert re.search("is an address, and only folders of this machine can be written", err)
+    assert sorted(tmp_path.iterdir()) == before
