@@ -170,7 +170,8 @@ def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
     from random_run import random_run
 
     from sdattn.batch.layouts import Folders
-    from sdattn.runs.packing import USUAL, pack_run
+    from sdattn.runs.drawings import USUAL
+    from sdattn.runs.folder import pack_with_page
 
     torch.set_num_threads(1)
     run = random_run()
@@ -182,7 +183,7 @@ def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
         for name, parts in {"image and maps": ("image", "maps"), "all": USUAL}.items():
             start, size = time.process_time(), 0
             for i in range(repeats):
-                files = pack_run(run, parts)
+                files = pack_with_page(run, parts).files
                 layout.add(f"{name}-{i}", 0, files, lambda *_: None)
                 size = sum(map(len, files.values()))
             each = (time.process_time() - start) / repeats

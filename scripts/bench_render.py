@@ -17,7 +17,7 @@ from benching.machine import processor_name
 from PIL import ImageFilter
 from random_run import random_run
 
-from sdattn.runs.packing import pack_run
+from sdattn.runs.folder import pack_with_page
 
 PARTS = {
     "overlays": ("overlays",),
@@ -37,7 +37,7 @@ def main() -> None:
     smooth = noise.image.filter(ImageFilter.GaussianBlur(24)).resize((512, 512))
     runs = {"noise": noise, "smooth": replace(noise, image=smooth)}
     start = time.process_time()
-    pack_run(noise, PARTS["all three"])
+    pack_with_page(noise, PARTS["all three"])
     first = time.process_time() - start
     found: dict[tuple[str, str], list[float]] = {}
     sizes = {}
@@ -45,7 +45,7 @@ def main() -> None:
         for picture, run in runs.items():
             for name, parts in PARTS.items():
                 start = time.process_time()
-                files = pack_run(run, parts)
+                files = pack_with_page(run, parts).files
                 found.setdefault((picture, name), []).append(time.process_time() - start)
                 sizes[picture, name] = sum(map(len, files.values()))
     print(f"{processor_name()}, torch {torch.__version__}; first run {1000 * first:.0f} ms\n")

@@ -12,6 +12,7 @@ from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import PRESETS
 from sdattn.models.loading import DEMO
 from sdattn.runs.imagerun import ImageRun
+from sdattn.runs.info import RunSettings
 
 LEVELS = {"down": (0, 0, 1, 1, 2, 2), "mid": (3,), "up": (2, 2, 2, 1, 1, 1, 0, 0, 0)}
 
@@ -38,4 +39,5 @@ def random_run(words: int = 10, steps: int = 0, side: int = 512) -> ImageRun:
     heatmaps = Heatmaps(prompt, aggregate(layers, PRESETS["default"])[0])
     noise = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
     details = Details(kept, tuple(range(steps)))
-    return ImageRun(Image.fromarray(noise), heatmaps, layers, {"prompt": prompt.text}, details)
+    settings = RunSettings(prompt=prompt.text, seed=None)
+    return ImageRun(Image.fromarray(noise), heatmaps, layers, settings, details)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .models.reading import read_prompts as read_prompts
     from .prompts.tokens import TruncationWarning as TruncationWarning
     from .prompts.tokens import read_prompt as read_prompt
-    from .runs.comparison import diff as diff
+    from .runs.diff import diff as diff
     from .runs.explaining import explain as explain
     from .runs.folder import load_run as load_run
     from .runs.generation import generate as generate
@@ -61,7 +61,7 @@ _PUBLIC = {
     "attention": "",
     "batch": "",
     "capture": "hooks.capture",
-    "diff": "runs.comparison",
+    "diff": "runs.diff",
     "edit": "",
     "explain": "runs.explaining",
     "generate": "runs.generation",

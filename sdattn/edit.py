@@ -17,7 +17,6 @@ Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -36,6 +35,8 @@ from .control.controllers import (
     EmptyControl,
 )
 from .control.registration import ControlHandle, register_attention_control, step_end
+from .files.records import plain
+from .files.writing import to_json
 from .hooks.steps import Span
 from .inversion.invert import Inversion, invert, psnr
 from .maps import render
@@ -44,6 +45,7 @@ from .models.pipeline_call import check_memory, checked_options, checked_seeds, 
 from .models.reading import read_prompts
 from .prompts.tokens import Prompt
 from .runs.folder import new_folder, save_run
+from .runs.info import Edited
 from .runs.run import Run
 from .runs.sampling import sample
 
@@ -106,10 +108,7 @@ class EditRun(Run):
                 save_run(temporary / name, image_run)
             self.side_by_side().save(temporary / "edit.png")
             document = {"format": "sdattn-edit-1", **self.settings, "runs": names}
-            text = json.dumps(
-                document, indent=1, ensure_ascii=False, allow_nan=False, default=_plain
-            )
-            (temporary / "run.json").write_text(text + "\n", encoding="utf-8")
+            (temporary / "run.json").write_bytes(to_json(plain(document)))
         return [Path(folder)]
 
 
@@ -137,7 +136,7 @@ def edit(
         target: the edited prompt, or several, which run in one batch.
         seed: of the noise that all images share; drawn on the CPU.
         mode: ``"replace"`` words one for one; ``"refine"``: words came or went; ``"reweight"``:
-            the same words, heeded more or less. ``"auto"`` takes replace where the words match
+            the same words with other weights. ``"auto"`` takes replace where the words match
             best at the same places, refine where they do not, reweight for one and the same text.
         cross_replace_steps: during which part of the run the source's cross-attention is used,
             0.8, ``(0.2, 0.8)``, or by word ``{"default_": 0.8, "star": 0.4}``.
@@ -160,83 +159,69 @@ def edit(
         KeyError: a word that is in none of the prompts. All of them before any step.
     """
     options = {**options, **_of_inversion(source, inversion, options)}
-    spans = cross_replace_steps, self_replace_steps
+    asked = EditOptions(
+        mode, cross_replace_steps, self_replace_steps, blend, weights, max_self_queries
+    )
     with inversion.replay(pipe) if inversion else nullcontext():
-        plan = prepare(
-            pipe, source, target, mode, *spans, blend, weights, max_self_queries, options
-        )
+        plan = prepare(pipe, source, target, asked, options)
         read, options = plan.prompts, plan.options
         if inversion:
             options["latents"] = inversion.noise.repeat(len(read), 1, 1, 1)
         with register_attention_control(pipe, plan.control):
             run = sample(pipe, read, checked_seeds(seed) * len(read), options)
+    edited = plan.edited
+    own: dict[str, Any] = {}
     if inversion:
-        plan.settings["reconstruction_psnr"] = min(psnr(inversion.image, run.images[0]), 99.0)
-    own = {"seed": None} if inversion else {}  # the noise is the picture's own
-    settings = {**run.info[0], **own, **plan.settings}
-    own["edited"] = json.loads(json.dumps(plan.settings, default=_plain))
-    image_runs = [replace(image_run, info={**image_run.info, **own}) for image_run in run]
+        near = min(psnr(inversion.image, run.images[0]), 99.0)
+        edited = replace(edited, reconstruction_psnr=near)
+        own = {"seed": None}  # the noise is the picture's own
+    settings = {**run.info[0], **own, **edited.to_json()}
+    image_runs = [replace(r, settings=replace(r.settings, edited=edited, **own)) for r in run]
     words = [alignment.edited_words(read, i, list(weights or ())) for i in range(len(read))]
-    return EditRun(image_runs, run.store, run.layers, plan.mode, words, settings)
+    return EditRun(image_runs, run.store, run.layers, edited.mode, words, settings)
 
 
-@dataclass
+@dataclass(frozen=True)
+class EditOptions:
+    """What is asked of an edit, see :func:`edit` for the arguments."""
+
+    mode: str
+    cross_replace_steps: Span | Mapping[str, Span]
+    self_replace_steps: Span
+    blend: Any = ()  # words; once checked, those of each prompt
+    weights: Mapping[str, float] | None = None
+    max_self_queries: int | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """An edit that has been checked and not run: what :func:`prepare` makes."""
 
     prompts: list[Prompt]
-    mode: str
     control: AttentionControlEdit
     options: dict[str, Any]
-    settings: dict[str, Any]
+    edited: Edited
 
 
 def prepare(
     pipe: Any,
     source: str,
     target: str | Sequence[str],
-    mode: str,
-    cross_replace_steps: Span | Mapping[str, Span],
-    self_replace_steps: Span,
-    blend: str | Sequence[str],
-    weights: Mapping[str, float] | None,
-    max_self_queries: int | None,
+    asked: EditOptions,
     options: Mapping[str, Any],
 ) -> Plan:
-    """All that :func:`edit` refuses, refused before anything runs; see there for the arguments."""
+    """All that :func:`edit` refuses, refused before anything runs."""
     check_text_to_image(pipe)
     read = read_prompts(pipe, [source, *([target] if isinstance(target, str) else target)])
     checked = checked_options(pipe, _own_options(options))
     check_memory(pipe, checked, len(read))
-    chosen = _mode(read, mode, weights)
-    blended = alignment.blended_words(read, blend)
-    passes = model_passes(pipe, checked)
-    if max_self_queries is None:
-        max_self_queries = math.prod(level_grids(latent_size(pipe, checked), 3)[-1])
-    control = _controller(
-        chosen,
-        weights,
-        prompts=read,
-        num_steps=passes,
-        cross_replace_steps=cross_replace_steps,
-        self_replace_steps=self_replace_steps,
-        local_blend=LocalBlend(read, blended, passes) if blended else None,
-        max_self_queries=max_self_queries,
-        guidance="batch" if is_guided(pipe, checked) else None,
-        kinds=("cross",) if blended else (),
-    )
-    settings = {
-        "prompt": source,
-        "targets": [one.text for one in read[1:]],
-        "mode": chosen,
-        "cross_replace_steps": cross_replace_steps,
-        "self_replace_steps": self_replace_steps,
-        "blend": blended,
-        "weights": dict(weights or {}),
-    }
-    return Plan(
-        read, chosen, control, {**checked, "callback_on_step_end": step_end(control)}, settings
-    )
+    mode, blend = _mode(read, asked.mode, asked.weights), alignment.blended_words(read, asked.blend)
+    asked = replace(asked, mode=mode, blend=blend, weights=asked.weights or {})
+    control = _controller(pipe, read, asked, checked)
+    settings = {name: held for name, held in vars(asked).items() if name != "max_self_queries"}
+    targets = [prompt.text for prompt in read[1:]]
+    checked["callback_on_step_end"] = step_end(control)
+    return Plan(read, control, checked, Edited(prompt=source, targets=targets, **plain(settings)))
 
 
 def _of_inversion(
@@ -278,29 +263,38 @@ def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | N
     if mode not in ("auto", "replace", "refine", "reweight"):
         raise ValueError(f"mode={mode!r}: pass auto, replace, refine or reweight.")
     if mode == "reweight" and not weights:
-        raise ValueError('mode="reweight" wants weights={"word": factor}.')
+        raise ValueError('mode="reweight" needs weights={"word": factor}.')
     source, *targets = prompts
     if mode != "auto" or not targets:  # without a target the controller says what is wrong
         return "replace" if mode == "auto" else mode
-    if all(one.text == source.text for one in targets):
+    if all(target.text == source.text for target in targets):
         if not weights:
             raise ValueError(
                 "The target is the source and no weights were given, so there is nothing to edit. "
                 'Change a word, or pass weights={"word": 2.0}.'
             )
         return "reweight"
-    return "replace" if all(alignment.is_swap(source, one) for one in targets) else "refine"
+    return "replace" if all(alignment.is_swap(source, target) for target in targets) else "refine"
 
 
 def _controller(
-    mode: str, weights: Mapping[str, float] | None, **common: Any
+    pipe: Any, prompts: list[Prompt], asked: EditOptions, options: Mapping[str, Any]
 ) -> AttentionControlEdit:
-    if mode == "reweight":
+    passes, most = model_passes(pipe, options), asked.max_self_queries
+    if most is None:
+        most = math.prod(level_grids(latent_size(pipe, options), 3)[-1])
+    common: dict[str, Any] = {
+        "prompts": prompts,
+        "num_steps": passes,
+        "cross_replace_steps": asked.cross_replace_steps,
+        "self_replace_steps": asked.self_replace_steps,
+        "local_blend": LocalBlend(prompts, asked.blend, passes) if asked.blend else None,
+        "max_self_queries": most,
+        "guidance": "batch" if is_guided(pipe, options) else None,
+        "kinds": ("cross",) if asked.blend else (),
+    }
+    weights = asked.weights
+    if asked.mode == "reweight":
         return AttentionReweight(weights=weights, **common)
-    control = {"replace": AttentionReplace, "refine": AttentionRefine}[mode](**common)
+    control = {"replace": AttentionReplace, "refine": AttentionRefine}[asked.mode](**common)
     return AttentionReweight(weights=weights, controller=control, **common) if weights else control
-
-
-def _plain(value: Any) -> Any:
-    """For JSON: what is like a dict or a number, such as numpy's."""
-    return dict(value) if isinstance(value, Mapping) else float(value)

@@ -50,7 +50,7 @@ class World:
 
 def draw(source: Path, out: Path, format: str, **more) -> Path:
     from sdattn.batch import Request, run_batch
-    from sdattn.runs.packing import PARTS
+    from sdattn.runs.drawings import PARTS
 
     options = {"num_inference_steps": 1}
     more = {"save": PARTS, "options": options, "batch_size": 2, "device": "cpu", **more}

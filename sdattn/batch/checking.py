@@ -8,14 +8,13 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 from safetensors.torch import load
 
-from ..runs.info import read_info
-from ..runs.packing import MAPS, sha256
-from ..runs.unpacking import map_shapes
+from ..files.writing import sha256
+from ..runs.info import FORMAT, MAPS, RunInfo, read_info
+from ..runs.packing import map_shapes
 from .layouts import Layout
 from .rows import line_of, row_of, sizes_in
 
@@ -51,21 +50,21 @@ def _problems(
 ) -> Iterator[str]:
     files = layout.read(item, place)
     info = read_info(files, place)
-    if info.get("id") != item:
-        yield f"run.json is that of item {info.get('id')!r}"
+    if info.id != item:
+        yield f"run.json is that of item {info.id!r}"
     elif row is not None:
         yield from _compare_row(layout, row, info, files, place)
-    if layout.format_of(place) not in (None, info["format"]):
+    if layout.format_of(place) not in (None, FORMAT):
         yield f"{place} says that its format is {layout.format_of(place)!r}"
     for name in (_FILES[part] for part in save if part in _FILES):
-        if name not in info["files"]:
+        if name not in info.files:
             yield f"run.json names no {name}, which the run saves of each item"
-    for name, digest in info["files"].items():
+    for name, digest in info.files.items():
         yield from _check_file(name, files.get(name), digest, info)
 
 
 def _compare_row(
-    layout: Layout, row: bytes, info: Mapping[str, Any], files: Mapping[str, bytes], place: str
+    layout: Layout, row: bytes, info: RunInfo, files: Mapping[str, bytes], place: str
 ) -> Iterator[str]:
     """Whether ``run.json`` and a row are those that were written; what is wrong with other files
     is named elsewhere."""
@@ -74,10 +73,10 @@ def _compare_row(
     if said.get("run_sha256", checksum) != checksum:
         yield "run.json is not what was written: its checksum differs from metadata.jsonl's"
         return
-    digests = info["files"].items()
+    digests = info.files.items()
     intact |= {name for name, digest in digests if sha256(files.get(name, b"")) == digest}
     expected = row_of(
-        info, place, checksum, {**(sizes or {}), **layout.sizes(info["id"], place, intact)}
+        info, place, checksum, {**(sizes or {}), **layout.sizes(info.id or "", place, intact)}
     )
     if sizes is None:  # of the first format
         expected = {name: value for name, value in expected.items() if name in said}
@@ -87,9 +86,7 @@ def _compare_row(
         yield f"its row in metadata.jsonl is not what run.json says{of}"
 
 
-def _check_file(
-    name: str, data: bytes | None, digest: str, info: Mapping[str, Any]
-) -> Iterator[str]:
+def _check_file(name: str, data: bytes | None, digest: str, info: RunInfo) -> Iterator[str]:
     if data is None:
         yield f"{name} is missing"
     elif sha256(data) != digest:
@@ -108,7 +105,7 @@ def _check_image(name: str, data: bytes) -> Iterator[str]:
         yield f"{name} does not open: {error}"
 
 
-def _check_maps(data: bytes, info: Mapping[str, Any]) -> Iterator[str]:
+def _check_maps(data: bytes, info: RunInfo) -> Iterator[str]:
     maps = load(data)
     if {name: tuple(held.shape) for name, held in maps.items()} != map_shapes(info):
         yield "maps.safetensors has other layers or sizes than run.json says"

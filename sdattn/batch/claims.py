@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from .. import __version__
-from ..runs.packing import FORMAT as RUN_FORMAT
+from ..runs.info import FORMAT as RUN_FORMAT
 from .checking import check_item
 from .folder import BatchFolder, layout_of
 from .layouts import Layout

@@ -16,8 +16,8 @@ from typing import Any
 
 from ..maps.requirements import columns_of
 from ..models.reading import read_prompts
+from ..runs.folder import pack_with_page
 from ..runs.imagerun import ImageRun
-from ..runs.packing import pack_run
 from ..runs.run import Run
 from ..runs.sampling import sample
 from .folder import BatchFolder
@@ -121,13 +121,15 @@ class Drawer:
         try:
             if item.words is not None:
                 run = run.keep(columns_of(item.words, [run.heatmaps.prompt]))
-            own = {"id": item.id, "line": item.line, "fingerprint": self.fingerprints[item.id]}
-            files = pack_run(replace(run, info={**own, **run.info}), self.request.save)
+            settings = replace(
+                run.settings, id=item.id, line=item.line, fingerprint=self.fingerprints[item.id]
+            )
+            packed = pack_with_page(replace(run, settings=settings), self.request.save)
         except Exception as error:
             self._fail(item, f"{type(error).__name__}: {error}", traceback.format_exc())
             return
-        note = partial(self.folder.note_whole, self.name)
-        self.layout.add(item.id, item.line, files, note)
+        note = partial(self.folder.note_whole, self.name, info=packed.info)
+        self.layout.add(item.id, item.line, packed.files, note)
 
     def _fail(self, item: Item, reason: str, text: str) -> None:
         row = {**asdict(item), "reason": reason, "traceback": text}

@@ -22,9 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..runs.folder import check_writable, inside, write_whole
-from ..runs.info import read_info
-from ..runs.packing import sha256
+from ..files.places import check_writable, inside
+from ..files.writing import sha256, write_whole
+from ..runs.info import RunInfo, read_info
 from .journals import Journals
 from .layouts import Files, Folders, Layout
 from .locks import Lock
@@ -225,14 +225,17 @@ class BatchFolder:
         """Write a file of the folder, whole or not at all."""
         write_whole(self.root / name, parts, self.temporary / name)
 
-    def note_whole(self, writer: str, item: str, place: str, files: Files) -> None:
-        """Note an item of which ``files`` holds ``run.json`` at least; the others are there.
+    def note_whole(
+        self, writer: str, item: str, place: str, files: Files, info: RunInfo | None = None
+    ) -> None:
+        """Note an item of which ``files`` holds ``run.json`` at least, which says ``info`` and is
+        read where that is not passed; the others are there.
 
         Raises:
             ValueError: ``run.json`` is damaged.
         """
-        info = read_info(files, place)
-        sizes = self.layout.sizes(item, place, ["run.json", *info["files"]])
+        info = info or read_info(files, place)
+        sizes = self.layout.sizes(item, place, ["run.json", *info.files])
         self.journals.note("done", writer, row_of(info, place, sha256(files["run.json"]), sizes))
 
     def _top(self) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..runs.folder import inside
+from ..files.places import inside
 from .rows import NotedRow, copies_of, line_of, noted_in, rows_in
 
 

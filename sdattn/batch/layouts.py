@@ -1,7 +1,7 @@
 """How the items of a batch run lie on the disk: a folder each, or many in a shard.
 
-Both keep an item's files, name to bytes, as :func:`sdattn.runs.packing.pack_run` makes them, whole
-or not at all. A place is a path in the run's folder: ``items/0000/000012`` or
+Both keep an item's files, name to bytes, as :func:`sdattn.runs.folder.pack_with_page` makes them,
+whole or not at all. A place is a path in the run's folder: ``items/0000/000012`` or
 ``shards/NAME.safetensors``.
 """
 
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
-from ..runs.folder import flush, flush_tree, inside, write_files
+from ..files.places import inside
+from ..files.writing import flush, flush_tree, write_files
 
 Files = Mapping[str, bytes]
 Whole = Callable[[str, str, Files], None]

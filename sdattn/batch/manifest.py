@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..runs.folder import inside
-from ..runs.packing import sha256, to_json
+from ..files.places import inside
+from ..files.writing import sha256, to_json
 
 FORMAT = "sdattn-batch-2"
 # Rows of the first say nothing of run.json's checksum and of sizes: the next run adds it.

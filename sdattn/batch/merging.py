@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..runs.folder import check_apart
+from ..files.places import check_apart
 from .folder import BatchFolder
 from .gallery import write_gallery
 from .plan import digest

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..runs.folder import SavedRun, inside, saved_run
-from ..runs.unpacking import READ
+from ..files.places import inside
+from ..runs.folder import SavedRun, saved_run
+from ..runs.packing import READ
 from .checking import check_item
 from .folder import BatchFolder
 from .rows import NotedRow, row_at

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..maps.presets import PRESETS, Preset
-from ..runs.packing import PARTS, USUAL
+from ..runs.drawings import PARTS, USUAL
 
 STOPS = {"SIGINT": 130, "SIGTERM": 143}  # and the exit code of each
 
@@ -31,7 +31,7 @@ class Request:
         format: ``"folder"``, a folder an item, or ``"shard"``.
         shard_bytes: a shard is written once it holds so much.
         preset: how the heatmaps are made.
-        save: of :data:`sdattn.runs.packing.PARTS`.
+        save: of :data:`sdattn.runs.drawings.PARTS`.
         part: (which, of how many), to share an input between runs that know nothing of each other.
         strict: stop if a line cannot be read.
         force: go on in a folder that another input, model or setting made, making anew what

@@ -16,8 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
-from ..runs.folder import inside, write_whole
-from ..runs.packing import FORMAT, MAPS, pack_maps, sha256
+from ..files.places import inside
+from ..files.writing import sha256, write_whole
+from ..runs.info import FORMAT, MAPS
+from ..runs.packing import pack_maps
 from .layouts import Files, Layout, Whole
 
 _NEAR = 64  # shards whose lists of files are remembered: processes write in turn

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from ..files.writing import sha256
 from ..runs.info import read_info
-from ..runs.packing import sha256
 from .folder import BatchFolder
 from .layouts import Layout
 from .rows import NotedRow, row_of, rows_in, sizes_in
@@ -125,8 +125,8 @@ def _read_row(layout: Layout, item: str, place: str) -> dict[str, Any]:
     if "run.json" not in files:
         raise ValueError(_NO_ITEM)
     info = read_info(files, place)
-    sizes = layout.sizes(item, place, ["run.json", *info["files"]])
-    if lost := [name for name in info["files"] if name not in sizes]:
+    sizes = layout.sizes(item, place, ["run.json", *info.files])
+    if lost := [name for name in info.files if name not in sizes]:
         raise ValueError(f"{', '.join(lost[:3])} is missing")
     return row_of(info, place, sha256(files["run.json"]), sizes)
 

@@ -27,8 +27,9 @@ def diff(
     """Show where two runs differ: the heatmaps of each word side by side and B - A. Of two prompts,
     two seeds, a model with and without a LoRA."""
     from ..batch.reading import open_batch
-    from ..runs.comparison import diff
-    from ..runs.folder import check_apart, check_target, file_name
+    from ..files.places import check_apart, file_name
+    from ..runs.diff import diff
+    from ..runs.folder import check_target
 
     if item and len(item) > 2:
         raise typer.BadParameter("Pass it once for both runs, or twice.", param_hint="--item")

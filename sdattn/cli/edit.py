@@ -48,10 +48,12 @@ def edit(
     force: options.Force = False,
 ) -> None:
     """Draw SOURCE and its edited versions from the same noise, and keep the layout."""
-    from ..edit import edit, prepare
-    from ..runs.folder import check_apart, check_target, file_name
+    from ..edit import EditOptions, edit, prepare
+    from ..files.places import check_apart, file_name
+    from ..runs.folder import check_target
 
     weights = dict(map(_parsed_weight, weight or ()))
+    asked = EditOptions(mode, cross, self_, blend or (), weights)
     out = out or Path("outputs") / f"{file_name(source)}-edit-{seed}"
     if image:
         check_apart(out, image)
@@ -60,19 +62,14 @@ def edit(
     pipe = options.load(model, device, dtype)
     given = options.pipeline_options(steps, guidance, negative, width, height)
     if picture is not None:
-        settings = (mode, cross, self_, blend or (), weights, None)
-        prepare(pipe, source, targets, *settings, given)  # refuse before the long part
+        prepare(pipe, source, targets, asked, given)  # refuse before the long part
         given["inversion"] = _invert(pipe, picture, source, given, null_text)
     run = edit(
         pipe,
         source,
         targets,
         seed=seed,
-        mode=mode,  # type: ignore[arg-type]
-        cross_replace_steps=cross,
-        self_replace_steps=self_,
-        blend=blend or (),
-        weights=weights,
+        **vars(asked),
         **given,
     )
     run.save(out, force=force)

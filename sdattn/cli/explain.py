@@ -32,8 +32,9 @@ def explain(
     force: options.Force = False,
 ) -> None:
     """Show where each word of PROMPT goes in the picture IMAGE."""
+    from ..files.places import check_apart, file_name
     from ..runs.explaining import explain
-    from ..runs.folder import check_apart, check_target, file_name
+    from ..runs.folder import check_target
 
     if steps is not None and not invert:
         raise typer.BadParameter("The timesteps are the steps, unless with --invert.")
@@ -49,7 +50,8 @@ def explain(
     pipe = options.load(model, device, dtype)
     run = explain(pipe, picture, prompt, seed=seed, **way, **maps)
     print_run(run, run.save(out, force=force))
-    if (psnr := run.info[0]["explained"].get("reconstruction_psnr")) is not None:
+    explained = run[0].settings.explained
+    if explained and (psnr := explained.reconstruction_psnr) is not None:
         Console().print(f"reconstruction: {psnr:.1f} dB")
 
 

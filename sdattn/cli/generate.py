@@ -43,9 +43,10 @@ def generate(
     force: options.Force = False,
 ) -> None:
     """Draw a picture from PROMPT and show where each of its words went."""
+    from ..files.places import file_name
     from ..models.loading import images_a_prompt
     from ..models.pipeline_call import checked_options
-    from ..runs.folder import check_target, file_name
+    from ..runs.folder import check_target
     from ..runs.generation import generate
     from ..runs.run import run_folders
 

@@ -80,15 +80,17 @@ def _file(out: Path | None, formats: tuple[str, ...]) -> Path:
 def _drawings(
     run: Path, item: str | None, words: list[str] | None, out: Path | None, force: bool
 ) -> None:
-    from ..runs.folder import add_files, check_apart, write_files
-    from ..runs.packing import drawings
+    from ..files.places import check_apart
+    from ..files.writing import write_files
+    from ..runs.drawings import drawings
+    from ..runs.folder import add_files
     from ..runs.report import report
 
     if item is not None and out is None:
         raise typer.BadParameter(f"Say where to draw item {item}: --out FOLDER.")
     saved = _load(run, item)
     at_home = out is None or (item is None and out.resolve() == run.resolve())
-    if at_home and "fingerprint" in saved.info:  # they stay as their checksums say
+    if at_home and saved.settings.fingerprint is not None:  # they stay as their checksums say
         raise typer.BadParameter(f"{run} is an item of a batch run. Say where: --out FOLDER.")
     folder = run if at_home or out is None else out
     if not at_home:

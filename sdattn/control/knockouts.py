@@ -33,7 +33,7 @@ from ..models.pipeline_call import (
 )
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
-from .removal import Columns, Removal
+from .removal import Columns, Removal, check_removal
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,11 @@ def knockouts(
             f"words={words!r}, batch_size={batch_size}: pass a list of one word or more, and at "
             "least 1 picture a batch."
         )
-    plan = prepare(pipe, prompt, seed, layers, steps, options)
+    return draw_without(prepare(pipe, prompt, seed, layers, steps, options), words, batch_size)
+
+
+def draw_without(plan: Plan, words: Sequence[str], batch_size: int = 4) -> list[Knockout]:
+    """:func:`knockouts` of what has been checked."""
     columns = [tuple(columns_of([word], [plan.prompt])) for word in words]
     rows = [(), *columns]  # of the first, nothing is removed
     images: list[Image.Image] = []
@@ -173,7 +177,7 @@ def knockouts(
             plan.prompt.text,
             word,
             removed,
-            seed,
+            plan.seed,
             whole,
             without,
             Heatmap(word, change(whole, without, grid), removed),
@@ -226,7 +230,7 @@ def prepare(
             "num_images_per_prompt and call it once for each seed; videos are not supported."
         )
     [read] = read_prompts(pipe, prompt, **options)
-    Removal(pipe, [()], len(read.tokens), layers, steps)  # refuses what it cannot work in
+    check_removal(pipe, layers, steps)
     [seed] = checked_seeds(seed)
     return Plan(pipe, read, seed, layers, steps, options)
 

@@ -80,10 +80,8 @@ class Removal:
         steps: Span = (0.0, 1.0),
     ):
         self.pipe, self.model = pipe, find_denoiser(pipe).model
-        guided_order(pipe)
-        _check_layers(pipe, find_layers(self.model), layers)
         self.rows, self.n_text = rows, n_text
-        self.layers, self.steps = layers, Part.of(steps)
+        self.layers, self.steps = layers, check_removal(pipe, layers, steps)
         self.grid = (0, 0)
         self._passes = self._expected = 0
         self._during: list[int] = []
@@ -177,6 +175,13 @@ class Removal:
                 f"The processor of {layer.name} was replaced by a {type(processor).__name__} "
                 "during the run, so that the columns would come back. Leave processors alone."
             )
+
+
+def check_removal(pipe: Any, layers: LayerSelection, steps: Span) -> Part:
+    """The part of the run; refuses, as :class:`Removal` does, what it cannot work in."""
+    guided_order(pipe)
+    _check_layers(pipe, find_layers(find_denoiser(pipe).model), layers)
+    return Part.of(steps)
 
 
 def _check_layers(pipe: Any, found: list[AttentionLayer], layers: LayerSelection) -> None:

@@ -17,8 +17,7 @@ import numpy as np
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
 from ..maps.presets import Preset
-from ..runs.imagerun import ImageRun
-from ..runs.views import group_heatmaps, head_heatmaps, plain
+from ..runs.imagerun import ImageRun, group_heatmaps, head_heatmaps, plain
 from .choosing import chosen, kept_steps, not_kept
 from .lettering import DPI, settings
 from .panels import Lines, Page, Panel, fill, flow, table

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
-from ..runs.imagerun import ImageRun
-from ..runs.views import step_heatmaps, step_names
+from ..runs.imagerun import ImageRun, step_heatmaps, step_names
 from .lettering import plain
 from .panels import Lines
 

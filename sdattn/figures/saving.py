@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from ..runs.folder import check_writable, write_whole
+from ..files.places import check_writable
+from ..files.writing import write_whole
 
 
 def format_of(path: str | Path, formats: Collection[str]) -> str:

@@ -40,7 +40,8 @@ class Heatmap:
 
     @property
     def range(self) -> tuple[float, float]:
-        """(smallest, largest) value, a probability."""
+        """(smallest, largest) value, in the unit of the values: a share of the attention, a sum of
+        shares, or a change of colour."""
         return float(self.values.min()), float(self.values.max())
 
     def resize(self, size: tuple[int, int]) -> Tensor:

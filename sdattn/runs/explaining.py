@@ -28,6 +28,7 @@ from ..models.loading import check_text_to_image
 from ..models.pipeline_call import checked_options, checked_seeds, one_at_a_time
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
+from .info import Explained
 from .run import Run
 from .sampling import sample
 
@@ -190,14 +191,17 @@ def _told(run: Run, images: Sequence[Image.Image], way: str, scheduler: str) -> 
     timesteps = [int(t) for t in run.store.timesteps]
     image_runs = []
     for image_run, image in zip(run, images, strict=True):
-        info = {**image_run.info, "scheduler": scheduler}
-        info["explained"] = {"way": way, "timesteps": timesteps}
-        if way == "inversion":
-            info["seed"] = None  # the noise is the picture's own
-        if not info.pop("blanked", False):  # by a safety checker, which saw what came back
+        settings, near = image_run.settings, None
+        if not settings.blanked:  # by a safety checker, which saw what came back
             near = min(inversion.psnr(image, image_run.image), 99.0)  # JSON knows no infinity
-            info["explained"]["reconstruction_psnr"] = near
-        image_runs.append(replace(image_run, image=image, info=info))
+        settings = replace(
+            settings,
+            scheduler=scheduler,
+            blanked=None,
+            seed=None if way == "inversion" else settings.seed,  # the noise is the picture's own
+            explained=Explained(way=way, timesteps=timesteps, reconstruction_psnr=near),
+        )
+        image_runs.append(replace(image_run, image=image, settings=settings))
     return replace(run, image_runs=image_runs)
 
 

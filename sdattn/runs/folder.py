@@ -1,45 +1,34 @@
-"""A run's folder: written whole or not at all, and read back with checks."""
+"""Runs in folders: written whole or not at all, over nothing that is not ours, read with checks.
+
+save_run(folder, run)              one image's run, its page beside the packed files
+load_run(folder)                   the run that was saved
+check_target(out, force=True)      refuse now what would be refused after the work
+run_around(path)                   the run's folder that a path lies in
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
-import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
+from typing import Any, Literal
 
+from ..files.places import check_writable, inside
+from ..files.writing import clear_leftovers, sha256, whole_folder, write_files, write_whole
+from .drawings import USUAL
 from .imagerun import ImageRun
-from .info import read_info
-from .packing import USUAL, file_name, pack_run, sealed, sha256
-from .targets import (
-    Kind,
-    at_work,
-    check_apart,
-    check_target,
-    check_writable,
-    run_around,
-    working_name,
-)
-from .unpacking import READ, unpack_run
+from .info import with_files
+from .packing import READ, RUN_FILE, Packed, pack_run, unpack_run
+from .report import report
 
-__all__ = [
-    "SavedRun",
-    "add_files",
-    "check_apart",
-    "check_target",
-    "check_writable",
-    "file_name",
-    "inside",
-    "load_run",
-    "new_folder",
-    "run_around",
-    "save_run",
-    "saved_run",
-    "write_files",
-    "write_whole",
-]
+Kind = Literal["run", "edit", "diff"]
+_CALLED = {"run": "run's folder", "edit": "edit's folder", "diff": "comparison's folder"}
+_OF_THE_SYSTEM = {".DS_Store", "Thumbs.db", "desktop.ini"}  # made by looking into a folder
+_MOST_NAMED = 3  # files
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -53,10 +42,15 @@ class SavedRun(ImageRun):
     folder: Path
 
 
+def pack_with_page(run: ImageRun, parts: Collection[str] = USUAL) -> Packed:
+    """:func:`sdattn.runs.packing.pack_run`, with ``report.html`` where ``parts`` has a report."""
+    return pack_run(run, parts, {"report.html": report(run)} if "report" in parts else {})
+
+
 def save_run(
     folder: str | Path, run: ImageRun, *, parts: Collection[str] = USUAL, force: bool = False
 ) -> Path:
-    """Write the folder of one image's run, see :func:`sdattn.runs.packing.pack_run`.
+    """Write the folder of one image's run, see :func:`pack_with_page`.
 
     Args:
         folder: must not exist yet, unless ``force``.
@@ -71,53 +65,8 @@ def save_run(
         OSError: the folder cannot be written.
     """
     with new_folder(folder, force=force) as temporary:
-        write_files(temporary, pack_run(run, parts))
+        write_files(temporary, pack_with_page(run, parts).files)
     return Path(folder)
-
-
-def inside(folder: Path, place: str) -> Path:
-    """The path of a place in a folder that someone else may have made: nothing outside is reached.
-
-    Args:
-        folder: may be reached through a link itself.
-        place: relative, with ``/`` between its parts, as ``run.json`` and ``metadata.jsonl`` name
-            files. It need not exist.
-
-    Raises:
-        ValueError: the place is absolute or goes up, or it, or a folder on the way to it, is a
-            link.
-    """
-    parts = PurePosixPath(place).parts
-    elsewhere = PurePosixPath(place).is_absolute() or PureWindowsPath(place).anchor
-    if elsewhere or not parts or ".." in PureWindowsPath(place).parts or "\0" in place:
-        raise ValueError(
-            f"{folder} names {place!r}, which is no place inside it. Nothing else is opened: the "
-            "folder is damaged or not what it says."
-        )
-    path = folder
-    for part in parts:
-        path = path / part
-        if path.is_symlink():
-            raise ValueError(
-                f"{path} is a link, and links in a run's folder are not followed. Put what it "
-                "stands for in its place: cp -rL copies a folder so."
-            )
-    return path
-
-
-def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files at their paths below ``folder``; those that are there are replaced.
-
-    Raises:
-        ValueError: one of them, or a folder on the way, is a link, see :func:`inside`; then none
-            is written.
-        OSError: one cannot be written.
-    """
-    paths = {name: inside(folder, name) for name in files}
-    for name, path in paths.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # it may be linked from another run: see merge()
-        path.write_bytes(files[name])
 
 
 def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -125,35 +74,11 @@ def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
     Raises as :func:`write_files` does, and where ``run.json`` is none.
     """
-    info = read_info({"run.json": inside(folder, "run.json").read_bytes()}, str(folder))
+    document = {"run.json": inside(folder, "run.json").read_bytes()}
+    sums = {name: sha256(data) for name, data in files.items()}
+    changed = with_files(document, str(folder), sums)
     write_files(folder, files)
-    digests = {name: sha256(data) for name, data in files.items()}
-    info["files"] = {**info["files"], **digests}
-    write_whole(folder / "run.json", [sealed(info)])
-
-
-def write_whole(path: Path, parts: Iterable[bytes], temporary: Path | None = None) -> None:
-    """Write a file for good, whole or not at all: whatever goes wrong leaves what was there.
-
-    Args:
-        path: of the file; its folder is there.
-        parts: what it holds, one after the other.
-        temporary: where it lies until it is whole, on the same disk; beside it by default.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    made = temporary or path.with_name(f".{uuid.uuid4().hex}.tmp")
-    try:
-        with made.open("wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(made, path)
-    except BaseException:
-        made.unlink(missing_ok=True)
-        raise
-    flush(path.parent)
+    write_whole(folder / "run.json", [changed])
 
 
 def load_run(folder: str | Path) -> SavedRun:
@@ -170,52 +95,108 @@ def load_run(folder: str | Path) -> SavedRun:
 
 
 def saved_run(files: Mapping[str, bytes], folder: Path, where: str) -> SavedRun:
-    """The run whose files these are; raises as :func:`sdattn.runs.unpacking.unpack_run` does."""
+    """The run whose files these are; raises as :func:`sdattn.runs.packing.unpack_run` does."""
     return SavedRun(**vars(unpack_run(files, where)), folder=folder)
 
 
-@contextmanager
-def new_folder(folder: str | Path, *, force: bool = False, kind: Kind = "run") -> Iterator[Path]:
-    """A temporary folder beside ``folder`` that takes its place when the block ends well.
+# Where a run may be written
 
-    Whatever ends the block otherwise, Ctrl-C too, leaves nothing behind; what is left by a kill is
-    cleared when the next folder is made at this place. What is at ``folder`` afterwards is on the
-    disk, also if the machine then loses its power. Raises as
-    :func:`sdattn.runs.targets.check_target` does.
-    """
+
+def new_folder(
+    folder: str | Path, *, force: bool = False, kind: Kind = "run"
+) -> AbstractContextManager[Path]:
+    """:func:`sdattn.files.writing.whole_folder`; raises as :func:`check_target` does."""
     check_target(folder, force=force, kind=kind)
+    return whole_folder(Path(folder), replace=force)
+
+
+def check_target(folder: str | Path, *, force: bool = False, kind: Kind = "run") -> None:
+    """Refuse, before the work, a folder that cannot be written or is not to be replaced.
+
+    What a killed process left of a folder at this place is cleared first, see
+    :func:`sdattn.files.writing.clear_leftovers`.
+
+    Args:
+        folder: to be written.
+        force: it may be replaced, if all that it holds was written by a run of this kind.
+        kind: of what is to be written there.
+
+    Raises:
+        FileExistsError: there is something already, and no ``force``, or something that is not
+            such a run's; the message names it.
+        OSError: the folder above cannot be written.
+    """
     folder = Path(folder)
-    name = working_name(folder)
-    temporary, old = folder.parent / f"{name}.tmp", folder.parent / f"{name}.old"
-    with at_work(temporary):
-        try:
-            yield temporary
-            flush_tree(temporary)
-            if force and folder.exists():
-                os.rename(folder, old)
-            os.rename(temporary, folder)
-            flush(folder.parent)
-        finally:
-            if old.exists() and not folder.exists():
-                os.rename(old, folder)
-            shutil.rmtree(old, ignore_errors=True)
-            shutil.rmtree(temporary, ignore_errors=True)
+    clear_leftovers(folder)
+    if folder.exists() or folder.is_symlink():
+        if not force:
+            raise FileExistsError(f"{folder} exists already. Choose another --out, or --force.")
+        _check_ours(folder, kind)
+    check_writable(folder.parent)
 
 
-def flush_tree(folder: Path) -> None:
-    """Have the disk hold a folder and all that is in it."""
-    for place, _, names in os.walk(folder):
-        for name in names:
-            flush(Path(place, name))
-        flush(Path(place))
+def run_around(path: Path) -> Path | None:
+    """The folder of a run, an edit, a comparison or a batch run that a path is or lies in."""
+    path = path.resolve()
+    for up in (path, *path.parents):
+        if any("format" in _document(up / name) for name in ("run.json", "batch.json")):
+            return up
+    return None
 
 
-def flush(path: Path) -> None:
-    """Have the disk hold a file, or a folder's list of names."""
-    if path.is_dir() and os.name == "nt":
-        return  # Windows opens no folder
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+def _document(path: Path) -> dict[str, Any]:
+    """A JSON file of ours; empty if it is none."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    is_ours = isinstance(found, dict) and str(found.get("format")).startswith("sdattn-")
+    return found if is_ours else {}
+
+
+def _check_ours(folder: Path, kind: Kind) -> None:
+    if folder.is_symlink():
+        raise FileExistsError(f"{folder} is a link, so it is not replaced. Name the folder itself.")
+    document = _document(folder / "run.json")
+    if not str(document.get("format")).startswith(f"sdattn-{kind}-") or "fingerprint" in document:
+        item = "an item of a batch run" if "fingerprint" in document else f"no {_CALLED[kind]}"
+        raise FileExistsError(
+            f"{folder} exists and is {item}, so it is not replaced. Choose another --out, or "
+            "remove it yourself."
+        )
+    if foreign := sorted(set(_entries(folder)) - _own_files(folder, document, kind)):
+        more = f" and {len(foreign) - _MOST_NAMED} more" if len(foreign) > _MOST_NAMED else ""
+        raise FileExistsError(
+            f"{folder} holds what the run did not write, so it is not replaced: "
+            f"{', '.join(foreign[:_MOST_NAMED])}{more}. Move that elsewhere, or choose another "
+            "--out."
+        )
+
+
+def _own_files(folder: Path, document: Mapping[str, Any], kind: Kind) -> set[str]:
+    """The paths in a folder that a run of this kind writes, and that its run.json names."""
+    if kind == "diff":
+        return {"run.json", "diff.png"}
+    if kind == "run":
+        files = document.get("files")
+        named = files if isinstance(files, dict) else {}
+        return {"run.json", *(name for name in named if RUN_FILE.fullmatch(name))}
+    found = {"run.json", "edit.png"}
+    for part in document.get("runs") or ():
+        if re.fullmatch(r"source|target(-\d+)?", str(part)):
+            own = _own_files(folder / part, _document(folder / part / "run.json"), "run")
+            found |= {f"{part}/{name}" for name in own}
+    return found
+
+
+def _entries(folder: Path) -> Iterator[str]:
+    """The paths of all files and links below a folder."""
+    for place, folders, files in os.walk(folder, onerror=_raise):
+        links = [name for name in folders if Path(place, name).is_symlink()]
+        for name in [*links, *files]:
+            if name not in _OF_THE_SYSTEM:
+                yield Path(place, name).relative_to(folder).as_posix()
+
+
+def _raise(error: OSError) -> None:
+    raise error  # what cannot be looked into is not to be removed

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from ..control.knockouts import knockouts, prepare
+from ..control.knockouts import Plan, draw_without, prepare
 from ..maps.presets import Preset, preset_of
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.demo_words import unlearnt
@@ -20,6 +20,7 @@ from ..models.pipeline_call import (
     options_of_image,
 )
 from ..models.reading import read_prompts
+from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
 from .run import Run
 from .sampling import read_negative, sample
@@ -93,39 +94,34 @@ def generate(
     seeds = checked_seeds(seed, len(read) * (options.get("num_images_per_prompt") or 1))
     if is_demo(pipe) and (told := unlearnt(word.text for one in read for word in one.words)):
         warnings.warn(told, stacklevel=3)
-    alone = [
-        options_of_image(options, i, images=len(seeds), prompts=len(read))
-        for i in range(len(seeds))
-    ]
-    if causal:  # refuse now what would be refused after the pictures
-        for i, own in enumerate(alone):
-            text = read[i // (len(seeds) // len(read))].text
-            prepare(pipe, text, seeds[i], None, CAUSAL_STEPS, own)
+    plans = _causal_plans(pipe, read, seeds, options) if causal else []
     run = sample(pipe, read, seeds, options, settings, preset=chosen, ask=ask)
     if causal:
         try:
-            run.image_runs = _with_causes(pipe, run, seeds, words, alone)
+            run.image_runs = [_with_causes(*pair, words) for pair in zip(run, plans, strict=True)]
         except Exception as error:  # the pictures and their maps are there
             warnings.warn(f"There are no causal maps: {error}", stacklevel=3)
     return run
 
 
-def _with_causes(
-    pipe: Any,
-    run: Run,
-    seeds: Sequence[int],
-    words: Sequence[str] | None,
-    options: Sequence[Mapping[str, Any]],
-) -> list[ImageRun]:
-    """Each image's run with the maps of :func:`sdattn.control.knockouts.knockouts` of its words,
-    made with its options."""
-    found: list[ImageRun] = []
-    for image_run, seed, own in zip(run, seeds, options, strict=True):
-        heatmaps, more = image_run.heatmaps, dict(image_run.more)
-        asked = [word for word in words or heatmaps if word in heatmaps]
-        text = heatmaps.prompt.text
-        if asked:
-            done = knockouts(pipe, text, asked, seed, steps=CAUSAL_STEPS, **own)
-            more["causal"] = Further(text, [knockout.heatmap for knockout in done])
-        found.append(replace(image_run, more=more))
-    return found
+def _causal_plans(
+    pipe: Any, prompts: Sequence[Prompt], seeds: Sequence[int], options: Mapping[str, Any]
+) -> list[Plan]:
+    """The knockouts of each image, checked before any picture is drawn."""
+    images, plans = len(seeds), []
+    for i, seed in enumerate(seeds):
+        own = options_of_image(options, i, images=images, prompts=len(prompts))
+        text = prompts[i // (images // len(prompts))].text
+        plans.append(prepare(pipe, text, seed, None, CAUSAL_STEPS, own))
+    return plans
+
+
+def _with_causes(image_run: ImageRun, plan: Plan, words: Sequence[str] | None) -> ImageRun:
+    """With the maps of :func:`sdattn.control.knockouts.knockouts` of the image's words."""
+    heatmaps = image_run.heatmaps
+    asked = [word for word in words or heatmaps if word in heatmaps]
+    if not asked:
+        return image_run
+    maps = [knockout.heatmap for knockout in draw_without(plan, asked)]
+    more = {**image_run.more, "causal": Further(heatmaps.prompt.text, maps)}
+    return replace(image_run, more=more)

@@ -1,4 +1,13 @@
-"""`ImageRun`: one image's run, which folders hold, pages show and figures draw."""
+"""`ImageRun`: one image's run, which folders hold, pages show and figures draw; and other looks at
+it than its heatmaps: a group of layers, a step, a layer's heads.
+
+group_heatmaps(run)     by place and grid, "up 64x64": their mean
+step_heatmaps(run)      each step that was kept, as the preset makes maps
+step_groups(run)        each step's groups
+head_heatmaps(run)      each head of each layer that the preset reads on its finest grid
+step_names(run)         "step 3" and "t = 899" of each step that was kept
+plain(preset)           what groups and heads are read by
+"""
 
 from __future__ import annotations
 
@@ -6,10 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from ..maps.aggregation import aggregate, read_by
 from ..maps.details import Details
 from ..maps.heatmap import Heatmap
-from ..maps.heatmaps import Heatmaps
-from ..maps.layermaps import LayerMaps
+from ..maps.heatmaps import Heatmaps, finish
+from ..maps.layermaps import LayerMap, LayerMaps
+from ..maps.presets import PRESETS, Preset
+from ..prompts.tokens import Prompt
+from .info import RunSettings
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -35,7 +51,8 @@ class ImageRun:
         image: the picture.
         heatmaps: its heatmaps.
         layers: the maps of this one image's layers that they were made of.
-        info: the settings, anything JSON can hold.
+        settings: how it was made; of a folder that was read all of its ``run.json``, see
+            :class:`sdattn.runs.info.RunInfo`.
         details: what was kept of single steps and heads.
         more: further maps of the same picture by what they are, ``"negative"``, ``"asked"``,
             ``"causal"``.
@@ -46,10 +63,15 @@ class ImageRun:
     image: Image.Image
     heatmaps: Heatmaps = field(repr=False)
     layers: LayerMaps = field(repr=False)
-    info: Mapping[str, Any] = field(repr=False)
+    settings: RunSettings = field(repr=False)
     details: Details = field(default_factory=Details, repr=False)
     more: Mapping[str, Further] = field(default_factory=dict, repr=False)
     texts: Mapping[str, Heatmaps] = field(default_factory=dict, repr=False)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The settings as ``run.json`` holds them."""
+        return self.settings.to_json()
 
     def keep(self, columns: Sequence[int]) -> ImageRun:
         """With the maps of some token columns of the prompt only; those of the layers stay whole
@@ -58,3 +80,88 @@ class ImageRun:
         if not heatmaps.preset.contrast:
             layers = layers.keep(columns)
         return replace(self, heatmaps=heatmaps, layers=layers)
+
+
+def plain(preset: Preset) -> Preset:
+    """What groups of layers and heads are read by, whatever the run's preset: words are sums of
+    columns, values are shares of the attention."""
+    return replace(PRESETS["default"], among_words=preset.among_words)
+
+
+def step_names(run: ImageRun) -> list[tuple[str, ...]]:
+    """Of each step that was kept its number, from 1, and its timestep where the run tells it."""
+    times = run.settings.timesteps or []
+    return [
+        (f"step {call + 1}", *(f"t = {time:.4g}" for time in times[call : call + 1]))
+        for call in run.details.calls
+    ]
+
+
+def group_heatmaps(run: ImageRun) -> dict[str, Heatmaps]:
+    """The mean of the layers of each place and grid, in the order in which they run.
+
+    Returns:
+        ``"up 64x64"`` to heatmaps on that grid, rows x cols, whatever the run's preset.
+    """
+    return {name: one[0] for name, one in _grouped(run.layers, run.heatmaps.prompt).items()}
+
+
+def step_groups(run: ImageRun) -> dict[str, list[Heatmaps]]:
+    """:func:`group_heatmaps` of each step that was kept; nothing where none was."""
+    steps = run.details.steps
+    return {} if steps is None else _grouped(steps, run.heatmaps.prompt)
+
+
+def step_heatmaps(run: ImageRun) -> list[Heatmaps]:
+    """The heatmaps of each step that was kept, as the run's preset makes them; but the heads are
+    averaged before a grid is resized, and a sum over steps is of this one alone."""
+    steps, preset = run.details.steps, run.heatmaps.preset
+    if steps is None:
+        return []
+    number = len(run.details.calls)
+    if run.layers.affinity is not None:
+        shared = run.layers.affinity.expand(number, -1, -1)
+        steps = replace(steps, affinity=shared, affinity_grid=run.layers.affinity_grid)
+    one = replace(preset, steps="mean", each_head=False)
+    prompt = run.heatmaps.prompt
+    return [finish(maps, prompt, one, steps.columns) for maps in aggregate(steps, one)]
+
+
+def head_heatmaps(run: ImageRun) -> dict[str, list[Heatmaps]]:
+    """Each head of the layers that the preset reads, of those on their finest grid.
+
+    Returns:
+        The layer's name to the heatmaps of its heads, a share of the head's attention each;
+        nothing where the run kept a mean over heads only.
+    """
+    preset, prompt = run.heatmaps.preset, run.heatmaps.prompt
+    maps = run.layers if preset.each_head else run.details.heads
+    if maps is None:
+        return {}
+    read = read_by(maps, preset)
+    finest = max(one.grid for one in read.values())
+    return {
+        name: [_plain(head, prompt, maps.columns) for head in one.maps[0]]
+        for name, one in read.items()
+        if one.grid == finest
+    }
+
+
+def _grouped(maps: LayerMaps, prompt: Prompt) -> dict[str, list[Heatmaps]]:
+    groups: dict[str, list[LayerMap]] = {}
+    for one in maps.layers.values():
+        groups.setdefault(f"{one.place} {one.grid[0]}x{one.grid[1]}", []).append(one)
+    return {
+        name: [_plain(image, prompt, maps.columns) for image in _mean(layers)]
+        for name, layers in groups.items()
+    }
+
+
+def _mean(layers: Sequence[LayerMap]) -> Tensor:
+    """``[images, rows, cols, tokens]``."""
+    over_heads = [one.maps.mean(1) if one.maps.dim() == 5 else one.maps for one in layers]
+    return torch.stack(over_heads).mean(0)
+
+
+def _plain(maps: Tensor, prompt: Prompt, columns: Sequence[int]) -> Heatmaps:
+    return Heatmaps(prompt, maps, columns, preset=PRESETS["default"])

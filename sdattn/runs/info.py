@@ -1,78 +1,191 @@
-"""``run.json`` read: whole, as it was written, and with every entry that reading it relies on.
+"""``run.json``, one record: how an image's run was made, and what its files hold.
 
-read_info(files, where)      the document, or an error that names the file, the entry and what to do
+RunSettings                       how it was made; known once it has run
+RunInfo                           the whole document: the settings and what is in the files
+info.sealed()                     its bytes, a checksum of the rest at the end
+read_info(files, where)           the document, or an error that names the file, the entry and what
+                                  to do
+with_files(files, where, sums)    its bytes with the checksums of further files
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
+from ..files.records import Record, RecordError, read_record, shortened
+from ..files.writing import sha256, to_json
 from ..maps.presets import Preset
-from .packing import CHECKSUM, FORMAT, FURTHER, MAPS, STEPS, sealed
+from ..prompts.tokens import Prompt, Token, Word
 
-# What an entry holds. A tuple: one of these; [one]: a list of them, [one, two]: a list of so many;
-# {str: one}: any names; other names must be there, unless they end in "?".
-_NUMBER, _NUMBERS, _SIZE = (int, float), [int], [int, int]
-_KEPT = ("mean", "last", "all", _NUMBERS, [(int, float)], None)
-_PRESET = {
-    "name": str,
-    "places": [str],
-    "or_all?": bool,
-    "cells?": (int, None),
-    "least_cells?": int,
-    "deepest?": (int, None),
-    "steps?": (str, [_NUMBER, _NUMBER]),
-    "each_head?": bool,
-    "among_words?": bool,
-    "contrast?": _NUMBER,
-    "sigma?": _NUMBER,
-}
-_EDITED = {
-    "prompt": str,
-    "targets": [str],
-    "mode": str,
-    "cross_replace_steps": (_NUMBER, [_NUMBER], {str: (_NUMBER, [_NUMBER])}),
-    "self_replace_steps": (_NUMBER, [_NUMBER]),
-    "blend": ([[str]], None),
-    "weights": {str: _NUMBER},
-}
-_RUN = {
-    "prompt": str,
-    "words": [{"text": str, "start": int, "end": int, "columns": _NUMBERS}],
-    "tokens": [{"id": int, "text": str, "start": int, "end": int, "special": str}],
-    "columns": _NUMBERS,
-    "preset": _PRESET,
-    "passes": int,
-    "layers": {str: {"place": str, "level": int, "heads": int, "grid": _SIZE}},
-    "self_attention": (_SIZE, None),
-    "details": {"steps": (_NUMBERS, None), "heads": ("all", _NUMBERS, None), "columns": _NUMBERS},
-    "more": {str: {"text": str, "maps": [[str, _NUMBERS]]}},
-    "files": {str: str},
-    "truncated?": [str],
-    "seed?": (int, None),
-    "model?": str,
-    "pipeline?": str,
-    "scheduler?": str,
-    "options?": {},
-    "options_left_out?": [str],
-    "device?": str,
-    "dtype?": str,
-    "timesteps?": [_NUMBER],
-    "captured?": {"steps": _KEPT, "heads": _KEPT},
-    "versions?": {str: str},
-    "size?": _SIZE,
-    "asked?": str,
-    "edited?": _EDITED,
-    "explained?": {"way": str, "timesteps": _NUMBERS},
-    "id?": str,
-    "line?": int,
-    "fingerprint?": str,
-}
+FORMAT = "sdattn-run-4"
+MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"
+FURTHER = ("negative", "asked", "causal")
+_DO = "Restore it or generate the run again."
+Kept = str | Sequence[int] | tuple[float, ...] | None
+Span = float | list[float]
 
 
-def read_info(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Captured(Record):
+    """Which steps and heads a run kept, as :func:`sdattn.capture` is asked for them."""
+
+    steps: Kept
+    heads: Kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained(Record):
+    """How a picture that was there already was looked at, see :func:`sdattn.explain`."""
+
+    way: str
+    timesteps: list[int]
+    reconstruction_psnr: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edited(Record):
+    """The edit that a picture is of, see :func:`sdattn.edit.edit` for its arguments."""
+
+    prompt: str
+    targets: list[str]
+    mode: str
+    cross_replace_steps: Span | dict[str, Span]
+    self_replace_steps: Span
+    blend: list[list[str]] | None
+    weights: dict[str, float]
+    reconstruction_psnr: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(Record):
+    """How one image's run was made.
+
+    Attributes:
+        id, line, fingerprint: of an item of a batch run.
+        prompt: the text.
+        seed: of the noise; None where that is a picture's own.
+        model, pipeline, scheduler: ``"demo"``, a folder or a name; names of classes.
+        options: the pipeline's that JSON can hold.
+        options_left_out: names of the others.
+        device, dtype: ``"cpu"``, ``"float32"``.
+        timesteps: that the model was called with, in order.
+        captured: which steps and heads were kept.
+        versions: of the packages.
+        size: width and height in pixels.
+        blanked: the pipeline's safety checker blanked the picture.
+        asked: the other text that was asked about.
+        explained, edited: the picture was there already, or is of an edit.
+    """
+
+    id: str | None = None
+    line: int | None = None
+    fingerprint: str | None = None
+    prompt: str
+    seed: int | None
+    model: str | None = None
+    pipeline: str | None = None
+    scheduler: str | None = None
+    options: dict[str, Any] | None = None
+    options_left_out: list[str] | None = None
+    device: str | None = None
+    dtype: str | None = None
+    timesteps: list[float] | None = None
+    captured: Captured | None = None
+    versions: dict[str, str] | None = None
+    size: tuple[int, int] | None = None
+    blanked: bool | None = None
+    asked: str | None = None
+    explained: Explained | None = None
+    edited: Edited | None = None
+
+    def alone(self) -> RunSettings:
+        """Without what a whole document says of the files."""
+        return RunSettings(**{one.name: getattr(self, one.name) for one in fields(RunSettings)})
+
+
+@dataclass(frozen=True)
+class LayerEntry(Record):
+    """A layer's place, level and heads, and the (rows, cols) of its map."""
+
+    place: str
+    level: int
+    heads: int
+    grid: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class DetailsEntry(Record):
+    """Which calls of the model and which heads were kept one by one, and of which columns."""
+
+    steps: tuple[int, ...] | None
+    heads: str | tuple[int, ...] | None
+    columns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FurtherEntry(Record):
+    """A further text and (word, its columns) of each of its maps."""
+
+    text: str
+    maps: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo(RunSettings):
+    """``run.json``.
+
+    Attributes:
+        words, truncated, tokens: of the prompt; those that were cut off; its token columns.
+        columns: that the maps have.
+        preset: how the heatmaps are made of them.
+        passes: how many calls of the model the maps are the mean of.
+        layers: what ``maps.safetensors`` holds, by name.
+        self_attention: (rows, cols) of what refines the maps.
+        details: what the files of single steps and heads hold.
+        more: further maps, by the folder that they are in.
+        files: the SHA-256 of each file, by its path.
+        checksum: that of the rest of the document; None in runs of the first version.
+    """
+
+    words: tuple[Word, ...]
+    truncated: list[str] | None = None
+    tokens: tuple[Token, ...]
+    columns: tuple[int, ...]
+    preset: Preset
+    passes: int
+    layers: dict[str, LayerEntry]
+    self_attention: tuple[int, int] | None
+    details: DetailsEntry
+    more: dict[str, FurtherEntry]
+    files: dict[str, str]
+    checksum: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **super().to_json()}
+
+    def sealed(self) -> bytes:
+        """``run.json``."""
+        return sealed(self.to_json())
+
+    @property
+    def read_prompt(self) -> Prompt:
+        """The prompt as the model read it."""
+        return Prompt(self.prompt, self.words, self.tokens)
+
+
+def sealed(document: Mapping[str, Any]) -> bytes:
+    """A document as ``run.json``: behind all else the checksum of the rest."""
+    rest = {name: value for name, value in document.items() if name != "checksum"}
+    return to_json({**rest, "checksum": sha256(to_json(rest))})
+
+
+# Reading
+
+
+def read_info(files: Mapping[str, bytes], where: str) -> RunInfo:
     """``run.json``, checked.
 
     Args:
@@ -84,29 +197,43 @@ def read_info(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
         ValueError: it is no run's of this version, not what was written, or lacks an entry or
             holds another kind of thing there; the message names both.
     """
-    if "run.json" not in files:
-        raise missing(where, "run.json")
+    document = _document(files, where)
     try:
-        info = json.loads(files["run.json"].decode())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}/run.json is corrupt: {error}. {_DO}") from error
-    if not isinstance(info, dict) or info.get("format") != FORMAT:
-        found = info.get("format") if isinstance(info, dict) else type(info).__name__
-        raise ValueError(
-            f"{where}/run.json is not of this version's format {FORMAT!r}; found {found!r}."
-        )
-    if not isinstance(info.get("files"), dict):
-        raise ValueError(f"{where}/run.json is corrupt: it names no files. {_DO}")
-    if not _is_as_written(info, files["run.json"]):
-        raise ValueError(
-            f"{where}/run.json is not what this run wrote: its own checksum differs. {_DO}"
-        )
-    for problem in _problems(info):
-        raise ValueError(f"{where}/run.json: {problem}. {_DO}")
+        info: RunInfo = read_record(RunInfo, document)
+    except RecordError as problem:
+        raise ValueError(f"{where}/run.json: {problem}. {_DO}") from None
+    for found in _problems(info):
+        raise ValueError(f"{where}/run.json: {found}. {_DO}")
     return info
 
 
-_DO = "Restore it or generate the run again."
+def with_files(files: Mapping[str, bytes], where: str, sums: Mapping[str, str]) -> bytes:
+    """``run.json`` with the checksums of further files; raises as :func:`read_info` does."""
+    read_info(files, where)
+    document = _document(files, where)
+    document["files"] = {**document["files"], **sums}
+    return sealed(document)
+
+
+def _document(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
+    if "run.json" not in files:
+        raise missing(where, "run.json")
+    try:
+        document = json.loads(files["run.json"].decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}/run.json is corrupt: {error}. {_DO}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        found = document.get("format") if isinstance(document, dict) else type(document).__name__
+        raise ValueError(
+            f"{where}/run.json is not of this version's format {FORMAT!r}; found {found!r}."
+        )
+    if not isinstance(document.get("files"), dict):
+        raise ValueError(f"{where}/run.json is corrupt: it names no files. {_DO}")
+    if not _is_as_written(document, files["run.json"]):
+        raise ValueError(
+            f"{where}/run.json is not what this run wrote: its own checksum differs. {_DO}"
+        )
+    return document
 
 
 def missing(where: str, part: str) -> FileNotFoundError:
@@ -115,107 +242,45 @@ def missing(where: str, part: str) -> FileNotFoundError:
     )
 
 
-def _is_as_written(info: Mapping[str, Any], data: bytes) -> bool:
+def _is_as_written(document: Mapping[str, Any], data: bytes) -> bool:
     """Runs of the first version have no checksum of their own and end with those of their files."""
-    if list(info)[-1] == "files" and CHECKSUM not in info:
+    if list(document)[-1] == "files" and "checksum" not in document:
         return True
     try:
-        return sealed(info) == data
+        return sealed(document) == data
     except ValueError:  # a number in it is not finite
         return False
 
 
-def _problems(info: Mapping[str, Any]) -> Iterator[str]:
-    """What makes a document none of a run: the first entry of the wrong kind, or else all that
-    does not fit together."""
-    if wrong := next(_wrong(info, _RUN, ""), None):
-        yield wrong
-        return
-    try:
-        Preset.from_json(info["preset"])
-    except ValueError as error:
-        yield f"'preset' cannot be read: {str(error).rstrip('.')}"
-    if info["passes"] < 1:
-        yield f"'passes' is {info['passes']}, where 1 or more is expected"
+def _problems(info: RunInfo) -> Iterator[str]:
+    """What in a document does not fit together."""
+    if info.passes < 1:
+        yield f"'passes' is {info.passes}, where 1 or more is expected"
     yield from _misplaced(info)
-    yield from _unnamed(info)
+    choices: dict[str, tuple[Any, tuple[str, ...]]]
+    choices = {"details.heads": (info.details.heads, ("all",))}
+    for name, held in vars(info.captured or Captured(steps=None, heads=None)).items():
+        choices[f"captured.{name}"] = held, ("mean", "last", "all")
+    for at, (chosen, known) in choices.items():
+        if isinstance(chosen, str) and chosen not in known:
+            yield f"{at!r} is {shortened(chosen)}, where one of {shortened(known)} is expected"
+    if foreign := info.more.keys() - {*FURTHER}:
+        yield f"'more' has {min(foreign)!r}, which no run of this version has"
+    needed = [f"{name}/{MAPS}" for name in info.more]
+    needed += [STEPS] if info.details.steps is not None else []
+    if MAPS in info.files:  # else it was saved without maps
+        yield from (f"'files' does not name {name}" for name in needed if name not in info.files)
 
 
-def _misplaced(info: Mapping[str, Any]) -> Iterator[str]:
+def _misplaced(info: RunInfo) -> Iterator[str]:
     """Words and columns that are not in the prompt."""
-    tokens, letters = range(len(info["tokens"])), len(info["prompt"])
-    for i, word in enumerate(info["words"]):
-        start, end = word["start"], word["end"]
+    tokens, letters = range(len(info.tokens)), len(info.prompt)
+    for i, word in enumerate(info.words):
+        start, end = word.start, word.end
         if not 0 <= start <= end <= letters:
             yield f"'words[{i}]' is at {start} to {end}, and the prompt has {letters} letters"
-        if not set(word["columns"]).issubset(tokens):
-            yield f"'words[{i}].columns' are {_told(word['columns'])} of {len(tokens)} columns"
-    held = info["columns"]
+        if not set(word.columns).issubset(tokens):
+            yield f"'words[{i}].columns' are {shortened(word.columns)} of {len(tokens)} columns"
+    held = info.columns
     if len(set(held)) < len(held) or not set(held).issubset(tokens):
-        yield f"'columns' are {_told(held)} of {len(tokens)}, where each is there once"
-
-
-def _unnamed(info: Mapping[str, Any]) -> Iterator[str]:
-    """Maps that a document tells of without the checksum of their file."""
-    if foreign := info["more"].keys() - {*FURTHER}:
-        yield f"'more' has {min(foreign)!r}, which no run of this version has"
-    needed = [f"{name}/{MAPS}" for name in info["more"]]
-    if info["details"]["steps"] is not None:
-        needed.append(STEPS)
-    if MAPS in info["files"]:  # else it was saved without maps
-        yield from (f"'files' does not name {n}" for n in needed if n not in info["files"])
-
-
-def _wrong(value: Any, kind: Any, at: str) -> Iterator[str]:
-    """What in a value is not of a kind, by its place."""
-    if isinstance(kind, tuple):
-        found = [next(_wrong(value, one, at), None) for one in kind]
-        if all(found):
-            yield _is_not(value, kind, at)
-    elif isinstance(kind, dict) and isinstance(value, dict):
-        yield from _wrong_entries(value, kind, at)
-    elif isinstance(kind, list) and isinstance(value, list) and len(kind) in (1, len(value)):
-        kinds = kind * len(value) if len(kind) == 1 else kind
-        for i, (one, of) in enumerate(zip(value, kinds, strict=True)):
-            yield from _wrong(one, of, f"{at}[{i}]")
-    elif not _is(value, kind):
-        yield _is_not(value, kind, at)
-
-
-def _is(value: Any, kind: Any) -> bool:
-    if isinstance(kind, type):
-        return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    return not isinstance(kind, (dict, list)) and bool(value == kind)
-
-
-def _is_not(value: Any, kind: Any, at: str) -> str:
-    return f"{at!r} is {_told(value)}, where {_named(kind)} is expected"
-
-
-def _wrong_entries(value: Mapping[str, Any], kind: Mapping[Any, Any], at: str) -> Iterator[str]:
-    begins = f"{at}." if at else ""
-    for name, of in kind.items():
-        if name is str:
-            for key, one in value.items():
-                yield from _wrong(one, of, f"{begins}{key}")
-        elif (key := name.removesuffix("?")) in value:
-            yield from _wrong(value[key], of, f"{begins}{key}")
-        elif key == name:
-            yield f"{begins + key!r} is missing"
-
-
-def _told(value: Any) -> str:
-    text = " ".join(json.dumps(value, ensure_ascii=False).split())
-    return text if len(text) <= 40 else f"{text[:39]}…"
-
-
-def _named(kind: Any) -> str:
-    if isinstance(kind, tuple):
-        return " or ".join(dict.fromkeys(map(_named, kind)))
-    if isinstance(kind, list):
-        size = "" if len(kind) == 1 else f"{len(kind)} of "
-        return f"a list of {size}{_named(kind[0])}"
-    if isinstance(kind, dict):
-        return "an object"
-    names = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
-    return names.get(kind) or json.dumps(kind)
+        yield f"'columns' are {shortened(held)} of {len(tokens)}, where each is there once"

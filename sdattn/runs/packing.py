@@ -1,6 +1,9 @@
 """One image's run as files in memory, name to bytes: what a folder or a shard holds of it.
 
-image.png  heatmaps/NN-word.png  grid.png  masks/NN-word.png  report.html  maps.safetensors
+pack_run(run, parts)               the files
+unpack_run(files, where)           the run, its heatmaps made anew from the maps
+
+image.png  heatmaps/NN-word.png  grid.png  masks/NN-word.png  maps.safetensors
 steps.safetensors  heads.safetensors        where kept, of the words' columns
 run.json           the settings, every file's checksum, and one of its own
 negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, grid.png and
@@ -9,53 +12,66 @@ negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, 
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import re
-import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
-from ..maps import render
+from ..files.writing import sha256
+from ..maps.aggregation import aggregate
+from ..maps.details import Details
 from ..maps.heatmap import Heatmap
-from ..maps.layermaps import LayerMaps
-from .imagerun import ImageRun
-from .report import report
+from ..maps.heatmaps import Heatmaps, finish
+from ..maps.layermaps import LayerMap, LayerMaps
+from .drawings import USUAL, drawings, named, png
+from .imagerun import Further, ImageRun
+from .info import (
+    FORMAT,
+    FURTHER,
+    HEADS,
+    MAPS,
+    STEPS,
+    DetailsEntry,
+    FurtherEntry,
+    LayerEntry,
+    RunInfo,
+    missing,
+    read_info,
+)
 
-FORMAT = "sdattn-run-4"
-CHECKSUM = "checksum"  # of run.json without it, its last entry
-PARTS = ("image", "overlays", "grid", "maps", "masks", "report")
-USUAL = ("image", "overlays", "grid", "maps", "report")
-MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"
-FURTHER = ("negative", "asked", "causal")
 # A file that a run's folder can have, by its path in it
 RUN_FILE = re.compile(
     r"image\.png|report\.html|(maps|steps|heads)\.safetensors|run\.json"
     rf"|(({'|'.join(FURTHER)})/)?(grid\.png|maps\.safetensors|(heatmaps|masks)/[^/]+\.png)"
 )
 AFFINITY = "self-attention"  # the name among the maps of what refined them
-# Drawings: about the bytes of zlib's quickest level in three quarters of its time
-_QUICK = {"compress_level": 1, "compress_type": zlib.Z_RLE}
+NEEDED = ("run.json", "image.png", MAPS)
+READ = (*NEEDED, STEPS, HEADS, *(f"{name}/{MAPS}" for name in FURTHER))
 
 
-def pack_run(run: ImageRun, parts: Collection[str] = USUAL) -> dict[str, bytes]:
+class Packed(NamedTuple):
+    """A run's files by their paths in its folder, ``run.json`` last, and what that says."""
+
+    info: RunInfo
+    files: dict[str, bytes]
+
+
+def pack_run(
+    run: ImageRun, parts: Collection[str] = USUAL, beside: Mapping[str, bytes] | None = None
+) -> Packed:
     """The files of one image's run; the same run gives the same bytes.
 
     Args:
         run: its maps are kept as float16.
-        parts: which of ``PARTS``; ``run.json`` is always there. What was kept of single steps and
-            heads, and further maps, each drawn into a folder of their own, go with ``maps``.
-
-    Returns:
-        Path in the run's folder to bytes, ``run.json`` last.
+        parts: which of :data:`sdattn.runs.drawings.PARTS`; ``run.json`` is always there, a report
+            is for ``beside`` to hold. What was kept of single steps and heads, and further maps,
+            each drawn into a folder of their own, go with ``maps``.
+        beside: further files of the folder, a page say.
 
     Raises:
         ValueError: a map holds values that are not finite.
@@ -67,7 +83,7 @@ def pack_run(run: ImageRun, parts: Collection[str] = USUAL) -> dict[str, bytes]:
     _check_finite(tensors)
     files: dict[str, bytes] = {}
     if "image" in parts:
-        files["image.png"] = _png(run.image)
+        files["image.png"] = png(run.image)
     if "maps" in parts:
         files |= {name: pack_maps(held) for name, held in tensors.items()}
     heatmaps = run.heatmaps
@@ -80,47 +96,39 @@ def pack_run(run: ImageRun, parts: Collection[str] = USUAL) -> dict[str, bytes]:
             names = named(one.label for one in maps)
             drawn[MAPS] = pack_maps({n: m.values for n, m in zip(names, maps, strict=True)})
         files |= {f"{folder}/{name}": data for name, data in drawn.items()}
-    if "report" in parts:
-        files["report.html"] = report(run)
-    document = {**_document(run), "files": {name: sha256(data) for name, data in files.items()}}
-    files["run.json"] = sealed(document)
-    return files
+    files |= beside or {}
+    info = _info(run, files)
+    return Packed(info, {**files, "run.json": info.sealed()})
 
 
-def sealed(document: Mapping[str, Any]) -> bytes:
-    """A document of a run as ``run.json``: behind all else the checksum of the rest."""
-    rest = {name: value for name, value in document.items() if name != CHECKSUM}
-    return to_json({**rest, CHECKSUM: sha256(to_json(rest))})
-
-
-def _document(run: ImageRun) -> dict[str, Any]:
-    """What ``run.json`` says of a run, but for its files."""
+def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
+    """``run.json`` of a run with these files."""
     layers, details, prompt = run.layers, run.details, run.heatmaps.prompt
     kept = details.steps or details.heads
-    return {
-        "format": FORMAT,
-        **run.info,
-        "words": [asdict(word) for word in prompt.words],
-        "truncated": [word.text for word in prompt.truncated],
-        "tokens": [asdict(token) for token in prompt.tokens],
-        "columns": layers.columns,
-        "preset": run.heatmaps.preset.to_json(),
-        "passes": layers.passes,
-        "layers": {
-            name: {"place": one.place, "level": one.level, "heads": one.heads, "grid": one.grid}
-            for name, one in layers.layers.items()
+    return RunInfo(
+        **vars(run.settings.alone()),
+        words=prompt.words,
+        truncated=[word.text for word in prompt.truncated],
+        tokens=prompt.tokens,
+        columns=layers.columns,
+        preset=run.heatmaps.preset,
+        passes=layers.passes,
+        layers={
+            name: LayerEntry(layer.place, layer.level, layer.heads, layer.grid)
+            for name, layer in layers.layers.items()
         },
-        "self_attention": layers.affinity_grid,
-        "details": {
-            "steps": None if details.steps is None else details.calls,
-            "heads": None if details.heads is None else details.head_numbers,
-            "columns": kept.columns if kept else [],
-        },
-        "more": {
-            name: {"text": text, "maps": [[one.label, one.columns] for one in maps]}
+        self_attention=layers.affinity_grid,
+        details=DetailsEntry(
+            None if details.steps is None else details.calls,
+            None if details.heads is None else details.head_numbers,
+            kept.columns if kept else (),
+        ),
+        more={
+            name: FurtherEntry(text, tuple((one.label, one.columns) for one in maps))
             for name, (text, maps) in run.more.items()
         },
-    }
+        files={name: sha256(data) for name, data in files.items()},
+    )
 
 
 def _check_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -151,61 +159,139 @@ def pack_maps(maps: Mapping[str, Tensor]) -> bytes:
     return save(halves, metadata={"format": FORMAT})
 
 
-def drawings(
-    image: Image.Image,
-    maps: Sequence[Heatmap],
-    title: str,
-    parts: Collection[str] = USUAL,
-    scale: tuple[float, float] | None = None,
-) -> dict[str, bytes]:
-    """``heatmaps/NN-word.png`` for each map, ``grid.png``, and ``masks/NN-word.png`` (255 where a
-    map lies in the upper half of its range), as asked. ``scale`` is that of all maps; by default
-    each has its own range."""
-    files: dict[str, bytes] = {}
-    names = [f"{name}.png" for name in named(one.label for one in maps)]
-    wanted = {"overlays", "grid"}.intersection(parts)
-    tiles = [one.overlay(image, scale=scale) for one in maps] if wanted else []
-    if "overlays" in parts:
-        files |= {
-            f"heatmaps/{n}": _png(tile, **_QUICK) for n, tile in zip(names, tiles, strict=True)
-        }
-    if "grid" in parts:
-        files["grid.png"] = _png(render.grid(image, tiles, title), **_QUICK)
-    if "masks" in parts:
-        files |= {f"masks/{n}": _mask(one, image) for n, one in zip(names, maps, strict=True)}
-    return files
+# Reading
 
 
-def named(labels: Iterable[str]) -> list[str]:
-    """Names of files for maps: number and word."""
-    return [f"{n:02d}-{file_name(label)}" for n, label in enumerate(labels, start=1)]
+def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
+    """What :func:`pack_run` packed, the heatmaps made anew from the maps.
 
-
-def _mask(one: Heatmap, image: Image.Image) -> bytes:
-    mask = one.mask((image.height, image.width)).numpy()
-    return _png(Image.fromarray(mask.astype(np.uint8) * 255), **_QUICK)
-
-
-def file_name(word: str) -> str:
-    """A word as part of a file name: letters, digits and ``-``, 1 to 40 characters."""
-    safe = "".join(char if char.isalnum() else "-" for char in word)
-    return "-".join(part for part in safe.split("-") if part)[:40].strip("-") or "sign"
-
-
-def to_json(document: Any) -> bytes:
-    """JSON for people to read too, with a newline at the end.
+    Args:
+        files: those of ``READ`` that there are.
+        where: they come from, for errors.
 
     Raises:
-        ValueError: a number in it is not finite.
+        FileNotFoundError: ``run.json``, ``image.png`` or ``maps.safetensors`` is missing, or
+            another file of maps that the run wrote.
+        ValueError: it is no run of sdattn, or a part is not what the run wrote.
     """
-    return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    info = read_info(files, where)
+    _check(files, info, where)
+    files = {name: data for name, data in files.items() if name in info.files}
+    image = _open_png(files["image.png"], f"{where}/image.png")
+    try:
+        layers = _unpack_layers(files[MAPS], info)
+        return ImageRun(
+            image,
+            _heatmaps(layers, info),
+            layers,
+            info,
+            _unpack_details(files, info),
+            {name: _unpack_further(files[f"{name}/{MAPS}"], info, name) for name in info.more},
+        )
+    except Exception as error:  # whatever a document of someone else's making leads to
+        raise ValueError(
+            f"{where}: its maps are not those that its run.json tells of "
+            f"({type(error).__name__}: {error}). Restore the folder or generate the run again."
+        ) from error
 
 
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _heatmaps(layers: LayerMaps, info: RunInfo) -> Heatmaps:
+    maps = aggregate(layers, info.preset)[0]
+    return finish(maps, info.read_prompt, info.preset, info.columns)
 
 
-def _png(image: Image.Image, **packing: int) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", **packing)
-    return buffer.getvalue()
+def _open_png(data: bytes, where: str) -> Image.Image:
+    """RGB. Nothing but PNG is opened: other readers of Pillow start programs of their own."""
+    try:
+        return Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(
+            f"{where} is no PNG picture that can be read: {error}. Restore it or generate the run "
+            "again."
+        ) from error
+
+
+def _check(files: Mapping[str, bytes], info: RunInfo, where: str) -> None:
+    for part in NEEDED[1:]:
+        if part not in info.files:
+            raise FileNotFoundError(f"{where} was saved without {part}, so it cannot be shown.")
+    for part in READ[1:]:
+        if part not in info.files:
+            continue
+        if part not in files:
+            raise missing(where, part)
+        if sha256(files[part]) != info.files[part]:
+            raise ValueError(
+                f"{where}/{part} is not what this run wrote: its checksum differs from run.json. "
+                "Restore it or generate the run again."
+            )
+
+
+def _unpack_layers(data: bytes, info: RunInfo) -> LayerMaps:
+    tensors = load(data)  # in an order that changes from call to call
+    shapes = map_shapes(info)
+    for name, shape in shapes.items():
+        _check_shape(tensors, name, shape)
+    if foreign := tensors.keys() - shapes.keys():
+        raise ValueError(f"{min(foreign)} is no layer of the run")
+    layers = {
+        name: LayerMap(layer.place, layer.level, layer.heads, tensors[name].float()[None])
+        for name, layer in info.layers.items()
+    }
+    if info.self_attention is None:
+        return LayerMaps(layers, info.columns, info.passes)
+    affinity = tensors[AFFINITY].float()[None]
+    return LayerMaps(layers, info.columns, info.passes, affinity, info.self_attention)
+
+
+def _unpack_details(files: Mapping[str, bytes], info: RunInfo) -> Details:
+    kept = info.details
+
+    def layers(name: str) -> LayerMaps | None:
+        if name not in files:
+            return None
+        tensors, found = load(files[name]), {}
+        for layer, one in info.layers.items():
+            if layer in tensors:
+                maps = tensors[layer].float()  # [steps or heads, rows, cols, columns]
+                _check_shape(tensors, layer, (len(maps), *one.grid, len(kept.columns)))
+                if name == STEPS:
+                    _check_shape(tensors, layer, (len(kept.steps or ()), *maps.shape[1:]))
+                maps = maps[None] if name == HEADS else maps
+                found[layer] = LayerMap(one.place, one.level, one.heads, maps)
+        if not found:
+            raise ValueError(f"{name} holds no layer of the run")
+        return LayerMaps(found, kept.columns, passes=1)
+
+    numbers = kept.heads if isinstance(kept.heads, tuple) else "all"
+    return Details(layers(STEPS), kept.steps or (), layers(HEADS), numbers)  # type: ignore[arg-type]
+
+
+def _unpack_further(data: bytes, info: RunInfo, name: str) -> Further:
+    further, tensors = info.more[name], load(data)
+    labels = [label for label, _ in further.maps]
+    for key in named(labels):
+        _check_shape(tensors, key, (*tensors[key].shape[:2],))
+    maps = [
+        Heatmap(label, tensors[key].float(), columns)
+        for key, (label, columns) in zip(named(labels), further.maps, strict=True)
+    ]
+    return Further(further.text, maps)
+
+
+def _check_shape(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
+    found = tuple(tensors[name].shape) if name in tensors else None
+    if found != shape:
+        raise ValueError(f"{name} has the shape {found}, where {shape} is expected")
+
+
+def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in ``maps.safetensors``, as ``run.json`` tells them."""
+    shapes = {
+        name: (*([one.heads] if info.preset.each_head else []), *one.grid, len(info.columns))
+        for name, one in info.layers.items()
+    }
+    if info.self_attention is None:
+        return shapes
+    rows, cols = info.self_attention
+    return {**shapes, AFFINITY: (rows * cols, rows * cols)}

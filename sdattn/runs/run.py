@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,7 @@ class Run:
         return [image_run.heatmaps for image_run in self]
 
     @property
-    def info(self) -> list[Mapping[str, Any]]:
+    def info(self) -> list[dict[str, Any]]:
         """The settings of each image's run, as ``run.json`` holds them."""
         return [image_run.info for image_run in self]
 

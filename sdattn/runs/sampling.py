@@ -29,6 +29,7 @@ from ..models.pipeline_call import call_pipeline, one_each, pictures_of, turn
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
+from .info import Captured, RunSettings
 from .run import Run
 
 if TYPE_CHECKING:
@@ -62,28 +63,29 @@ def sample(
     images, store = pictures_of(result), stores["prompt"]
     layers = layer_maps(store, preset, stores.get("self"))
     check_maps(_named(layers), pipe, options)
-    info = _infos(pipe, store, images, prompts, seeds, options)
-    for i in _blanked(result):
-        info[i]["blanked"] = True
-    further: dict[str, list[Heatmaps]] = {}
+    blanked = _blanked(result)
+    texts: dict[str, list[Heatmaps]] = {}
     if "negative" in stores:
         read = read_negative(pipe, options, len(prompts), stores["negative"].n_text)
-        further["negative"] = _beside(stores["negative"], layers, preset, read)
+        texts["negative"] = _beside(stores["negative"], layers, preset, read)
     if asked is not None:
-        further["asked"] = _beside(stores["asked"], layers, preset, [asked.prompt])
-        for settings_of_image in info:
-            settings_of_image["asked"] = asked.prompt.text
-    for name, found in further.items():
-        for heatmaps in found:
-            what = {"negative": "negative prompt", "asked": "ask"}[name]
+        texts["asked"] = _beside(stores["asked"], layers, preset, [asked.prompt])
+    for name, what in (("negative", "negative prompt"), ("asked", "ask")):
+        for heatmaps in texts.get(name, ()):
             check_maps({what: heatmaps.maps}, pipe, options)
+    common = _described(pipe, store, options)
+    settings_of_images = _each_own(common, images, prompts, seeds, options)
     image_runs = []
     for i, heatmaps in enumerate(heatmaps_of(store, layers, preset, prompts)):
-        texts = {name: found[i] for name, found in further.items()}
-        more = {n: Further(one.prompt.text, one.occurrences()) for n, one in texts.items()}
+        own = {name: found[i] for name, found in texts.items()}
+        made = replace(
+            settings_of_images[i],
+            blanked=True if i in blanked else None,
+            asked=asked.prompt.text if asked else None,
+        )
+        more = {name: Further(one.prompt.text, one.occurrences()) for name, one in own.items()}
         details = details_of(store, i, heatmaps)
-        own = images[i], heatmaps, layers.image(i), info[i], details
-        image_runs.append(ImageRun(*own, more, texts))
+        image_runs.append(ImageRun(images[i], heatmaps, layers.image(i), made, details, more, own))
     return Run(image_runs, store, layers)
 
 
@@ -120,32 +122,29 @@ def _watched(
     return found
 
 
-def _infos(
-    pipe: Any,
-    store: MapStore,
+def _each_own(
+    common: RunSettings,
     images: Sequence[Image.Image],
     prompts: Sequence[Prompt],
     seeds: Sequence[int],
     options: Mapping[str, Any],
-) -> list[dict[str, Any]]:
+) -> list[RunSettings]:
     """The settings of each image's run."""
-    common = _describe(pipe, store, options)
     a_prompt, a_seed = len(images) // len(prompts), len(images) // len(seeds)
-    info = [
-        {
-            "prompt": prompts[i // a_prompt].text,
-            "seed": seeds[i // a_seed],  # the frames of a video share theirs
-            **common,
-            "size": [*image.size],
-        }
-        for i, image in enumerate(images)
-    ]
     negatives = options.get("negative_prompt")
-    if negatives is not None:
-        texts = one_each(negatives, len(prompts))
-        for i, one in enumerate(info):
-            one["options"] = {**one["options"], "negative_prompt": texts[i // a_prompt]}
-    return info
+    texts = None if negatives is None else one_each(negatives, len(prompts))
+    own = []
+    for i, image in enumerate(images):
+        negative = {} if texts is None else {"negative_prompt": texts[i // a_prompt]}
+        settings = replace(
+            common,
+            prompt=prompts[i // a_prompt].text,
+            seed=seeds[i // a_seed],  # the frames of a video share theirs
+            size=image.size,
+            options={**(common.options or {}), **negative},
+        )
+        own.append(settings)
+    return own
 
 
 class _Asked:
@@ -193,25 +192,28 @@ def _blanked(result: Any) -> list[int]:
     return blanked
 
 
-def _describe(pipe: Any, store: MapStore, options: Mapping[str, Any]) -> dict[str, Any]:
+def _described(pipe: Any, store: MapStore, options: Mapping[str, Any]) -> RunSettings:
+    """What all images of a call have in common."""
     plain = (str, int, float, bool, type(None))
-    return {
-        "model": "demo" if is_demo(pipe) else str(getattr(pipe, "name_or_path", "")),
-        "pipeline": type(pipe).__name__,
-        "scheduler": type(pipe.scheduler).__name__,
-        "options": {key: value for key, value in options.items() if isinstance(value, plain)},
-        "options_left_out": sorted(
+    return RunSettings(
+        prompt="",
+        seed=None,
+        model="demo" if is_demo(pipe) else str(getattr(pipe, "name_or_path", "")),
+        pipeline=type(pipe).__name__,
+        scheduler=type(pipe.scheduler).__name__,
+        options={key: value for key, value in options.items() if isinstance(value, plain)},
+        options_left_out=sorted(
             key
             for key, value in options.items()
-            if not isinstance(value, plain) and key != "negative_prompt"  # which is put in by image
+            if not isinstance(value, plain) and key != "negative_prompt"  # which each image has
         ),
-        "device": pipe.device.type,
-        "dtype": str(pipe.dtype).removeprefix("torch."),
-        "timesteps": store.timesteps,
-        "captured": {"steps": store.steps, "heads": store.heads},
-        "versions": {
+        device=pipe.device.type,
+        dtype=str(pipe.dtype).removeprefix("torch."),
+        timesteps=store.timesteps,
+        captured=Captured(steps=store.steps, heads=store.heads),
+        versions={
             "python": platform.python_version(),
             "sdattn": __version__,
             **{name: version(name) for name in ("torch", "diffusers", "transformers")},
         },
-    }
+    )

@@ -13,10 +13,10 @@ from safetensors.torch import load, save
 
 from sdattn.batch import open_batch, status, verify
 from sdattn.batch.folder import BatchFolder
+from sdattn.files.writing import sha256, write_files
 from sdattn.maps.aggregation import aggregate
-from sdattn.runs.folder import write_files
-from sdattn.runs.packing import FORMAT as RUN_FORMAT
-from sdattn.runs.packing import sealed, sha256
+from sdattn.runs.info import FORMAT as RUN_FORMAT
+from sdattn.runs.info import sealed
 
 
 def changed(files, name, data):

@@ -4,7 +4,7 @@ import pytest
 from batch_runs import draw, new_run, pack, rows_of
 
 from sdattn.batch import open_batch
-from sdattn.runs.packing import PARTS
+from sdattn.runs.drawings import PARTS
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from transformer_rows import flux, sd3
 from sdattn import generate, load_pipeline
 from sdattn.batch import open_batch, verify
 from sdattn.maps.presets import PRESETS, preset_of
-from sdattn.runs.packing import USUAL
+from sdattn.runs.drawings import USUAL
 
 IDENTITY = ("id", "line", "fingerprint")  # what generate() does not know of an item
 

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load, save
 
 from sdattn.batch.folder import BatchFolder, layout_of
-from sdattn.runs.packing import PARTS
+from sdattn.runs.drawings import PARTS
 
 
 @pytest.fixture(params=FORMATS)

@@ -10,8 +10,8 @@ from batch_runs import FORMATS, files_of, kept_of, new_run, pack, rows_of, three
 
 from sdattn.batch import merge, open_batch, status, verify
 from sdattn.batch.folder import BatchFolder
+from sdattn.files.writing import write_files
 from sdattn.maps.presets import PRESETS
-from sdattn.runs.folder import write_files
 
 
 def part(root, which, of, names, **changes):

@@ -16,7 +16,7 @@ from sdattn.batch.items import Item
 from sdattn.batch.manifest import FIRST_FORMAT, FORMAT
 from sdattn.batch.merging import merge_runs
 from sdattn.batch.plan import Job, fingerprint
-from sdattn.runs.packing import to_json
+from sdattn.files.writing import to_json
 
 FORMATS = ("folder", "shard")
 PROMPTS = ("a cat", "a dog", "red", "a red cat")

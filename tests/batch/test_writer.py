@@ -11,6 +11,7 @@ from PIL import Image
 from sdattn import Heatmaps, read_prompt
 from sdattn.batch.drawing import Writer
 from sdattn.runs.imagerun import ImageRun
+from sdattn.runs.info import RunSettings
 from sdattn.runs.packing import pack_run
 
 
@@ -97,4 +98,5 @@ def test_maps_that_are_not_finite_are_no_item():
     heatmaps = Heatmaps(read_prompt(TOKENIZER, PROMPT), maps)
     with pytest.raises(ValueError, match="up.b hold values that are not finite.*bfloat16"):
         layers = as_layers({"up.b": maps})
-        pack_run(ImageRun(Image.new("RGB", (96, 64)), heatmaps, layers, {}), ("maps",))
+        settings = RunSettings(prompt=PROMPT, seed=0)
+        pack_run(ImageRun(Image.new("RGB", (96, 64)), heatmaps, layers, settings), ("maps",))

@@ -25,6 +25,7 @@ from sdattn.maps.details import Details
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.prompts.tokens import read_labels
 from sdattn.runs.imagerun import ImageRun
+from sdattn.runs.info import RunSettings
 
 PROMPT = "a red circle left of a blue square"
 OPTIONS = {"height": 64, "width": 96, "num_inference_steps": 10}
@@ -73,7 +74,8 @@ def random_run(words, steps=0, heads=0, grid=(8, 8), size=(64, 64), layers=2):
     details = Details(kept, tuple(range(steps)), maps(1, heads) if heads else None)
     made = Heatmaps(prompt, aggregate(held, PRESETS["default"])[0])
     times = [981.25 - i for i in range(steps)]
-    return ImageRun(Image.new("RGB", size, "grey"), made, held, {"timesteps": times}, details)
+    settings = RunSettings(prompt=made.prompt.text, seed=0, timesteps=times)
+    return ImageRun(Image.new("RGB", size, "grey"), made, held, settings, details)
 
 
 def panels(drawn):

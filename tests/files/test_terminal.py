@@ -13,7 +13,7 @@ from conftest import make_pipeline
 from sdattn import generate
 from sdattn.cli.printing import Console, Table, Text
 from sdattn.files.terminal import visible
-from sdattn.runs.packing import sealed
+from sdattn.runs.info import sealed
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\r\x08\u202ecat\u2069\x7f"
 TURNS = {"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"}  # of Unicode's annex 9

@@ -16,8 +16,9 @@ from sdattn.batch.manifest import FORMAT
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import Preset
+from sdattn.runs.folder import pack_with_page
 from sdattn.runs.imagerun import ImageRun
-from sdattn.runs.packing import pack_run
+from sdattn.runs.info import RunSettings
 
 FORMATS = ("folder", "shard")
 TOKENIZER = tiny_tokenizer()
@@ -39,11 +40,11 @@ def _pack(item, line, *, fingerprint=None, parts=("image", "overlays", "maps"), 
     }
     noise = np.random.default_rng(line).integers(0, 256, (64, 96, 3), np.uint8)
     layers = as_layers(maps)
-    info = {"id": item, "line": line, "fingerprint": fingerprint or f"of-{item}"}
-    info |= {"prompt": PROMPT, "seed": line, "options": options, "size": [96, 64]}
+    own = {"id": item, "line": line, "fingerprint": fingerprint or f"of-{item}"}
+    info = RunSettings(**own, prompt=PROMPT, seed=line, options=options, size=(96, 64))
     prompt = read_prompt(TOKENIZER, PROMPT)
     heatmaps = Heatmaps(prompt, aggregate(layers, BOTH)[0], preset=BOTH)
-    return pack_run(ImageRun(Image.fromarray(noise), heatmaps, layers, info), parts)
+    return pack_with_page(ImageRun(Image.fromarray(noise), heatmaps, layers, info), parts).files
 
 
 def as_layers(maps):

@@ -9,13 +9,15 @@ from conftest import tiny_tokenizer
 from PIL import Image
 
 from sdattn import Heatmaps, read_prompt
+from sdattn.files.records import read_record
+from sdattn.files.writing import write_files
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.details import Details
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import PRESETS
-from sdattn.runs.folder import write_files
+from sdattn.runs.folder import pack_with_page
 from sdattn.runs.imagerun import Further, ImageRun
-from sdattn.runs.packing import pack_run
+from sdattn.runs.info import RunSettings
 
 PROMPT = "a red cat"
 
@@ -45,7 +47,7 @@ def small_run(seed=0, prompt=PROMPT, **info):
         Image.fromarray(np.random.default_rng(seed).integers(0, 256, (64, 96, 3), np.uint8)),
         heatmaps,
         own,
-        {**told, **info},
+        read_record(RunSettings, {**told, **info}),
         Details(layers(2), (0, 1), layers(1, 2), "all"),
         {"asked": Further("red cat", heatmaps.occurrences()[1:])},
     )
@@ -54,7 +56,7 @@ def small_run(seed=0, prompt=PROMPT, **info):
 @cache
 def packed(seed=0, parts=("image", "maps", "overlays", "grid", "masks", "report")):
     """Its files, by their paths."""
-    return pack_run(small_run(seed), parts)
+    return pack_with_page(small_run(seed), parts).files
 
 
 def saved(folder, seed=0):

@@ -78,7 +78,7 @@ def test_words_that_it_never_learnt_are_named_in_a_warning_and_on_the_page(demo)
     assert [one.filename for one in caught] == [__file__]
     pages = [html.unescape(report(one).decode()) for one in map(run.image_run, (0, 1))]
     assert "never learnt 'cat', 'sofa'" in pages[0] and "never learnt" not in pages[1]
-    other = replace(run.image_run(0), info={**run.info[0], "model": "owner/name"})
+    other = replace(run[0], settings=replace(run[0].settings, model="owner/name"))
     assert "never learnt" not in report(other).decode()
 
 

@@ -14,28 +14,25 @@ from PIL import Image
 
 from sdattn import Heatmaps, diff, generate, load_pipeline, load_run, read_prompt
 from sdattn.maps import render
-from sdattn.maps.layermaps import LayerMaps
+from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import preset_of
 from sdattn.runs.folder import SavedRun
+from sdattn.runs.info import RunSettings
 
 TOKENIZER = tiny_tokenizer()
 
 
-def run(prompt, seed=0, grid=(4, 6), size=(96, 64), folder="runs/one", **info):
+def run(prompt, seed=0, grid=(4, 6), size=(96, 64), folder="runs/one", passes=2,
+        layers=("down.a",), **settings):  # fmt: skip
     """A saved run of random maps, as ``load_run`` would give it."""
     random = torch.Generator().manual_seed(seed)
     maps = torch.rand(*grid, 77, generator=random).softmax(-1)
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    info = {
-        "prompt": prompt,
-        "seed": seed,
-        "layers": {"down.a": {"grid": grid}},
-        "passes": 2,
-        **info,
-    }
     heatmaps = Heatmaps(read_prompt(TOKENIZER, prompt), maps)
-    layers = LayerMaps({}, heatmaps.columns, passes=2)  # a comparison reads run.json's
-    return SavedRun(Image.fromarray(pixels), heatmaps, layers, info, folder=Path(folder))
+    held = {name: LayerMap("down", 0, 2, maps[None]) for name in layers}
+    own = LayerMaps(held, heatmaps.columns, passes)
+    info = RunSettings(prompt=prompt, seed=seed, **settings)
+    return SavedRun(Image.fromarray(pixels), heatmaps, own, info, folder=Path(folder))
 
 
 def values(run, *columns):
@@ -150,11 +147,11 @@ def test_chosen_words_and_phrases_come_in_their_order():
 
 
 def test_settings_that_differ():
-    same = {"model": "demo", "options": {"guidance_scale": 2.0, "eta": 0.0}, "files": {}}
-    a = run("red cat", 1, **same, versions={"torch": "2.5"}, timesteps=[9, 5, 3, 2, 1])
-    b = run("red cat", 1, **same, versions={"torch": "2.6"}, timesteps=[9, 5, 3, 2, 0])
-    b.info["options"] = {"guidance_scale": 3.0, "eta": 0.0, "negative_prompt": "dog " * 50}
-    b.info["files"] = {"image.png": "another"}
+    own = {"guidance_scale": 2.0, "eta": 0.0}
+    of_b = {"guidance_scale": 3.0, "eta": 0.0, "negative_prompt": "dog " * 50}
+    times = [9, 5, 3, 2, 1], [9, 5, 3, 2, 0]
+    a = run("red cat", 1, model="demo", options=own, versions={"torch": "2.5"}, timesteps=times[0])
+    b = run("red cat", 1, model="demo", options=of_b, versions={"torch": "2.6"}, timesteps=times[1])
     found = diff(a, b)
     assert found.settings == {
         "guidance_scale": (2.0, 3.0),
@@ -225,7 +222,7 @@ def test_means_over_other_steps_are_means(steps, refused):
 
 
 def test_maps_of_other_layers_are_told():
-    a, b = run("red cat"), run("red cat", layers={"down.a": {}, "up.b": {}})
+    a, b = run("red cat"), run("red cat", layers=("down.a", "up.b"))
     with pytest.warns(UserWarning, match="0 that only A has, 1 that only B has, up.b for one"):
         diff(a, b)
 

@@ -14,11 +14,14 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from sdattn import Heatmaps, load_run, read_prompt
+from sdattn.files.places import file_name, inside
+from sdattn.files.writing import write_files
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import Preset
-from sdattn.runs.folder import check_target, file_name, inside, new_folder, save_run, write_files
+from sdattn.runs.folder import check_target, new_folder, save_run
 from sdattn.runs.imagerun import ImageRun
+from sdattn.runs.info import RunSettings
 
 PROMPT = 'a "cat"/dog'
 BOTH = Preset("both", ("down", "up"))  # of the layers that runs have here
@@ -39,7 +42,7 @@ def parts(tokenizer):
 
 def save(run, folder, **options):
     image, maps, layers = run
-    run = ImageRun(image, maps, layers, {"prompt": PROMPT, "seed": 3})
+    run = ImageRun(image, maps, layers, RunSettings(prompt=PROMPT, seed=3))
     return save_run(folder, run, **options)
 
 
@@ -218,7 +221,9 @@ def test_words_that_differ_in_case_only_do_not_clash(tokenizer, tmp_path):
     image, prompt = Image.new("RGB", (64, 64)), "Cat cat CAT"
     maps = Heatmaps(read_prompt(tokenizer, prompt), torch.rand(4, 4, 77))
     layers = LayerMaps({"up": LayerMap("up", 0, 2, maps.maps[None])}, maps.columns, passes=1)
-    folder = save_run(tmp_path / "run", ImageRun(image, maps, layers, {"prompt": prompt}))
+    folder = save_run(
+        tmp_path / "run", ImageRun(image, maps, layers, RunSettings(prompt=prompt, seed=None))
+    )
     names = [name.lower() for name in os.listdir(folder / "heatmaps")]
     assert len(set(names)) == 3
 

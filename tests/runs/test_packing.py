@@ -17,9 +17,8 @@ from sdattn.maps.heatmap import Heatmap
 from sdattn.maps.presets import PRESETS, Preset
 from sdattn.maps.render import enlarge
 from sdattn.runs.imagerun import Further
-from sdattn.runs.info import read_info
-from sdattn.runs.packing import AFFINITY, MAPS, pack_run
-from sdattn.runs.unpacking import map_shapes, unpack_run
+from sdattn.runs.info import MAPS, read_info
+from sdattn.runs.packing import AFFINITY, map_shapes, pack_run, unpack_run
 
 PROMPTS = ["a red cat and a turquoise dog", "dog dog"]
 OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 2}  # 16x24 cells and coarser ones
@@ -42,7 +41,7 @@ def run_of():
 
 
 def packed(run, image):
-    return pack_run(run.image_run(image), ("image", "maps"))
+    return pack_run(run.image_run(image), ("image", "maps")).files
 
 
 CASES = [*itertools.product([*PRESETS.values(), OWN], [None, "self"])]
@@ -56,7 +55,7 @@ def test_a_run_comes_back_with_its_heatmaps(run_of, preset, refine):
     for i in range(2):
         files = packed(run, i)
         read = unpack_run(files, "run")
-        image, back, info = read.image, read.heatmaps, read.info
+        image, back, info = read.image, read.heatmaps, read.settings
         expected = run.heatmaps[i]
         assert image.tobytes() == run.images[i].tobytes()
         assert back.preset == expected.preset == replace(preset, refine=refine)
@@ -79,7 +78,7 @@ def test_a_run_comes_back_with_its_heatmaps(run_of, preset, refine):
 
 def test_run_json_tells_what_the_maps_are_of(run_of):
     run = run_of(PRESETS["daam"], "self")
-    info = read_info(packed(run, 1), "run")
+    info = read_info(packed(run, 1), "run").to_json()
     assert info["format"] == "sdattn-run-4"
     assert Preset.from_json(info["preset"]) == run.heatmaps[1].preset
     assert (info["passes"], info["self_attention"]) == (2, [16, 24])
@@ -109,7 +108,7 @@ def test_further_maps_have_folders_of_their_own(run_of):
     maps = run.heatmaps[0].occurrences()[2:4]
     parts = ("image", "maps", "overlays", "grid", "masks")
     more = {"asked": Further("cat and", maps), "negative": Further("cat", maps[:1])}
-    files = pack_run(replace(run.image_run(0), more=more), parts)
+    files = pack_run(replace(run.image_run(0), more=more), parts).files
     assert [name for name in files if name.startswith(("asked", "negative"))] == [
         "asked/heatmaps/01-cat.png",
         "asked/heatmaps/02-and.png",
@@ -126,7 +125,7 @@ def test_further_maps_have_folders_of_their_own(run_of):
     assert saved.keys() == {"01-cat", "02-and"}
     torch.testing.assert_close(saved["02-and"], maps[1].values.half(), rtol=0, atol=0)
     assert files["asked/heatmaps/01-cat.png"] == files["heatmaps/03-cat.png"]
-    assert set(read_info(files, "run")["files"]) == set(files) - {"run.json"}
+    assert set(read_info(files, "run").files) == set(files) - {"run.json"}
     back = unpack_run(files, "run").more
     assert {name: (text, [one.label for one in maps]) for name, (text, maps) in back.items()} == {
         "asked": ("cat and", ["cat", "and"]),
@@ -144,7 +143,7 @@ def test_a_knockout_that_changed_nothing_is_drawn_dark(run_of):
     rising = torch.linspace(0, 1, grid.numel()).reshape(grid)
     maps = [Heatmap("red", 1e-4 * rising, (2,)), Heatmap("cat", 0.5 * rising, (3,))]
     one = replace(run.image_run(0), more={"causal": Further("red cat", maps)})
-    files = pack_run(one, ("overlays",))
+    files = pack_run(one, ("overlays",)).files
     base = enlarge(one.image).convert("L").convert("RGB")
     height = base.height
     for name, share in (("01-red", 0.0002), ("02-cat", 1.0)):

@@ -18,9 +18,9 @@ from small_runs import small_run
 import sdattn as library
 from sdattn import Heatmaps, generate, load_pipeline, load_run
 from sdattn.prompts.tokens import Word
+from sdattn.runs.imagerun import group_heatmaps, step_groups, step_heatmaps
 from sdattn.runs.report import report
 from sdattn.runs.report.command import command_of
-from sdattn.runs.views import group_heatmaps, step_groups, step_heatmaps
 
 PROMPT = "a red circle left of a blue square"
 
@@ -254,8 +254,11 @@ def test_no_command_is_told_that_would_make_another_run(demo):
     made = Heatmaps(one.heatmaps.prompt, one.heatmaps.maps, preset=own)
     for changed, why in (
         (replace(one, heatmaps=made), "preset 'mine' was made in Python"),
-        (replace(one, info={**one.info, "model": ""}), "no name of a model"),
-        (replace(one, info={**one.info, "options_left_out": ["image"]}), "only Python can: image"),
+        (replace(one, settings=replace(one.settings, model="")), "no name of a model"),
+        (
+            replace(one, settings=replace(one.settings, options_left_out=["image"])),
+            "only Python can: image",
+        ),
     ):
         with pytest.raises(ValueError, match=why):
             command_of(changed)

@@ -13,9 +13,9 @@ from conftest import make_pipeline
 from PIL import Image
 
 from sdattn import generate, load_pipeline
+from sdattn.runs.imagerun import group_heatmaps, step_groups
 from sdattn.runs.report import report
 from sdattn.runs.report.command import command_of
-from sdattn.runs.views import group_heatmaps, step_groups
 
 PROMPT = "a red circle left of a blue square"
 SMALL = {"height": 128, "width": 192, "num_inference_steps": 3}

@@ -15,9 +15,10 @@ from small_runs import saved, small_run
 
 from sdattn import diff, load_run
 from sdattn.batch.manifest import FORMAT as BATCH_FORMAT
-from sdattn.runs.folder import new_folder, save_run, write_files
-from sdattn.runs.packing import FORMAT, sealed
-from sdattn.runs.targets import check_apart, check_target, run_around
+from sdattn.files.places import check_apart
+from sdattn.files.writing import write_files
+from sdattn.runs.folder import check_target, new_folder, run_around, save_run
+from sdattn.runs.info import FORMAT, sealed
 
 
 def tree(folder):

@@ -6,7 +6,7 @@ from conftest import make_pipeline
 
 from sdattn import generate, load_run
 from sdattn.maps.presets import PRESETS
-from sdattn.runs.views import group_heatmaps, head_heatmaps, step_groups, step_heatmaps
+from sdattn.runs.imagerun import group_heatmaps, head_heatmaps, step_groups, step_heatmaps
 
 PROMPT = "a red cat and a turquoise dog"
 OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 4}

@@ -22,8 +22,7 @@ from ...maps.heatmap import Heatmap
 from ...maps.presets import Preset
 from ...models.demo_words import unlearnt
 from ...prompts.tokens import Prompt
-from ..imagerun import ImageRun
-from ..views import plain, step_names
+from ..imagerun import ImageRun, plain, step_names
 from .command import command_of
 from .maps import PageMaps, page_maps
 from .pages import page
@@ -100,7 +99,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         most_cut_off=_MOST_CUT_OFF,
         tokens=_token_rows(run.heatmaps.prompt, run.heatmaps.columns),
         settings=_settings(run),
-        versions=run.info.get("versions", {}),
+        versions=run.settings.versions or {},
         command=_command(run),
         maps=maps,
         words_held=len(words),
@@ -119,7 +118,7 @@ def _units(preset: Preset) -> dict[str, str]:
 
 def _unlearnt(run: ImageRun) -> str:
     """What is to be said of words that the demo model never learnt."""
-    if run.info.get("model") != "demo":
+    if run.settings.model != "demo":
         return ""
     return unlearnt(word.text for word in run.heatmaps.prompt.words)
 
@@ -183,18 +182,18 @@ def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, Any]]:
 
 def _settings(run: ImageRun) -> dict[str, str]:
     """What the page tells of how the run was made, name to text."""
-    info, preset = run.info, run.heatmaps.preset
+    settings, preset = run.settings, run.heatmaps.preset
     found = {
-        "seed": info.get("seed"),
-        "model": info.get("model"),
-        "pipeline": info.get("pipeline"),
-        "scheduler": info.get("scheduler"),
+        "seed": settings.seed,
+        "model": settings.model,
+        "pipeline": settings.pipeline,
+        "scheduler": settings.scheduler,
         "size": f"{run.image.width}x{run.image.height} pixels",
-        **{_SHORT.get(name, name): value for name, value in info.get("options", {}).items()},
+        **{_SHORT.get(name, name): value for name, value in (settings.options or {}).items()},
         "preset": preset.name + (", refined" if preset.refine else ""),
         "maps": f"{_means(run)['heatmap']}, {len(run.layers.layers)} layers",
-        "device": ", ".join(info[one] for one in ("device", "dtype") if one in info) or None,
-        "item": info.get("id"),
+        "device": ", ".join(filter(None, (settings.device, settings.dtype))) or None,
+        "item": settings.id,
     }
     return {name: str(value) for name, value in found.items() if value is not None}
 
@@ -226,8 +225,6 @@ def _command(run: ImageRun) -> Mapping[str, str]:
         return {"line": command_of(run), "reason": ""}
     except ValueError as error:
         return {"line": "", "reason": str(error)}
-    except KeyError as error:  # a document of someone else's making
-        return {"line": "", "reason": f"The run does not tell its {error.args[0]}."}
 
 
 def _picture(image: Image.Image) -> str:

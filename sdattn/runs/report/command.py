@@ -10,6 +10,7 @@ from typing import Any
 
 from ...maps.presets import PRESETS
 from ..imagerun import ImageRun
+from ..info import Edited, Explained, RunSettings
 
 _OPTIONS = {
     "num_inference_steps": "--steps",
@@ -30,40 +31,48 @@ def command_of(run: ImageRun) -> str:
         ValueError: no one command does, and why.
     """
     _check(run)
-    info = run.info
-    if "edited" in info:
-        texts = ["edit", info["edited"]["prompt"], *info["edited"]["targets"]]
-        flags = [*_edit(info)]
-    elif "explained" in info:
-        texts, flags = ["explain", "image.png", info["prompt"]], [*_explain(info), *_maps(run)]
+    settings = run.settings
+    if settings.edited:
+        texts = ["edit", settings.edited.prompt, *settings.edited.targets]
+        flags = [*_edit(settings, settings.edited)]
+    elif settings.explained:
+        texts = ["explain", "image.png", settings.prompt]
+        flags = [*_explain(settings, settings.explained), *_maps(run)]
     else:
-        texts, flags = ["generate", info["prompt"]], [*_generate(run), *_maps(run)]
-    flags += ["--model", info["model"], "--device", info["device"], "--dtype", info["dtype"]]
+        texts, flags = ["generate", settings.prompt], [*_generate(run), *_maps(run)]
+    for name in ("model", "device", "dtype"):
+        flags += [f"--{name}", _entry(settings, name)]
     if any(text.startswith("-") for text in texts):  # it would be read as an option
         texts, flags = texts[:1], [*flags, "--", *texts[1:]]
     return shlex.join(["sdattn", *texts, *flags])
 
 
+def _entry(settings: RunSettings, name: str) -> Any:
+    if (value := getattr(settings, name)) is None:
+        raise ValueError(f"The run does not tell its {name}.")
+    return value
+
+
 def _check(run: ImageRun) -> None:
-    info, preset = run.info, run.heatmaps.preset
-    if not info.get("model"):
+    settings, preset = run.settings, run.heatmaps.preset
+    if not settings.model:
         raise ValueError("The pipeline was built in Python, so no name of a model is known.")
     table = PRESETS.get(preset.name)
-    if table and "explained" in info:  # it reads the timesteps that were chosen
+    if table and settings.explained:  # it reads the timesteps that were chosen
         table = replace(table, steps=preset.steps)
     if table != replace(preset, refine=None):
         raise ValueError(f"The preset {preset.name!r} was made in Python.")
-    ours = {"latents"} if "explained" in info else set()
-    left_out = sorted({*info.get("options_left_out", ())} - ours)
-    if left_out and "edited" not in info:
+    ours = {"latents"} if settings.explained else set()
+    left_out = sorted({*(settings.options_left_out or ())} - ours)
+    if left_out and not settings.edited:
         raise ValueError(f"Options were given that only Python can: {', '.join(left_out)}.")
 
 
 def _generate(run: ImageRun) -> Iterator[str]:
-    info = run.info
-    yield from ("--seed", str(info["seed"]))
-    yield from _said(info["options"])
-    kept = [name for name in ("steps", "heads") if info["captured"][name] == "all"]
+    yield from ("--seed", str(_entry(run.settings, "seed")))
+    yield from _given(_entry(run.settings, "options"))
+    captured = _entry(run.settings, "captured")
+    kept = [name for name in ("steps", "heads") if getattr(captured, name) == "all"]
     if kept := [name for name in kept if name == "steps" or not run.heatmaps.preset.each_head]:
         yield from ("--keep", ",".join(kept))
     for name, flag in (("negative", "--negative-maps"), ("causal", "--causal")):
@@ -71,13 +80,13 @@ def _generate(run: ImageRun) -> Iterator[str]:
             yield flag
 
 
-def _said(options: Mapping[str, Any]) -> Iterator[str]:
-    said = {name: value for name, value in options.items() if value is not None}
+def _given(options: Mapping[str, Any]) -> Iterator[str]:
+    given = {name: value for name, value in options.items() if value is not None}
     for name, flag in _OPTIONS.items():
-        if name in said:
-            yield from (flag, str(said.pop(name)))
-    for name in sorted(said.keys() - {"num_images_per_prompt"}):
-        yield from ("--set", f"{name}={json.dumps(said[name], ensure_ascii=False)}")
+        if name in given:
+            yield from (flag, str(given.pop(name)))
+    for name in sorted(given.keys() - {"num_images_per_prompt"}):
+        yield from ("--set", f"{name}={json.dumps(given[name], ensure_ascii=False)}")
 
 
 def _maps(run: ImageRun) -> Iterator[str]:
@@ -86,31 +95,32 @@ def _maps(run: ImageRun) -> Iterator[str]:
         yield from ("--preset", preset.name)
     if preset.refine:
         yield from ("--refine", preset.refine)
-    if "asked" in run.info:
-        yield from ("--ask", run.info["asked"])
+    if run.settings.asked is not None:
+        yield from ("--ask", run.settings.asked)
 
 
-def _explain(info: Mapping[str, Any]) -> Iterator[str]:
-    told = info["explained"]
-    if told["way"] == "inversion":
-        yield from ("--invert", "--steps", str(info["options"]["num_inference_steps"]))
+def _explain(settings: RunSettings, explained: Explained) -> Iterator[str]:
+    if explained.way == "inversion":
+        steps = _entry(settings, "options").get("num_inference_steps")
+        if steps is None:
+            raise ValueError("The run does not tell its num_inference_steps.")
+        yield from ("--invert", "--steps", str(steps))
     else:
-        yield from ("--seed", str(info["seed"]))
-        yield from ("--timesteps", ",".join(map(str, told["timesteps"])))
+        yield from ("--seed", str(_entry(settings, "seed")))
+        yield from ("--timesteps", ",".join(map(str, explained.timesteps)))
 
 
-def _edit(info: Mapping[str, Any]) -> Iterator[str]:
-    told = info["edited"]
-    if "reconstruction_psnr" in told:
+def _edit(settings: RunSettings, edited: Edited) -> Iterator[str]:
+    if edited.reconstruction_psnr is not None:
         raise ValueError("The picture was edited from one that the run does not hold.")
-    parts = {"--cross": told["cross_replace_steps"], "--self": told["self_replace_steps"]}
+    parts = {"--cross": edited.cross_replace_steps, "--self": edited.self_replace_steps}
     if not all(isinstance(part, (int, float)) for part in parts.values()):
         raise ValueError("The parts of the run that were taken over were given in Python.")
-    yield from ("--seed", str(info["seed"]), "--mode", told["mode"])
+    yield from ("--seed", str(_entry(settings, "seed")), "--mode", edited.mode)
     for flag, part in parts.items():
         yield from (flag, str(part))
-    for word in dict.fromkeys(word for words in told["blend"] or () for word in words):
+    for word in dict.fromkeys(word for words in edited.blend or () for word in words):
         yield from ("--blend", word)
-    for word, factor in told["weights"].items():
+    for word, factor in edited.weights.items():
         yield from ("--weight", f"{word}={factor}")
-    yield from _said(info["options"])
+    yield from _given(_entry(settings, "options"))

@@ -19,8 +19,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from ...maps.heatmap import Heatmap
 from ...maps.heatmaps import Heatmaps
-from ..imagerun import ImageRun
-from ..views import group_heatmaps, step_groups, step_heatmaps
+from ..imagerun import ImageRun, group_heatmaps, step_groups, step_heatmaps
 
 # Cells at most of the heatmaps, of the groups of layers, of the steps and of further texts:
 # together, however noisy, they leave room for a picture in a page of 3 MB.

@@ -1,52 +1,82 @@
-"""What can be compared: a run in a folder or in memory, and whether two of them fit together."""
+"""Two runs side by side: the heatmaps of each word and their difference.
+
+diff("outputs/a", "outputs/b")     two folders, or what load_run() or generate() returned
+diff((run, 0), (run, 1))           two images of one run
+"""
 
 from __future__ import annotations
 
-import json
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
-from ..maps.heatmaps import Heatmaps
-from ..maps.presets import Preset
-from .folder import SavedRun, load_run
-from .packing import to_json
-from .run import Run
+from ...maps.presets import Preset
+from ..folder import SavedRun, load_run
+from ..imagerun import ImageRun
+from ..info import RunSettings
+from ..run import Run
+from .comparison import Comparison, choose_words, match_words
 
 RunLike = str | Path | SavedRun | Run | tuple[Run, int]
 
-_NO_SETTINGS = {"format", "words", "truncated", "tokens", "columns", "layers", "files", "checksum"}
-_NO_SETTINGS |= {"preset", "passes", "self_attention"}  # they must be the same, or follow
-_NO_SETTINGS |= {"id", "line", "fingerprint"}  # of an item of a batch
-_NO_SETTINGS |= {"details", "more"}  # what there is beside
+_OF_A_BATCH = {"id", "line", "fingerprint"}
 
 
-@dataclass(frozen=True)
-class Side:
-    """One of the two runs that are compared.
+def diff(
+    a: RunLike,
+    b: RunLike,
+    *,
+    words: Sequence[str] | None = None,
+    names: tuple[str, str] | None = None,
+) -> Comparison:
+    """Compare two runs word by word: of two prompts, two seeds, with a LoRA and without.
 
-    Attributes:
-        image, heatmaps: its picture and the maps of its words.
-        info: its settings, as ``run.json`` holds them.
-        layers: the names of the layers that the maps come from.
-        passes: how many calls of the model they come from.
-        folder: where it was read from, if it was.
+    Words are matched by their text, letter case ignored, the second "a" of one prompt with the
+    second "a" of the other.
+
+    Args:
+        a, b: each a run's folder, what ``load_run`` or an item of ``open_batch`` gave, a ``Run``
+            of one image, or a ``Run`` and the number of the image, ``(run, 1)``.
+        words: compare these words and phrases only, in this order.
+        names: what A and B are called; by default after their folders.
+
+    Returns:
+        Comparison: images, maps, differences, and the settings that differ.
+
+    Raises:
+        ValueError: pictures of different proportions, maps of different presets, maps that are not
+            finite, a ``Run`` of several images without a number.
+        KeyError: a word that is in neither run.
+        FileNotFoundError: as by ``load_run``.
+
+    Warns:
+        UserWarning: the maps come from different layers.
     """
+    if isinstance(words, str):
+        raise ValueError(f"words={words!r}: pass a list of words and phrases, or None for all.")
+    first, second = _side(a), _side(b)
+    _check(first, second)
+    maps = first.heatmaps, second.heatmaps
+    found = (
+        match_words(*maps)
+        if words is None
+        else [w for one in words for w in choose_words(*maps, one)]
+    )
+    return Comparison(
+        names or _names(first, second),
+        (first.heatmaps.prompt.text, second.heatmaps.prompt.text),
+        first.image,
+        second.image,
+        found,
+        _differing(first, second),
+    )
 
-    image: Image.Image
-    heatmaps: Heatmaps
-    info: Mapping[str, Any]
-    layers: list[str]
-    passes: int
-    folder: Path | None = None
 
-
-def read_side(run: RunLike) -> Side:
+def _side(run: RunLike) -> ImageRun:
     """A run's folder, a saved run, a ``Run`` of one image, or a ``Run`` and an image's number.
 
     Raises:
@@ -57,8 +87,7 @@ def read_side(run: RunLike) -> Side:
     if isinstance(run, (str, Path)):
         run = load_run(run)
     if isinstance(run, SavedRun):
-        layers = list(run.info["layers"])
-        return Side(run.image, run.heatmaps, run.info, layers, run.info["passes"], run.folder)
+        return run
     run, number = run if isinstance(run, tuple) else (run, None)
     if not isinstance(run, Run):
         raise TypeError(
@@ -72,13 +101,10 @@ def read_side(run: RunLike) -> Side:
         raise ValueError(
             f"The run has {last + 1} image(s), and {asked}. Pass one of (run, 0) to (run, {last})."
         )
-    image_run = run[number]
-    info = json.loads(to_json(image_run.info))  # tuples are lists, as in a folder
-    layers, passes = list(image_run.layers.layers), image_run.layers.passes
-    return Side(image_run.image, image_run.heatmaps, info, layers, passes)
+    return run[number]
 
 
-def check_sides(a: Side, b: Side) -> None:
+def _check(a: ImageRun, b: ImageRun) -> None:
     """Refuse what cannot be compared.
 
     Raises:
@@ -95,9 +121,10 @@ def check_sides(a: Side, b: Side) -> None:
             "The maps were made by different presets: A with {}, B with {}. Their values cannot be "
             "compared; make both runs with one preset.".format(*told)
         )
-    if a.heatmaps.preset.steps == "sum" and a.passes != b.passes:
+    if a.heatmaps.preset.steps == "sum" and a.layers.passes != b.layers.passes:
+        passes = f"{a.layers.passes} and {b.layers.passes}"
         raise ValueError(
-            f"The maps are sums over {a.passes} and {b.passes} steps, so their values cannot be "
+            f"The maps are sums over {passes} steps, so their values cannot be "
             "compared. Make both runs with one number of steps, or with another preset."
         )
     ratios = [one.image.width / one.image.height for one in (a, b)]
@@ -113,7 +140,7 @@ def check_sides(a: Side, b: Side) -> None:
                 f"The maps of {name} hold values that are not finite. If the model runs in "
                 "float16, try bfloat16 or float32."
             )
-    _compare_layers(a.layers, b.layers)
+    _compare_layers([*a.layers.layers], [*b.layers.layers])
 
 
 def _in_unit(preset: Preset) -> Preset:
@@ -133,11 +160,13 @@ def _compare_layers(a: Sequence[str], b: Sequence[str]) -> None:
         )
 
 
-def names_of(a: Side, b: Side) -> tuple[str, str]:
+def _names(a: ImageRun, b: ImageRun) -> tuple[str, str]:
     """The folders' names, with as many of those above as tell them apart; A and B without."""
-    if a.folder is None or b.folder is None:
-        return _name(a.folder, "A"), _name(b.folder, "B")
-    parts = a.folder.resolve().parts, b.folder.resolve().parts
+    folders = [run.folder.resolve() if isinstance(run, SavedRun) else None for run in (a, b)]
+    if folders[0] is None or folders[1] is None:
+        names = [folder.name if folder else "" for folder in folders]
+        return names[0] or "A", names[1] or "B"
+    parts = folders[0].parts, folders[1].parts
     for number in range(1, max(map(len, parts))):
         name_a, name_b = ("/".join(one[-number:]) for one in parts)
         if name_a != name_b:
@@ -145,25 +174,21 @@ def names_of(a: Side, b: Side) -> tuple[str, str]:
     return parts[0][-1], parts[1][-1]
 
 
-def _name(folder: Path | None, otherwise: str) -> str:
-    return folder.resolve().name if folder else otherwise
-
-
-def differing_settings(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
+def _differing(a: ImageRun, b: ImageRun) -> dict[str, tuple[Any, Any]]:
     """What the two runs were asked for and is not the same, name to (A's, B's)."""
-    of_a, of_b = _settings(a.info), _settings(b.info)
+    of_a, of_b = _settings(a.settings), _settings(b.settings)
     names = [name for name in {**of_a, **of_b} if of_a.get(name) != of_b.get(name)]
     return {name: (of_a.get(name), of_b.get(name)) for name in names}
 
 
-def _settings(info: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(settings: RunSettings) -> dict[str, Any]:
     """Flat: ``guidance_scale``, ``version of torch``."""
     flat: dict[str, Any] = {}
-    for name, value in info.items():
+    for name, value in settings.alone().to_json().items():
         if name == "options":
             flat |= value
         elif name == "versions":
-            flat |= {f"version of {package}": one for package, one in value.items()}
-        elif name not in _NO_SETTINGS:
+            flat |= {f"version of {package}": number for package, number in value.items()}
+        elif name not in _OF_A_BATCH:
             flat[name] = value
     return flat

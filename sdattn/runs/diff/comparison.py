@@ -1,29 +1,91 @@
-"""Two runs side by side: the heatmaps of each word and their difference.
+"""What two runs differ by: their words' maps on one grid, as numbers and as a sheet.
 
-diff("outputs/a", "outputs/b")     two folders, or what load_run() or generate() returned
-diff((run, 0), (run, 1))           two images of one run
-comparison.sheet()                 PIL: A, B and B - A, a row a word
-comparison.save("outputs/a-vs-b")  diff.png and run.json
+comparison.sheet()                     PIL: A, B and B - A, a row a word
+comparison.save("outputs/a-vs-b")      diff.png and run.json
+match_words(a, b), choose_words(a, b, "red cat")    the words of two runs, pair by pair
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
-from ..maps import render
-from .differences import WordDifference, choose_words, match_words
-from .folder import new_folder
-from .packing import to_json
-from .sides import RunLike, check_sides, differing_settings, names_of, read_side
+from ...files.writing import to_json
+from ...maps import render
+from ...maps.heatmap import Heatmap
+from ...maps.heatmaps import Heatmaps
+from ...prompts.words import split_phrase
+from ..folder import new_folder
 
 FORMAT = "sdattn-diff-1"
 _FEW = 12  # words; more are drawn smaller
+
+
+@dataclass(frozen=True, eq=False)
+class WordDifference:
+    """One word, phrase or occurrence of it in two runs; at least one of them has it.
+
+    Attributes:
+        label: as written in the prompt of A, or of B where A has it not.
+        a, b: the heatmap in each run, on its own grid; None where a run has it not.
+    """
+
+    label: str
+    a: Heatmap | None
+    b: Heatmap | None
+
+    @cached_property
+    def _pair(self) -> tuple[Tensor, Tensor] | None:
+        """Both maps on the finer of the two grids: float32 ``[rows, cols]``, bilinear."""
+        if self.a is None or self.b is None:
+            return None
+        finer = max((self.a.values, self.b.values), key=Tensor.numel)
+        rows, cols = finer.shape
+        return self.a.resize((rows, cols)), self.b.resize((rows, cols))
+
+    @property
+    def difference(self) -> Tensor | None:
+        """B - A: float32 ``[rows, cols]`` on the finer of the two grids, in the unit of the maps,
+        by default a share of the attention, so that it is in [-1, 1]; None where a run has it
+        not."""
+        return None if self._pair is None else self._pair[1] - self._pair[0]
+
+    @property
+    def correlation(self) -> float | None:
+        """Pearson's, of the two maps cell by cell, in [-1, 1]; None where a map is flat or is not
+        there."""
+        if self._pair is None or any(bool(one.min() == one.max()) for one in self._pair):
+            return None
+        a, b = (one.double() - one.double().mean() for one in self._pair)
+        return max(-1.0, min(1.0, float((a * b).sum() / (a.norm() * b.norm()))))
+
+    @property
+    def mean_a(self) -> float | None:
+        """The mean of the map in A."""
+        return None if self.a is None else float(self.a.values.double().mean())
+
+    @property
+    def mean_b(self) -> float | None:
+        """The mean of the map in B."""
+        return None if self.b is None else float(self.b.values.double().mean())
+
+    @property
+    def largest(self) -> tuple[float, tuple[int, int]] | None:
+        """The difference that is farthest from zero, with its sign, and its (row, col)."""
+        difference = self.difference
+        if difference is None:
+            return None
+        row, col = divmod(int(difference.abs().argmax()), difference.shape[1])
+        return float(difference[row, col]), (row, col)
 
 
 @dataclass
@@ -108,54 +170,41 @@ class Comparison:
         return Path(folder)
 
 
-def diff(
-    a: RunLike,
-    b: RunLike,
-    *,
-    words: Sequence[str] | None = None,
-    names: tuple[str, str] | None = None,
-) -> Comparison:
-    """Compare two runs word by word: of two prompts, two seeds, with a LoRA and without.
+def match_words(a: Heatmaps, b: Heatmaps) -> list[WordDifference]:
+    """All words: those of A in order, then those that only B has."""
+    of_a, of_b = (_numbered(one.occurrences()) for one in (a, b))
+    pairs = [(of_a.get(key), of_b.get(key)) for key in {**of_a, **of_b}]
+    return [WordDifference(one.label, x, y) for x, y in pairs if (one := x or y)]
 
-    Words are matched by their text, letter case ignored, the second "a" of one prompt with the
-    second "a" of the other.
 
-    Args:
-        a, b: each a run's folder, what ``load_run`` or an item of ``open_batch`` gave, a ``Run``
-            of one image, or a ``Run`` and the number of the image, ``(run, 1)``.
-        words: compare these words and phrases only, in this order.
-        names: what A and B are called; by default after their folders.
+def _numbered(maps: Sequence[Heatmap]) -> dict[tuple[tuple[str, ...], int], Heatmap]:
+    """Maps by their text in folded case and the number of its occurrence."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    numbered = {}
+    for one in maps:
+        text = tuple(split_phrase(one.label))
+        numbered[text, seen[text]] = one
+        seen[text] += 1
+    return numbered
 
-    Returns:
-        Comparison: images, maps, differences, and the settings that differ.
+
+def choose_words(a: Heatmaps, b: Heatmaps, phrase: str) -> list[WordDifference]:
+    """Each occurrence of a word or phrase, the n-th of A with the n-th of B.
 
     Raises:
-        ValueError: pictures of different proportions, maps of different presets, maps that are not
-            finite, a ``Run`` of several images without a number.
-        KeyError: a word that is in neither run.
-        FileNotFoundError: as by ``load_run``.
-
-    Warns:
-        UserWarning: the maps come from different layers.
+        KeyError: it is in neither.
     """
-    if isinstance(words, str):
-        raise ValueError(f"words={words!r}: pass a list of words and phrases, or None for all.")
-    first, second = read_side(a), read_side(b)
-    check_sides(first, second)
-    maps = first.heatmaps, second.heatmaps
-    found = (
-        match_words(*maps)
-        if words is None
-        else [w for one in words for w in choose_words(*maps, one)]
-    )
-    return Comparison(
-        names or names_of(first, second),
-        (first.heatmaps.prompt.text, second.heatmaps.prompt.text),
-        first.image,
-        second.image,
-        found,
-        differing_settings(first, second),
-    )
+    found: list[tuple[Heatmap, ...]] = []
+    reasons = []
+    for one in (a, b):
+        try:
+            found.append(one.find(phrase))
+        except KeyError as error:
+            found.append(())
+            reasons.append(error.args[0])
+    if len(reasons) == 2:
+        raise KeyError(f"{phrase!r} is in neither run. A: {reasons[0]} B: {reasons[1]}")
+    return [WordDifference(phrase, x, y) for x, y in zip_longest(*found)]
 
 
 def _short(value: Any) -> str:

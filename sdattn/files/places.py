@@ -1,0 +1,99 @@
+"""Where files lie: paths inside a folder, outputs apart from inputs, names that a folder can have.
+
+inside(folder, "a/b.png")          a path in it; nothing outside is reached
+check_apart(out, run_a, run_b)     an output is none of the inputs, nor around or inside one
+check_writable(folder)             made where there is none, and known to take files
+file_name("a red cat!")            "a-red-cat"
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+
+def inside(folder: Path, place: str) -> Path:
+    """The path of a place in a folder that someone else may have made: nothing outside is reached.
+
+    Args:
+        folder: may be reached through a link itself.
+        place: relative, with ``/`` between its parts, as ``run.json`` and ``metadata.jsonl`` name
+            files. It need not exist.
+
+    Raises:
+        ValueError: the place is absolute or goes up, or it, or a folder on the way to it, is a
+            link.
+    """
+    parts = PurePosixPath(place).parts
+    elsewhere = PurePosixPath(place).is_absolute() or PureWindowsPath(place).anchor
+    if elsewhere or not parts or ".." in PureWindowsPath(place).parts or "\0" in place:
+        raise ValueError(
+            f"{folder} names {place!r}, which is no place inside it. Nothing else is opened: the "
+            "folder is damaged or not what it says."
+        )
+    path = folder
+    for part in parts:
+        path = path / part
+        if path.is_symlink():
+            raise ValueError(
+                f"{path} is a link, and links in a run's folder are not followed. Put what it "
+                "stands for in its place: cp -rL copies a folder so."
+            )
+    return path
+
+
+def check_writable(folder: Path) -> None:
+    """Make a folder where there is none, and raise if nothing can be written into it."""
+    check_local(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise OSError(f"Cannot write to {folder}: {error.strerror}.") from error
+
+
+def check_local(path: Path) -> None:
+    """Refuse an address, ``s3://bucket/run``, of which a path would make the folder ``s3:``.
+
+    Raises:
+        OSError: it is one.
+    """
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", next(iter(path.parts), "")):
+        address = path.as_posix().replace(":/", "://", 1)
+        raise OSError(
+            f"{address} is an address, and only folders of this machine can be written. Mount it, "
+            "or write here and copy the folder there."
+        )
+
+
+def check_apart(out: Path, *inputs: Path) -> None:
+    """Refuse an output that is an input, holds one or lies in one, links resolved.
+
+    Raises:
+        FileExistsError: it does.
+    """
+    for one in inputs:
+        if _same(out, one):
+            how = f"is the input {one}"
+        elif _holds(out, one):
+            how = f"holds the input {one}"
+        elif _holds(one, out):
+            how = f"lies in the input {one}"
+        else:
+            continue
+        raise FileExistsError(f"{out} {how}, which stays as it is. Choose another --out.")
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
+
+
+def _holds(folder: Path, path: Path) -> bool:
+    return any(_same(folder, up) for up in path.resolve().parents)
+
+
+def file_name(word: str) -> str:
+    """A word as part of a file name: letters, digits and ``-``, 1 to 40 characters."""
+    safe = "".join(char if char.isalnum() else "-" for char in word)
+    return "-".join(part for part in safe.split("-") if part)[:40].strip("-") or "sign"

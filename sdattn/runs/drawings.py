@@ -1,0 +1,65 @@
+"""A run's pictures as PNG files: maps over the image, all in a grid, masks.
+
+drawings(image, maps, title)       path to bytes
+named(labels)                      "01-red", "02-circle": what the files of maps are called
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+from PIL import Image
+
+from ..files.places import file_name
+from ..maps import render
+from ..maps.heatmap import Heatmap
+
+PARTS = ("image", "overlays", "grid", "maps", "masks", "report")
+USUAL = ("image", "overlays", "grid", "maps", "report")
+# About the bytes of zlib's quickest level in three quarters of its time
+_QUICK = {"compress_level": 1, "compress_type": zlib.Z_RLE}
+
+
+def drawings(
+    image: Image.Image,
+    maps: Sequence[Heatmap],
+    title: str,
+    parts: Collection[str] = USUAL,
+    scale: tuple[float, float] | None = None,
+) -> dict[str, bytes]:
+    """``heatmaps/NN-word.png`` for each map, ``grid.png``, and ``masks/NN-word.png`` (255 where a
+    map lies in the upper half of its range), as asked. ``scale`` is that of all maps; by default
+    each has its own range."""
+    files: dict[str, bytes] = {}
+    names = [f"{name}.png" for name in named(one.label for one in maps)]
+    wanted = {"overlays", "grid"}.intersection(parts)
+    tiles = [one.overlay(image, scale=scale) for one in maps] if wanted else []
+    if "overlays" in parts:
+        files |= {
+            f"heatmaps/{n}": png(tile, **_QUICK) for n, tile in zip(names, tiles, strict=True)
+        }
+    if "grid" in parts:
+        files["grid.png"] = png(render.grid(image, tiles, title), **_QUICK)
+    if "masks" in parts:
+        files |= {f"masks/{n}": _mask(one, image) for n, one in zip(names, maps, strict=True)}
+    return files
+
+
+def named(labels: Iterable[str]) -> list[str]:
+    """Names of files for maps: number and word."""
+    return [f"{n:02d}-{file_name(label)}" for n, label in enumerate(labels, start=1)]
+
+
+def _mask(one: Heatmap, image: Image.Image) -> bytes:
+    mask = one.mask((image.height, image.width)).numpy()
+    return png(Image.fromarray(mask.astype(np.uint8) * 255), **_QUICK)
+
+
+def png(image: Image.Image, **packing: int) -> bytes:
+    """A picture as a PNG file."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", **packing)
+    return buffer.getvalue()
