@@ -1,9 +1,5 @@
 """The core math of attention: heads, masks, probabilities and the query grid. Torch only, no state.
 
-    query [B, N, h*d]  --split_heads-->  [B, h, N, d]  --fold_heads-->  [B*h, N, d]
-    attention_probs(query, key)        -> weights [..., N, T]
-    scaled_dot_product_attention(...)  -> output [..., N, d_v], weights [..., N, T]
-
 Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1 and section 3.2.2.
 """
 

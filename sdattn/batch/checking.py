@@ -1,7 +1,4 @@
-"""One item of a batch run read whole and compared with what was written.
-
-check_item(layout, "000012", place, row=None, save=("image", "maps"))    ->  what is wrong
-"""
+"""One item of a batch run read whole and compared with what was written."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """What a batch is to draw: lines of JSON, CSV or text as items, and those that cannot be read.
 
-    kind_of("prompts.csv")       ->  "csv"
-    read_items(data, "csv")      ->  the items and the bad lines, both in order
-
 Every line is checked by itself: a bad one is reported by its number and never stops a good one.
 """
 

@@ -1,8 +1,4 @@
-"""The lines of a batch before they are checked: JSON, CSV or text, as fields.
-
-kind_of("prompts.csv")       ->  "csv"
-open_lines(data, "csv")      ->  the numbered rows as bytes, and what makes fields of one
-"""
+"""The lines of a batch before they are checked: JSON, CSV or text, as fields."""
 
 from __future__ import annotations
 

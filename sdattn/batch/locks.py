@@ -107,9 +107,7 @@ class Lock:
                 try:
                     fcntl.flock(self._file, kind | fcntl.LOCK_NB)
                     return
-                except (
-                    BlockingIOError
-                ):  # perhaps for an instant, by a process that asks who holds it
+                except BlockingIOError:  # for an instant, perhaps: a process asks who holds it
                     if attempt + 1 < _TRIES:
                         time.sleep(0.1)
             self.release()

@@ -1,8 +1,4 @@
-"""The report's view in a live page: type a prompt, see where its words go. Needs ``sdattn[app]``.
-
-build_app(pipe)                 a gradio Blocks, to launch or to put into a page of one's own
-serve(pipe, host, port)         launched, on this machine only by default
-"""
+"""The report's view in a live page: type a prompt, see where words go. Needs ``sdattn[app]``."""
 
 from __future__ import annotations
 

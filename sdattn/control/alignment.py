@@ -1,10 +1,5 @@
 """Which token columns of a source prompt stand for those of an edited one.
 
-    swap(source, target)      word by word: equally many words       [T, T], rows sum to 1
-    refine(source, target)    the words that both prompts share      column of the source, or -1
-    is_swap(source, target)   whether the first of the two fits
-    edited_words, blended_words: what an edit is about, and where it may change the picture
-
 Source: Hertz et al. 2022, section 3.2, "Word Swap" and "Adding a New Phrase". There tokens are
 aligned; here words are, whose columns the tokenizer's offsets tell, so that a word of several
 pieces is never torn.
@@ -114,7 +109,7 @@ def edited_words(prompts: Sequence[Prompt], index: int, weighted: Sequence[str] 
     if index:
         shared = {j for _, j in matches(source, prompts[index])}
     else:
-        shared = set.intersection(*({i for i, _ in matches(source, one)} for one in targets))
+        shared = set.intersection(*({i for i, _ in matches(source, target)} for target in targets))
     new = [word.text for i, word in enumerate(prompts[index].words) if i not in shared]
     return list(dict.fromkeys([*new, *(word for word in weighted if _has(prompts[index], word))]))
 
@@ -129,7 +124,7 @@ def blended_words(prompts: Sequence[Prompt], words: str | Sequence[str]) -> list
     words = [words] if isinstance(words, str) else list(words)
     for word in words:
         if not any(_has(prompt, word) for prompt in prompts):
-            known = dict.fromkeys(one.text for prompt in prompts for one in prompt.words)
+            known = dict.fromkeys(entry.text for prompt in prompts for entry in prompt.words)
             raise KeyError(f"{word!r} is in none of the prompts. Their words: {', '.join(known)}.")
     chosen = []
     for prompt in prompts if words else ():

@@ -1,10 +1,5 @@
 """Prompt-to-prompt's controllers: one source prompt and its edits, side by side in one batch.
 
-    AttentionReplace    the target's words attend where the source's words do, one for one
-    AttentionRefine     the words that both share do; new words attend on their own
-    AttentionReweight   words attend more or less, alone or on top of one of the others
-    EmptyControl        changes nothing
-
 The batch is ``[source, target, ...]`` with the same noise in each row, behind as many unconditional
 rows with guidance. Edits are in place and want no gradients, as diffusers' pipelines run.
 

@@ -1,9 +1,4 @@
-"""Put a prompt-to-prompt controller, ours or another's, into the attention of a model.
-
-with register_attention_control(pipe, controller): ...      for the block
-handle = register_attention_control(pipe, controller)       until handle.remove()
-pipe(..., callback_on_step_end=step_end(controller))        where it changes latents too
-"""
+"""Put a prompt-to-prompt controller, ours or another's, into the attention of a model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The maps of one image's run over its steps, as a moving picture.
-
-frames = animate(run, ["red circle"])        a picture a step
-save_animation(frames, "maps.gif")           as GIF or WebP, whole or not at all
-"""
+"""The maps of one image's run over its steps, as a moving picture."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""The lettering of figures: the user's fonts and sizes, fonts that have the glyphs, text that fits.
-
-with settings():                     matplotlib as figures are made and saved
-fonts = fonts_for(text)              the families that a text needs
-width("circle", fonts)               inches
-fit("circle", 0.3, fonts)            "cir…"
-"""
+"""Lettering of figures: the user's fonts and sizes, fonts that have the glyphs, text that fits."""
 
 from __future__ import annotations
 

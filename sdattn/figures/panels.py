@@ -1,9 +1,5 @@
 """Small multiples on a page: panels of one size, one scale, one colour bar.
 
-flow(panels, page)         panels with their titles above, row after row
-table(rows, page)          a row a label, a column a title
-fill(axes, rows, page)     in axes that are there
-
 Rows, columns and the figure's size are chosen here; matplotlib's constrained layout places what is
 drawn. Lengths are in inches, those of text at 8 points. pyplot is not used: it keeps its figures.
 """

@@ -1,10 +1,4 @@
-"""Where files lie: paths inside a folder, outputs apart from inputs, names that a folder can have.
-
-inside(folder, "a/b.png")          a path in it; nothing outside is reached
-check_apart(out, run_a, run_b)     an output is none of the inputs, nor around or inside one
-check_writable(folder)             made where there is none, and known to take files
-file_name("a red cat!")            "a-red-cat"
-"""
+"""Where files lie: paths inside a folder, outputs apart from inputs, names for folders."""
 
 from __future__ import annotations
 
@@ -73,20 +67,20 @@ def check_apart(out: Path, *inputs: Path) -> None:
     Raises:
         FileExistsError: it does.
     """
-    for one in inputs:
-        if _same(out, one):
-            how = f"is the input {one}"
-        elif _holds(out, one):
-            how = f"holds the input {one}"
-        elif _holds(one, out):
-            how = f"lies in the input {one}"
+    for path in inputs:
+        if _same(out, path):
+            how = f"is the input {path}"
+        elif _holds(out, path):
+            how = f"holds the input {path}"
+        elif _holds(path, out):
+            how = f"lies in the input {path}"
         else:
             continue
         raise FileExistsError(f"{out} {how}, which stays as it is. Choose another --out.")
 
 
-def _same(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)
+def _same(path: Path, other: Path) -> bool:
+    return path.exists() and other.exists() and path.samefile(other)
 
 
 def _holds(folder: Path, path: Path) -> bool:

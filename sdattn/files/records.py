@@ -1,8 +1,4 @@
-"""Records as JSON and back: what a dataclass is written as, and is read from with checks.
-
-record.to_json()                  {"steps": [0, 1], "heads": "all"}
-read_record(Captured, value)      the record, or an error that names the entry
-"""
+"""Records as JSON and back: what a dataclass is written as, and is read from with checks."""
 
 from __future__ import annotations
 
@@ -95,7 +91,7 @@ def _read(kind: Any, value: Any, at: str) -> Any:
     """
     origin, kinds = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        fitting = (found for one in kinds if (found := _attempt(one, value, at)))
+        fitting = (found for choice in kinds if (found := _attempt(choice, value, at)))
         [read] = next(fitting, None) or _refuse(kind, value, at)
         return read
     if is_dataclass(kind) and isinstance(value, dict):

@@ -1,10 +1,4 @@
-"""Files written whole or not at all, and their checksums.
-
-write_whole(path, parts)           a file
-write_files(folder, files)         several, name to bytes
-whole_folder(folder)               a folder that takes its place when a block ends well
-clear_leftovers(folder)            what a killed process left of one is finished or removed
-"""
+"""Files written whole or not at all, and their checksums."""
 
 from __future__ import annotations
 
@@ -170,7 +164,7 @@ def clear_leftovers(folder: Path) -> None:
     """
     name = re.compile(re.escape(_begins(folder)) + r"[0-9a-f]{8}\.(tmp|old)")
     found = folder.parent.glob(glob.escape(_begins(folder)) + "*")
-    for left in sorted(one for one in found if name.fullmatch(one.name)):
+    for left in sorted(path for path in found if name.fullmatch(path.name)):
         if left.is_symlink() or not left.is_dir():
             continue
         old = left.with_suffix(".old")

@@ -1,9 +1,5 @@
 """What a picture would attend to in another text than its prompt.
 
-    AskingLook(states)              the queries of the run, the keys of the other text
-    encode_text(pipe, text)         the states that a UNet's cross-attention gets of a text
-    asked_kinds(model, states, ...) the layers of a model that can be asked that
-
 Source: Marcos-Manchón et al. 2024, "Open-Vocabulary Attention Maps with Token Optimization for
 Semantic Segmentation in Diffusion Models", section 3.2.
 """

@@ -1,8 +1,4 @@
-"""The tie between an `AttentionStore` and the model whose layers call it.
-
-Attachment(target, store)      where each layer is; before each pass its batch and the latent's size
-unet_layers(target)            the model and its layers, where prompt-to-prompt knows them all
-"""
+"""The tie between an `AttentionStore` and the model whose layers call it."""
 
 from __future__ import annotations
 
@@ -53,7 +49,8 @@ class Attachment:
         self.n_layers, self.levels = len(layers), denoiser.levels
         # the weights go when their pipeline does, not when the last store of theirs goes
         self._places = weakref.WeakKeyDictionary({la.module: la.place for la in layers})
-        self._pipeline = _weak(denoiser.pipeline)
+        pipeline = denoiser.pipeline
+        self._pipeline: Any = (lambda: None) if pipeline is None else weakref.ref(pipeline)
         self._schedule: Any = None
         self._store = weakref.ref(store)
         installed = Installation()
@@ -80,7 +77,8 @@ class Attachment:
         )
         if not callers:  # its processors are gone, or not there yet
             return
-        if self._begins_run() and (store.cur_step or store.cur_att_layer):
+        before, self._schedule = self._schedule, self._timesteps()
+        if before is not self._schedule and (store.cur_step or store.cur_att_layer):  # a new run
             store.reset()
         refuse_broken_step(store)
         store.num_att_layers = callers
@@ -95,11 +93,6 @@ class Attachment:
         except AttributeError:  # it has not run yet: the model is called by hand
             order = None
         return None if order is None else branch_rows(order, len(sample))["conditional"]
-
-    def _begins_run(self) -> bool:
-        """Whether the pipeline has made a new schedule since the last pass."""
-        before, self._schedule = self._schedule, self._timesteps()
-        return before is not self._schedule
 
     def _timesteps(self) -> Any:
         return getattr(getattr(self._pipeline(), "scheduler", None), "timesteps", None)
@@ -144,7 +137,3 @@ def _check_layout(pipeline: Any) -> None:
             "its UNet, store.attach(pipe.unet): the first half of an even batch is then taken for "
             "unconditional; with AttentionStore(guidance=None) every row is kept."
         ) from None
-
-
-def _weak(pipeline: Any) -> Any:
-    return (lambda: None) if pipeline is None else weakref.ref(pipeline)

@@ -1,13 +1,7 @@
 """`Attended`: what one call of an attention layer attended to, computed when it is asked for.
 
-    GivenProbs      of probabilities that are there already
-    QueryKey        the softmax of the layer's own query and key
-    SideBySide      several with a softmax each, their keys one behind the other
-    AmongKeys       the softmax over some of the keys in place of all
-    sdpa.Handed     of what was handed to torch's attention, with its logsumexp
-
-A faster kernel is one more of these: a class with ``of`` and ``probs``, and a ``head_sums`` of its
-own where it needs no heads for their sum.
+A faster kernel is one more subclass, with ``of`` and ``probs``, and a ``head_sums`` of its own
+where it needs no heads for their sum.
 """
 
 from __future__ import annotations

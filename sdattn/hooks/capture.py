@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -118,59 +119,53 @@ def capture(
     store = MapStore(chosen, keep, denoiser.levels)
     passes = Passes(denoiser, branch, latent_size)
     with closing(passes), Installation(found) as installed:  # a user may replace any of them
-        if installed.run_eagerly(denoiser.model):
-            _warn_eager(denoiser.model)
         watch = _Watch(passes, installed, store, (layers, kinds), text_states)
         with closing(watch):
-            for layer in chosen:
-                watch.install(layer)
-            _warn_image_prompts(chosen)
-            installed.watch(denoiser.model, watch.before_pass, watch.after_pass)
+            watch.begin(denoiser.model)
             yield store
             watch.check()
     store.check()
-
-
-def _warn_image_prompts(layers: Sequence[AttentionLayer]) -> None:
-    processors = (innermost(layer.module.processor) for layer in layers if layer.kind == "joint")
-    if any(hasattr(processor, "to_k_ip") for processor in processors):
-        warnings.warn(
-            "Image prompts (IP-Adapter) of joint attention are not captured: the maps have the "
-            "columns of the text only.",
-            CaptureWarning,
-            stacklevel=4,
-        )
-
-
-def _warn_eager(model: Any) -> None:
-    warnings.warn(
-        f"The {type(unwrapped(model)).__name__} is compiled. Inside capture() it runs eagerly, so "
-        "the picture can differ from the compiled model's in its last bits. To keep it compiled, "
-        "enter capture() first and compile inside: each watched layer is then a graph break.",
-        CaptureWarning,
-        stacklevel=4,
-    )
 
 
 def _nothing(_attended: Attended) -> None:
     """What an observer does whose capture has ended."""
 
 
+@dataclass(eq=False)
 class _Watch:
     """One capture at work: the observers that it installs, and what they hand to the store."""
 
-    def __init__(
-        self,
-        passes: Passes,
-        installed: Installation,
-        store: MapStore,
-        selection: tuple[LayerSelection, Sequence[str]],
-        text_states: torch.Tensor | None,
-    ):
-        self.passes, self.installed, self.store = passes, installed, store
-        self.selection, self.text_states = selection, text_states
-        self.observers: list[tuple[AttentionLayer, ObservingProcessor]] = []  # also swapped ones
-        self.thread = get_ident()
+    passes: Passes
+    installed: Installation
+    store: MapStore
+    selection: tuple[LayerSelection, Sequence[str]]
+    text_states: torch.Tensor | None
+    observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
+    thread: int = field(default_factory=get_ident)
+
+    def begin(self, model: Any) -> None:
+        """Install the observers, and warn of what is not as a user may expect."""
+        if self.installed.run_eagerly(model):
+            warnings.warn(
+                f"The {type(unwrapped(model)).__name__} is compiled. Inside capture() it runs "
+                "eagerly, so the picture can differ from the compiled model's in its last bits. To "
+                "keep it compiled, enter capture() first and compile inside: each watched layer is "
+                "then a graph break.",
+                CaptureWarning,
+                stacklevel=5,
+            )
+        layers = self.store.layers
+        for layer in layers:
+            self.install(layer)
+        processors = (innermost(la.module.processor) for la in layers if la.kind == "joint")
+        if any(hasattr(processor, "to_k_ip") for processor in processors):
+            warnings.warn(
+                "Image prompts (IP-Adapter) of joint attention are not captured: the maps have the "
+                "columns of the text only.",
+                CaptureWarning,
+                stacklevel=5,
+            )
+        self.installed.watch(model, self.before_pass, self.after_pass)
 
     def install(self, layer: AttentionLayer) -> None:
         inner, observe = layer.module.processor, partial(self.observe, layer)

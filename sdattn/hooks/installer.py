@@ -1,10 +1,4 @@
-"""What is put into a model for a while, to look at its attention or to edit it.
-
-with Installation(layers) as installed:      or until installed.remove()
-    installed.run_eagerly(model)             what was compiled is left aside
-    installed.put(layer, processor)          in the place of the one that is there
-    installed.watch(model, before, after)    each call of the model
-"""
+"""What is put into a model for a while, to look at its attention or to edit it."""
 
 from __future__ import annotations
 

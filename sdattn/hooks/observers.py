@@ -1,9 +1,6 @@
 """`ObservingProcessor`: let another processor make the output, and hand on what it attended to.
 
-A processor is called by its attention layer as
-``processor(attn, hidden_states, encoder_hidden_states, attention_mask, temb)`` with
-``hidden_states`` ``[B, N, C]`` (or ``[B, C, rows, cols]``), the text states ``[B, T, C_text]`` or
-None for self-attention, and gives back the shape of ``hidden_states``.
+How a layer calls its processor is told in :mod:`sdattn.attention.processor`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The calls of a denoiser as a capture sees them: which is a pass, and which rows of it are kept.
-
-passes = Passes(denoiser, branch, latent_size)
-passes.read(model, args, kwargs, text_states)    before its layers run: a Pass, or None
-passes.spans()                                   of the pass that runs: where picture and text are
-"""
+"""The calls of a denoiser as a capture sees them: which is a pass, which rows of it are kept."""
 
 import math
 import warnings

@@ -1,8 +1,4 @@
-"""Which calls of the model and which heads are kept, read once where they come in.
-
-Part.of(0.8), Part.of((0.2, 0.8))    a part of a run, one meaning for captures, knockouts, edits
-Steps.of("mean"), Heads.of([0, 3])   what a capture keeps one by one, and what it averages
-"""
+"""Which calls of the model and which heads are kept, read once where they come in."""
 
 from __future__ import annotations
 

@@ -1,10 +1,5 @@
 """What a processor that is not known attended to, seen while it runs.
 
-    is_plain(attn, processor)     whether it is known to use softmax(q k^T / sqrt(d)), no more
-    UseWatch()                    every product of probabilities and values in a block of code
-    used_in(events, arrived, heads)       the one that reached the layer's output projection
-    misfit(predicted, arrived)    whether it did
-
 A processor may edit its probabilities, by a controller (Hertz et al. 2022, "Prompt-to-Prompt Image
 Editing with Cross Attention Control"), a temperature or anything else. Whatever it does, in the end
 it multiplies them with the values, and the result goes to the layer's output projection. So the

@@ -1,8 +1,4 @@
-"""A picture of the user's own, made what a pipeline can take, and its latent.
-
-fit(pipe, image)       PIL, RGB, at a size that the pipeline can make
-encode(pipe, image)    the latent that the pipeline decodes to it
-"""
+"""A picture of the user's own, made what a pipeline can take, and its latent."""
 
 from __future__ import annotations
 

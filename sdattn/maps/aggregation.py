@@ -1,11 +1,5 @@
 """Maps of layers -> one map a token: the formula that a preset is an entry of.
 
-aggregate(layers, preset)          [images, rows, cols, tokens]
-read_by(layers, preset)            which layers that is of
-contrast(maps, columns, factor)    the softmax over words of Attend-and-Excite
-refining(pipe)                     the layers to capture for sharper maps: capture(layers=...)
-spread(maps, layers)               maps spread along the picture's own self-attention
-
 Cells that attend to each other belong together, so a sharper map is the mean of what the cells that
 a cell attends to say of a word. Sources: Wang et al. 2023, "Diffusion Model is Secretly a
 Training-free Open Vocabulary Semantic Segmenter" (DiffSegmenter), equation 5;

@@ -1,7 +1,4 @@
-"""What a run kept beside the means over steps and heads, of the columns of its prompt's words.
-
-details_of(store, 0, heatmaps)      of image 0
-"""
+"""What a run kept beside the means over steps and heads, of the columns of its prompt's words."""
 
 from __future__ import annotations
 
@@ -61,7 +58,7 @@ def details_of(store: MapStore, number: int, heatmaps: Heatmaps) -> Details:
     calls = tuple(i for i in range(len(store.passes)) if store.keeps(i))
     if store.keep.steps.each:
         steps = kept(lambda maps: (maps.mean(2) if store.keep.heads.each else maps)[0])
-        whole = {name: one for name, one in steps.layers.items() if len(one.maps) == len(calls)}
+        whole = {n: layer for n, layer in steps.layers.items() if len(layer.maps) == len(calls)}
         steps = LayerMaps(whole, steps.columns, passes=1) if whole else None
     if store.keep.heads.each and not preset.each_head:
         heads = kept(lambda maps: over_steps(store, maps, preset))

@@ -1,9 +1,4 @@
-"""Maps as prompt-to-prompt code holds them, with heads folded into the rows, as heatmaps read them.
-
-folded_maps(x, ...)            AttentionStore, its dictionary, a list or a tensor -> FoldedMaps
-FoldedMaps.layer_maps(preset)  -> LayerMaps, what a MapStore gives too
-aggregate_attention(store, res, from_where, is_cross, select)    google/prompt-to-prompt's
-"""
+"""Maps as prompt-to-prompt code holds them, heads folded into the rows, as heatmaps read them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Where words went in one picture: as values, masks, or in colour over it.
-
-Heatmap                       of one word, phrase or token
-Heatmaps["red circle"]        those of one image, by word
-"""
+"""Where words went in one picture: as values, masks, or in colour over it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Maps of layers and tokens -> one heatmap for each word of each image.
-
-heatmaps(store, tokenizer, prompt)  ->  [Heatmaps, ...], one an image
-heatmaps_of(store, layers, preset, prompts)    of prompts that have been read
-"""
+"""Maps of layers and tokens -> one heatmap for each word of each image."""
 
 from __future__ import annotations
 
@@ -107,12 +103,13 @@ def _prompts(
     branches = store.branches[::each]
     read: list[Prompt | None] = [None] * len(prompts)
     for branch in dict.fromkeys(branches):  # a batch is read as a whole: it may share its length
-        places = [i for i, one in enumerate(branches) if one == branch]
+        places = [i for i, side in enumerate(branches) if side == branch]
         texts = [prompts[i] for i in places]
         negative = branch == "unconditional"
-        for i, one in zip(places, _read(store, tokenizer, texts, negative, options), strict=True):
-            read[i] = one
-    return [one for one in read if one is not None]
+        found = _read(store, tokenizer, texts, negative, options)
+        for i, prompt in zip(places, found, strict=True):
+            read[i] = prompt
+    return [prompt for prompt in read if prompt is not None]
 
 
 def _read(
@@ -120,14 +117,14 @@ def _read(
 ) -> list[Prompt]:
     columns = store.n_text or 0
     is_tokenizer = hasattr(tokenizer, "convert_ids_to_tokens")
-    if not is_tokenizer or not all(isinstance(one, str) for one in texts):
+    if not is_tokenizer or not all(isinstance(text, str) for text in texts):
         return read_prompts(tokenizer, texts, columns, negative=negative, **options)
     most = tokenizer.model_max_length
     if columns > most:
-        return [read_long_prompt(tokenizer, one, columns, **options) for one in texts]
+        return [read_long_prompt(tokenizer, text, columns, **options) for text in texts]
     # CLIP is filled up whatever the prompt, others to a length that the pipeline chooses
     length = most if "CLIP" in type(tokenizer).__name__ else columns
-    return [read_prompt(tokenizer, one, max_length=length) for one in texts]
+    return [read_prompt(tokenizer, text, max_length=length) for text in texts]
 
 
 def _images_each(store: Source, prompts: int) -> int:
@@ -150,14 +147,14 @@ def heatmaps_of(
         CaptureError: there is no layer that the preset reads.
     """
     each = _images_each(store, len(prompts))
-    for one in prompts:
-        if len(one.tokens) != store.n_text:
+    for prompt in prompts:
+        if len(prompt.tokens) != store.n_text:
             raise ValueError(
                 f"The attention has {store.n_text} token columns of text, and the tokenizer made "
-                f"{len(one.tokens)} of the prompt {one.text!r}. Pass the pipeline that ran, or its "
-                "own tokenizer."
+                f"{len(prompt.tokens)} of the prompt {prompt.text!r}. Pass the pipeline that ran, "
+                "or its own tokenizer."
             )
-    shown = [_with_images(one, (store.n_keys or 0) - len(one.tokens)) for one in prompts]
+    shown = [_with_images(prompt, (store.n_keys or 0) - len(prompt.tokens)) for prompt in prompts]
     return [
         finish(maps.detach(), shown[i // each], preset, store.tokens)
         for i, maps in enumerate(aggregate(layers, preset))

@@ -1,11 +1,4 @@
-"""What a store holds of each layer that sees the text, as a preset reads it: one map a layer.
-
-layer_maps(store, preset)      MapStore -> LayerMaps
-LayerMaps.image(0)             those of one image
-LayerMaps.keep([2, 3])         those of some token columns
-over_steps(store, maps, preset) the steps of a map that a preset reads, averaged
-resize_maps(maps, size)        [..., rows, cols] at another size
-"""
+"""What a store holds of each layer that sees the text, as a preset reads it: one map a layer."""
 
 from __future__ import annotations
 
@@ -68,13 +61,13 @@ class LayerMaps:
         """Those of one image of a batch."""
         some = slice(number, number + 1)
         affinity = None if self.affinity is None else self.affinity[some]
-        kept = {name: replace(one, maps=one.maps[some]) for name, one in self.layers.items()}
+        kept = {name: replace(layer, maps=layer.maps[some]) for name, layer in self.layers.items()}
         return replace(self, layers=kept, affinity=affinity)
 
     def keep(self, columns: Sequence[int]) -> LayerMaps:
         """Those of some token columns."""
         places = [self.columns.index(column) for column in columns]
-        kept = {n: replace(one, maps=one.maps[..., places]) for n, one in self.layers.items()}
+        kept = {n: replace(layer, maps=layer.maps[..., places]) for n, layer in self.layers.items()}
         return replace(self, layers=kept, columns=tuple(columns))
 
 

@@ -1,11 +1,4 @@
-"""Maps -> masks: smoothing, thresholds, connected components and a map of labels.
-
-smooth(maps, sigma)              ->  the maps, blurred with a Gaussian
-mask_of(values, threshold)       ->  bool: a share of the range, Otsu's cut, a quantile
-threshold_level, quantile_level  ->  the level at which that mask begins
-components, largest_component    ->  the connected parts of a mask, and the largest of them
-label_map(values, masks)         ->  in each cell the number of the word that is strongest there
-"""
+"""Maps -> masks: smoothing, thresholds, connected components and a map of labels."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """How a heatmap is made of the layers' maps: what each tool of the field does, in one table.
 
-PRESETS["daam"]                  a Preset: which layers, heads, steps, and how they come together
-preset_of("daam", refine="self") by name or as it is, with what is to be changed
-
 Sources: Tang et al. 2022, "What the DAAM: Interpreting Stable Diffusion Using Cross Attention" and
 its code (castorini/daam); Hertz et al. 2022, "Prompt-to-Prompt", ``aggregate_attention`` of
 google/prompt-to-prompt; Chefer et al. 2023, "Attend-and-Excite"; Marcos-Manchón et al. 2024,
@@ -84,10 +81,10 @@ class Preset:
             chosen["steps"] = "mean" if 0 <= first < last <= 1 else self.steps
         for name, value in chosen.items():
             if value not in _CHOICES[name]:
-                told = ", ".join(map(repr, _CHOICES[name]))
+                choices = ", ".join(map(repr, _CHOICES[name]))
                 more = ", or a part of the schedule, (0.5, 1.0)" if name == "steps" else ""
                 raise ValueError(
-                    f"The preset {self.name!r} has {name}={value!r}: pass {told}{more}."
+                    f"The preset {self.name!r} has {name}={value!r}: pass {choices}{more}."
                 )
         if not self.places or isinstance(self.places, str):
             raise ValueError(f"Preset {self.name!r} has places={self.places!r}: pass a tuple.")
@@ -125,7 +122,7 @@ class Preset:
             ValueError: it has other attributes.
         """
         tuples: dict[str, Any] = {
-            name: tuple(one) if isinstance(one, list) else one for name, one in held.items()
+            name: tuple(value) if isinstance(value, list) else value for name, value in held.items()
         }
         try:
             return cls(**tuples)

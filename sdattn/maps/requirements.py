@@ -1,9 +1,4 @@
-"""What a run has `capture()` keep: what was asked for, and what its preset reads.
-
-checked_capture(settings, words, prompts)         refused where the run would have no heatmaps
-capture_settings(pipe, preset, prompts, ...)      the keyword arguments of capture()
-columns_of(words, prompts), columns_around(prompt)
-"""
+"""What a run has `capture()` keep: what was asked for, and what its preset reads."""
 
 from __future__ import annotations
 
@@ -71,18 +66,18 @@ def capture_settings(
         needs["steps"] = "last"
     if preset.among_words:
         images = images_a_prompt(pipe, options)
-        needs["among"] = [columns_around(one) for one in prompts for _ in range(images)]
+        needs["among"] = [columns_around(prompt) for prompt in prompts for _ in range(images)]
     if preset.contrast:
         needs["tokens"] = None
     if preset.refine:
         refining(pipe)  # or refuse
     chosen = dict(chosen or {})
     # every step and every head hold what any preset reads of them
-    every = {name for name, one in chosen.items() if getattr(one, "every", False)}
+    every = {name for name, option in chosen.items() if getattr(option, "every", False)}
     if clash := sorted(needs.keys() & chosen.keys() - every):
-        told = ", ".join("words (tokens)" if name == "tokens" else name for name in clash)
+        names = ", ".join("words (tokens)" if name == "tokens" else name for name in clash)
         raise ValueError(
-            f"The preset {preset.name!r} decides on {told} of the capture itself. Leave that out, "
+            f"The preset {preset.name!r} decides on {names} of the capture itself. Leave that out, "
             "or choose another preset."
         )
     if preset.part is not None and options.get("denoising_end") is None:
@@ -95,7 +90,7 @@ def _check_layers(pipe: Any, preset: Preset, chosen: Mapping[str, Any]) -> None:
     kinds = [kind for kind in chosen.get("kinds", TEXT_KINDS) if kind in TEXT_KINDS]
     found = find_layers(find_denoiser(pipe).model)
     layers = [(la.place, la.level) for la in select_layers(found, chosen.get("layers"), kinds)]
-    if not preset.or_all and not any(preset.reads(*one) for one in layers):
+    if not preset.or_all and not any(preset.reads(*layer) for layer in layers):
         raise ValueError(nothing_read(preset, layers))
 
 
@@ -108,9 +103,9 @@ def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
     columns: set[int] = set()
     for word in words:
         errors = []
-        for one in prompts:
+        for prompt in prompts:
             try:
-                columns.update(*one.find(word))
+                columns.update(*prompt.find(word))
             except KeyError as error:
                 errors.append(error)
         if len(errors) == len(prompts):

@@ -1,11 +1,5 @@
 """A pipeline's denoiser, its attention layers and its calls, as its family knows them.
 
-    find_denoiser(target)                    pipeline or model -> Denoiser
-    find_layers(model)                       every attention layer, in execution order
-    select_layers(found, layers, kinds)      those that were asked for
-    joint_spans(model, cells, n_text)        where picture and text are in a joint attention
-    read_call(model, args, kwargs)           a call: its timestep, batch, grid and text
-
 A UNet has self-attention ``attn1`` and cross-attention ``attn2`` in its down, mid and up blocks. A
 transformer has blocks of one resolution, whose attention is either of these two kinds or joint: one
 softmax over the tokens of text and picture together (Esser et al. 2024, section 4).

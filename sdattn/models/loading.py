@@ -1,7 +1,4 @@
-"""Load a pipeline, the demo model among them, and what is known of it: sizes, numbers, limits.
-
-load_pipeline("demo")    the model in this package, a folder, a file, or a hub id
-"""
+"""Load a pipeline, the demo model among them, and what is known of it: sizes, numbers, limits."""
 
 from __future__ import annotations
 

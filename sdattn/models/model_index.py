@@ -1,7 +1,5 @@
 """What a folder's ``model_index.json`` names, judged before diffusers reads it.
 
-    index = read_index(folder)    the parts of a pipeline, or an error
-
 A model is data. diffusers would also run Python that lies in the folder, import a module that the
 index names, and read pickles, which run code: some of its versions without being asked to.
 """
@@ -102,10 +100,8 @@ def _check_pipeline(folder: Path, name: Any) -> None:
 
 
 def _check_part(folder: Path, name: str, library: str, kind: str) -> None:
-    path, entry = (
-        folder / "model_index.json",
-        f"{_shown(name)}: [{_shown(library)}, {_shown(kind)}]",
-    )
+    path = folder / "model_index.json"
+    entry = f"{_shown(name)}: [{_shown(library)}, {_shown(kind)}]"
     home = _home(library)
     if not name.isidentifier() or home is None:
         _refuse_code(path, entry)

@@ -66,23 +66,18 @@ def _build(folder: Path, name: str | Path) -> Any | None:
 
 def _models(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a ``model_index.json`` that have weights, built without them."""
+    from diffusers import pipelines
+
     found = {}
     for name, entry in index.items():
         match entry:
-            case [str(library), str(kind)]:
-                cls = _class(library, kind)
+            case [str(library), str(kind)]:  # None: diffusers imports or refuses the library itself
+                home = getattr(pipelines, library, None) or sys.modules.get(library)
+                cls = getattr(home, kind, None)
                 if isinstance(cls, type) and issubclass(cls, torch.nn.Module):
                     part = folder / name
                     found[name] = _without_weights(cls, part if part.is_dir() else folder)
     return found
-
-
-def _class(library: str, name: str) -> Any:
-    """The class that diffusers means by an entry of ``model_index.json``; None if it imports the
-    library for itself, or refuses to."""
-    from diffusers import pipelines
-
-    return getattr(getattr(pipelines, library, None) or sys.modules.get(library), name, None)
 
 
 def _without_weights(cls: Any, folder: Path) -> Any | None:

@@ -1,13 +1,4 @@
-"""A pipeline's call: its options checked, the call with a seed for each image, its pictures.
-
-checked_options(pipe, options)                   refused where they cannot be, or filled in
-check_memory(pipe, options, prompts)             refused where the pictures are too many
-checked_seeds(seed, images)                      one for each image
-call_pipeline(pipe, prompts, seeds, options)     noise drawn on the CPU
-options_of_image(options, 0, images=4, prompts=2)    for a run of that image alone
-pictures_of(result)                              PIL
-one_at_a_time(function), turn(pipe)              however many threads call a pipeline
-"""
+"""A pipeline's call: its options checked, the call with a seed for each image, its pictures."""
 
 from __future__ import annotations
 

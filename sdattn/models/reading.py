@@ -1,8 +1,5 @@
 """What each pipeline makes of a prompt before its text encoder: prompts to token columns.
 
-    read_prompts(pipe, ["a cat", "a dog"])    ->  [Prompt, Prompt]
-    read_prompts(pipe, {"cat": [2]}, 77)      ->  [Prompt], for text states that you made yourself
-
 The columns are those of the ``encoder_hidden_states`` that the denoiser gets.
 """
 

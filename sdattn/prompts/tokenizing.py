@@ -1,9 +1,4 @@
-"""Any tokenizer of transformers: a text's tokens, and where in the prompt each came from.
-
-tokenize(tokenizer, source)      ->  [Token, ...], special ones named
-with_vectors(tokenizer, source)  ->  the text with each embedding of several vectors written out
-added_words(tokenizer, source)   ->  the spans that are a word of the vocabulary
-"""
+"""Any tokenizer of transformers: a text's tokens, and where in the prompt each came from."""
 
 from __future__ import annotations
 

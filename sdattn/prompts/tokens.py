@@ -1,11 +1,5 @@
 """A prompt's words and the token columns they own. No torch, and no pipeline.
 
-    read_prompt(tokenizer, prompt)           ->  Prompt: its words, its token columns, what was lost
-    Prompt.find("red circle")                ->  one tuple of columns for each occurrence
-    read_labels({"cat": [2]}, 77)            ->  a Prompt where there is no text
-    read_source(tokenizer, source, ...)      ->  a Prompt inside another text
-    join_prompts([clip, t5])                 ->  one Prompt, behind each other
-
 The columns are those that the denoiser gets from the text encoder. Words are found in the prompt
 itself; the tokenizer's character offsets show which tokens belong to which.
 """

@@ -1,8 +1,4 @@
-"""Text before it is tokens: its words, and the way from a prompt to what the tokenizer gets.
-
-split_words("a red cat")                 ->  [("a", 0, 1), ("red", 2, 5), ("cat", 6, 9)]
-Source.of("A cat").lower().within(x, y)  ->  the text, and where each character came from
-"""
+"""Text before it is tokens: its words, and the way from a prompt to what the tokenizer gets."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Runs in folders: written whole or not at all, over nothing that is not ours, read with checks.
-
-save_run(folder, run)              one image's run, its page beside the packed files
-load_run(folder)                   the run that was saved
-check_target(out, force=True)      refuse now what would be refused after the work
-run_around(path)                   the run's folder that a path lies in
-"""
+"""Runs in folders: written whole or not at all, over nothing that is not ours, read with checks."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""``run.json``, one record: how an image's run was made, and what its files hold.
-
-RunSettings                       how it was made; known once it has run
-RunInfo                           the whole document: the settings and what is in the files
-info.sealed()                     its bytes, a checksum of the rest at the end
-read_info(files, where)           the document, or an error that names the file, the entry and what
-                                  to do
-with_files(files, where, sums)    its bytes with the checksums of further files
-"""
+"""``run.json``, one record: how an image's run was made, and what its files hold."""
 
 from __future__ import annotations
 
@@ -103,7 +95,7 @@ class RunSettings(Record):
 
     def alone(self) -> RunSettings:
         """Without what a whole document says of the files."""
-        return RunSettings(**{one.name: getattr(self, one.name) for one in fields(RunSettings)})
+        return RunSettings(**{f.name: getattr(self, f.name) for f in fields(RunSettings)})
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def sample(
     watched = _watched(pipe, prompts, preset, options, settings, asked)
     with turn(pipe), ExitStack() as captures:
         stores = {of: captures.enter_context(capture(pipe, **kept)) for of, kept in watched.items()}
-        result = call_pipeline(pipe, [one.text for one in prompts], seeds, options)
+        result = call_pipeline(pipe, [prompt.text for prompt in prompts], seeds, options)
     images, store = pictures_of(result), stores["prompt"]
     layers = layer_maps(store, preset, stores.get("self"))
     check_maps(_named(layers), pipe, options)
@@ -74,24 +74,21 @@ def sample(
     for name, what in (("negative", "negative prompt"), ("asked", "ask")):
         for heatmaps in texts.get(name, ()):
             check_maps({what: heatmaps.maps}, pipe, options)
-    common = _described(pipe, store, options)
+    asked_text = None if asked is None else asked.prompt.text
+    common = replace(_described(pipe, store, options), asked=asked_text)
     settings_of_images = _each_own(common, images, prompts, seeds, options)
     image_runs = []
     for i, heatmaps in enumerate(heatmaps_of(store, layers, preset, prompts)):
         own = {name: found[i] for name, found in texts.items()}
-        made = replace(
-            settings_of_images[i],
-            blanked=True if i in blanked else None,
-            asked=asked.prompt.text if asked else None,
-        )
-        more = {name: Further(one.prompt.text, one.occurrences()) for name, one in own.items()}
+        made = replace(settings_of_images[i], blanked=i in blanked or None)
+        more = {name: Further(maps.prompt.text, maps.occurrences()) for name, maps in own.items()}
         details = details_of(store, i, heatmaps)
         image_runs.append(ImageRun(images[i], heatmaps, layers.image(i), made, details, more, own))
     return Run(image_runs, store, layers)
 
 
 def _named(layers: LayerMaps) -> dict[str, Tensor]:
-    maps = {name: one.maps for name, one in layers.layers.items()}
+    maps = {name: layer.maps for name, layer in layers.layers.items()}
     return maps if layers.affinity is None else {**maps, "self-attention": layers.affinity}
 
 
@@ -116,7 +113,7 @@ def _watched(
         if preset.among_words:
             read = read_negative(pipe, options, len(prompts))
             images = images_a_prompt(pipe, options)
-            own["among"] = [columns_around(one) for one in read for _ in range(images)]
+            own["among"] = [columns_around(prompt) for prompt in read for _ in range(images)]
         found["negative"] = {**settings, **own}
     if asked is not None:
         found["asked"] = {**settings, **asked.settings}

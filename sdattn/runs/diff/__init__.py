@@ -1,8 +1,4 @@
-"""Two runs side by side: the heatmaps of each word and their difference.
-
-diff("outputs/a", "outputs/b")     two folders, or what load_run() or generate() returned
-diff((run, 0), (run, 1))           two images of one run
-"""
+"""Two runs side by side: the heatmaps of each word and their difference."""
 
 from __future__ import annotations
 
@@ -64,7 +60,7 @@ def diff(
     found = (
         match_words(*maps)
         if words is None
-        else [w for one in words for w in choose_words(*maps, one)]
+        else [w for phrase in words for w in choose_words(*maps, phrase)]
     )
     return Comparison(
         names or _names(first, second),
@@ -114,12 +110,12 @@ def _check(a: ImageRun, b: ImageRun) -> None:
     Warns:
         UserWarning: the maps come from different layers.
     """
-    presets = [_in_unit(one.heatmaps.preset).to_json() for one in (a, b)]
+    presets = [_in_unit(side.heatmaps.preset).to_json() for side in (a, b)]
     if differ := [name for name in presets[0] if presets[0][name] != presets[1][name]]:
-        told = (", ".join(f"{name}={one[name]!r}" for name in differ) for one in presets)
+        unlike = (", ".join(f"{name}={preset[name]!r}" for name in differ) for preset in presets)
         raise ValueError(
             "The maps were made by different presets: A with {}, B with {}. Their values cannot be "
-            "compared; make both runs with one preset.".format(*told)
+            "compared; make both runs with one preset.".format(*unlike)
         )
     if a.heatmaps.preset.steps == "sum" and a.layers.passes != b.layers.passes:
         passes = f"{a.layers.passes} and {b.layers.passes}"
@@ -127,15 +123,15 @@ def _check(a: ImageRun, b: ImageRun) -> None:
             f"The maps are sums over {passes} steps, so their values cannot be "
             "compared. Make both runs with one number of steps, or with another preset."
         )
-    ratios = [one.image.width / one.image.height for one in (a, b)]
+    ratios = [side.image.width / side.image.height for side in (a, b)]
     if max(ratios) > 1.01 * min(ratios):
-        sizes = [f"{one.image.width}x{one.image.height}" for one in (a, b)]
+        sizes = [f"{side.image.width}x{side.image.height}" for side in (a, b)]
         raise ValueError(
             f"The picture of A has {sizes[0]} pixels and that of B {sizes[1]} (width x height), "
             "which are other proportions. Make both runs with one width and height."
         )
-    for name, one in (("A", a), ("B", b)):
-        if not torch.isfinite(one.heatmaps.maps).all():
+    for name, side in (("A", a), ("B", b)):
+        if not torch.isfinite(side.heatmaps.maps).all():
             raise ValueError(
                 f"The maps of {name} hold values that are not finite. If the model runs in "
                 "float16, try bfloat16 or float32."
@@ -168,7 +164,7 @@ def _names(a: ImageRun, b: ImageRun) -> tuple[str, str]:
         return names[0] or "A", names[1] or "B"
     parts = folders[0].parts, folders[1].parts
     for number in range(1, max(map(len, parts))):
-        name_a, name_b = ("/".join(one[-number:]) for one in parts)
+        name_a, name_b = ("/".join(path[-number:]) for path in parts)
         if name_a != name_b:
             return name_a, name_b
     return parts[0][-1], parts[1][-1]
