@@ -99,9 +99,7 @@ def _missing_files(folder: BatchFolder) -> dict[tuple[str, str], list[str]]:
 
 
 def _note_unnoted(
-    folder: BatchFolder,
-    places: Mapping[str, str],
-    missing: Mapping[tuple[str, str], list[str]],
+    folder: BatchFolder, places: Mapping[str, str], missing: Mapping[tuple[str, str], list[str]]
 ) -> dict[str, str]:
     """Note the items that have no row, or one of the first format; returns what is wrong with
     those that are not whole, by id."""

@@ -14,8 +14,7 @@ from . import options
 
 def batch(
     prompts: Annotated[
-        str | None,
-        typer.Argument(help="A .jsonl, .csv or .txt file; - reads standard input."),
+        str | None, typer.Argument(help="A .jsonl, .csv or .txt file; - reads standard input.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
     model: options.Model = "demo",

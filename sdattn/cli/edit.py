@@ -64,14 +64,7 @@ def edit(
     if picture is not None:
         prepare(pipe, source, targets, asked, given)  # refuse before the long part
         given["inversion"] = _invert(pipe, picture, source, given, null_text)
-    run = edit(
-        pipe,
-        source,
-        targets,
-        seed=seed,
-        **vars(asked),
-        **given,
-    )
+    run = edit(pipe, source, targets, seed=seed, **vars(asked), **given)
     run.save(out, force=force)
     table = Table("image", "words", title_justify="left")
     for heatmaps, words in zip(run.heatmaps, run.words, strict=True):

@@ -18,8 +18,7 @@ def show(
     words: Words = None,
     item: Annotated[str | None, typer.Option(help="The id of an item of a batch run.")] = None,
     figure: Annotated[
-        str | None,
-        typer.Option(help="A figure for papers instead: words, steps, layers or heads."),
+        str | None, typer.Option(help="A figure for papers instead: words, steps, layers or heads.")
     ] = None,
     animate: Annotated[
         bool, typer.Option("--animate", help="The maps over the steps instead, as GIF or WebP.")

@@ -92,11 +92,7 @@ class StepController:
         return self.num_att_layers if self.guidance == "passes" else 0
 
     def begin_pass(
-        self,
-        batch: int,
-        latent_size: tuple[int, int],
-        levels: int,
-        prompts: slice | None = None,
+        self, batch: int, latent_size: tuple[int, int], levels: int, prompts: slice | None = None
     ) -> None:
         """Take note of a pass of the model, before its layers call.
 

@@ -38,10 +38,7 @@ PLAIN = frozenset(
         "XLAFlashAttnProcessor2_0",
     }
 )
-HOMES = (
-    "diffusers.models.attention_processor",
-    "diffusers.models.transformers.sana_transformer",
-)
+HOMES = ("diffusers.models.attention_processor", "diffusers.models.transformers.sana_transformer")
 PRODUCTS = (torch.bmm, torch.matmul, Tensor.bmm, Tensor.matmul, Tensor.__matmul__, torch.einsum)
 
 

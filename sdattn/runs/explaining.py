@@ -169,10 +169,7 @@ def _noised(
 
 @contextmanager
 def _replayed(
-    pipe: Any,
-    images: Sequence[Image.Image],
-    read: Sequence[Prompt],
-    options: Mapping[str, Any],
+    pipe: Any, images: Sequence[Image.Image], read: Sequence[Prompt], options: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Inside, a run of the pipeline with these options is the way back to all the pictures."""
     steps = {name: options[name] for name in ("num_inference_steps",) if name in options}

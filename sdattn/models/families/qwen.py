@@ -65,10 +65,6 @@ FAMILY = Family(
     grid=_grid_of_shapes,
     timestep_unit=1000.0,
     patch=2,  # cut by the pipelines
-    readers={
-        "QwenImage": read_qwen,
-        "QwenImage21": refuse_unknown,
-        "QwenImageEdit": refuse_images,
-    },
+    readers={"QwenImage": read_qwen, "QwenImage21": refuse_unknown, "QwenImageEdit": refuse_images},
     guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
 )
