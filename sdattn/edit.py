@@ -15,8 +15,6 @@
 Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -37,7 +35,7 @@ from .control.controllers import (
 from .control.registration import ControlHandle, register_attention_control, step_end
 from .files.records import plain
 from .files.writing import to_json
-from .hooks.steps import Span
+from .hooks.keep import Span
 from .inversion.invert import Inversion, invert, psnr
 from .maps import render
 from .models.loading import check_text_to_image, is_guided, latent_size, model_passes

@@ -1,7 +1,5 @@
 """`MultiHeadAttention`: the attention of the paper as a module, self or cross, with its weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

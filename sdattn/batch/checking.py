@@ -1,7 +1,5 @@
 """One item of a batch run read whole and compared with what was written."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Collection, Iterator, Mapping

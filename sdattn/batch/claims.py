@@ -1,8 +1,6 @@
 """Whether a folder belongs to this very run: its input, its model and its settings; and whether
 the items of one whose ``batch.json`` is lost do, and are as they were written."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -151,14 +149,8 @@ class Claim:
         return found
 
     def _check_adopted(self) -> dict[str, str]:
-        """Read all items of the folder whole, before it is taken.
-
-        Returns:
-            The items of the run that are damaged, id to place; each is named on stderr.
-
-        Raises:
-            ValueError: the items lie in the other format, or are of another run.
-        """
+        """Read all items of the folder whole, before it is taken; the items of the run that are
+        damaged, id to place, each named on stderr."""
         root, temporary = self.folder.root, self.folder.temporary
         other = _OTHER[self.settings["format"]]
         if any(True for _ in layout_of({**self.settings, "format": other}, root, temporary).find()):

@@ -1,7 +1,5 @@
 """`run_batch()`: read the input, share it out, draw what is missing, write it, report."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ items/ or shards/  the items, see layouts
 .batch/            at work: the lock, what each process has done, unfinished files
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

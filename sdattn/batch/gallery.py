@@ -7,8 +7,6 @@ the run's settings, so no item is opened. They say neither the folder's name nor
 run gives the same bytes wherever it lies.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice

@@ -3,8 +3,6 @@
 Every line is checked by itself: a bad one is reported by its number and never stops a good one.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@
 .batch/failed/NAME.jsonl  ->  errors.jsonl     a row an item that failed, or a line that is bad
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

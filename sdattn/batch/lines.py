@@ -1,7 +1,5 @@
 """The lines of a batch before they are checked: JSON, CSV or text, as fields."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """A lock on a run's folder that its job's processes share and that dies with the last of them."""
 
-from __future__ import annotations
-
 import errno
 import getpass
 import json

@@ -3,8 +3,6 @@
 {"format", "settings": {...}, "input": {...}, "batch_size", "versions", "ended", "digest"}
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several runs' folders into one: the parts of an input, or the disks of several machines."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Items against the pipeline that will draw them: what cannot be, and what runs together."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import warnings

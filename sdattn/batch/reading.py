@@ -1,7 +1,5 @@
 """A batch run's folder read back: its items, how far it is, whether it is as it was written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

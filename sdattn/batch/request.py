@@ -1,7 +1,5 @@
 """What a batch run is asked for, and how it went."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

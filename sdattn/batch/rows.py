@@ -1,7 +1,5 @@
 """The rows of ``metadata.jsonl``: what they say of an item, and how they are read again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack

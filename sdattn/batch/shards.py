@@ -1,7 +1,5 @@
 """The items of a batch run in shards, many in a safetensors file: ``shards/NAME.safetensors``."""
 
-from __future__ import annotations
-
 import json
 import math
 import threading

@@ -1,7 +1,5 @@
 """Memory: how many items fit into one batch, and giving back what was freed."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 import time

@@ -1,8 +1,6 @@
 """The processes of a run, as accelerate started them: one, or many on many machines; and the
 signals that stop them."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import pickle

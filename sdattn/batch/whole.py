@@ -4,8 +4,6 @@ Rows repeat what the items themselves say, with the checksum of ``run.json`` and
 file: after a crash what is missing is read from the items.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ What a command needs of torch and diffusers it imports when it runs, so that hel
 completion come at once.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from typing import Annotated, Any

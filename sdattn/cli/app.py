@@ -1,7 +1,5 @@
 """``sdattn app``: the report's view in a live page."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """``sdattn batch``: many prompts, and what became of them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The report's view in a live page: type a prompt, see where words go. Needs ``sdattn[app]``."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import socket

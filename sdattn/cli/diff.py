@@ -1,7 +1,5 @@
 """``sdattn diff``: two runs side by side."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """``sdattn edit``: a picture kept while its prompt changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """``sdattn explain``: a picture of one's own, and where the words for it go."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

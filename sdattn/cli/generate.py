@@ -1,7 +1,5 @@
 """``sdattn generate``: a picture, and where the words of its prompt went."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``sdattn info``: what a model has that can be captured, and what of sdattn does not apply."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

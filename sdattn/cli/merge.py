@@ -1,7 +1,5 @@
 """``sdattn merge``: several batch runs in one folder."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The options that several commands have, each defined once, and what is made of their values."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What commands print of runs: tables of words, and the files that were written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

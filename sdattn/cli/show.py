@@ -1,7 +1,5 @@
 """``sdattn show``: a saved run drawn again: pictures and a page, a figure, a moving picture."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any

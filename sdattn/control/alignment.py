@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..prompts.tokens import EOS, PAD, SOS, Prompt, Word
+from ..prompts.tokenizing import EOS, PAD, SOS
+from ..prompts.tokens import Prompt, Word
 
 
 def swap(source: Prompt, target: Prompt) -> Tensor:

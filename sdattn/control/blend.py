@@ -1,7 +1,5 @@
 """`LocalBlend`: an edit changes the picture only where chosen words are."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -8,8 +8,6 @@ section 3.2; google/prompt-to-prompt and diffusers' community pipeline for what 
 open.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..hooks.attention_store import AttentionStore
-from ..hooks.steps import Part, Span
+from ..hooks.keep import Part, Span
 from ..prompts.tokens import Prompt
 from . import alignment
 from .blend import LocalBlend

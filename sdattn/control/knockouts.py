@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..hooks.steps import Span
+from ..hooks.keep import Span
 from ..maps.heatmap import Heatmap
 from ..maps.requirements import columns_of
 from ..models.layers import LayerSelection, find_denoiser

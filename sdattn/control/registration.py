@@ -11,12 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attention.processor import Controller, TorchAttnProcessor
-from ..hooks.attachment import refuse_broken_step, unet_layers
 from ..hooks.attention_store import AttentionStore
 from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError, CaptureWarning
-from ..models.compiled import is_compiled, unwrapped
-from ..models.denoiser_call import innermost
+from ..hooks.step_controller import refuse_broken_step, unet_layers
+from ..models.denoiser_call import innermost, is_compiled, unwrapped
 from ..models.layers import AttentionLayer, Denoiser
 
 

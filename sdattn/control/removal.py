@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ..attention import TorchAttnProcessor
 from ..hooks.installer import Installation
+from ..hooks.keep import Part, Span
 from ..hooks.passes import CaptureError
-from ..hooks.steps import Part, Span
 from ..models.denoiser_call import Call
 from ..models.guidance import GuidanceWatch, Order, guided_order
 from ..models.layers import (

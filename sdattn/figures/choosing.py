@@ -1,7 +1,5 @@
 """What of a run a figure shows: words, and the steps that were kept."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

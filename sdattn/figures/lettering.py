@@ -1,7 +1,5 @@
 """Lettering of figures: the user's fonts and sizes, fonts that have the glyphs, text that fits."""
 
-from __future__ import annotations
-
 import unicodedata
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Files of figures: what a file's name asks for, and writing it whole or not at all."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

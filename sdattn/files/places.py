@@ -1,7 +1,5 @@
 """Where files lie: paths inside a folder, outputs apart from inputs, names for folders."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from pathlib import Path, PurePosixPath, PureWindowsPath

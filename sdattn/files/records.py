@@ -1,7 +1,5 @@
 """Records as JSON and back: what a dataclass is written as, and is read from with checks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -84,11 +82,7 @@ def read_record(kind: Any, value: Mapping[str, Any], at: str = "") -> Any:
 
 
 def _read(kind: Any, value: Any, at: str) -> Any:
-    """A value of JSON as a field's annotation says; of a choice, its class sees which.
-
-    Raises:
-        RecordError: it is something else.
-    """
+    """A value of JSON as a field's annotation says; of a choice, its class sees which."""
     origin, kinds = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         fitting = (found for choice in kinds if (found := _attempt(choice, value, at)))

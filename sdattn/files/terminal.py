@@ -3,8 +3,6 @@
 visible("a \\x1b[2Jcat")    ->  "a \\\\x1b[2Jcat"
 """
 
-from __future__ import annotations
-
 import re
 
 # Terminals obey C0 and C1, the next turn the order of writing around; surrogates are no characters.

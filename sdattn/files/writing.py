@@ -1,7 +1,5 @@
 """Files written whole or not at all, and their checksums."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import json

@@ -4,8 +4,6 @@ Source: Marcos-Manchón et al. 2024, "Open-Vocabulary Attention Maps with Token 
 Semantic Segmentation in Diffusion Models", section 3.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -174,17 +174,11 @@ class AttentionStore(StepController):
         Raises:
             RuntimeError: no step has finished.
         """
-        self._check_finished()
-        if self.save_global_store is not None:
-            return self.attention_store
-        return self._averaged(self.attention_store)
+        return self._average(self.attention_store)
 
     def get_average_full_attention(self) -> Maps:
         """The mean of ``full_attention_store`` over the finished steps, or its last step."""
-        self._check_finished()
-        if self.save_global_store is not None:
-            return self.full_attention_store
-        return self._averaged(self.full_attention_store)
+        return self._average(self.full_attention_store)
 
     def get_average_global_attention(self) -> Maps:
         """The mean of ``global_store`` over the finished steps.
@@ -199,6 +193,10 @@ class AttentionStore(StepController):
                 "get_average_attention()."
             )
         return self._averaged(self.global_store)
+
+    def _average(self, sums: Maps) -> Maps:
+        self._check_finished()
+        return sums if self.save_global_store is not None else self._averaged(sums)
 
     @torch.no_grad()
     def _averaged(self, sums: Maps) -> Maps:

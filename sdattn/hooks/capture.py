@@ -27,11 +27,10 @@ from .asking import AskingLook, asked_kinds
 from .attended import Attended
 from .installer import Installation
 from .joint import JointLook, check_backends
-from .keep import MUCH, Keep
+from .keep import MUCH, Heads, Keep, Selection, Steps
 from .map_store import MapStore
 from .observers import Look, ObservingProcessor, observing
 from .passes import CaptureError, CaptureWarning, Passes
-from .steps import Heads, Selection, Steps
 from .witness import unknown_use
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from ..models.compiled import compiled_parts
-from ..models.denoiser_call import innermost
+from ..models.denoiser_call import compiled_parts, innermost
 from ..models.layers import AttentionLayer
 
 

@@ -1,18 +1,192 @@
-"""`Keep`: what a capture keeps of steps, heads and columns, and how many bytes that is."""
+"""`Keep`: what a capture keeps of steps, heads and columns, read once where it comes in, and its
+bytes; `Part`: a part of a run, one meaning for captures, knockouts, edits and presets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 
 from ..models.layers import AttentionLayer
-from .steps import Heads, Selection, Steps
 
 MUCH = 1e9  # bytes; a warning is logged where more will be held
+# "mean", "all", indices; of steps also "last", or a part of the run, (0.5, 1.0)
+Selection = str | Sequence[int] | tuple[float, float]
+Span = float | tuple[float, float]  # 0.8 means (0, 0.8), in parts of the run
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a run, ``0 <= first <= last <= 1``.
+
+    A pass of the model belongs to it where the middle of the pass lies in it, the bounds included.
+    So of an odd number of passes the one in the very middle belongs to both halves, and a run of a
+    single pass has it in either. From a point to that same point there is nothing.
+    """
+
+    first: float
+    last: float
+
+    @classmethod
+    def of(cls, span: Any, passes: int | str = "their number") -> Part:
+        """A part as knockouts and edits take it: 0.8 for the first 80 %, or ``(0.2, 0.8)``.
+
+        Raises:
+            ValueError: it is none; the message names the number of ``passes``.
+        """
+        found = _bounds((0.0, span) if isinstance(span, Real) else span)
+        if found is None:
+            raise ValueError(
+                f"{span!r}: pass a part of the run from 0 to 1, such as 0.8 or (0.2, 0.8). For n "
+                f"steps pass n / {passes}."
+            )
+        return found
+
+    @classmethod
+    def read(cls, pair: Any) -> Part | None:
+        """A part as captures take it, where indices of steps may stand as well: ``(0.5, 1.0)``.
+
+        Returns:
+            None for what is no part: two indices, a word, numbers outside [0, 1].
+
+        Raises:
+            ValueError: the tuple of the whole numbers 0 and 1, which could be either.
+        """
+        found = _bounds(pair)
+        if found is None or found.first == found.last:
+            return None
+        if not all(isinstance(number, Integral) for number in pair):
+            return found
+        if isinstance(pair, tuple):
+            raise ValueError(
+                f"steps={pair!r} can be read in two ways. Pass [0, 1] for the first two calls of "
+                "the model, (0.0, 1.0) for the whole run."
+            )
+        return None
+
+    def holds(self, position: float | None) -> bool:
+        """Whether a pass with its middle there belongs to it; None is a place that is not known."""
+        if position is None or self.first == self.last:
+            return False
+        return self.first <= position <= self.last
+
+    def passes(self, number: int) -> list[int]:
+        """Which of so many passes belong to it, counted from 0."""
+        return [i for i in range(number) if self.holds((i + 0.5) / number)]
+
+
+def _bounds(pair: Any) -> Part | None:
+    if isinstance(pair, str) or not isinstance(pair, Collection) or len(pair) != 2:
+        return None
+    if not all(isinstance(number, Real) for number in pair):
+        return None
+    first, last = map(float, pair)
+    return Part(first, last) if 0 <= first <= last <= 1 else None
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Which calls of the model are kept.
+
+    Attributes:
+        given: as a user reads it: ``"mean"``, ``"all"``, ``"last"``, a list of indices, or a part
+            of the run as a pair of floats.
+        each: whether they are kept one by one; if not, one map stands for all of them.
+        last: whether that map is the last call's alone, and no mean.
+        numbers: the indices that were chosen, None where none were.
+        part: the part of the run that was chosen, None where none was.
+    """
+
+    given: Selection
+    each: bool = False
+    last: bool = False
+    numbers: tuple[int, ...] | None = None
+    part: Part | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> Steps:
+        """Read what a user passed, or what was read before.
+
+        Raises:
+            ValueError: it is none of these.
+        """
+        if isinstance(value, Steps):
+            return value
+        if isinstance(value, str) and value in ("mean", "all", "last"):
+            return cls(value, each=value == "all", last=value == "last")
+        if part := Part.read(value):
+            return cls((part.first, part.last), part=part)
+        more = '"last", a part of the run such as (0.5, 1.0), '
+        numbers = _indices("steps", value, more)
+        return cls(list(numbers), each=True, numbers=numbers)
+
+    @property
+    def every(self) -> bool:
+        """Whether all calls are kept one by one, so that any choice can still be made of them."""
+        return self.each and self.numbers is None
+
+    def keeps(self, number: int, position: float | None) -> bool:
+        """Whether a call is kept: the ``number``-th, counted from 0, in the middle of whose part
+        of the run ``position`` is."""
+        if self.part is not None:
+            return self.part.holds(position)
+        return self.numbers is None or number in self.numbers
+
+    def held(self, passes: int) -> int:
+        """How many maps are held of so many calls."""
+        return len(self.numbers) if self.numbers else passes if self.each else 1
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Which heads of a layer are kept.
+
+    Attributes:
+        given: as a user reads it: ``"mean"``, ``"all"`` or a list of indices.
+        each: whether they are kept one by one, not their mean.
+        numbers: the indices that were chosen, None where none were.
+    """
+
+    given: Selection
+    each: bool = False
+    numbers: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> Heads:
+        """Read what a user passed, or what was read before.
+
+        Raises:
+            ValueError: it is none of these.
+        """
+        if isinstance(value, Heads):
+            return value
+        if isinstance(value, str) and value in ("mean", "all"):
+            return cls(value, each=value == "all")
+        numbers = _indices("heads", value)
+        return cls(list(numbers), each=True, numbers=numbers)
+
+    @property
+    def every(self) -> bool:
+        """Whether all heads are kept one by one."""
+        return self.each and self.numbers is None
+
+    def used(self, heads: int) -> int:
+        """How many heads of a layer with ``heads`` of them the maps are of."""
+        return len(self.numbers) if self.numbers else heads
+
+
+def _indices(name: str, value: Any, more: str = "") -> tuple[int, ...]:
+    found = () if isinstance(value, str) or not isinstance(value, Collection) else tuple(value)
+    good = all(isinstance(i, Integral) and int(i) >= 0 for i in found)
+    if not found or not good or len(set(found)) < len(found):
+        raise ValueError(
+            f'{name}={value!r}: pass "mean", "all", {more}or a list of indices from 0, not empty, '
+            "each once."
+        )
+    return tuple(map(int, found))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """`MapStore`, which `capture()` fills: one running mean a layer, or every head and step."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,9 +10,8 @@ from ..models.guidance import Branch
 from ..models.layers import AttentionLayer
 from .attended import Attended, row_index
 from .held import Held
-from .keep import Keep
+from .keep import Keep, Selection
 from .passes import CaptureError, CaptureWarning, Pass
-from .steps import Selection
 
 
 class MapStore:

@@ -38,6 +38,13 @@ def observing(inner: Any, observe: Observer, look: Look | None = None) -> Observ
     return kind(inner, observe, look)
 
 
+def _of_innermost(name: str) -> property:
+    return property(
+        lambda observer: getattr(innermost(observer), name),
+        lambda observer, value: setattr(innermost(observer), name, value),
+    )
+
+
 class ObservingProcessor:
     """Let ``inner`` make the output; hand the probabilities it used to ``observe``.
 
@@ -224,21 +231,8 @@ class ObservingProcessor:
             first.listeners.remove(calls.extend)
 
     # diffusers sets these on whatever it finds in the layer, and processors read their own.
-    @property
-    def _attention_backend(self) -> Any:
-        return innermost(self)._attention_backend
-
-    @_attention_backend.setter
-    def _attention_backend(self, backend: Any) -> None:
-        innermost(self)._attention_backend = backend
-
-    @property
-    def _parallel_config(self) -> Any:
-        return innermost(self)._parallel_config
-
-    @_parallel_config.setter
-    def _parallel_config(self, config: Any) -> None:
-        innermost(self)._parallel_config = config
+    _attention_backend = _of_innermost("_attention_backend")
+    _parallel_config = _of_innermost("_parallel_config")
 
 
 class ObservingModule(ObservingProcessor, nn.Module):

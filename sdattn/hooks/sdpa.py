@@ -10,6 +10,7 @@ Source: Dao et al. 2022, "FlashAttention", algorithm 1, for the logsumexp.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,37 +27,34 @@ SLICE = 1 << 24  # scores in one slice of queries, where the kernel gives no log
 EXACT = 16  # of a larger logsumexp float32 holds too few digits for probabilities within 1e-5
 
 
+@dataclass(eq=False)
 class Seen:
     """One call of ``scaled_dot_product_attention``.
 
     Attributes:
-        shape: (batch, heads, queries, keys), where it was handed heads by themselves.
         query: ``[B, heads, N, d]``.
         key: ``[B, heads, T, d]``.
         mask: None, or as torch takes it.
-        scale: of the scores.
+        scale: of the scores, ``1 / sqrt(d)`` by default.
         logsumexp: ``[B, heads, N]`` of the scaled scores, None where the kernel did not give it, or
             not exactly enough.
         plain: whether there was no dropout, no causal mask and a key head for each query head.
         value: ``[B, heads, T, d]``, and output, what was returned; set by those who need them.
     """
 
-    value: Tensor
-    output: Tensor
+    query: Tensor
+    key: Tensor
+    mask: Tensor | None = None
+    scale: float | None = None
+    logsumexp: Tensor | None = None
+    plain: bool = True
+    value: Tensor = field(init=False)
+    output: Tensor = field(init=False)
 
-    def __init__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        mask: Tensor | None = None,
-        scale: float | None = None,
-        logsumexp: Tensor | None = None,
-        plain: bool = True,
-    ):
-        self.query, self.key, self.mask, self.logsumexp = query, key, mask, logsumexp
-        self.scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        self.shape = (*query.shape[:-1], key.shape[-2])
-        self.plain = plain
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(batch, heads, queries, keys), where it was handed heads by themselves."""
+        return (*self.query.shape[:-1], self.key.shape[-2])
 
     def attended(self, queries: slice | None = None, keys: slice | None = None) -> Attended:
         """What some queries pay to some keys, None for all. The softmax is over all keys."""
@@ -68,7 +66,8 @@ class Seen:
         if logsumexp is not None:
             logsumexp = logsumexp[:, :, queries, None]
         query, keys = self.query[:, :, queries], keys or slice(0, self.shape[3])
-        return Handed(query, self.key, keys, mask, self.scale, logsumexp)
+        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
+        return Handed(query, self.key, keys, mask, scale, logsumexp)
 
 
 class Handed(Attended):

@@ -9,7 +9,7 @@ first factor of the product that arrives there is what was used.
 from collections.abc import Sequence
 from functools import cache
 from inspect import unwrap
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,14 +59,14 @@ def _is_known(call: Any) -> bool:
     return call.__module__ in HOMES and call.__qualname__.split(".")[0] in PLAIN
 
 
-class Product:
+class Product(NamedTuple):
     """Probabilities times values, ``[..., N, T]`` and their product ``[..., N, d]``.
 
     The probabilities are the very tensor, so they are read as an edit in place left them.
     """
 
-    def __init__(self, probs: Tensor, output: Tensor):
-        self.probs, self.output = probs, output
+    probs: Tensor
+    output: Tensor
 
 
 Event = Seen | Product

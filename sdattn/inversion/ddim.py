@@ -1,7 +1,5 @@
 """DDIM in a pipeline's place: its steps down from noise to picture, and the same steps up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

@@ -9,8 +9,6 @@ null-text optimisation finds unconditional text states with which it also does s
 (Mokady et al. 2022, "Null-text Inversion for Editing Real Images using Guided Diffusion Models").
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Source: Mokady et al. 2022, "Null-text Inversion for Editing Real Images using G
 Models", section 3.2 and algorithm 1; google/prompt-to-prompt for the optimiser's settings.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """A picture of the user's own, made what a pipeline can take, and its latent."""
 
-from __future__ import annotations
-
 import math
 from contextlib import ExitStack
 from typing import Any

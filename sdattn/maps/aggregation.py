@@ -6,8 +6,6 @@ Training-free Open Vocabulary Semantic Segmenter" (DiffSegmenter), equation 5;
 RishiDarkDevil/daam-i2i.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

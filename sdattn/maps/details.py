@@ -1,7 +1,5 @@
 """What a run kept beside the means over steps and heads, of the columns of its prompt's words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Maps as prompt-to-prompt code holds them, heads folded into the rows, as heatmaps read them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -12,8 +10,8 @@ from torch import Tensor
 
 from ..attention import level_grids, query_grid
 from ..hooks.attention_store import AttentionStore, Maps
+from ..hooks.keep import Part
 from ..hooks.passes import CaptureError
-from ..hooks.steps import Part
 from ..models.guidance import Branch
 from ..models.layers import PLACES
 from .aggregation import PLACE

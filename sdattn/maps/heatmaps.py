@@ -1,7 +1,5 @@
 """Maps of layers and tokens -> one heatmap for each word of each image."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -12,7 +10,8 @@ from ..hooks.attention_store import AttentionStore
 from ..hooks.map_store import MapStore
 from ..models.reading import read_prompts
 from ..prompts.chunks import read_long_prompt
-from ..prompts.tokens import Prompt, Token, read_prompt
+from ..prompts.tokenizing import Token
+from ..prompts.tokens import Prompt, read_prompt
 from .aggregation import aggregate, contrast
 from .folded import Folded, FoldedMaps, StepChoice, folded_maps
 from .heatmap import Heatmaps

@@ -1,7 +1,5 @@
 """Maps -> masks: smoothing, thresholds, connected components and a map of labels."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """What a notebook shows: stills that stay where scripts are taken out, and pages in a frame."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterable

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ..hooks.steps import Part
+from ..hooks.keep import Part
 
 UNET = ("down", "mid", "up")
 _CHOICES: dict[str, tuple[str | None, ...]] = {

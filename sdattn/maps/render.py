@@ -1,7 +1,5 @@
 """Heatmap + image -> PIL pictures. Values are normalised here, when they are drawn, only here."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache

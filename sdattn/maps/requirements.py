@@ -1,15 +1,14 @@
 """What a run has `capture()` keep: what was asked for, and what its preset reads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from ..hooks.steps import Heads, Steps
+from ..hooks.keep import Heads, Steps
 from ..models.layers import TEXT_KINDS, find_denoiser, find_layers, select_layers
 from ..models.loading import images_a_prompt
-from ..prompts.tokens import PAD, Prompt
+from ..prompts.tokenizing import PAD
+from ..prompts.tokens import Prompt
 from .aggregation import refining
 from .presets import Preset, nothing_read
 

@@ -1,18 +1,16 @@
-"""One call of a denoiser, and what families share in reading its arguments.
+"""A denoiser and its calls: what families share in reading them, and what may be wrapped around it.
 
 Every model has arguments of its own for the timestep, the grid of its picture and the text; its
 :class:`sdattn.models.family.Family` reads them into a :class:`Call`, once a call.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from .compiled import unwrapped
 
 
 @dataclass(frozen=True)
@@ -87,3 +85,23 @@ def innermost(processor: Any) -> Any:
     while getattr(processor, "is_observer", False):
         processor = processor.inner
     return processor
+
+
+def unwrapped(model: Any) -> Any:
+    """The module behind ``torch.compile(model)``, or the model itself."""
+    return getattr(model, "_orig_mod", model)
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether ``torch.compile(model)``, ``model.compile()`` or the same on a part was called."""
+    return any(compiled_parts(model))
+
+
+def compiled_parts(model: Any) -> Iterator[tuple[Any, str]]:
+    """(module, the attribute that holds what was compiled)"""
+    for module in model.modules():
+        held = vars(module)
+        if hasattr(module, "_orig_mod") and held.get("forward") != module._orig_mod.__call__:
+            yield module, "forward"  # torch.compile(module)
+        if held.get("_compiled_call_impl") is not None:
+            yield module, "_compiled_call_impl"  # module.compile()

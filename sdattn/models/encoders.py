@@ -5,8 +5,6 @@ A reader takes a :class:`TextCall` and texts, one prompt each; which pipeline ha
 family's own file, see :mod:`sdattn.models.families`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from ..attention import level_grids
-from .compiled import unwrapped
-from .denoiser_call import Call, arguments, first_timestep
+from .denoiser_call import Call, arguments, first_timestep, unwrapped
 from .encoders import Reader
 
 Place = Literal["down", "mid", "up", "double", "single", "block"]

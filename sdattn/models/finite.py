@@ -9,8 +9,6 @@ made, by hooks that wait for nothing; the device is asked once, after the run. A
 compiled is left alone, since a hook would have it compiled anew.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .compiled import is_compiled
+from .denoiser_call import is_compiled
 
 TEXT, LATENTS, PICTURE = "text states", "latents", "picture"
 _NAMES = {

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from .compiled import unwrapped as unwrapped
 from .denoiser_call import Call
+from .denoiser_call import unwrapped as unwrapped
 from .families import claimed, family_of, registered
 from .families.own import is_own as is_own
 from .families.unet import is_unet as is_unet

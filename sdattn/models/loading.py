@@ -1,13 +1,14 @@
 """Load a pipeline, the demo model among them, and what is known of it: sizes, numbers, limits."""
 
-from __future__ import annotations
-
 import inspect
+import json
 import math
 import re
+import string
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,31 @@ def needs_the_hub(what: str) -> Iterator[None]:
 def is_demo(pipe: Any) -> bool:
     """Whether ``pipe`` is the model inside this package."""
     return Path(str(getattr(pipe, "name_or_path", ""))) == DEMO
+
+
+def unlearnt(words: Iterable[str]) -> str:
+    """Which of the words no picture of the demo's training was described with, so that what the
+    model makes of them means nothing, and which words there are; "" if all are known. Punctuation
+    counts for nothing, nor do capitals, which the tokenizer writes small."""
+    kinds = _demo_words()
+    known = {"", *(word for kind in kinds for word in kind)}
+    strange = [
+        word for word in dict.fromkeys(words) if word.strip(string.punctuation).lower() not in known
+    ]
+    if not strange:
+        return ""
+    learnt = "; ".join(", ".join(kind) for kind in kinds)
+    return (
+        f"The demo model never learnt {', '.join(map(repr, strange))}: what it draws for that, and "
+        f"its heatmaps, mean nothing. It knows only: {learnt}."
+    )
+
+
+@cache
+def _demo_words() -> tuple[tuple[str, ...], ...]:
+    """Colours, shapes, backgrounds and further words, as the model's training wrote them."""
+    words = json.loads((DEMO / "words.json").read_text(encoding="utf-8"))
+    return tuple(map(tuple, words.values()))
 
 
 def cell_size(pipe: Any) -> int:

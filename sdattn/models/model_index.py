@@ -4,8 +4,6 @@ A model is data. diffusers would also run Python that lies in the folder, import
 index names, and read pickles, which run code: some of its versions without being asked to.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

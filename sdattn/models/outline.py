@@ -5,8 +5,6 @@ options = checked_options(pipe, {"height": 512})
 prompts = read_prompts(pipe, lines, **options)
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A pipeline's call: its options checked, the call with a seed for each image, its pictures."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect

@@ -3,8 +3,6 @@
 The columns are those of the ``encoder_hidden_states`` that the denoiser gets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -14,8 +14,6 @@ The number of columns shows which, but not where the chunks end: after 75 tokens
 compel, after the last sentence that fits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Any tokenizer of transformers: a text's tokens, and where in the prompt each came from."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,11 +10,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from .tokenizing import EOS as EOS
-from .tokenizing import PAD as PAD
-from .tokenizing import SOS as SOS
-from .tokenizing import Token as Token
-from .tokenizing import added_words, filled, tokenize, with_vectors
+from .tokenizing import EOS, SOS, Token, added_words, filled, tokenize, with_vectors
 from .words import Source, merge_spans, split_phrase, split_words
 
 

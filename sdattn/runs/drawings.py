@@ -1,7 +1,5 @@
 """A run's pictures as PNG files: maps over the image, all in a grid, masks."""
 
-from __future__ import annotations
-
 import io
 import zlib
 from collections.abc import Collection, Iterable, Sequence

@@ -36,20 +36,9 @@ if TYPE_CHECKING:
 TIMESTEPS = (0.05, 0.15, 0.25)  # of the training schedule: where the model looks by default
 
 # What is free in a run that draws: here the picture decides, or nothing is drawn at all.
-_DECIDED = {
-    "callback_on_step_end",
-    "denoising_end",
-    "eta",
-    "generator",
-    "guidance_rescale",
-    "guidance_scale",
-    "height",
-    "latents",
-    "num_images_per_prompt",
-    "num_inference_steps",
-    "sigmas",
-    "width",
-}
+_DECIDED = {"callback_on_step_end", "denoising_end", "eta", "generator", "guidance_rescale"}
+_DECIDED |= {"guidance_scale", "height", "latents", "num_images_per_prompt", "num_inference_steps"}
+_DECIDED |= {"sigmas", "width"}
 
 
 @one_at_a_time
@@ -220,11 +209,7 @@ def _paired(pipe: Any, image: Any, prompt: Any) -> tuple[list[Image.Image], list
 
 
 def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
-    """The noisiest first; none for an inversion, which has its own.
-
-    Raises:
-        ValueError: there are none, one twice, one that is out of range or no whole number.
-    """
+    """The noisiest first; none for an inversion, which has its own."""
     most = pipe.scheduler.config.num_train_timesteps
     if invert and timesteps is not None:
         raise ValueError(
@@ -247,11 +232,7 @@ def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
 def _checked_options(
     pipe: Any, options: Mapping[str, Any], timesteps: Sequence[int], size: tuple[int, int]
 ) -> dict[str, Any]:
-    """The pipeline's options, with those that are not free here; ``size`` is (width, height).
-
-    Raises:
-        ValueError: one that is not free was passed, or one that the pipeline does not know.
-    """
+    """The pipeline's options, with those that are not free here; ``size`` is (width, height)."""
     if timesteps:
         why = "The picture and the timesteps decide on"
         taken = {name for name in options if name in _DECIDED or name.startswith("negative_")}

@@ -1,7 +1,5 @@
 """Runs in folders: written whole or not at all, over nothing that is not ours, read with checks."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`generate()`: run a pipeline and see where each word of the prompt went."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,8 +8,7 @@ from typing import Any, Literal
 from ..control.knockouts import Plan, draw_without, prepare
 from ..maps.presets import Preset, preset_of
 from ..maps.requirements import capture_settings, checked_capture
-from ..models.demo_words import unlearnt
-from ..models.loading import is_demo
+from ..models.loading import is_demo, unlearnt
 from ..models.pipeline_call import (
     check_memory,
     checked_options,

@@ -133,7 +133,7 @@ def head_heatmaps(run: ImageRun) -> dict[str, list[Heatmaps]]:
     read = read_by(maps, preset)
     finest = max(layer.grid for layer in read.values())
     return {
-        name: [_plain(head, prompt, maps.columns) for head in layer.maps[0]]
+        name: [Heatmaps(prompt, head, maps.columns) for head in layer.maps[0]]
         for name, layer in read.items()
         if layer.grid == finest
     }
@@ -144,7 +144,7 @@ def _grouped(maps: LayerMaps, prompt: Prompt) -> dict[str, list[Heatmaps]]:
     for layer in maps.layers.values():
         groups.setdefault(f"{layer.place} {layer.grid[0]}x{layer.grid[1]}", []).append(layer)
     return {
-        name: [_plain(image, prompt, maps.columns) for image in _mean(layers)]
+        name: [Heatmaps(prompt, image, maps.columns) for image in _mean(layers)]
         for name, layers in groups.items()
     }
 
@@ -153,7 +153,3 @@ def _mean(layers: Sequence[LayerMap]) -> Tensor:
     """``[images, rows, cols, tokens]``."""
     over_heads = [layer.maps.mean(1) if layer.maps.dim() == 5 else layer.maps for layer in layers]
     return torch.stack(over_heads).mean(0)
-
-
-def _plain(maps: Tensor, prompt: Prompt, columns: Sequence[int]) -> Heatmaps:
-    return Heatmaps(prompt, maps, columns, preset=PRESETS["default"])

@@ -10,7 +10,8 @@ from typing import Any
 from ..files.records import Record, RecordError, read_record, shortened
 from ..files.writing import sha256, to_json
 from ..maps.presets import Preset
-from ..prompts.tokens import Prompt, Token, Word
+from ..prompts.tokenizing import Token
+from ..prompts.tokens import Prompt, Word
 
 FORMAT = "sdattn-run-4"
 MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"

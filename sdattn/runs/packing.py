@@ -7,8 +7,6 @@ negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, 
                                maps.safetensors, [rows, cols] by word
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Collection, Mapping
@@ -22,7 +20,7 @@ from torch import Tensor
 from ..files.writing import sha256
 from ..maps.aggregation import aggregate
 from ..maps.details import Details
-from ..maps.heatmap import Heatmap, Heatmaps
+from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import finish
 from ..maps.layermaps import LayerMap, LayerMaps
 from .drawings import USUAL, drawings, named, png
@@ -179,7 +177,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
         layers = _unpack_layers(files[MAPS], info)
         return ImageRun(
             image,
-            _heatmaps(layers, info),
+            finish(aggregate(layers, info.preset)[0], info.read_prompt, info.preset, info.columns),
             layers,
             info,
             _unpack_details(files, info),
@@ -190,11 +188,6 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
             f"{where}: its maps are not those that its run.json tells of "
             f"({type(error).__name__}: {error}). Restore the folder or generate the run again."
         ) from error
-
-
-def _heatmaps(layers: LayerMaps, info: RunInfo) -> Heatmaps:
-    maps = aggregate(layers, info.preset)[0]
-    return finish(maps, info.read_prompt, info.preset, info.columns)
 
 
 def _open_png(data: bytes, where: str) -> Image.Image:

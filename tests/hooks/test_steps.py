@@ -11,7 +11,7 @@ import sdattn
 from sdattn.control.removal import Removal
 from sdattn.edit import AttentionReplace
 from sdattn.hooks.capture import capture
-from sdattn.hooks.steps import Heads, Part, Steps
+from sdattn.hooks.keep import Heads, Part, Steps
 from sdattn.prompts.tokens import read_prompt
 
 PARTS = [(0.5, 1.0), (0.0, 0.5), (0.25, 0.75), (0.0, 1.0), (0.1, 0.3)]

@@ -23,7 +23,7 @@ from scenes import (
     random_scene,
 )
 
-from sdattn.models.demo_words import unlearnt
+from sdattn.models.loading import unlearnt
 
 RADIUS = 0.3
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from ..compiled import unwrapped
+from ..denoiser_call import unwrapped
 from ..encoders import Reader, refuse_unknown
 from ..family import Family, Guidance
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..compiled import unwrapped
-from ..denoiser_call import Call, arguments, first_timestep, innermost
+from ..denoiser_call import Call, arguments, first_timestep, innermost, unwrapped
 from ..encoders import read_clip
 from ..family import NEGATIVE_FIRST, PLACES, AttentionLayer, Family, Guidance, Kind
 

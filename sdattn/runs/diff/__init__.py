@@ -1,7 +1,5 @@
 """Two runs side by side: the heatmaps of each word and their difference."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -73,13 +71,7 @@ def diff(
 
 
 def _side(run: RunLike) -> ImageRun:
-    """A run's folder, a saved run, a ``Run`` of one image, or a ``Run`` and an image's number.
-
-    Raises:
-        TypeError: none of these.
-        ValueError: a ``Run`` of several images without a number, or one that it has not.
-        FileNotFoundError: as by :func:`sdattn.load_run`.
-    """
+    """One of the two that :func:`diff` takes."""
     if isinstance(run, (str, Path)):
         run = load_run(run)
     if isinstance(run, SavedRun):
@@ -101,15 +93,7 @@ def _side(run: RunLike) -> ImageRun:
 
 
 def _check(a: ImageRun, b: ImageRun) -> None:
-    """Refuse what cannot be compared.
-
-    Raises:
-        ValueError: maps of different presets, pictures of different proportions, maps that are
-            not finite.
-
-    Warns:
-        UserWarning: the maps come from different layers.
-    """
+    """Refuse what cannot be compared; warn where the layers differ."""
     presets = [_in_unit(side.heatmaps.preset).to_json() for side in (a, b)]
     if differ := [name for name in presets[0] if presets[0][name] != presets[1][name]]:
         unlike = (", ".join(f"{name}={preset[name]!r}" for name in differ) for preset in presets)

@@ -1,7 +1,5 @@
 """What two runs differ by: their words' maps on one grid, as numbers and as a sheet."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

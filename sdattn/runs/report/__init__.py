@@ -1,7 +1,5 @@
 """`report.html`, the page of a run: one file that opens anywhere and loads nothing."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Mapping, Sequence
@@ -16,11 +14,11 @@ from PIL import Image
 from ...maps import render
 from ...maps.heatmap import Heatmap
 from ...maps.presets import Preset
-from ...models.demo_words import unlearnt
+from ...models.loading import unlearnt
 from ...prompts.tokens import Prompt
 from ..imagerun import ImageRun, plain, step_names
 from .command import command_of
-from .maps import PageMaps, page_maps
+from .maps import page_maps
 from .pages import page
 
 COLORMAPS = (render.COLORMAP, "viridis", "cividis")  # all readable to colour-blind people
@@ -66,14 +64,15 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     Raises:
         ValueError: a map holds values that are not finite.
     """
-    texts = _texts(run, phrases)
+    texts, prompt = _texts(run, phrases), run.heatmaps.prompt
     maps = page_maps(run, [heatmap for _, _, held in texts for heatmap in held])
     words = [heatmap.label for heatmap in run.heatmaps.occurrences()]
+    names = dict(zip(run.details.calls, step_names(run), strict=True))
     data = {
         "words": words,
         "texts": [{"name": n, "words": [m.label for m in held]} for n, _, held in texts],
         "groups": maps.groups,
-        "steps": _step_names(run, maps),
+        "steps": [", ".join(names[call]) for call in maps.calls],
         "maps": maps.maps,
         "data": maps.data,
         "size": run.image.size,
@@ -90,10 +89,10 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         picture=_picture(run.image),
         parts=_parts(run),
         texts=[(n, _TITLES[n], text, [m.label for m in held]) for n, text, held in texts],
-        unlearnt=_unlearnt(run),
-        cut_off=[word.text for word in run.heatmaps.prompt.truncated],
+        unlearnt=unlearnt(w.text for w in prompt.words) if run.settings.model == "demo" else "",
+        cut_off=[word.text for word in prompt.truncated],
         most_cut_off=_MOST_CUT_OFF,
-        tokens=_token_rows(run.heatmaps.prompt, run.heatmaps.columns),
+        tokens=_token_rows(prompt, run.heatmaps.columns),
         settings=_settings(run),
         versions=run.settings.versions or {},
         command=_command(run),
@@ -110,13 +109,6 @@ def _units(preset: Preset) -> dict[str, str]:
         "group": plain(preset).unit,
         "causal": "mean change of colour",
     }
-
-
-def _unlearnt(run: ImageRun) -> str:
-    """What is to be said of words that the demo model never learnt."""
-    if run.settings.model != "demo":
-        return ""
-    return unlearnt(word.text for word in run.heatmaps.prompt.words)
 
 
 def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, list[Heatmap]]]:
@@ -201,11 +193,6 @@ def _means(run: ImageRun) -> dict[str, str]:
         return dict.fromkeys(("heatmap", "group"), "last step" if steps == "last" else "one step")
     mean = f"mean of {passes} steps"
     return {"heatmap": mean.replace("mean", "sum") if steps == "sum" else mean, "group": mean}
-
-
-def _step_names(run: ImageRun, maps: PageMaps) -> list[str]:
-    named = dict(zip(run.details.calls, step_names(run), strict=True))
-    return [", ".join(named[call]) for call in maps.calls]
 
 
 def _sums_to_one(run: ImageRun) -> bool:

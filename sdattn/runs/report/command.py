@@ -1,7 +1,5 @@
 """The command line that makes a run again, from what the run tells of itself."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ A map is kept in 256 shades between its own lowest and highest value, which are 
 number that the page shows is within 0.2 % of the map's range.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 import zlib

@@ -4,8 +4,6 @@ No address is loaded, which a content security policy in the page holds the brow
 but our own runs, whatever a prompt says: the policy names it by its hash.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from functools import cache
