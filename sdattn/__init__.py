@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .hooks.passes import CaptureWarning as CaptureWarning
     from .maps.folded import aggregate_attention as aggregate_attention
     from .maps.heatmap import Heatmap as Heatmap
-    from .maps.heatmaps import Heatmaps as Heatmaps
+    from .maps.heatmap import Heatmaps as Heatmaps
     from .maps.heatmaps import heatmaps as heatmaps
     from .maps.presets import PRESETS as PRESETS
     from .maps.presets import Preset as Preset
@@ -50,7 +50,7 @@ _PUBLIC = {
     "CaptureError": "hooks.passes",
     "CaptureWarning": "hooks.passes",
     "Heatmap": "maps.heatmap",
-    "Heatmaps": "maps.heatmaps",
+    "Heatmaps": "maps.heatmap",
     "Knockout": "control.knockouts",
     "MapStore": "hooks.map_store",
     "Preset": "maps.presets",

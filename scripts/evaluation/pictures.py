@@ -22,10 +22,10 @@ from scenes import Scene, random_scene
 
 import sdattn
 from sdattn import Heatmaps, MapStore
+from sdattn.maps.aggregation import refining
 from sdattn.maps.heatmaps import heatmaps_of
 from sdattn.maps.layermaps import LayerMaps, layer_maps
 from sdattn.maps.presets import Preset
-from sdattn.maps.refinement import refining
 from sdattn.maps.requirements import columns_around
 from sdattn.models.loading import DEMO_SETTINGS, default_size
 from sdattn.models.pipeline_call import call_pipeline, pictures_of

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..maps.heatmap import Heatmap
-from ..maps.heatmaps import Heatmaps
+from ..maps.heatmap import Heatmap, Heatmaps
 from ..maps.presets import Preset
 from ..runs.imagerun import ImageRun, group_heatmaps, head_heatmaps, plain
 from .choosing import chosen, kept_steps, not_kept

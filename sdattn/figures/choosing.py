@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..maps.heatmap import Heatmap
-from ..maps.heatmaps import Heatmaps
+from ..maps.heatmap import Heatmap, Heatmaps
 from ..runs.imagerun import ImageRun, step_heatmaps, step_names
 from .lettering import plain
 from .panels import Lines

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..hooks.map_store import MapStore
 from ..models.layers import TEXT_KINDS
-from .heatmaps import Heatmaps
+from .heatmap import Heatmaps
 from .layermaps import LayerMap, LayerMaps, over_steps
 
 

@@ -21,9 +21,9 @@ from ..hooks.passes import CaptureError
 from ..hooks.steps import Part
 from ..models.guidance import Branch
 from ..models.layers import PLACES
+from .aggregation import PLACE
 from .layermaps import LayerMap, LayerMaps
 from .presets import Preset
-from .refinement import PLACE
 
 StepChoice = str | int | tuple[float, float]
 # an AttentionStore, one of its dictionaries, the maps of some layers, or of one
@@ -118,7 +118,7 @@ class FoldedMaps:
         return [maps for place, maps in self.self_attention if place == PLACE]
 
     def _affinity(self) -> tuple[Tensor, tuple[int, int]]:
-        """The mean of the finest self-attention layers of :mod:`sdattn.maps.refinement`'s place,
+        """The mean of the finest self-attention layers of :mod:`sdattn.maps.aggregation`'s place,
         ``[images, N, N]``, and their grid."""
         most = max(len(maps[0]) for maps in self._refining())
         finest = [self._unfolded(m) for m in self._refining() if len(m[0]) == most]

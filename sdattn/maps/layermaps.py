@@ -158,7 +158,7 @@ def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, tuple[int, int]]
         raise CaptureError(
             f"refine={preset.refine!r} spreads the maps along the self-attention, and this store "
             'holds none. Capture with kinds=("cross", "self") and the layers of '
-            "sdattn.maps.refinement.refining(pipe); sdattn.generate(refine='self') does so itself."
+            "sdattn.maps.aggregation.refining(pipe); sdattn.generate(refine='self') does so itself."
         )
     finest = min(layer.level for layer in held)
     total, grid = torch.zeros(()), (0, 0)

@@ -54,7 +54,7 @@ class Preset:
         sigma: of a Gaussian over 3x3 cells at the end, in cells; 0 for none.
         words: a word of several columns is their ``"sum"`` or their ``"mean"``.
         refine: ``"self"``: spread along the picture's self-attention, see
-            :mod:`sdattn.maps.refinement`; None for as they are.
+            :mod:`sdattn.maps.aggregation`; None for as they are.
 
     Raises:
         ValueError: a value that is none of these.

@@ -15,8 +15,8 @@ from ..hooks.steps import Heads, Steps
 from ..models.layers import TEXT_KINDS, find_denoiser, find_layers, select_layers
 from ..models.loading import images_a_prompt
 from ..prompts.tokens import PAD, Prompt
+from .aggregation import refining
 from .presets import Preset, nothing_read
-from .refinement import refining
 
 
 def checked_capture(

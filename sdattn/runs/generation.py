@@ -53,7 +53,7 @@ def generate(
         words: keep the maps of these words and phrases only.
         preset: of :data:`sdattn.maps.presets.PRESETS`, or one of your own. What it reads is
             captured: by default the mean over the second half of the steps.
-        refine: ``"self"``: sharper maps, see :mod:`sdattn.maps.refinement`; 12.6 MB more an image
+        refine: ``"self"``: sharper maps, see :mod:`sdattn.maps.aggregation`; 12.6 MB more an image
             for SD 1.x at 512x512.
         ask: another text, ``"wheel, hat"``: where the picture would attend to its words, against
             each other and ``<sos>`` and ``<eos>``; commas are left out. UNets only. In the default

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ..maps.aggregation import aggregate, read_by
 from ..maps.details import Details
-from ..maps.heatmap import Heatmap
-from ..maps.heatmaps import Heatmaps, finish
+from ..maps.heatmap import Heatmap, Heatmaps
+from ..maps.heatmaps import finish
 from ..maps.layermaps import LayerMap, LayerMaps
 from ..maps.presets import PRESETS, Preset
 from ..prompts.tokens import Prompt

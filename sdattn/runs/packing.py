@@ -25,8 +25,8 @@ from torch import Tensor
 from ..files.writing import sha256
 from ..maps.aggregation import aggregate
 from ..maps.details import Details
-from ..maps.heatmap import Heatmap
-from ..maps.heatmaps import Heatmaps, finish
+from ..maps.heatmap import Heatmap, Heatmaps
+from ..maps.heatmaps import finish
 from ..maps.layermaps import LayerMap, LayerMaps
 from .drawings import USUAL, drawings, named, png
 from .imagerun import Further, ImageRun

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..hooks.map_store import MapStore
-from ..maps.heatmap import Heatmap
-from ..maps.heatmaps import Heatmaps
+from ..maps.heatmap import Heatmap, Heatmaps
 from ..maps.layermaps import LayerMaps
 from .folder import check_target, save_run
 from .imagerun import ImageRun

@@ -17,11 +17,12 @@ from .. import __version__
 from ..hooks.asking import encode_text
 from ..hooks.capture import capture
 from ..hooks.map_store import MapStore
+from ..maps.aggregation import refining
 from ..maps.details import details_of
-from ..maps.heatmaps import Heatmaps, heatmaps_of
+from ..maps.heatmap import Heatmaps
+from ..maps.heatmaps import heatmaps_of
 from ..maps.layermaps import LayerMaps, layer_maps
 from ..maps.presets import PRESETS, Preset
-from ..maps.refinement import refining
 from ..maps.requirements import capture_settings, columns_around
 from ..models.finite import check_maps
 from ..models.loading import images_a_prompt, is_demo

@@ -30,6 +30,8 @@ from forks import Fork, two_ranks
 from sdattn.batch.folder import BatchFolder
 from sdattn.batch.reading import open_batch, verify
 
+pytestmark = pytest.mark.slow  # many processes
+
 # --cpu would start one process only, whatever --num_processes says (accelerate 1.15).
 LAUNCH = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu"]
 LAUNCH += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]

@@ -22,6 +22,8 @@ import sdattn
 from sdattn.batch.engine import Request, run_batch
 from sdattn.batch.reading import open_batch
 
+pytestmark = pytest.mark.slow  # many processes
+
 DEMO = Path(sdattn.__file__).parent / "models" / "demo"
 FEW = 16  # the lines of a smaller input; its batches are batches of the whole input too
 SETTINGS = ["--steps", "2", "--save", "image,maps", "--batch-size", "4", "--device", "cpu"]

@@ -19,7 +19,7 @@ from unet_rows import UNETS
 import sdattn
 from sdattn import AttentionStore, CaptureError, TorchAttnProcessor, aggregate_attention
 from sdattn.edit import register_attention_control
-from sdattn.maps.refinement import refining
+from sdattn.maps.aggregation import refining
 from sdattn.models.layers import find_layers
 
 CROSS = ("down_cross", "mid_cross", "up_cross")

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from ...files.writing import to_json
 from ...maps import render
-from ...maps.heatmap import Heatmap
-from ...maps.heatmaps import Heatmaps
+from ...maps.heatmap import Heatmap, Heatmaps
 from ...prompts.words import split_phrase
 from ..folder import new_folder
 

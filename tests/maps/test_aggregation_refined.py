@@ -11,9 +11,9 @@ from transformer_rows import sd3
 
 from sdattn import capture, generate, heatmaps
 from sdattn.hooks.keep import Keep
+from sdattn.maps.aggregation import MOST_CELLS, refining, spread
 from sdattn.maps.layermaps import LayerMaps
 from sdattn.maps.presets import preset_of
-from sdattn.maps.refinement import MOST_CELLS, refining, spread
 from sdattn.models.layers import find_layers, select_layers
 
 PROMPTS = ["a red cat", "dog dog and more"]
