@@ -5,9 +5,10 @@ open_batch("RUN")["000012"].heatmaps["cat"]      ->  items read back, whichever 
 status("RUN")    verify("RUN")    merge(["RUN-1", "RUN-2"], "RUN")
 """
 
-from .engine import Outcome, Request, run_batch
+from .engine import run_batch
 from .merging import merge
 from .reading import SavedBatch, Status, open_batch, status, verify
+from .request import Outcome, Request
 
 __all__ = [
     "Outcome",

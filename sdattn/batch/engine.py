@@ -17,14 +17,13 @@ from .claims import Claim, describe_input, settings_of
 from .drawing import Drawer, writer_for
 from .folder import BatchFolder
 from .gallery import write_gallery
-from .items import BadLine, Item, kind_of, read_items
+from .items import BadLine, Item, read_items
+from .lines import kind_of
 from .plan import Job, check_items, digest_model, fingerprint, plan_batches
 from .progress import Progress
 from .request import Outcome, Request
 from .sizing import find_batch_size
 from .team import Team, heard
-
-__all__ = ["Outcome", "Request", "run_batch"]
 
 _LOOKS = 8  # for the lock of another machine, before the disk counts as one of its own
 

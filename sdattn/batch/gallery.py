@@ -63,18 +63,14 @@ def write_gallery(folder: BatchFolder) -> None:
         }
         made = page("gallery", images=_IMAGES, data=data, pages=_links(number, spans), **about)
         folder.write(_name(number), [made])
-    _remove_after(len(spans), folder.root)
+    for old in folder.root.glob("index-*.html"):
+        found = re.fullmatch(r"index-([1-9][0-9]*)\.html", old.name)
+        if found and int(found[1]) > len(spans):
+            old.unlink()
 
 
 def _name(number: int) -> str:
     return "index.html" if number == 1 else f"index-{number}.html"
-
-
-def _remove_after(number: int, root: Path) -> None:
-    for path in root.glob("index-*.html"):
-        found = re.fullmatch(r"index-([1-9][0-9]*)\.html", path.name)
-        if found and int(found[1]) > number:
-            path.unlink()
 
 
 def _spans(path: Path) -> Iterator[_Span]:

@@ -9,13 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..models.pipeline_call import checked_seeds
+from ..models.pipeline_call import LARGEST_SEED, checked_seeds
 from ..prompts.words import split_phrase, split_words
-from .lines import kind_of, open_lines, shortened, shown
+from .lines import open_lines, shortened, shown
 
-__all__ = ["BadLine", "Item", "kind_of", "read_items"]
-
-_LARGEST_SEED = 2**63 - 1  # of a torch.Generator
 _OWN = ("id", "prompt", "negative_prompt", "seed", "words")
 _TAKEN = ("prompt_embeds", "generator", "output_type", "return_dict")
 _ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?")
@@ -67,7 +64,7 @@ def read_items(data: bytes, kind: str, *, seed: int = 0) -> tuple[list[Item], li
     Args:
         data: the whole input, UTF-8; only a line feed ends a line. Blank lines count and are
             skipped.
-        kind: see :func:`kind_of`.
+        kind: see :func:`sdattn.batch.lines.kind_of`.
         seed: an item without a seed has ``seed + line - 1``; one without an id has its line's
             number as six digits.
 
@@ -165,7 +162,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "prompt": (_is_text, "write a text with at least one word in it"),
     "negative_prompt": (lambda value: isinstance(value, str), "write a text, or leave it out"),
-    "seed": (_between(0, _LARGEST_SEED), "write a whole number from 0 to 2**63 - 1"),
+    "seed": (_between(0, LARGEST_SEED), "write a whole number from 0 to 2**63 - 1"),
     "words": (_is_words, "write a list of words and phrases of the prompt, or leave it out"),
     "width": _SIDE,
     "height": _SIDE,

@@ -31,7 +31,7 @@ class _Place:
         for processor in self.ours:
             object.__setattr__(processor, "stands_for", before)
         for outer in _wrapped(self.layer.module.processor):
-            if outer is ours or not _observes(outer):
+            if outer is ours or not getattr(outer, "is_observer", False):
                 break
             if ours is None:
                 return  # of another installation, which puts it back
@@ -125,14 +125,10 @@ class Installation:
             place.put_back()
 
 
-def _observes(processor: Any) -> bool:
-    return getattr(processor, "is_observer", False)
-
-
 def _wrapped(processor: Any) -> Iterator[Any]:
     """A processor and, where it observes, those that it wraps, from the outside in."""
     yield processor
-    while _observes(processor):
+    while getattr(processor, "is_observer", False):
         processor = processor.inner
         yield processor
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 # (queries of the picture, keys of the text) once the layer has run, None where it is not kept
 Spans = Callable[[], tuple[slice, slice] | None]
-
-
 DISPATCH = "diffusers.models.attention_dispatch"
 # Of its backends those that call torch's scaled_dot_product_attention, so that they can be seen.
 SEEN_BACKENDS = ("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math")

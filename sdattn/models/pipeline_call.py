@@ -19,7 +19,7 @@ from .layers import held_model
 from .loading import DEMO_SETTINGS, default_size, images_a_prompt, is_demo, size_unit
 from .reading import check_text
 
-_LARGEST_SEED = 2**63 - 1  # of a torch.Generator
+LARGEST_SEED = 2**63 - 1  # of a torch.Generator
 _BYTES_A_PIXEL = 3 * 4  # of the picture that the autoencoder makes, RGB in float32
 
 Given = ParamSpec("Given")
@@ -139,7 +139,7 @@ def checked_seeds(seed: Any, images: int = 1) -> list[int]:
         ValueError: it is no whole number, or one of them is not from 0 to 2**63 - 1.
     """
     first = _whole(seed)
-    if first is None or not 0 <= first <= _LARGEST_SEED - images + 1:
+    if first is None or not 0 <= first <= LARGEST_SEED - images + 1:
         most = "2**63 - 1" if images == 1 else f"2**63 - {images}, for {images} images"
         raise ValueError(f"seed={seed!r}: pass a whole number from 0 to {most}.")
     return [first + i for i in range(images)]

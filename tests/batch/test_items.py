@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from sdattn.batch.items import BadLine, Item, kind_of, read_items
+from sdattn.batch.items import BadLine, Item, read_items
+from sdattn.batch.lines import kind_of
 
 LARGEST = 2**63 - 1
 

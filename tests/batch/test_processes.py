@@ -19,8 +19,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import sdattn
-from sdattn.batch.engine import Request, run_batch
+from sdattn.batch.engine import run_batch
 from sdattn.batch.reading import open_batch
+from sdattn.batch.request import Request
 
 pytestmark = pytest.mark.slow  # many processes
 
