@@ -10,7 +10,8 @@ import pytest
 import torch
 from batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  # noqa: F401
 from batch_runs import kept_of, rows_of
-from conftest import make_pipeline, tiny_tokenizer
+from tiny_pipelines import make_pipeline
+from tiny_tokenizers import tiny_tokenizer
 
 from sdattn import cli
 from sdattn.batch import Request, open_batch, run_batch

@@ -9,8 +9,9 @@ import pytest
 import torch
 from batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  # noqa: F401
 from batch_runs import files_of, kept_of, rows_of
-from conftest import make_sdxl_pipeline, tiny_tokenizer
 from safetensors.torch import load_file
+from tiny_pipelines import make_sdxl_pipeline
+from tiny_tokenizers import tiny_tokenizer
 from transformer_rows import flux, sd3
 
 from sdattn import generate, load_pipeline

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import make_pipeline
 from diffusers import UNetMotionModel
 from PIL import Image
+from tiny_pipelines import make_pipeline
 from transformer_rows import flux, sana
 from unet_rows import animatediff
 

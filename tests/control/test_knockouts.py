@@ -5,7 +5,6 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from conftest import make_pipeline, make_sdxl_pipeline
 from diffusers import (
     PixArtAlphaPipeline,
     StableDiffusionImg2ImgPipeline,
@@ -15,6 +14,7 @@ from matrix import ROWS
 from PIL import Image
 from rows import Way
 from scene_checker import find_objects
+from tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from transformer_rows import pixart, sd3
 
 import sdattn

@@ -15,7 +15,6 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from conftest import make_pipeline, make_scheduler, make_sdxl_pipeline, make_unet
 from diffusers import (
     HeunDiscreteScheduler,
     StableDiffusionImg2ImgPipeline,
@@ -29,6 +28,7 @@ from diffusers.models.attention_processor import (
     IPAdapterAttnProcessor2_0,
     SlicedAttnProcessor,
 )
+from tiny_pipelines import make_pipeline, make_scheduler, make_sdxl_pipeline, make_unet
 
 import sdattn.hooks.attended
 from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture, generate

@@ -11,9 +11,9 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from conftest import make_pipeline, make_sd15_unet, make_unet
 from diffusers.models.attention_processor import AttnProcessor2_0
 from rows import Way
+from tiny_pipelines import make_pipeline, make_sd15_unet, make_unet
 from unet_rows import UNETS
 
 import sdattn

@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from conftest import make_pipeline, make_sdxl_pipeline, make_unet
 from diffusers import DDIMScheduler, EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from PIL import Image
+from tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 
 import sdattn
 from sdattn.inversion.invert import Inversion, invert, psnr

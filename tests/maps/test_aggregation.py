@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from conftest import make_pipeline, make_unet
+from tiny_pipelines import make_pipeline, make_unet
 from torch.nn.functional import interpolate
 
 from sdattn import capture, generate, heatmaps

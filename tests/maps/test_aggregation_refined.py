@@ -4,8 +4,8 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import make_pipeline, make_sdxl_pipeline, make_unet
 from diffusers import UNet2DConditionModel
+from tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 from torch.nn.functional import interpolate
 from transformer_rows import sd3
 

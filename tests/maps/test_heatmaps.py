@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import make_pipeline, make_sdxl_pipeline
 from PIL import Image
+from tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
 import sdattn
 from sdattn import CaptureError, Heatmap, Heatmaps, capture, heatmaps, read_prompt

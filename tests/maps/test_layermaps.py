@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import make_pipeline
+from tiny_pipelines import make_pipeline
 from transformer_rows import sd3
 
 from sdattn import CaptureError, capture, generate, heatmaps

@@ -11,14 +11,6 @@ import warnings
 import diffusers
 import pytest
 import torch
-from conftest import (
-    make_pipeline,
-    make_sdxl_pipeline,
-    make_unet,
-    make_vae,
-    tiny_text_encoder,
-    tiny_tokenizer,
-)
 from diffusers import (
     Flux2KleinPipeline,
     Flux2Pipeline,
@@ -45,7 +37,8 @@ from tiny_encoders import (
     tiny_qwen_vl,
     tiny_t5_encoder,
 )
-from tiny_tokenizers import tiny_gemma, tiny_mistral, tiny_qwen, tiny_t5
+from tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet, make_vae, tiny_text_encoder
+from tiny_tokenizers import tiny_gemma, tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
 from transformers import CLIPTextModelWithProjection
 
 from sdattn.models.families import reader_of

@@ -4,8 +4,8 @@ import itertools
 import warnings
 
 import pytest
-from conftest import make_pipeline, tiny_tokenizer
-from tiny_tokenizers import tiny_gemma, tiny_mistral, tiny_qwen, tiny_t5
+from tiny_pipelines import make_pipeline
+from tiny_tokenizers import tiny_gemma, tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from tokenizers.processors import ByteLevel, TemplateProcessing
 from transformers import PreTrainedTokenizerFast

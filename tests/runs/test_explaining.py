@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_pipeline, make_sdxl_pipeline
 from diffusers import EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from PIL import Image
 from scenes import random_scene
+from tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
 from sdattn import capture, generate, load_pipeline, load_run
 from sdattn.cli.options import open_picture
