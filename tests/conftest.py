@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from chain_runs import captured, chained, make_pipe
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from tiny_pipelines import make_pipeline, make_unet
 from tiny_tokenizers import tiny_tokenizer
 from transformers import CLIPTokenizer
 
-from sdattn import cli
+from sdattn import AttentionStore, cli, load_pipeline
 
 # Tiny models gain nothing from threads, which wait for each other on a machine with other work.
 torch.set_num_threads(1)
@@ -37,6 +38,25 @@ def tiny_pipe() -> StableDiffusionPipeline:
 @pytest.fixture
 def tokenizer() -> CLIPTokenizer:
     return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """The model inside the package; nothing changes it."""
+    pipe = load_pipeline("demo", device="cpu")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def kept_steps():
+    """A pipeline, a store that kept four steps of two images, and what capture() saw of each."""
+    pipe, prompts = make_pipe(), ["a red cat", "a dog, a cat"]
+    store = AttentionStore(pipeline=pipe, keep_steps=True)
+    chained(pipe, prompts, steps=4, store=store)
+    options = {"steps": "all", "heads": "all"}
+    maps, _ = captured(pipe, prompts, steps=4, capture=options)
+    return pipe, prompts, store, maps
 
 
 @pytest.fixture(name="sdattn")

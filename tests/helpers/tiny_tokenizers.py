@@ -158,3 +158,15 @@ def tiny_mistral(padding_side: str = "left") -> PreTrainedTokenizerFast:
         padding_side=padding_side,
         chat_template=MISTRAL_CHAT,
     )
+
+
+# name -> its maker
+TINY_TOKENIZERS = {
+    "clip": tiny_tokenizer,
+    "t5": tiny_t5,
+    "gemma": tiny_gemma,
+    "qwen": tiny_qwen,
+    "qwen-left": lambda: tiny_qwen("left"),
+    "mistral": tiny_mistral,
+    "mistral-right": lambda: tiny_mistral("right"),
+}
