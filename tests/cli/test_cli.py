@@ -1,18 +1,16 @@
 """The command line as a person uses it: what it prints, writes and returns."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from diffusers import UNetMotionModel
 from PIL import Image
 from tiny_pipelines import make_pipeline
-from transformer_rows import flux, sana
+from transformer_rows import flux
 from unet_rows import animatediff
 
 from sdattn import load_run
@@ -116,25 +114,6 @@ def test_show_draws_again_without_the_model(sdattn, model):
     assert "'cow' is not in the prompt. Its words are: a, red, cat, and, dog." in err
 
 
-def test_info_lists_layers_and_bytes(sdattn, model):
-    code, out, _ = sdattn("info", model)
-    assert code == 0
-    assert out.count("attn2") + out.count("…") >= 16
-    # cells of the 16 cross layers at 16x16: 5*256 + 5*64 + 5*16 + 4, times 77 float32
-    assert f"{(5 * 256 + 5 * 64 + 5 * 16 + 4) * 77 * 4 / 1e6:.1f} MB" in out
-
-
-def test_info_of_a_transformer_tells_what_does_not_apply(sdattn, tmp_path):
-    sana().save_pretrained(tmp_path / "sana")
-    code, out, _ = sdattn("info", str(tmp_path / "sana"))
-    said = " ".join(out.split())
-    assert code == 0
-    assert "transformer_blocks.0.attn1 │ block │ linear" in said
-    assert "300 token columns" in said
-    assert "2 linear attention layers cannot be captured" in said
-    assert "found a SanaPipeline" in said
-
-
 def test_a_transformer_draws_with_options_of_its_own(sdattn, tmp_path):
     flux().save_pretrained(tmp_path / "flux")
     arguments = ("generate", "a red cat", "--model", str(tmp_path / "flux"), "--steps", "1")
@@ -195,116 +174,3 @@ def test_ctrl_c_leaves_no_half_folder(model, tmp_path):
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert os.listdir(tmp_path / "runs") == []
-
-
-@pytest.mark.parametrize("layout", ["folder", "shard"])
-def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
-    Path("prompts.txt").write_text("a red cat\n\na dog\n \n")
-    options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "2")
-    options += ("--format", layout, "--save", "image,maps")
-    code, out, err = sdattn("batch", "prompts.txt", "--out", "run", *options)
-    assert (code, err) == (0, "")
-    assert out.startswith("run/: 2 of 2 items; 2 made in ")
-    assert sdattn("batch", "prompts.txt", "--out", "run", *options)[1].endswith(
-        "of them were there\n"
-    )
-    assert (
-        sdattn("batch", "--status", "run")[1]
-        == "run/: 2 items are whole, the input has 2\nnot running\n"
-    )
-    assert sdattn("batch", "--verify", "run")[1] == "run/: 2 items read, 0 problems\n"
-    assert sdattn("merge", "run", "--out", "all")[1] == "all/: 2 of 2 items, from 1 run(s)\n"
-    code, out, _ = sdattn("show", "all", "red cat", "--item", "000001", "--out", "drawn")
-    assert code == 0
-    assert "red cat" in out
-    assert os.listdir("drawn/heatmaps") == ["01-red-cat.png"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("batch",), 2, "Pass a file of prompts and --out RUN"),
-        (("batch", "prompts.txt"), 2, "Pass a file of prompts and --out RUN"),
-        (("batch", "prompts.txt", "--status", "run"), 2, "stand alone"),
-        (("batch", "prompts.doc", "--out", "run"), 1, "Pass a file that ends in .jsonl"),
-        (("batch", "nothing.txt", "--out", "run"), 1, "nothing.txt"),
-        (
-            ("batch", "prompts.txt", "--out", "run", "--batch-size", "0"),
-            2,
-            "no whole number from 1",
-        ),
-        (("batch", "prompts.txt", "--out", "run", "--part", "3/2"), 2, "not K/N"),
-        (("batch", "prompts.txt", "--out", "run", "--save", "image,page"), 2, "save=['page']"),
-        (("batch", "prompts.txt", "--out", "run", "--format", "zip"), 2, "'folder' or 'shard'"),
-        (("batch", "prompts.txt", "--out", "run", "--dtype", "int8"), 2, "not one of float32"),
-        (("batch", "--status", "nowhere"), 1, "nowhere has no batch.json"),
-        (("batch", "--verify", "."), 1, "no batch run's folder"),
-        (("merge", "nowhere", "--out", "all"), 1, "nowhere has no batch.json"),
-        (("show", "run", "--item", "1"), 2, "Say where to draw item 1"),
-    ],
-)
-def test_batches_that_cannot_be(sdattn, arguments, code, message):
-    Path("prompts.txt").write_text("a red cat\n")
-    found, _, err = sdattn(*arguments)
-    assert found == code
-    assert message in " ".join(err.replace("│", " ").split())
-    assert os.listdir() == ["prompts.txt"]
-
-
-def test_edit_writes_both_runs_side_by_side(sdattn, model):
-    options = ("--model", model, "--steps", "2", "--device", "cpu", "--guidance", "3")
-    edited = ("--blend", "cat", "--weight", "dog=2", "--cross", "0.5", "--self", "0.5")
-    code, out, err = sdattn("edit", "a red cat", "a red dog", *options, *edited)
-    assert code == 0, err
-    assert "outputs/a-red-cat-edit-0/ (replace)" in out
-    assert "dog" in out
-    folder = "outputs/a-red-cat-edit-0"
-    assert load_run(f"{folder}/target").info["prompt"] == "a red dog"
-    info = json.loads(Path(folder, "run.json").read_text())
-    assert info["weights"] == {"dog": 2.0}
-    assert info["blend"] == [["cat"], ["dog"]]
-    assert info["cross_replace_steps"] == info["self_replace_steps"] == 0.5
-    assert sdattn("show", f"{folder}/target", "dog")[0] == 0
-    code, _, err = sdattn("edit", "a red cat", "a red dog", *options)
-    assert code == 1
-    assert "exists already" in err
-
-
-def test_edit_of_a_picture_reports_how_well_it_came_back(sdattn, model):
-    Image.new("RGB", (150, 120), (200, 40, 40)).save("photo.png")
-    options = ("--model", model, "--steps", "2", "--device", "cpu", "--guidance", "3")
-    code, out, err = sdattn(
-        "edit", "a red cat", "a red dog", "--image", "photo.png", "--out", "edit", *options
-    )
-    assert code == 0, err
-    found = json.loads(Path("edit/run.json").read_text())["reconstruction_psnr"]
-    assert f"reconstruction: {found:.1f} dB" in out
-    with Image.open("edit/source/image.png") as image:
-        assert image.size == (144, 112)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("a cat",), 1, "'a red cat' has 3 words, 'a cat' has 2"),
-        (("a red dog", "--weight", "dog"), 2, "is not WORD=FACTOR"),
-        (("a red dog", "--weight", "dog=much"), 2, "is not WORD=FACTOR"),
-        (("a red dog", "--weight", "dog=nan"), 1, "weight of 'dog' is nan"),
-        (("a red dog", "--blend", "bird"), 1, "'bird' is in none of the prompts"),
-        (("a red dog", "--cross", "30"), 1, "part of the run"),
-        (("a red dog", "--image", "nothing.png"), 1, "nothing.png"),
-        (("a red dog", "--image", "notes.txt"), 1, "is no picture that can be read"),
-        (("a red dog", "--image", "photo.png", "--width", "64"), 2, "picture decides"),
-    ],
-)
-def test_edits_that_cannot_be(sdattn, model, monkeypatch, arguments, code, message):
-    Image.new("RGB", (64, 64)).save("photo.png")
-    with open("notes.txt", "w") as file:
-        file.write("words")
-    options = ("--model", model, "--device", "cpu", "--mode", "replace")
-    monkeypatch.setattr("sdattn.edit.invert", lambda *_, **__: pytest.fail("inverted first"))
-    for more in ((), ("--image", "photo.png")):  # a long inversion does not come first
-        found, _, err = sdattn("edit", "a red cat", *more, *arguments, *options)
-        assert found == code
-        assert message in " ".join(err.replace("│", " ").split())
-    assert not os.path.exists("outputs") or not os.listdir("outputs")
