@@ -3,6 +3,8 @@
 import torch
 from transformer_rows import flux, klein, qwen_image, sd3
 
+from sdattn import capture
+
 MODELS = {"SD3": sd3, "FLUX.1": flux, "FLUX.2": klein, "Qwen-Image": qwen_image}
 N_TEXT, ROWS, COLS = 7, 3, 5
 
@@ -31,3 +33,10 @@ def inputs(kind, model, dtype=torch.float32, rows=ROWS, cols=COLS):
     else:
         given["img_shapes"] = [[(1, rows, cols)]]
     return given
+
+
+def first_map(model, given, **options):
+    """Of the first layer, in which a token's query and key depend on that token alone."""
+    with capture(model, **options) as store:
+        model(**given)
+    return next(iter(store.maps.values()))[0]  # [rows, cols, tokens]

@@ -5,23 +5,14 @@ That its values are those of the whole softmax in float64 is tested in test_matr
 
 import pytest
 import torch
-from diffusers import FluxTransformer2DModel
 from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
-from joint_models import COLS, MODELS, N_TEXT, ROWS, inputs
+from joint_models import COLS, MODELS, N_TEXT, ROWS, first_map, inputs
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformer_rows import flux
 
 from sdattn import capture
-from sdattn.models.families import registered
-
-
-def first_map(model, given, **options):
-    """Of the first layer, in which a token's query and key depend on that token alone."""
-    with capture(model, **options) as store:
-        model(**given)
-    return next(iter(store.maps.values()))[0]  # [rows, cols, tokens]
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -212,42 +203,3 @@ def test_other_kinds_of_joint_attention_are_refused(option):
     with pytest.raises(RuntimeError, match="dropout, a causal mask or grouped queries"):
         with capture(model):
             model(**inputs("FLUX.1", model))
-
-
-def test_every_family_with_joint_attention_says_in_which_order():
-    for family in registered():
-        joint = "joint" in {kind for _, kind in family.layers.values()}
-        assert joint == (family.joined is not None), family.name
-
-
-class Same(FluxTransformer2DModel):
-    pass
-
-
-class Other(FluxTransformer2DModel):
-    def forward(self, *args, **kwargs):
-        return super().forward(*args, **kwargs)
-
-
-@torch.no_grad()
-def test_a_subclass_is_known_as_long_as_it_leaves_forward_alone():
-    model = flux().transformer
-    given = inputs("FLUX.1", model)
-    expected = first_map(model, given)
-    model.__class__ = Same
-    assert torch.equal(first_map(model, given), expected)
-    model.__class__ = Other
-    with pytest.raises(
-        TypeError, match=r"Other \(test_joint\) has a forward .* picture first is not"
-    ):
-        first_map(model, given)
-    model.__class__ = type("FluxTransformer2DModel", (Other,), {"__module__": "elsewhere"})
-    with pytest.raises(TypeError, match=r"FluxTransformer2DModel \(elsewhere\) has a forward"):
-        first_map(model, given)
-
-
-def test_a_model_of_no_known_family_is_refused_by_name():
-    model = flux().transformer
-    model.__class__ = type("Joined", (FluxTransformer2DModel.__mro__[1], torch.nn.Module), {})
-    with pytest.raises(TypeError, match="Asked to capture a Joined"):
-        first_map(model, {})

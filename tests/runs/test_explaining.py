@@ -10,9 +10,10 @@ import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from PIL import Image
 from scenes import random_scene
+from small_pictures import picture
 from tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
-from sdattn import capture, generate, load_pipeline, load_run
+from sdattn import capture, generate, load_run
 from sdattn.cli.options import open_picture
 from sdattn.inversion.invert import invert, psnr
 from sdattn.inversion.pictures import fit
@@ -21,23 +22,9 @@ from sdattn.runs.explaining import TIMESTEPS, explain
 PROMPT = "a red cat"
 
 
-def picture(size=(128, 128), seed=0):
-    """A smooth coloured picture of ``size`` = (width, height)."""
-    generator = torch.Generator().manual_seed(seed)
-    small = torch.randint(0, 256, (4, 4, 3), generator=generator, dtype=torch.uint8).numpy()
-    return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
-
-
 @pytest.fixture(scope="module")
 def pipe():
     return make_pipeline()
-
-
-@pytest.fixture(scope="module")
-def demo():
-    pipe = load_pipeline("demo", device="cpu")
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def assert_same_maps(store, expected, rows=slice(None)):
