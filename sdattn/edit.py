@@ -9,7 +9,7 @@
     prompts = sdattn.read_prompts(pipe, ["a red circle", "a red star"])
     control = AttentionReplace(prompts, num_steps=20)
     with register_attention_control(pipe, control):
-        pipe([one.text for one in prompts], generator=[...], num_inference_steps=20,
+        pipe([prompt.text for prompt in prompts], generator=[...], num_inference_steps=20,
              callback_on_step_end=step_end(control))
 
 Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control".

@@ -113,6 +113,15 @@ def test_the_import_waits_for_torch_until_it_is_used_and_completes_its_names():
     assert done.stdout.split() == ["False", "True"]
 
 
+def test_the_public_names_wait_for_torchs_compiler():
+    code = (
+        "import sys, sdattn; [getattr(sdattn, name) for name in sdattn.__all__]; "
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_every_public_name_is_in_the_table_and_in_what_type_checkers_read():
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))

@@ -197,7 +197,7 @@ def change(image: Image.Image, other: Image.Image, grid: tuple[int, int]) -> Ten
         float32 ``[rows, cols]`` in [0, 1]: absolute differences of RGB, averaged over the three
         and over the pixels of a cell; where a size does not divide evenly, cells overlap.
     """
-    pair = [np.asarray(one.convert("RGB"), dtype=np.float32) for one in (image, other)]
+    pair = [np.asarray(picture.convert("RGB"), dtype=np.float32) for picture in (image, other)]
     difference = torch.from_numpy(abs(pair[0] - pair[1])).mean(-1) / 255  # [height, width]
     return torch.nn.functional.adaptive_avg_pool2d(difference[None], grid)[0]
 
@@ -242,7 +242,7 @@ def draw(plan: Plan, rows: Sequence[Columns]) -> tuple[list[Image.Image], tuple[
         the pictures, and (rows, cols) of the latent cells.
     """
     removal = Removal(plan.pipe, rows, len(plan.prompt.tokens), plan.layers, plan.steps)
-    options = {name: _for_each(name, one, len(rows)) for name, one in plan.options.items()}
+    options = {name: _for_each(name, value, len(rows)) for name, value in plan.options.items()}
     with removal:
         texts, seeds = [plan.prompt.text] * len(rows), [plan.seed] * len(rows)
         result = call_pipeline(plan.pipe, texts, seeds, options)

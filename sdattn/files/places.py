@@ -73,13 +73,13 @@ def check_apart(out: Path, *inputs: Path) -> None:
     Raises:
         FileExistsError: it does.
     """
-    for one in inputs:
-        if _same(out, one):
-            how = f"is the input {one}"
-        elif _holds(out, one):
-            how = f"holds the input {one}"
-        elif _holds(one, out):
-            how = f"lies in the input {one}"
+    for path in inputs:
+        if _same(out, path):
+            how = f"is the input {path}"
+        elif _holds(out, path):
+            how = f"holds the input {path}"
+        elif _holds(path, out):
+            how = f"lies in the input {path}"
         else:
             continue
         raise FileExistsError(f"{out} {how}, which stays as it is. Choose another --out.")

@@ -95,7 +95,7 @@ def _read(kind: Any, value: Any, at: str) -> Any:
     """
     origin, kinds = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        fitting = (found for one in kinds if (found := _attempt(one, value, at)))
+        fitting = (found for each in kinds if (found := _attempt(each, value, at)))
         [read] = next(fitting, None) or _refuse(kind, value, at)
         return read
     if is_dataclass(kind) and isinstance(value, dict):

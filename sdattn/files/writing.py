@@ -170,7 +170,7 @@ def clear_leftovers(folder: Path) -> None:
     """
     name = re.compile(re.escape(_begins(folder)) + r"[0-9a-f]{8}\.(tmp|old)")
     found = folder.parent.glob(glob.escape(_begins(folder)) + "*")
-    for left in sorted(one for one in found if name.fullmatch(one.name)):
+    for left in sorted(path for path in found if name.fullmatch(path.name)):
         if left.is_symlink() or not left.is_dir():
             continue
         old = left.with_suffix(".old")

@@ -11,14 +11,16 @@ Semantic Segmentation in Diffusion Models", section 3.2.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..models.layers import find_denoiser, is_unet
 from .attended import Attended, Columns, QueryKey, Rows
-from .observers import ObservingProcessor
+
+if TYPE_CHECKING:
+    from .observers import ObservingProcessor
 
 
 def asked_kinds(model: Any, text_states: Tensor, kinds: Sequence[str]) -> tuple[str, ...]:

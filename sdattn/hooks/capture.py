@@ -1,12 +1,14 @@
 """`capture()`: install the observing processors, watch the model run, put everything back."""
 
+from __future__ import annotations
+
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -28,10 +30,12 @@ from .installer import Installation
 from .joint import JointLook, check_backends
 from .keep import MUCH, Keep
 from .map_store import MapStore
-from .observers import Look, ObservingProcessor, observing
 from .passes import CaptureError, CaptureWarning, Passes
 from .steps import Heads, Selection, Steps
 from .witness import unknown_use
+
+if TYPE_CHECKING:
+    from .observers import Look, ObservingProcessor
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +177,8 @@ class _Watch:
         self.thread = get_ident()
 
     def install(self, layer: AttentionLayer) -> None:
+        from .observers import observing  # torch's compiler comes with it, which takes seconds
+
         inner, observe = layer.module.processor, partial(self.observe, layer)
         look: Look | None = None
         if self.text_states is not None:

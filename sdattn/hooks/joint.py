@@ -4,19 +4,23 @@ matrix of text and picture together.
 Source: Esser et al. 2024, "Scaling Rectified Flow Transformers", for joint attention.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..attention import split_heads
-from ..models.denoiser_call import innermost
+from ..models.denoiser_call import by_name, innermost
 from ..models.layers import AttentionLayer
 from .attended import Attended
-from .observers import ObservingProcessor, by_name
 from .sdpa import SdpaWatch, Seen
+
+if TYPE_CHECKING:
+    from .observers import ObservingProcessor
 
 # (queries of the picture, keys of the text) once the layer has run, None where it is not kept
 Spans = Callable[[], tuple[slice, slice] | None]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import TorchAttnProcessor, merge_heads, split_heads
-from ..models.denoiser_call import innermost
+from ..models.denoiser_call import by_name, innermost
 from .attended import Attended, GivenProbs, QueryKey
 from .image_prompts import ImageKeys
 from .sdpa import SdpaWatch, exact_call
@@ -250,12 +250,6 @@ class ObservingModule(ObservingProcessor, nn.Module):
     def __init__(self, inner: Any, observe: Observer, look: Look | None = None):
         nn.Module.__init__(self)
         ObservingProcessor.__init__(self, inner, observe, look)
-
-
-def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that a layer hands to its processor, behind itself."""
-    names = "hidden_states", "encoder_hidden_states", "attention_mask"
-    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _output_projection(attn: Any) -> nn.Module | None:

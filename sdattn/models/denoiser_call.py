@@ -87,3 +87,9 @@ def innermost(processor: Any) -> Any:
     while getattr(processor, "is_observer", False):
         processor = processor.inner
     return processor
+
+
+def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that a layer hands to its processor, behind itself."""
+    names = "hidden_states", "encoder_hidden_states", "attention_mask"
+    return {**dict(zip(names, args, strict=False)), **kwargs}

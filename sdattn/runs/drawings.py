@@ -34,9 +34,9 @@ def drawings(
     map lies in the upper half of its range), as asked. ``scale`` is that of all maps; by default
     each has its own range."""
     files: dict[str, bytes] = {}
-    names = [f"{name}.png" for name in named(one.label for one in maps)]
+    names = [f"{name}.png" for name in named(heatmap.label for heatmap in maps)]
     wanted = {"overlays", "grid"}.intersection(parts)
-    tiles = [one.overlay(image, scale=scale) for one in maps] if wanted else []
+    tiles = [heatmap.overlay(image, scale=scale) for heatmap in maps] if wanted else []
     if "overlays" in parts:
         files |= {
             f"heatmaps/{n}": png(tile, **_QUICK) for n, tile in zip(names, tiles, strict=True)
@@ -44,7 +44,9 @@ def drawings(
     if "grid" in parts:
         files["grid.png"] = png(render.grid(image, tiles, title), **_QUICK)
     if "masks" in parts:
-        files |= {f"masks/{n}": _mask(one, image) for n, one in zip(names, maps, strict=True)}
+        files |= {
+            f"masks/{n}": _mask(heatmap, image) for n, heatmap in zip(names, maps, strict=True)
+        }
     return files
 
 
@@ -53,8 +55,8 @@ def named(labels: Iterable[str]) -> list[str]:
     return [f"{n:02d}-{file_name(label)}" for n, label in enumerate(labels, start=1)]
 
 
-def _mask(one: Heatmap, image: Image.Image) -> bytes:
-    mask = one.mask((image.height, image.width)).numpy()
+def _mask(heatmap: Heatmap, image: Image.Image) -> bytes:
+    mask = heatmap.mask((image.height, image.width)).numpy()
     return png(Image.fromarray(mask.astype(np.uint8) * 255), **_QUICK)
 
 

@@ -164,7 +164,7 @@ def _noised(
     pipe: Any, images: Sequence[Image.Image], seeds: Sequence[int], timesteps: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """Inside, a run of the pipeline with these options is one pass at each timestep."""
-    latents = torch.cat([encode(pipe, one) for one in images]).to(pipe.unet.dtype)
+    latents = torch.cat([encode(pipe, image) for image in images]).to(pipe.unet.dtype)
     with in_place(pipe, Noised(ddim(pipe), timesteps, seeds)):
         yield {"latents": latents}
 
@@ -179,11 +179,11 @@ def _replayed(
     """Inside, a run of the pipeline with these options is the way back to all the pictures."""
     steps = {name: options[name] for name in ("num_inference_steps",) if name in options}
     found = [
-        inversion.invert(pipe, image, one.text, guidance_scale=1.0, null_text=False, **steps)
-        for image, one in zip(images, read, strict=True)
+        inversion.invert(pipe, image, prompt.text, guidance_scale=1.0, null_text=False, **steps)
+        for image, prompt in zip(images, read, strict=True)
     ]
     with found[0].replay(pipe):
-        yield {**found[0].options(), "latents": torch.cat([one.noise for one in found])}
+        yield {**found[0].options(), "latents": torch.cat([inverted.noise for inverted in found])}
 
 
 def _told(run: Run, images: Sequence[Image.Image], way: str, scheduler: str) -> Run:
@@ -214,9 +214,9 @@ def _paired(pipe: Any, image: Any, prompt: Any) -> tuple[list[Image.Image], list
             f"{len(images)} picture(s) and {len(prompts)} prompt(s) were passed. Pass one prompt "
             "for each picture."
         )
-    images = [fit(pipe, one) for one in images]
-    if len({one.size for one in images}) > 1:
-        sizes = ", ".join(f"{one.width}x{one.height}" for one in images)
+    images = [fit(pipe, picture) for picture in images]
+    if len({image.size for image in images}) > 1:
+        sizes = ", ".join(f"{image.width}x{image.height}" for image in images)
         raise ValueError(
             f"The pictures come to {sizes} pixels (width x height), and a batch has one size. Call "
             "explain() once for each size, or crop the pictures to one shape."

@@ -92,7 +92,7 @@ def generate(
         read_negative(pipe, options, len(read))
     settings = capture_settings(pipe, chosen, read, options, watch)
     seeds = checked_seeds(seed, len(read) * (options.get("num_images_per_prompt") or 1))
-    if is_demo(pipe) and (told := unlearnt(word.text for one in read for word in one.words)):
+    if is_demo(pipe) and (told := unlearnt(word.text for prompt in read for word in prompt.words)):
         warnings.warn(told, stacklevel=3)
     plans = _causal_plans(pipe, read, seeds, options) if causal else []
     run = sample(pipe, read, seeds, options, settings, preset=chosen, ask=ask)

@@ -103,7 +103,7 @@ def group_heatmaps(run: ImageRun) -> dict[str, Heatmaps]:
     Returns:
         ``"up 64x64"`` to heatmaps on that grid, rows x cols, whatever the run's preset.
     """
-    return {name: one[0] for name, one in _grouped(run.layers, run.heatmaps.prompt).items()}
+    return {name: held[0] for name, held in _grouped(run.layers, run.heatmaps.prompt).items()}
 
 
 def step_groups(run: ImageRun) -> dict[str, list[Heatmaps]]:
@@ -122,9 +122,9 @@ def step_heatmaps(run: ImageRun) -> list[Heatmaps]:
     if run.layers.affinity is not None:
         shared = run.layers.affinity.expand(number, -1, -1)
         steps = replace(steps, affinity=shared, affinity_grid=run.layers.affinity_grid)
-    one = replace(preset, steps="mean", each_head=False)
+    alone = replace(preset, steps="mean", each_head=False)
     prompt = run.heatmaps.prompt
-    return [finish(maps, prompt, one, steps.columns) for maps in aggregate(steps, one)]
+    return [finish(maps, prompt, alone, steps.columns) for maps in aggregate(steps, alone)]
 
 
 def head_heatmaps(run: ImageRun) -> dict[str, list[Heatmaps]]:
@@ -139,18 +139,18 @@ def head_heatmaps(run: ImageRun) -> dict[str, list[Heatmaps]]:
     if maps is None:
         return {}
     read = read_by(maps, preset)
-    finest = max(one.grid for one in read.values())
+    finest = max(layer.grid for layer in read.values())
     return {
-        name: [_plain(head, prompt, maps.columns) for head in one.maps[0]]
-        for name, one in read.items()
-        if one.grid == finest
+        name: [_plain(head, prompt, maps.columns) for head in layer.maps[0]]
+        for name, layer in read.items()
+        if layer.grid == finest
     }
 
 
 def _grouped(maps: LayerMaps, prompt: Prompt) -> dict[str, list[Heatmaps]]:
     groups: dict[str, list[LayerMap]] = {}
-    for one in maps.layers.values():
-        groups.setdefault(f"{one.place} {one.grid[0]}x{one.grid[1]}", []).append(one)
+    for layer in maps.layers.values():
+        groups.setdefault(f"{layer.place} {layer.grid[0]}x{layer.grid[1]}", []).append(layer)
     return {
         name: [_plain(image, prompt, maps.columns) for image in _mean(layers)]
         for name, layers in groups.items()
@@ -159,7 +159,7 @@ def _grouped(maps: LayerMaps, prompt: Prompt) -> dict[str, list[Heatmaps]]:
 
 def _mean(layers: Sequence[LayerMap]) -> Tensor:
     """``[images, rows, cols, tokens]``."""
-    over_heads = [one.maps.mean(1) if one.maps.dim() == 5 else one.maps for one in layers]
+    over_heads = [layer.maps.mean(1) if layer.maps.dim() == 5 else layer.maps for layer in layers]
     return torch.stack(over_heads).mean(0)
 
 

@@ -103,7 +103,9 @@ class RunSettings(Record):
 
     def alone(self) -> RunSettings:
         """Without what a whole document says of the files."""
-        return RunSettings(**{one.name: getattr(self, one.name) for one in fields(RunSettings)})
+        return RunSettings(
+            **{entry.name: getattr(self, entry.name) for entry in fields(RunSettings)}
+        )
 
 
 @dataclass(frozen=True)

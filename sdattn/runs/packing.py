@@ -77,9 +77,9 @@ def pack_run(
         ValueError: a map holds values that are not finite.
     """
     tensors = {MAPS: _tensors(run.layers)}
-    for name, one in ((STEPS, run.details.steps), (HEADS, run.details.heads)):
-        if one is not None:
-            tensors[name] = {layer: _unbatched(held.maps) for layer, held in one.layers.items()}
+    for name, kept in ((STEPS, run.details.steps), (HEADS, run.details.heads)):
+        if kept is not None:
+            tensors[name] = {layer: _unbatched(held.maps) for layer, held in kept.layers.items()}
     _check_finite(tensors)
     files: dict[str, bytes] = {}
     if "image" in parts:
@@ -90,10 +90,10 @@ def pack_run(
     files |= drawings(run.image, heatmaps.occurrences(), heatmaps.prompt.text, parts)
     for folder, (text, maps) in run.more.items():
         # a knockout that changed nothing is not to glow
-        scale = (0.0, max(one.range[1] for one in maps)) if folder == "causal" else None
+        scale = (0.0, max(heatmap.range[1] for heatmap in maps)) if folder == "causal" else None
         drawn = drawings(run.image, maps, text, parts, scale)
         if "maps" in parts:
-            names = named(one.label for one in maps)
+            names = named(heatmap.label for heatmap in maps)
             drawn[MAPS] = pack_maps({n: m.values for n, m in zip(names, maps, strict=True)})
         files |= {f"{folder}/{name}": data for name, data in drawn.items()}
     files |= beside or {}
@@ -124,7 +124,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
             kept.columns if kept else (),
         ),
         more={
-            name: FurtherEntry(text, tuple((one.label, one.columns) for one in maps))
+            name: FurtherEntry(text, tuple((heatmap.label, heatmap.columns) for heatmap in maps))
             for name, (text, maps) in run.more.items()
         },
         files={name: sha256(data) for name, data in files.items()},
@@ -133,7 +133,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
 
 def _check_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
     for held in tensors.values():
-        if broken := [name for name, one in held.items() if not one.isfinite().all()]:
+        if broken := [name for name, maps in held.items() if not maps.isfinite().all()]:
             raise ValueError(
                 f"The maps of {broken[0]} hold values that are not finite. If the model runs in "
                 "float16, try bfloat16 or float32."
@@ -147,14 +147,14 @@ def _unbatched(maps: Tensor) -> Tensor:
 
 def _tensors(layers: LayerMaps) -> dict[str, Tensor]:
     """Of one image: ``[(heads,) rows, cols, tokens]`` of each layer, ``[N, N]`` of what refines."""
-    found = {name: one.maps[0] for name, one in layers.layers.items()}
+    found = {name: layer.maps[0] for name, layer in layers.layers.items()}
     return found if layers.affinity is None else {**found, AFFINITY: layers.affinity[0]}
 
 
 def pack_maps(maps: Mapping[str, Tensor]) -> bytes:
     """Maps as the bytes of a safetensors file in float16, the same for the same maps in any
     order."""
-    halves = {name: one.to("cpu", torch.float16).contiguous() for name, one in maps.items()}
+    halves = {name: values.to("cpu", torch.float16).contiguous() for name, values in maps.items()}
     # One key only: safetensors writes several in an order that changes from run to run.
     return save(halves, metadata={"format": FORMAT})
 
@@ -251,14 +251,14 @@ def _unpack_details(files: Mapping[str, bytes], info: RunInfo) -> Details:
         if name not in files:
             return None
         tensors, found = load(files[name]), {}
-        for layer, one in info.layers.items():
+        for layer, entry in info.layers.items():
             if layer in tensors:
                 maps = tensors[layer].float()  # [steps or heads, rows, cols, columns]
-                _check_shape(tensors, layer, (len(maps), *one.grid, len(kept.columns)))
+                _check_shape(tensors, layer, (len(maps), *entry.grid, len(kept.columns)))
                 if name == STEPS:
                     _check_shape(tensors, layer, (len(kept.steps or ()), *maps.shape[1:]))
                 maps = maps[None] if name == HEADS else maps
-                found[layer] = LayerMap(one.place, one.level, one.heads, maps)
+                found[layer] = LayerMap(entry.place, entry.level, entry.heads, maps)
         if not found:
             raise ValueError(f"{name} holds no layer of the run")
         return LayerMaps(found, kept.columns, passes=1)
@@ -288,8 +288,8 @@ def _check_shape(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...
 def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors in ``maps.safetensors``, as ``run.json`` tells them."""
     shapes = {
-        name: (*([one.heads] if info.preset.each_head else []), *one.grid, len(info.columns))
-        for name, one in info.layers.items()
+        name: (*([entry.heads] if info.preset.each_head else []), *entry.grid, len(info.columns))
+        for name, entry in info.layers.items()
     }
     if info.self_attention is None:
         return shapes

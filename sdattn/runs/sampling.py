@@ -60,7 +60,7 @@ def sample(
     watched = _watched(pipe, prompts, preset, options, settings, asked)
     with turn(pipe), ExitStack() as captures:
         stores = {of: captures.enter_context(capture(pipe, **kept)) for of, kept in watched.items()}
-        result = call_pipeline(pipe, [one.text for one in prompts], seeds, options)
+        result = call_pipeline(pipe, [prompt.text for prompt in prompts], seeds, options)
     images, store = pictures_of(result), stores["prompt"]
     layers = layer_maps(store, preset, stores.get("self"))
     check_maps(_named(layers), pipe, options)
@@ -84,14 +84,17 @@ def sample(
             blanked=True if i in blanked else None,
             asked=asked.prompt.text if asked else None,
         )
-        more = {name: Further(one.prompt.text, one.occurrences()) for name, one in own.items()}
+        more = {
+            name: Further(heatmaps_of_text.prompt.text, heatmaps_of_text.occurrences())
+            for name, heatmaps_of_text in own.items()
+        }
         details = details_of(store, i, heatmaps)
         image_runs.append(ImageRun(images[i], heatmaps, layers.image(i), made, details, more, own))
     return Run(image_runs, store, layers)
 
 
 def _named(layers: LayerMaps) -> dict[str, Tensor]:
-    maps = {name: one.maps for name, one in layers.layers.items()}
+    maps = {name: layer.maps for name, layer in layers.layers.items()}
     return maps if layers.affinity is None else {**maps, "self-attention": layers.affinity}
 
 
@@ -116,7 +119,7 @@ def _watched(
         if preset.among_words:
             read = read_negative(pipe, options, len(prompts))
             images = images_a_prompt(pipe, options)
-            own["among"] = [columns_around(one) for one in read for _ in range(images)]
+            own["among"] = [columns_around(prompt) for prompt in read for _ in range(images)]
         found["negative"] = {**settings, **own}
     if asked is not None:
         found["asked"] = {**settings, **asked.settings}

@@ -64,7 +64,7 @@ def diff(
     found = (
         match_words(*maps)
         if words is None
-        else [w for one in words for w in choose_words(*maps, one)]
+        else [w for phrase in words for w in choose_words(*maps, phrase)]
     )
     return Comparison(
         names or _names(first, second),
@@ -114,9 +114,9 @@ def _check(a: ImageRun, b: ImageRun) -> None:
     Warns:
         UserWarning: the maps come from different layers.
     """
-    presets = [_in_unit(one.heatmaps.preset).to_json() for one in (a, b)]
+    presets = [_in_unit(run.heatmaps.preset).to_json() for run in (a, b)]
     if differ := [name for name in presets[0] if presets[0][name] != presets[1][name]]:
-        told = (", ".join(f"{name}={one[name]!r}" for name in differ) for one in presets)
+        told = (", ".join(f"{name}={preset[name]!r}" for name in differ) for preset in presets)
         raise ValueError(
             "The maps were made by different presets: A with {}, B with {}. Their values cannot be "
             "compared; make both runs with one preset.".format(*told)
@@ -127,15 +127,15 @@ def _check(a: ImageRun, b: ImageRun) -> None:
             f"The maps are sums over {passes} steps, so their values cannot be "
             "compared. Make both runs with one number of steps, or with another preset."
         )
-    ratios = [one.image.width / one.image.height for one in (a, b)]
+    ratios = [run.image.width / run.image.height for run in (a, b)]
     if max(ratios) > 1.01 * min(ratios):
-        sizes = [f"{one.image.width}x{one.image.height}" for one in (a, b)]
+        sizes = [f"{run.image.width}x{run.image.height}" for run in (a, b)]
         raise ValueError(
             f"The picture of A has {sizes[0]} pixels and that of B {sizes[1]} (width x height), "
             "which are other proportions. Make both runs with one width and height."
         )
-    for name, one in (("A", a), ("B", b)):
-        if not torch.isfinite(one.heatmaps.maps).all():
+    for name, run in (("A", a), ("B", b)):
+        if not torch.isfinite(run.heatmaps.maps).all():
             raise ValueError(
                 f"The maps of {name} hold values that are not finite. If the model runs in "
                 "float16, try bfloat16 or float32."
@@ -168,7 +168,7 @@ def _names(a: ImageRun, b: ImageRun) -> tuple[str, str]:
         return names[0] or "A", names[1] or "B"
     parts = folders[0].parts, folders[1].parts
     for number in range(1, max(map(len, parts))):
-        name_a, name_b = ("/".join(one[-number:]) for one in parts)
+        name_a, name_b = ("/".join(folders[-number:]) for folders in parts)
         if name_a != name_b:
             return name_a, name_b
     return parts[0][-1], parts[1][-1]

@@ -62,9 +62,9 @@ class WordDifference:
     def correlation(self) -> float | None:
         """Pearson's, of the two maps cell by cell, in [-1, 1]; None where a map is flat or is not
         there."""
-        if self._pair is None or any(bool(one.min() == one.max()) for one in self._pair):
+        if self._pair is None or any(bool(values.min() == values.max()) for values in self._pair):
             return None
-        a, b = (one.double() - one.double().mean() for one in self._pair)
+        a, b = (values.double() - values.double().mean() for values in self._pair)
         return max(-1.0, min(1.0, float((a * b).sum() / (a.norm() * b.norm()))))
 
     @property
@@ -137,7 +137,9 @@ class Comparison:
         label = "|B - A|"
         if self.image_a.size != self.image_b.size:
             return _blank(size, label, "pictures of two sizes")
-        a, b = (np.asarray(one.convert("RGB"), dtype=float) for one in (self.image_a, self.image_b))
+        a, b = (
+            np.asarray(image.convert("RGB"), dtype=float) for image in (self.image_a, self.image_b)
+        )
         apart = np.abs(b - a)
         picture = Image.fromarray(apart.astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)
         return render.caption(picture, label, f"mean {apart.mean():.3g} of 255")
@@ -171,18 +173,18 @@ class Comparison:
 
 def match_words(a: Heatmaps, b: Heatmaps) -> list[WordDifference]:
     """All words: those of A in order, then those that only B has."""
-    of_a, of_b = (_numbered(one.occurrences()) for one in (a, b))
+    of_a, of_b = (_numbered(heatmaps.occurrences()) for heatmaps in (a, b))
     pairs = [(of_a.get(key), of_b.get(key)) for key in {**of_a, **of_b}]
-    return [WordDifference(one.label, x, y) for x, y in pairs if (one := x or y)]
+    return [WordDifference(found.label, x, y) for x, y in pairs if (found := x or y)]
 
 
 def _numbered(maps: Sequence[Heatmap]) -> dict[tuple[tuple[str, ...], int], Heatmap]:
     """Maps by their text in folded case and the number of its occurrence."""
     seen: Counter[tuple[str, ...]] = Counter()
     numbered = {}
-    for one in maps:
-        text = tuple(split_phrase(one.label))
-        numbered[text, seen[text]] = one
+    for heatmap in maps:
+        text = tuple(split_phrase(heatmap.label))
+        numbered[text, seen[text]] = heatmap
         seen[text] += 1
     return numbered
 
@@ -195,9 +197,9 @@ def choose_words(a: Heatmaps, b: Heatmaps, phrase: str) -> list[WordDifference]:
     """
     found: list[tuple[Heatmap, ...]] = []
     reasons = []
-    for one in (a, b):
+    for heatmaps in (a, b):
         try:
-            found.append(one.find(phrase))
+            found.append(heatmaps.find(phrase))
         except KeyError as error:
             found.append(())
             reasons.append(error.args[0])
@@ -216,12 +218,12 @@ def _short(value: Any) -> str:
 
 def _row(word: WordDifference, image_a: Image.Image, image_b: Image.Image) -> list[Image.Image]:
     """The tiles of a word: in A, in B, and B - A."""
-    ranges = [one.range for one in (word.a, word.b) if one]
+    ranges = [heatmap.range for heatmap in (word.a, word.b) if heatmap]
     scale = min(low for low, _ in ranges), max(high for _, high in ranges)
     tiles = []
-    for letter, image, one in (("A", image_a, word.a), ("B", image_b, word.b)):
-        if one:
-            tiles.append(render.overlay(image, one.values.numpy(), word.label, scale=scale))
+    for letter, image, heatmap in (("A", image_a, word.a), ("B", image_b, word.b)):
+        if heatmap:
+            tiles.append(render.overlay(image, heatmap.values.numpy(), word.label, scale=scale))
         else:
             tiles.append(_blank(image.size, word.label, f"not in {letter}"))
     label = f"{word.label}: B - A"

@@ -71,11 +71,13 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         ValueError: a map holds values that are not finite.
     """
     texts = _texts(run, phrases)
-    maps = page_maps(run, [one for _, _, held in texts for one in held])
-    words = [one.label for one in run.heatmaps.occurrences()]
+    maps = page_maps(run, [heatmap for _, _, held in texts for heatmap in held])
+    words = [heatmap.label for heatmap in run.heatmaps.occurrences()]
     data = {
         "words": words,
-        "texts": [{"name": n, "words": [one.label for one in held]} for n, _, held in texts],
+        "texts": [
+            {"name": n, "words": [heatmap.label for heatmap in held]} for n, _, held in texts
+        ],
         "groups": maps.groups,
         "steps": _step_names(run, maps),
         "maps": maps.maps,
@@ -93,9 +95,11 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         data=data,
         picture=_picture(run.image),
         parts=_parts(run),
-        texts=[(n, _TITLES[n], text, [one.label for one in held]) for n, text, held in texts],
+        texts=[
+            (n, _TITLES[n], text, [heatmap.label for heatmap in held]) for n, text, held in texts
+        ],
         unlearnt=_unlearnt(run),
-        cut_off=[one.text for one in run.heatmaps.prompt.truncated],
+        cut_off=[word.text for word in run.heatmaps.prompt.truncated],
         most_cut_off=_MOST_CUT_OFF,
         tokens=_token_rows(run.heatmaps.prompt, run.heatmaps.columns),
         settings=_settings(run),
@@ -126,7 +130,7 @@ def _unlearnt(run: ImageRun) -> str:
 def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, list[Heatmap]]]:
     """Maps beside those of the prompt's words: name, text, maps."""
     heatmaps = run.heatmaps
-    names = dict.fromkeys(one.special for one in heatmaps.prompt.tokens if one.special)
+    names = dict.fromkeys(token.special for token in heatmaps.prompt.tokens if token.special)
     held = set(heatmaps.columns)
     special = []
     for name in list(names)[:_MOST_SPECIAL]:
@@ -135,7 +139,7 @@ def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, li
             special.append(heatmaps[name])
     more = [(name, text, list(maps)) for name, (text, maps) in run.more.items()]
     found = [("phrases", "", list(phrases)), *more, ("special", "", special)]
-    return [one for one in found if one[2]]
+    return [entry for entry in found if entry[2]]
 
 
 def _parts(run: ImageRun) -> list[tuple[str, int | None, bool]]:
@@ -153,7 +157,7 @@ def _parts(run: ImageRun) -> list[tuple[str, int | None, bool]]:
         number += has_map
         at = word.end
     parts.append((prompt.text[at:], None, len(prompt.words) > seen + _MOST_CUT_OFF))
-    return [one for one in parts if one[0]]
+    return [part for part in parts if part[0]]
 
 
 def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, Any]]:
@@ -243,4 +247,4 @@ def _colours() -> Mapping[str, str]:
     """256 colours of each colour map, red, green and blue, as base64."""
     ramp = np.linspace(0, 1, 256, dtype=np.float32)[None]
     tables = {name: render.colorize(ramp, (0.0, 1.0), name) for name in COLORMAPS}
-    return {name: base64.b64encode(one.tobytes()).decode() for name, one in tables.items()}
+    return {name: base64.b64encode(table.tobytes()).decode() for name, table in tables.items()}

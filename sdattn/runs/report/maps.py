@@ -55,8 +55,8 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
     groups, of_steps, steps = group_heatmaps(run), step_groups(run), step_heatmaps(run)
     names = [name for name in groups if len(groups) > 1 and (not steps or name in of_steps)]
     looks = [
-        [*_values(one), *(m for name in names for m in _values(of_steps[name][i]))]
-        for i, one in enumerate(steps)
+        [*_values(heatmaps), *(m for name in names for m in _values(of_steps[name][i]))]
+        for i, heatmaps in enumerate(steps)
     ]
     calls = _evenly(run.details.calls, _most(looks))
     looks = _evenly(looks, _most(looks))
@@ -64,12 +64,12 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
         "heatmaps": _values(run.heatmaps),
         "groups": [m for name in names for m in _values(groups[name])],
         "steps": [m for look in looks for m in look],
-        "further": [one.values for one in further],
+        "further": [heatmap.values for heatmap in further],
     }
     told, cells = [], []
     for part, maps in parts.items():
-        for one in _coarse_enough(maps, _BUDGETS[part]):
-            shades, low, high = _in_shades(one.numpy())
+        for values in _coarse_enough(maps, _BUDGETS[part]):
+            shades, low, high = _in_shades(values.numpy())
             told.append((*shades.shape, float(f"{low:.5g}"), float(f"{high:.5g}")))
             cells.append(_differences(shades))
     data = base64.b64encode(zlib.compress(b"".join(cells), 6)).decode()
@@ -77,12 +77,12 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
 
 
 def _values(heatmaps: Heatmaps) -> list[Tensor]:
-    return [one.values for one in heatmaps.occurrences()]
+    return [heatmap.values for heatmap in heatmaps.occurrences()]
 
 
 def _most(looks: Sequence[Sequence[Tensor]]) -> int:
     """How many steps there is room for where they are coarsest, 8 at least."""
-    cells = sum(one.numel() for one in looks[0]) / _COARSEST**2 if looks else 0
+    cells = sum(values.numel() for values in looks[0]) / _COARSEST**2 if looks else 0
     return max(8, int(_BUDGETS["steps"] / max(cells, 1)))
 
 
@@ -94,12 +94,15 @@ def _evenly(items: Sequence[Any], most: int) -> list[Any]:
 
 def _coarse_enough(maps: Sequence[Tensor], most: int) -> list[Tensor]:
     """The maps with rows and columns divided by one power of 2, so that there are few cells."""
-    factor, cells = 1, sum(one.numel() for one in maps)
+    factor, cells = 1, sum(values.numel() for values in maps)
     while cells > most * factor**2 and factor < _COARSEST:
         factor *= 2
     if factor == 1:
         return list(maps)
-    sizes = [(math.ceil(one.shape[0] / factor), math.ceil(one.shape[1] / factor)) for one in maps]
+    sizes = [
+        (math.ceil(values.shape[0] / factor), math.ceil(values.shape[1] / factor))
+        for values in maps
+    ]
     return [adaptive_avg_pool2d(m[None], size)[0] for m, size in zip(maps, sizes, strict=True)]
 
 

@@ -25,8 +25,8 @@ def page(name: str, *, images: str = "", **values: Any) -> bytes:
             it.
         values: for the template, escaped wherever they stand.
     """
-    style = "\n".join(_read(one) for one in ("theme.css", f"{name}.css"))
-    script = "\n".join(_read(one) for one in ("theme.js", f"{name}.js"))
+    style = "\n".join(_read(file) for file in ("theme.css", f"{name}.css"))
+    script = "\n".join(_read(file) for file in ("theme.js", f"{name}.js"))
     policy = f"default-src 'none'; img-src data: {images}; style-src '{_hash(style)}'; "
     policy += f"script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
     return _template(name).render(style=style, script=script, policy=policy, **values).encode()

@@ -1,0 +1,83 @@
+"""Records written as JSON and read back: what comes back is equal, what does not fit is named."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from sdattn.files.records import Record, RecordError, plain, read_record
+
+
+@dataclass(frozen=True)
+class Layer(Record):
+    grid: tuple[int, int]
+    heads: str | tuple[int, ...] | None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Document(Record):
+    name: str
+    layers: dict[str, Layer]
+    share: float
+    seen: bool | None = None
+
+
+WHOLE = Document("a", {"up": Layer((2, 3), (0, 1)), "down": Layer((4, 6), None, "x")}, 1)
+
+
+def test_a_record_comes_back():
+    document = WHOLE.to_json()
+    assert document == {
+        "name": "a",
+        "layers": {
+            "up": {"grid": [2, 3], "heads": [0, 1]},
+            "down": {"grid": [4, 6], "heads": None, "note": "x"},
+        },
+        "share": 1,
+    }
+    assert read_record(Document, {"of a later version": 1, **document}) == WHOLE
+
+
+def test_numbers_of_numpy_are_pythons_own():
+    found = plain({"a": (np.float32(0.5), {"b": np.int64(2)}), "c": None})
+    assert found == {"a": [0.5, {"b": 2.0}], "c": None}
+    assert type(found["a"][0]) is float
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": 3}, "'name' is 3, where a text is expected"),
+        ({"share": True}, "'share' is true, where a number is expected"),
+        ({"seen": None}, "'seen' is null, where true or false is expected"),
+        ({"layers": []}, r"'layers' is \[\], where an object is expected"),
+        ({"layers": {"up": {"heads": None}}}, "'layers.up.grid' is missing"),
+        (
+            {"layers": {"up": {"grid": [2], "heads": None}}},
+            r"'layers.up.grid' is \[2\], where a list of 2 of a whole number is expected",
+        ),
+        (
+            {"layers": {"up": {"grid": [2, 0.5], "heads": None}}},
+            r"'layers.up.grid\[1\]' is 0.5, where a whole number is expected",
+        ),
+        (
+            {"layers": {"up": {"grid": [2, 3], "heads": 1}}},
+            "'layers.up.heads' is 1, where a text or a list of a whole number or null is expected",
+        ),
+        (
+            {"layers": {"up": {"grid": [2, 3], "heads": None, "kernel": 3}}},
+            "'layers.up' cannot be read: this version does not know its 'kernel'",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(change, message):
+    with pytest.raises(RecordError, match=message):
+        read_record(Document, {**WHOLE.to_json(), **change})
+
+
+def test_an_entry_that_is_missing_is_named():
+    document = WHOLE.to_json()
+    del document["share"]
+    with pytest.raises(RecordError, match="'share' is missing"):
+        read_record(Document, document)
