@@ -1,161 +1,20 @@
-"""Tiny models of the real classes, with random weights."""
+"""Fixtures of all tests: tiny models, and the command line in an empty folder."""
 
-import json
 import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from diffusers import (
-    AutoencoderKL,
-    DDIMScheduler,
-    StableDiffusionPipeline,
-    StableDiffusionXLPipeline,
-    UNet2DConditionModel,
-)
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTextModelWithProjection,
-    CLIPTokenizer,
-)
+from chain_runs import captured, chained, make_pipe
+from diffusers import StableDiffusionPipeline, UNet2DConditionModel
+from tiny_pipelines import make_pipeline, make_unet
+from tiny_tokenizers import tiny_tokenizer
+from transformers import CLIPTokenizer
 
-from sdattn import cli
+from sdattn import AttentionStore, cli, load_pipeline
 
 # Tiny models gain nothing from threads, which wait for each other on a machine with other work.
 torch.set_num_threads(1)
-
-MERGES = ("c a", "ca t</w>", "d o", "do g</w>", "r e", "re d</w>")
-
-
-def byte_symbols() -> list[str]:
-    """The printable stand-ins of the 256 bytes, as byte-level BPE (GPT-2) spells them."""
-    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    spare = iter(range(256, 512))
-    return [chr(byte) if byte in kept else chr(next(spare)) for byte in range(256)]
-
-
-def tiny_tokenizer(max_length: int = 77, merges: Sequence[str] = MERGES) -> CLIPTokenizer:
-    """Real CLIP tokenization: "cat" and "dog" are one token, all else falls into letters."""
-    symbols = byte_symbols()
-    entries = [*symbols, *(s + "</w>" for s in symbols)]
-    entries += [pair.replace(" ", "") for pair in merges]
-    entries += ["<|startoftext|>", "<|endoftext|>"]
-    vocabulary = {entry: number for number, entry in enumerate(entries)}
-    with tempfile.TemporaryDirectory() as folder:  # transformers 4 reads them from files only
-        files = Path(folder, "vocab.json"), Path(folder, "merges.txt")
-        files[0].write_text(json.dumps(vocabulary))
-        files[1].write_text("\n".join(["#version: 0.2", *merges]))
-        return CLIPTokenizer(*map(str, files), model_max_length=max_length)
-
-
-def tiny_text_encoder(kind=CLIPTextModel, width: int = 32, max_length: int = 77):
-    config = CLIPTextConfig(
-        vocab_size=600,
-        hidden_size=width,
-        intermediate_size=37,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=max_length,
-        projection_dim=width,
-        bos_token_id=518,
-        eos_token_id=519,
-    )
-    return kind(config).eval()
-
-
-def make_unet(**changes) -> UNet2DConditionModel:
-    """SD 1.x's blocks at a width of 8 and 16."""
-    config = {
-        "sample_size": 16,
-        "in_channels": 4,
-        "out_channels": 4,
-        "layers_per_block": 2,
-        "block_out_channels": (8, 16, 16, 16),
-        "down_block_types": ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
-        "up_block_types": ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
-        "cross_attention_dim": 32,
-        "attention_head_dim": (2, 4, 4, 4),
-        "norm_num_groups": 4,
-    }
-    torch.manual_seed(0)
-    return UNet2DConditionModel(**{**config, **changes}).eval()
-
-
-def make_sd15_unet() -> UNet2DConditionModel:
-    """SD 1.5's own configuration, which is diffusers' default, at a fifth of its width."""
-    return make_unet(
-        sample_size=64,
-        block_out_channels=(64, 128, 256, 256),
-        attention_head_dim=8,
-        cross_attention_dim=768,
-        norm_num_groups=32,
-    )
-
-
-def make_vae() -> AutoencoderKL:
-    torch.manual_seed(1)
-    return AutoencoderKL(
-        block_out_channels=(4, 8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        norm_num_groups=4,
-        latent_channels=4,
-    ).eval()
-
-
-def make_scheduler() -> DDIMScheduler:
-    return DDIMScheduler(beta_schedule="scaled_linear", steps_offset=1, clip_sample=False)
-
-
-def make_pipeline(kind=StableDiffusionPipeline, max_length: int = 77, **parts):
-    torch.manual_seed(2)
-    components = {
-        "unet": make_unet(),
-        "vae": make_vae(),
-        "text_encoder": tiny_text_encoder(max_length=max_length),
-        "tokenizer": tiny_tokenizer(max_length),
-        "scheduler": make_scheduler(),
-        "safety_checker": None,
-        "feature_extractor": None,
-    }
-    pipe = kind(**{**components, **parts}, requires_safety_checker=False)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
-def make_sdxl_unet(conditions: int = 6, text_width: int = 64) -> UNet2DConditionModel:
-    """SDXL's blocks; sizes and crops are 6 conditions, the refiner has 5 and one text encoder."""
-    return make_unet(
-        block_out_channels=(8, 16),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=(2, 4),
-        transformer_layers_per_block=(1, 2),
-        cross_attention_dim=text_width,
-        addition_embed_type="text_time",
-        addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=8 * conditions + 32,
-        use_linear_projection=True,
-    )
-
-
-def make_sdxl_pipeline() -> StableDiffusionXLPipeline:
-    unet = make_sdxl_unet()
-    torch.manual_seed(2)
-    pipe = StableDiffusionXLPipeline(
-        vae=make_vae(),
-        text_encoder=tiny_text_encoder(),
-        text_encoder_2=tiny_text_encoder(CLIPTextModelWithProjection),
-        tokenizer=tiny_tokenizer(),
-        tokenizer_2=tiny_tokenizer(),
-        unet=unet,
-        scheduler=make_scheduler(),
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 @pytest.fixture(scope="session")
@@ -179,6 +38,25 @@ def tiny_pipe() -> StableDiffusionPipeline:
 @pytest.fixture
 def tokenizer() -> CLIPTokenizer:
     return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """The model inside the package; nothing changes it."""
+    pipe = load_pipeline("demo", device="cpu")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def kept_steps():
+    """A pipeline, a store that kept four steps of two images, and what capture() saw of each."""
+    pipe, prompts = make_pipe(), ["a red cat", "a dog, a cat"]
+    store = AttentionStore(pipeline=pipe, keep_steps=True)
+    chained(pipe, prompts, steps=4, store=store)
+    options = {"steps": "all", "heads": "all"}
+    maps, _ = captured(pipe, prompts, steps=4, capture=options)
+    return pipe, prompts, store, maps
 
 
 @pytest.fixture(name="sdattn")

@@ -12,6 +12,7 @@ import pytest
 import sdattn
 
 PACKAGE = Path(sdattn.__file__).parent
+TESTS = Path(__file__).parent
 ROOMS = (  # top to bottom; docs/contributing/index.md shows the same list
     "cli",
     "batch",
@@ -61,7 +62,7 @@ def test_every_room_is_on_the_list():
 
 
 def test_contributors_are_shown_the_same_list():
-    page = Path(__file__).parent.parent / "docs" / "contributing" / "index.md"
+    page = TESTS.parent / "docs" / "contributing" / "index.md"
     table = page.read_text(encoding="utf-8").partition("| room |")[2].partition("\n\n")[0]
     assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == ROOMS
 
@@ -127,3 +128,22 @@ def test_every_public_name_is_in_the_table_and_in_what_type_checkers_read():
     said = [alias.name for node in block.body for alias in node.names]
     assert sorted(said) == sorted(sdattn.__all__)
     assert all(getattr(sdattn, name) is not None for name in sdattn.__all__)
+
+
+def test_tests_lie_in_the_rooms_of_what_they_test():
+    folders = {path.name for path in TESTS.iterdir() if list(path.glob("*.py"))}
+    assert folders <= {*ROOMS, "helpers", "scripts"}
+    names = [path.stem for path in TESTS.rglob("*.py")]
+    assert len(names) == len(set(names))  # or pytest would import one file for another
+
+
+def test_what_tests_share_lies_in_helpers():
+    wrong = set()
+    for path in TESTS.rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        used = [
+            alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+        ]
+        used += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        wrong |= {(path.name, name) for name in used if re.search(r"\b(test_\w+|conftest)$", name)}
+    assert wrong == set()

@@ -1,19 +1,17 @@
 """The same run again, and other runs in its folder."""
 
-import os
 import shutil
 import signal
-import sys
 from collections import Counter
 
 import pytest
 import torch
 from batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  # noqa: F401
 from batch_runs import kept_of, rows_of
-from conftest import make_pipeline, tiny_tokenizer
+from tiny_pipelines import make_pipeline
+from tiny_tokenizers import tiny_tokenizer
 
-from sdattn import cli
-from sdattn.batch import Request, open_batch, run_batch
+from sdattn.batch import open_batch
 
 
 def test_the_same_call_again_draws_nothing(model, watched, tmp_path):
@@ -132,38 +130,3 @@ def test_strict_stops_before_anything_is_written(model, tmp_path, capsys):
 def test_an_input_without_an_item_is_told(model, tmp_path):
     with pytest.raises(ValueError, match="no line that can be drawn"):
         draw(model, tmp_path / "run", [{"prompt": "a dog", "width": 65}])
-
-
-def test_a_model_may_be_a_path(model, tmp_path):
-    (tmp_path / "in.txt").write_text("a cat\n")
-    request = Request(tmp_path / "in.txt", tmp_path / "run", model, SMALL, device="cpu")
-    assert run_batch(request).whole == 1
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"batch_size": 0}, "batch_size=0: pass a whole number from 1"),
-        ({"batch_size": True}, "batch_size=True"),
-        ({"batch_size": "many"}, "batch_size='many'"),
-        ({"format": "zip"}, "format='zip': pass 'folder' or 'shard'"),
-        ({"save": ("image", "sound")}, r"save=\['sound'\]: choose of image, overlays"),
-        ({"save": ()}, r"save=\[\]: choose of image, overlays"),
-        ({"part": (0, 2)}, "part=0/2: pass 1/2 to 2/2"),
-        ({"part": (3, 2)}, "part=3/2: pass 1/2 to 2/2"),
-    ],
-)
-def test_what_cannot_be_asked_is_told_before_anything_is_read(tmp_path, asked, message):
-    with pytest.raises(ValueError, match=message):
-        run_batch(Request(tmp_path / "none.txt", tmp_path / "run", **asked))
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("asked", [["--format", "zip"], ["--save", "image,"], ["--status", "run"]])
-def test_what_cannot_be_asked_is_an_error_of_usage(tmp_path, monkeypatch, asked):
-    monkeypatch.chdir(tmp_path)
-    source = [] if "--status" in asked else ["in.txt"]
-    monkeypatch.setattr(sys, "argv", ["sdattn", "batch", *source, "--out", "run", *asked])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert stop.value.code == 2

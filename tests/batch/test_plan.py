@@ -8,8 +8,9 @@ from copy import copy
 import pytest
 import torch
 from batch_draws import SMALL, draw
-from conftest import make_pipeline, make_sdxl_pipeline, make_unet, make_vae, tiny_tokenizer
 from diffusers import DDIMScheduler, StableDiffusionPAGPipeline
+from tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet, make_vae
+from tiny_tokenizers import tiny_tokenizer
 from transformer_rows import qwen_image
 from unet_rows import animatediff
 

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import make_pipeline
 from safetensors import safe_open
 from safetensors.torch import save_file
+from tiny_pipelines import make_pipeline
 
 from sdattn.batch import Request, merge, open_batch, run_batch, status, verify
 from sdattn.batch.folder import BatchFolder

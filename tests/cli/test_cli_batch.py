@@ -1,6 +1,8 @@
 """The options of `sdattn batch` reach the run, and paths and seeds that cannot be are refused."""
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -57,3 +59,57 @@ def test_an_address_is_no_folder(sdattn, tmp_path, out):
         assert code == 1
         assert re.search("is an address, and only folders of this machine can be written", err)
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("layout", ["folder", "shard"])
+def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
+    Path("prompts.txt").write_text("a red cat\n\na dog\n \n")
+    options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "2")
+    options += ("--format", layout, "--save", "image,maps")
+    code, out, err = sdattn("batch", "prompts.txt", "--out", "run", *options)
+    assert (code, err) == (0, "")
+    assert out.startswith("run/: 2 of 2 items; 2 made in ")
+    assert sdattn("batch", "prompts.txt", "--out", "run", *options)[1].endswith(
+        "of them were there\n"
+    )
+    assert (
+        sdattn("batch", "--status", "run")[1]
+        == "run/: 2 items are whole, the input has 2\nnot running\n"
+    )
+    assert sdattn("batch", "--verify", "run")[1] == "run/: 2 items read, 0 problems\n"
+    assert sdattn("merge", "run", "--out", "all")[1] == "all/: 2 of 2 items, from 1 run(s)\n"
+    code, out, _ = sdattn("show", "all", "red cat", "--item", "000001", "--out", "drawn")
+    assert code == 0
+    assert "red cat" in out
+    assert os.listdir("drawn/heatmaps") == ["01-red-cat.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("batch",), 2, "Pass a file of prompts and --out RUN"),
+        (("batch", "prompts.txt"), 2, "Pass a file of prompts and --out RUN"),
+        (("batch", "prompts.txt", "--status", "run"), 2, "stand alone"),
+        (("batch", "prompts.doc", "--out", "run"), 1, "Pass a file that ends in .jsonl"),
+        (("batch", "nothing.txt", "--out", "run"), 1, "nothing.txt"),
+        (
+            ("batch", "prompts.txt", "--out", "run", "--batch-size", "0"),
+            2,
+            "no whole number from 1",
+        ),
+        (("batch", "prompts.txt", "--out", "run", "--part", "3/2"), 2, "not K/N"),
+        (("batch", "prompts.txt", "--out", "run", "--save", "image,page"), 2, "save=['page']"),
+        (("batch", "prompts.txt", "--out", "run", "--format", "zip"), 2, "'folder' or 'shard'"),
+        (("batch", "prompts.txt", "--out", "run", "--dtype", "int8"), 2, "not one of float32"),
+        (("batch", "--status", "nowhere"), 1, "nowhere has no batch.json"),
+        (("batch", "--verify", "."), 1, "no batch run's folder"),
+        (("merge", "nowhere", "--out", "all"), 1, "nowhere has no batch.json"),
+        (("show", "run", "--item", "1"), 2, "Say where to draw item 1"),
+    ],
+)
+def test_batches_that_cannot_be(sdattn, arguments, code, message):
+    Path("prompts.txt").write_text("a red cat\n")
+    found, _, err = sdattn(*arguments)
+    assert found == code
+    assert message in " ".join(err.replace("│", " ").split())
+    assert os.listdir() == ["prompts.txt"]

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conftest import tiny_tokenizer
+from tiny_tokenizers import tiny_tokenizer
 
 from sdattn.control.alignment import blended_words, edited_words, is_swap, matches, refine, swap
 from sdattn.prompts.tokens import read_labels, read_prompt

@@ -5,15 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    make_pipeline,
-    make_sdxl_pipeline,
-    make_unet,
-    tiny_text_encoder,
-    tiny_tokenizer,
-)
 from diffusers import HeunDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from PIL import Image
+from tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet, tiny_text_encoder
+from tiny_tokenizers import tiny_tokenizer
 
 import sdattn
 from sdattn import AttentionStore, capture

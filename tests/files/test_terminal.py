@@ -8,7 +8,7 @@ import sys
 import unicodedata
 
 import pytest
-from conftest import make_pipeline
+from tiny_pipelines import make_pipeline
 
 from sdattn import generate
 from sdattn.cli.printing import Console, Table, Text

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import tiny_tokenizer
 from PIL import Image
+from tiny_tokenizers import tiny_tokenizer
 
 from sdattn import Heatmaps, read_prompt
 from sdattn.batch import Request, run_batch

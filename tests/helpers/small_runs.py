@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import tiny_tokenizer
 from PIL import Image
+from tiny_tokenizers import tiny_tokenizer
 
 from sdattn import Heatmaps, read_prompt
 from sdattn.files.records import read_record

@@ -1,14 +1,19 @@
-"""Tiny tokenizers of the real kinds, built without files: T5, Gemma, Qwen, Mistral.
+"""Tiny tokenizers of the real kinds: CLIP, T5, Gemma, Qwen, Mistral.
 
 Each knows a few words as one token and spells all else in letters or bytes.
 """
 
-from conftest import byte_symbols
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
+from transformers import CLIPTokenizer, PreTrainedTokenizerFast
 
+MERGES = ("c a", "ca t</w>", "d o", "do g</w>", "r e", "re d</w>")  # of CLIP's byte pairs
 WORDS = ("a", "cat", "dog", "red", "on", "sofa", "the")
 # Qwen2's own, transformers/models/qwen2/tokenization_qwen2.py
 QWEN_REGEX = (
@@ -26,6 +31,27 @@ MISTRAL_CHAT = (
     "{% for block in message.content %}{{ block.text }}{% endfor %}[/SYSTEM_PROMPT]{% else %}[INST]"
     "{% for block in message.content %}{{ block.text }}{% endfor %}[/INST]{% endif %}{% endfor %}"
 )
+
+
+def byte_symbols() -> list[str]:
+    """The printable stand-ins of the 256 bytes, as byte-level BPE (GPT-2) spells them."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    spare = iter(range(256, 512))
+    return [chr(byte) if byte in kept else chr(next(spare)) for byte in range(256)]
+
+
+def tiny_tokenizer(max_length: int = 77, merges: Sequence[str] = MERGES) -> CLIPTokenizer:
+    """Real CLIP tokenization: "cat" and "dog" are one token, all else falls into letters."""
+    symbols = byte_symbols()
+    entries = [*symbols, *(s + "</w>" for s in symbols)]
+    entries += [pair.replace(" ", "") for pair in merges]
+    entries += ["<|startoftext|>", "<|endoftext|>"]
+    vocabulary = {entry: number for number, entry in enumerate(entries)}
+    with tempfile.TemporaryDirectory() as folder:  # transformers 4 reads them from files only
+        files = Path(folder, "vocab.json"), Path(folder, "merges.txt")
+        files[0].write_text(json.dumps(vocabulary))
+        files[1].write_text("\n".join(["#version: 0.2", *merges]))
+        return CLIPTokenizer(*map(str, files), model_max_length=max_length)
 
 
 def tiny_t5(max_length: int = 512) -> PreTrainedTokenizerFast:
@@ -132,3 +158,15 @@ def tiny_mistral(padding_side: str = "left") -> PreTrainedTokenizerFast:
         padding_side=padding_side,
         chat_template=MISTRAL_CHAT,
     )
+
+
+# name -> its maker
+TINY_TOKENIZERS = {
+    "clip": tiny_tokenizer,
+    "t5": tiny_t5,
+    "gemma": tiny_gemma,
+    "qwen": tiny_qwen,
+    "qwen-left": lambda: tiny_qwen("left"),
+    "mistral": tiny_mistral,
+    "mistral-right": lambda: tiny_mistral("right"),
+}

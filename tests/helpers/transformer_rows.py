@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from conftest import make_scheduler, tiny_text_encoder, tiny_tokenizer
 from diffusers import (
     AutoencoderDC,
     AutoencoderKL,
@@ -38,7 +37,8 @@ from tiny_encoders import (
     tiny_qwen_vl,
     tiny_t5_encoder,
 )
-from tiny_tokenizers import tiny_gemma, tiny_mistral, tiny_qwen, tiny_t5
+from tiny_pipelines import make_scheduler, tiny_text_encoder
+from tiny_tokenizers import tiny_gemma, tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 VAE = {

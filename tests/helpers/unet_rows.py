@@ -3,16 +3,6 @@
 from typing import Any
 
 import torch
-from conftest import (
-    make_pipeline,
-    make_scheduler,
-    make_sdxl_pipeline,
-    make_sdxl_unet,
-    make_unet,
-    make_vae,
-    tiny_text_encoder,
-    tiny_tokenizer,
-)
 from diffusers import (
     AnimateDiffPipeline,
     ControlNetModel,
@@ -32,6 +22,16 @@ from diffusers import (
     T2IAdapter,
 )
 from rows import Options, Row, Way, first_third, from_picture, middle_third, pictures, sized
+from tiny_pipelines import (
+    make_pipeline,
+    make_scheduler,
+    make_sdxl_pipeline,
+    make_sdxl_unet,
+    make_unet,
+    make_vae,
+    tiny_text_encoder,
+)
+from tiny_tokenizers import tiny_tokenizer
 from transformers import CLIPTextModelWithProjection
 
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from conftest import make_pipeline, make_sdxl_pipeline, make_unet
 from diffusers.models.attention_processor import AttnProcessor, FusedAttnProcessor2_0
+from tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 from transformer_rows import sd3
 from unet_rows import lora
 

@@ -4,7 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from capture_runs import run
+from tiny_pipelines import make_pipeline
 
+from sdattn import capture
 from sdattn.attention import merge_heads
 from sdattn.hooks import attended as module
 from sdattn.hooks.attended import AmongKeys, Attended, GivenProbs, QueryKey, SideBySide, row_index
@@ -93,3 +96,60 @@ def test_a_kernel_need_not_make_the_heads_for_their_mean():
         held.add(Kernel(softmax(key)).of(slice(1, 3)), [0, 4])
     expected = (softmax(KEY) + softmax(OTHER))[1:, ..., [0, 4]].mean(1) / 2
     torch.testing.assert_close(held.map().double(), expected.unflatten(1, (2, 3)))
+
+
+@pytest.mark.parametrize("lists", [[[0, 1, 4]], [[0, 1, 4], [2, 76]]], ids=str)
+@pytest.mark.parametrize("tokens", [None, [4, 1, 2]])
+def test_the_softmax_over_some_keys_is_what_is_left_over_its_sum(lists, tokens):
+    pipe = make_pipeline()
+    options = {"num_images_per_prompt": 2, "guidance_scale": 5.0}
+    full = {"steps": "all", "heads": "all", "kinds": ("cross", "self")}
+    with (
+        capture(pipe, **full) as every,
+        capture(pipe, **full, among=lists, tokens=tokens) as some,
+        capture(pipe, among=lists, tokens=tokens) as mean,
+    ):
+        run(pipe, **options)
+    for name, maps in every.maps.items():
+        if name.endswith("attn1"):
+            assert torch.equal(some.maps[name], maps)
+            continue
+        expected = torch.zeros_like(maps, dtype=torch.float64)
+        for image in range(2):
+            columns = lists[image % len(lists)]
+            kept = maps[image, ..., columns].double()
+            expected[image, ..., columns] = kept / kept.sum(-1, keepdim=True)
+        expected = expected[..., tokens or slice(None)]
+        torch.testing.assert_close(some.maps[name].double(), expected, atol=1e-6, rtol=0)
+        averaged = expected.mean((1, 2))  # of the softmaxes, not the softmax of an average
+        torch.testing.assert_close(mean.maps[name].double(), averaged, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("among", [[], [[]], [[0], []], "words"])
+def test_the_softmax_over_nothing_is_refused(tiny_pipe, among):
+    with pytest.raises(ValueError, match="pass a list of columns, not empty, for each image"):
+        with capture(tiny_pipe, among=among):
+            pass
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tokens": [3, 1]},
+        {"heads": "all"},
+        {"heads": [1]},
+        {"steps": "last"},
+        {"steps": "all", "among": [[0, 2, 3]], "tokens": [2]},
+        {"kinds": ("self",), "layers": ("mid",)},
+    ],
+)
+def test_a_head_at_a_time_is_all_of_them(options, monkeypatch):
+    pipe, found = make_pipeline(), []
+    for most in (1, 2**40):
+        monkeypatch.setattr("sdattn.hooks.attended.PART", most)
+        with capture(pipe, **options) as store:
+            run(pipe)
+        found.append(store.maps)
+    for name in found[0]:
+        torch.testing.assert_close(found[0][name], found[1][name], atol=1e-6, rtol=0)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import make_pipeline, make_sd15_unet
+from tiny_pipelines import make_pipeline, make_sd15_unet
 
 import sdattn
 from sdattn import AttentionStore, capture

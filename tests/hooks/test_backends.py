@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from diffusers.models.attention_processor import AttnProcessor2_0
-from test_joint import MODELS, inputs
+from joint_models import MODELS, inputs
 from transformer_rows import flux
 
 from sdattn import capture

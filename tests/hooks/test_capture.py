@@ -5,20 +5,15 @@ which hooks of its own record.
 """
 
 import copy
-import gc
 import json
 import math
 import re
-import sys
-import weakref
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_pipeline, make_scheduler, make_sdxl_pipeline, make_unet
+from capture_runs import PROMPT, assert_untouched, oracle, record_inputs, run
 from diffusers import (
-    HeunDiscreteScheduler,
-    StableDiffusionImg2ImgPipeline,
     StableDiffusionInstructPix2PixPipeline,
     StableDiffusionPAGPipeline,
 )
@@ -29,61 +24,20 @@ from diffusers.models.attention_processor import (
     IPAdapterAttnProcessor2_0,
     SlicedAttnProcessor,
 )
+from tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 
 import sdattn.hooks.attended
 from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture, generate
-from sdattn.hooks.keep import Keep
 from sdattn.hooks.observers import LARGE
 from sdattn.models.layers import find_layers
 
-PROMPT = "a red cat"
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
-
-
-def run(pipe, prompt=PROMPT, **options):
-    settings = {"num_inference_steps": 2, "output_type": "np", "height": 128, "width": 128}
-    generator = torch.Generator().manual_seed(0)
-    return pipe(prompt, generator=generator, **{**settings, **options}).images
 
 
 def sample_and_text(dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
     sample = torch.randn(2, 4, 16, 24, generator=generator).to(dtype)
     return sample, torch.randn(2, 77, 32, generator=generator).to(dtype)
-
-
-def record_inputs(unet):
-    """(hooks, record): what each cross-attention layer was called with, pass by pass."""
-    record = {layer.name: [] for layer in find_layers(unet) if layer.kind == "cross"}
-
-    def keep(name):
-        def hook(_module, args, kwargs):
-            text = kwargs.get("encoder_hidden_states", args[1] if len(args) > 1 else None)
-            record[name].append((args[0].detach(), text, kwargs.get("attention_mask")))
-
-        return hook
-
-    hooks = [
-        unet.get_submodule(name).register_forward_pre_hook(keep(name), with_kwargs=True)
-        for name in record
-    ]
-    return hooks, record
-
-
-def oracle(layer, hidden, text, mask=None):
-    """softmax(q k^T / sqrt(d)) in float64, ``[batch, heads, N, T]``."""
-    text = text[0] if isinstance(text, tuple) else text
-    q = hidden.double() @ layer.to_q.weight.double().T
-    k = text.double() @ layer.to_k.weight.double().T
-    d = q.shape[-1] // layer.heads
-    scores = torch.stack(
-        [
-            q[..., h * d : (h + 1) * d] @ k[..., h * d : (h + 1) * d].mT / math.sqrt(d)
-            for h in range(layer.heads)
-        ],
-        dim=1,
-    )
-    return (scores if mask is None else scores + mask.double()[:, None]).softmax(-1)
 
 
 # -- law 1: looking changes nothing ---------------------------------------------------------------
@@ -273,24 +227,6 @@ def test_masked_text_gets_no_attention(tiny_unet):
         torch.testing.assert_close(found.flatten(2, 3).double(), expected, atol=1e-5, rtol=0)
 
 
-def test_steps_heads_and_tokens_are_slices_of_everything():
-    pipe = make_pipeline()
-    options = {"num_inference_steps": 3}
-    with capture(pipe, steps="all", heads="all") as everything:
-        run(pipe, **options)
-    with capture(pipe, steps=[0, 2], heads=[1], tokens=[2, 3, 0], dtype=torch.float64) as some:
-        run(pipe, **options)
-    with capture(pipe) as mean:
-        run(pipe, **options)
-    for name, full in everything.maps.items():
-        assert full.shape[:2] == (1, 3)
-        picked = full[:, [0, 2]][:, :, [1]][..., [2, 3, 0]]
-        assert torch.equal(some.maps[name], picked.double())
-        torch.testing.assert_close(mean.maps[name], full.mean((1, 2)))
-    assert everything.timesteps == [667, 334, 1]
-    assert len(everything.maps) == 16
-
-
 @pytest.mark.parametrize("size", [(128, 128), (64, 192), (72, 136)])
 def test_sizes_need_not_be_square(size):
     pipe = make_pipeline()
@@ -314,15 +250,6 @@ def test_gradients_reach_the_latents(tiny_unet):
 
 
 # -- law 3: leaving restores ----------------------------------------------------------------------
-
-
-def assert_untouched(unet, before):
-    after = unet.attn_processors
-    assert all(after[name] is before[name] for name in before)
-    assert not unet._forward_pre_hooks
-    for layer in find_layers(unet):
-        assert not layer.module.to_q._forward_hooks
-        assert not layer.module.to_k._forward_hooks
 
 
 @pytest.mark.parametrize("setup", ["AttnProcessor2_0", "IP-Adapter"])
@@ -429,46 +356,6 @@ def test_a_processor_that_hides_its_attention_is_named(tiny_unet):
         tiny_unet(torch.randn(1, 4, 16, 16), 1, torch.randn(1, 77, 32))
 
 
-def test_two_runs_are_not_mixed(tiny_pipe):
-    with pytest.raises(CaptureError, match="A second run of the pipeline"), capture(tiny_pipe):
-        run(tiny_pipe)
-        run(tiny_pipe)
-
-
-def test_another_size_is_not_mixed_in(tiny_unet):
-    with pytest.raises(CaptureError, match="now called for 2 image"), capture(tiny_unet):
-        for batch in (1, 2):
-            tiny_unet(torch.randn(batch, 4, 16, 16), 3 - batch, torch.randn(batch, 77, 32))
-
-
-def test_a_pipeline_of_unknown_layout_is_named(tiny_pipe):
-    class Odd(type(tiny_pipe).__mro__[1]):
-        unet = tiny_pipe.unet
-
-    with pytest.raises(ValueError, match="lays out guidance in its batch is not known"):
-        with capture(Odd()):
-            pass
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"heads": [9]}, "head 9 of .* which has 2"),
-        ({"tokens": [77]}, r"token column 77 .*\(0 to 76\)"),
-    ],
-)
-def test_columns_and_heads_that_are_not_there(tiny_pipe, options, message):
-    with pytest.raises(CaptureError, match=message), capture(tiny_pipe, **options):
-        run(tiny_pipe)
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.complex64], ids=str)
-def test_maps_of_a_dtype_that_holds_no_shares_are_refused(tiny_unet, dtype):
-    with pytest.raises(ValueError, match=f"dtype={dtype}: .* floating"):
-        with capture(tiny_unet, dtype=dtype):
-            pass
-
-
 @pytest.mark.parametrize("none", [[], (), ""])
 def test_no_layers_are_not_all_layers(tiny_unet, none):
     with pytest.raises(ValueError, match="names no layer. Pass None|No attention layer fits ''"):
@@ -524,111 +411,10 @@ def test_resolutions_are_told_once_the_size_is_known(tiny_pipe):
         run(tiny_pipe)
 
 
-def test_the_report_tells_what_was_seen(tiny_pipe):
-    with capture(tiny_pipe) as store:
-        run(tiny_pipe, num_images_per_prompt=3)
-    text = store.report()
-    for part in (
-        "16 of 16 seen",
-        "16x16, 8x8, 4x4, 2x2",
-        "2, timesteps 501, 1",
-        "unconditional | conditional in a batch of 6",
-        "3, conditional",
-    ):
-        assert part in text
-
-
 # -- law 5: memory is bounded ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", ["mean", "all", [0, 3]])
-@pytest.mark.parametrize("heads", ["mean", "all", [0]])
-def test_memory_is_what_was_said_beforehand(steps, heads):
-    pipe = make_pipeline()
-    options = {"steps": steps, "heads": heads}
-    with capture(pipe, **options) as store:
-        run(pipe, num_inference_steps=4, num_images_per_prompt=2)
-    layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
-    said = Keep.of(**options).nbytes(layers, (16, 16), 77, images=2, passes=4)
-    assert store.nbytes == store.expected_nbytes == said
-    assert sum(m.numel() * m.element_size() for m in store.maps.values()) == said
-
-
-def test_much_memory_is_said_before_it_is_held(monkeypatch, caplog):
-    monkeypatch.setattr(sys.modules["sdattn.hooks.capture"], "MUCH", 1e6)
-    pipe = make_pipeline()
-    with capture(pipe) as store:
-        run(pipe)
-    assert not caplog.records
-    pipe.unet.register_forward_hook(lambda *_: caplog.records.append(store.nbytes))
-    with capture(pipe, steps="all", heads="all") as store:
-        run(pipe)
-    said, *held = caplog.records
-    assert "will hold up to 0.0 GB by the end of this run of 2 model calls" in said.getMessage()
-    assert held[1] == store.expected_nbytes
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_running_sums_are_float32_whatever_the_maps_are(dtype):
-    found = []
-    for kept in (torch.float32, dtype):
-        pipe = make_pipeline()
-        with capture(pipe, dtype=kept) as store:
-            run(pipe, num_inference_steps=30)
-        found.append(store.maps[MID])
-    assert found[1].dtype == dtype
-    assert torch.equal(found[0].to(dtype), found[1])
-
-
-def test_self_attention_beside_chosen_tokens_keeps_every_cell():
-    pipe = make_pipeline()
-    with capture(pipe, kinds=("cross", "self"), layers="mid", tokens=[1, 2]) as store:
-        run(pipe)
-    shapes = {name[-5:]: tuple(one.shape) for name, one in store.maps.items()}
-    assert shapes == {"attn1": (1, 2, 2, 4), "attn2": (1, 2, 2, 2)}
-    assert store.n_keys == 77
-
-
-def test_the_default_does_not_grow_with_steps():
-    held = []
-    for steps in (1, 5):
-        pipe = make_pipeline()
-        with capture(pipe) as store:
-            run(pipe, num_inference_steps=steps)
-        held.append(store.nbytes)
-    assert held[0] == held[1]
-
-
 # -- ways of running ------------------------------------------------------------------------------
-
-
-def test_guidance_that_stops_early():
-    pipe = make_pipeline()
-
-    def stop(pipeline, step, _timestep, tensors):
-        if step == 0:
-            pipeline._guidance_scale = 0.0
-            tensors["prompt_embeds"] = tensors["prompt_embeds"].chunk(2)[1]
-        return tensors
-
-    _, record = record_inputs(pipe.unet)
-    with capture(pipe, steps="all") as store:
-        run(pipe, callback_on_step_end=stop, callback_on_step_end_tensor_inputs=["prompt_embeds"])
-    assert [one.batch for one in store.passes] == [2, 1]
-    layer = pipe.unet.get_submodule(MID)
-    for step, (hidden, text, _) in enumerate(record[MID]):
-        expected = oracle(layer, hidden, text)[-1:].mean(1)
-        found = store.maps[MID][:, step].flatten(1, 2).double()
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-
-
-def test_image_to_image():
-    pipe = make_pipeline(StableDiffusionImg2ImgPipeline)
-    image = torch.rand(1, 3, 128, 128)
-    with capture(pipe) as store:
-        pipe(PROMPT, image=image, strength=0.5, num_inference_steps=4, output_type="np")
-    assert len(store.passes) == 2
-    assert store.images == 1
 
 
 def test_the_public_store_of_a_bare_unet_has_an_image_a_row(tiny_unet):
@@ -639,87 +425,6 @@ def test_the_public_store_of_a_bare_unet_has_an_image_a_row(tiny_unet):
 
 
 # -- parts of the schedule ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("steps", "passes"),
-    [
-        ((0.5, 1.0), [3, 4, 5]),
-        ((0.0, 0.5), [0, 1, 2]),
-        ((0.25, 0.75), [1, 2, 3, 4]),  # a pass stands in the middle of its part: 3/12 is in
-        ((0.0, 1.0), [0, 1, 2, 3, 4, 5]),
-        ((0.9, 1.0), [5]),
-        ("last", [5]),
-    ],
-)
-@pytest.mark.parametrize("heads", ["mean", "all"])
-def test_a_part_of_the_schedule_is_the_mean_of_its_passes(steps, passes, heads):
-    pipe = make_pipeline()
-    options = {"num_inference_steps": 6, "guidance_scale": 5.0, "num_images_per_prompt": 2}
-    with (
-        capture(pipe, steps="all", heads=heads, kinds=("cross", "self")) as every,
-        capture(pipe, steps=steps, heads=heads, kinds=("cross", "self")) as some,
-    ):
-        run(pipe, height=64, width=96, **options)
-    assert [one.position for one in some.passes] == [(i + 0.5) / 6 for i in range(6)]
-    assert list(some.maps) == list(every.maps)
-    assert len(some.maps) == 32
-    for name, full in every.maps.items():
-        torch.testing.assert_close(some.maps[name], full[:, passes].mean(1), atol=1e-7, rtol=1e-5)
-    assert (every.maps[MID][:, passes[0]] - every.maps[MID][:, 0]).abs().max() > 1e-5 or 0 in passes
-
-
-@pytest.mark.parametrize("steps", [(0.5, 1.0), (0.0, 0.5), "last"])
-@pytest.mark.parametrize("number", [1, 2, 5])
-def test_a_part_of_the_schedule_holds_no_more_than_the_mean(steps, number):
-    pipe = make_pipeline()
-    with capture(pipe) as mean, capture(pipe, steps=steps) as some:
-        run(pipe, num_inference_steps=number)
-    layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
-    said = Keep.of(steps).nbytes(layers, (16, 16), 77, passes=number)
-    assert some.nbytes == some.expected_nbytes == mean.nbytes == mean.expected_nbytes == said
-
-
-def test_a_run_of_one_step_keeps_it_in_either_half():
-    pipe = make_pipeline()
-    with (
-        capture(pipe) as mean,
-        capture(pipe, steps=(0.5, 1.0)) as second,
-        capture(pipe, steps=(0.0, 0.5)) as first,
-    ):
-        run(pipe, num_inference_steps=1)
-    for name, maps in mean.maps.items():
-        assert torch.equal(maps, second.maps[name])
-        assert torch.equal(maps, first.maps[name])
-    assert second.kept_passes == 1
-
-
-def test_image_to_image_begins_in_the_middle_of_the_schedule():
-    pipe = make_pipeline(StableDiffusionImg2ImgPipeline)
-    options = {"image": torch.rand(1, 3, 128, 128), "strength": 0.5, "num_inference_steps": 4}
-    with capture(pipe) as mean, capture(pipe, steps=(0.5, 1.0)) as second:
-        pipe(PROMPT, output_type="np", **options)
-    assert [one.position for one in second.passes] == [5 / 8, 7 / 8]
-    for name, maps in mean.maps.items():
-        assert torch.equal(maps, second.maps[name])
-    with pytest.raises(CaptureError, match=r"none of the 16 watched layers ran in steps \(0.0, 0."):
-        with capture(pipe, steps=(0.0, 0.5)):
-            pipe(PROMPT, output_type="np", **options)
-
-
-def test_a_second_order_scheduler_has_two_calls_at_a_place_of_the_schedule():
-    """Heun looks ahead to the next timestep, which counts as that step's own."""
-    pipe = make_pipeline(scheduler=HeunDiscreteScheduler.from_config(make_scheduler().config))
-    with capture(pipe, steps="all") as every, capture(pipe, steps=(0.5, 1.0)) as second:
-        run(pipe, num_inference_steps=4)
-    assert len(every.passes) == 7
-    times = every.timesteps
-    assert times == sorted(times, reverse=True)
-    assert (times[1], times[3], times[5]) == (times[2], times[4], times[6])
-    kept = [i for i in range(7) if second.keeps(i)]
-    assert kept == [3, 4, 5, 6]  # whole pairs
-    for name, full in every.maps.items():
-        torch.testing.assert_close(second.maps[name], full[:, kept].mean(1), atol=1e-7, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -749,18 +454,6 @@ def test_what_could_be_two_calls_or_the_whole_run_is_refused(tiny_pipe, pair):
     assert_untouched(tiny_pipe.unet, before)
 
 
-def test_a_bare_model_has_no_schedule_to_take_a_part_of(tiny_unet):
-    before = tiny_unet.attn_processors
-    with pytest.raises(ValueError, match="not known of a model without its pipeline"):
-        with capture(tiny_unet, steps=(0.5, 1.0)):
-            pass
-    assert_untouched(tiny_unet, before)
-    with capture(tiny_unet, steps="last") as store:
-        for timestep in (500, 3):
-            tiny_unet(torch.randn(1, 4, 16, 16), timestep, torch.randn(1, 77, 32))
-    assert [one.position for one in store.passes] == [None, None]
-
-
 def test_the_last_call_alone_keeps_its_graph(tiny_unet):
     latents = [torch.randn(1, 4, 16, 16, requires_grad=True) for _ in range(2)]
     with capture(tiny_unet, steps="last", grad=True) as store:
@@ -772,91 +465,6 @@ def test_the_last_call_alone_keeps_its_graph(tiny_unet):
 
 
 # -- the softmax over some of the keys ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lists", [[[0, 1, 4]], [[0, 1, 4], [2, 76]]], ids=str)
-@pytest.mark.parametrize("tokens", [None, [4, 1, 2]])
-def test_the_softmax_over_some_keys_is_what_is_left_over_its_sum(lists, tokens):
-    pipe = make_pipeline()
-    options = {"num_images_per_prompt": 2, "guidance_scale": 5.0}
-    full = {"steps": "all", "heads": "all", "kinds": ("cross", "self")}
-    with (
-        capture(pipe, **full) as every,
-        capture(pipe, **full, among=lists, tokens=tokens) as some,
-        capture(pipe, among=lists, tokens=tokens) as mean,
-    ):
-        run(pipe, **options)
-    for name, maps in every.maps.items():
-        if name.endswith("attn1"):
-            assert torch.equal(some.maps[name], maps)
-            continue
-        expected = torch.zeros_like(maps, dtype=torch.float64)
-        for image in range(2):
-            columns = lists[image % len(lists)]
-            kept = maps[image, ..., columns].double()
-            expected[image, ..., columns] = kept / kept.sum(-1, keepdim=True)
-        expected = expected[..., tokens or slice(None)]
-        torch.testing.assert_close(some.maps[name].double(), expected, atol=1e-6, rtol=0)
-        averaged = expected.mean((1, 2))  # of the softmaxes, not the softmax of an average
-        torch.testing.assert_close(mean.maps[name].double(), averaged, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("among", "message"),
-    [
-        ([[0], [1], [2]], r"among has 3 list\(s\) of columns up to 2; .* has 2 image\(s\)"),
-        ([[0, 77]], r"columns up to 77; .* 77 columns of text. Pass one list, or one for each"),
-    ],
-)
-def test_keys_of_other_images_or_beyond_the_text_are_refused(tiny_pipe, among, message):
-    before = tiny_pipe.unet.attn_processors
-    with pytest.raises(CaptureError, match=message), capture(tiny_pipe, among=among):
-        run(tiny_pipe, num_images_per_prompt=2)
-    assert_untouched(tiny_pipe.unet, before)
-
-
-def test_maps_are_freed_with_their_store(tiny_pipe):
-    """Not some time later: a long batch would hold the maps of many."""
-    gc.collect()
-    gc.disable()
-    try:
-        with capture(tiny_pipe) as store, capture(tiny_pipe, steps="all") as other:
-            run(tiny_pipe)
-        gone = [weakref.ref(one) for one in (store, other)]
-        del store, other
-        assert [one() for one in gone] == [None, None]
-    finally:
-        gc.enable()
-
-
-@pytest.mark.parametrize("among", [[], [[]], [[0], []], "words"])
-def test_the_softmax_over_nothing_is_refused(tiny_pipe, among):
-    with pytest.raises(ValueError, match="pass a list of columns, not empty, for each image"):
-        with capture(tiny_pipe, among=among):
-            pass
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"tokens": [3, 1]},
-        {"heads": "all"},
-        {"heads": [1]},
-        {"steps": "last"},
-        {"steps": "all", "among": [[0, 2, 3]], "tokens": [2]},
-        {"kinds": ("self",), "layers": ("mid",)},
-    ],
-)
-def test_a_head_at_a_time_is_all_of_them(options, monkeypatch):
-    pipe, found = make_pipeline(), []
-    for most in (1, 2**40):
-        monkeypatch.setattr("sdattn.hooks.attended.PART", most)
-        with capture(pipe, **options) as store:
-            run(pipe)
-        found.append(store.maps)
-    for name in found[0]:
-        torch.testing.assert_close(found[0][name], found[1][name], atol=1e-6, rtol=0)
 
 
 def test_a_watched_model_can_be_copied(tiny_unet):

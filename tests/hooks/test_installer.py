@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import make_pipeline
 from diffusers.models.attention_processor import AttnProcessor
+from tiny_pipelines import make_pipeline
 
 from sdattn import AttentionStore, CaptureError, CaptureWarning, capture
 from sdattn.edit import register_attention_control

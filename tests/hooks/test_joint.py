@@ -3,56 +3,16 @@
 That its values are those of the whole softmax in float64 is tested in test_matrix.py.
 """
 
-import math
-
 import pytest
 import torch
-from diffusers import FluxTransformer2DModel
 from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
+from joint_models import COLS, MODELS, N_TEXT, ROWS, first_map, inputs
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformer_rows import flux, klein, qwen_image, sd3
+from transformer_rows import flux
 
 from sdattn import capture
-from sdattn.hooks.sdpa import SdpaWatch, Seen, _logsumexp
-from sdattn.models.families import registered
-
-MODELS = {"SD3": sd3, "FLUX.1": flux, "FLUX.2": klein, "Qwen-Image": qwen_image}
-N_TEXT, ROWS, COLS = 7, 3, 5
-
-
-def inputs(kind, model, dtype=torch.float32, rows=ROWS, cols=COLS):
-    """What the model is called with, one picture of rows x cols patches and 7 tokens."""
-    generator = torch.Generator().manual_seed(1)
-
-    def noise(*shape):
-        return torch.randn(*shape, generator=generator).to(dtype)
-
-    width = model.config.joint_attention_dim
-    given = {"encoder_hidden_states": noise(1, N_TEXT, width), "timestep": torch.tensor([0.5])}
-    ids = torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(cols)).float()
-    if kind == "SD3":
-        pooled = noise(1, model.config.pooled_projection_dim)
-        picture = noise(1, 4, 2 * rows, 2 * cols)
-        return {**given, "hidden_states": picture, "pooled_projections": pooled}
-    given["hidden_states"] = noise(1, rows * cols, 16)
-    if kind == "FLUX.1":
-        given |= {"img_ids": ids, "txt_ids": torch.zeros(N_TEXT, 3)}
-        given |= {"pooled_projections": noise(1, 32), "guidance": torch.ones(1)}
-    elif kind == "FLUX.2":
-        ids = torch.cat([ids, torch.zeros(len(ids), 1)], dim=1)[None]
-        given |= {"img_ids": ids, "txt_ids": torch.zeros(1, N_TEXT, 4), "guidance": None}
-    else:
-        given["img_shapes"] = [[(1, rows, cols)]]
-    return given
-
-
-def first_map(model, given, **options):
-    """Of the first layer, in which a token's query and key depend on that token alone."""
-    with capture(model, **options) as store:
-        model(**given)
-    return next(iter(store.maps.values()))[0]  # [rows, cols, tokens]
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -103,60 +63,6 @@ def test_the_gradient_is_that_of_the_whole_softmax(kind):
         step = 1e-3  # the probabilities are float32
         numeric = (loss(text + step * direction) - loss(text - step * direction)) / (2 * step)
     torch.testing.assert_close((slope * direction).sum(), numeric, rtol=2e-2, atol=1e-7)
-
-
-@pytest.mark.parametrize("scale", [1, 5, 20])
-@torch.no_grad()
-def test_probabilities_of_large_scores(scale):
-    query, key = torch.randn(2, 1, 2, 300, 40, generator=torch.Generator().manual_seed(0))
-    with SdpaWatch() as watch:
-        scaled_dot_product_attention(scale * query, key, key)
-    [seen] = watch.calls
-    assert (seen.logsumexp is None) == (scale >= 5)
-    found = seen.attended().every_head(None)
-    expected = (scale * query.double() @ key.double().mT / math.sqrt(40)).softmax(-1)
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
-
-
-@torch.no_grad()
-def test_a_cast_by_autocast_is_left_to_it():
-    query, key, value = torch.randn(3, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = scaled_dot_product_attention(query, key, value)
-        with SdpaWatch():
-            found = scaled_dot_product_attention(query, key, value)
-    assert expected.dtype == torch.bfloat16
-    assert found.dtype == torch.bfloat16
-    assert torch.equal(found, expected)
-
-
-@torch.no_grad()
-def test_the_logsumexp_of_large_negative_scores_is_as_little_exact():
-    """float32 holds no more digits of -50 than of 50."""
-    query = 2 + 2 * torch.rand(1, 1, 300, 40, generator=torch.Generator().manual_seed(0))
-    key = -query
-    with SdpaWatch() as watch:
-        scaled_dot_product_attention(query, key, key)
-    [seen] = watch.calls
-    assert seen.logsumexp is None
-    found = seen.attended().every_head(None)
-    expected = (query.double() @ key.double().mT / math.sqrt(40)).softmax(-1)
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("told", [True, False])
-@torch.no_grad()
-def test_the_scale_is_that_of_the_call(told, monkeypatch):
-    if not told:
-        monkeypatch.setattr("sdattn.hooks.sdpa._kernel_tells", lambda *_: False)
-    query, key = torch.randn(2, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
-    with SdpaWatch() as watch:
-        scaled_dot_product_attention(query, key, key, scale=0.1)
-    [seen] = watch.calls
-    assert (seen.logsumexp is not None) == told
-    found = seen.attended().every_head(None)
-    expected = (query.double() @ key.double().mT * 0.1).softmax(-1)
-    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
 
 
 class Largest(TorchDispatchMode):
@@ -224,35 +130,6 @@ def test_scaled_and_shifted_patches_are_the_same_grid():
     with capture(model) as store:
         model(**{**given, "img_ids": given["img_ids"] * 0.5 + torch.tensor([0.0, 2.0, 7.0])})
     assert store.latent_size == (ROWS, COLS)
-
-
-@pytest.mark.parametrize("slices", [1, 2**10, 2**30])
-@pytest.mark.parametrize("mask", ["none", "keys", "keys and queries", "added"])
-def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
-    monkeypatch.setattr("sdattn.hooks.sdpa.SLICE", slices)
-    monkeypatch.setattr("sdattn.hooks.attended.PART", slices)  # a head at a time, or all
-    generator = torch.Generator().manual_seed(0)
-    query, key = torch.randn(2, 3, 2, 11, 8, generator=generator)  # [B, heads, N, d]
-    keep = torch.rand(3, 1, 1 if mask == "keys" else 11, 11, generator=generator) > 0.3
-    keep[..., 0] = True
-    given = {"none": None, "added": torch.randn(11, 11, generator=generator)}.get(mask, keep)
-    scores = query.double() @ key.double().mT / math.sqrt(8)
-    if given is not None:
-        hidden = given.dtype == torch.bool
-        scores = scores.masked_fill(~given, -math.inf) if hidden else scores + given.double()
-    expected = scores.softmax(-1)[[2, 0]][:, :, 4:, :4]
-    attended = Seen(query, key, given).attended(slice(4, 11), slice(0, 4))
-    for columns in (None, [3, 1]):
-        found = attended.of(torch.tensor([2, 0])).every_head(columns)
-        wanted = expected if columns is None else expected[..., columns]
-        torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=0)
-
-
-def test_the_logsumexp_in_slices(monkeypatch):
-    monkeypatch.setattr("sdattn.hooks.sdpa.SLICE", 100)
-    query, key = torch.randn(2, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
-    expected = (query.double() @ key.double().mT).logsumexp(-1, keepdim=True)
-    torch.testing.assert_close(_logsumexp(query, key, None).double(), expected)
 
 
 # -- processors and models of other orders and kinds ----------------------------------------------
@@ -326,42 +203,3 @@ def test_other_kinds_of_joint_attention_are_refused(option):
     with pytest.raises(RuntimeError, match="dropout, a causal mask or grouped queries"):
         with capture(model):
             model(**inputs("FLUX.1", model))
-
-
-def test_every_family_with_joint_attention_says_in_which_order():
-    for family in registered():
-        joint = "joint" in {kind for _, kind in family.layers.values()}
-        assert joint == (family.joined is not None), family.name
-
-
-class Same(FluxTransformer2DModel):
-    pass
-
-
-class Other(FluxTransformer2DModel):
-    def forward(self, *args, **kwargs):
-        return super().forward(*args, **kwargs)
-
-
-@torch.no_grad()
-def test_a_subclass_is_known_as_long_as_it_leaves_forward_alone():
-    model = flux().transformer
-    given = inputs("FLUX.1", model)
-    expected = first_map(model, given)
-    model.__class__ = Same
-    assert torch.equal(first_map(model, given), expected)
-    model.__class__ = Other
-    with pytest.raises(
-        TypeError, match=r"Other \(test_joint\) has a forward .* picture first is not"
-    ):
-        first_map(model, given)
-    model.__class__ = type("FluxTransformer2DModel", (Other,), {"__module__": "elsewhere"})
-    with pytest.raises(TypeError, match=r"FluxTransformer2DModel \(elsewhere\) has a forward"):
-        first_map(model, given)
-
-
-def test_a_model_of_no_known_family_is_refused_by_name():
-    model = flux().transformer
-    model.__class__ = type("Joined", (FluxTransformer2DModel.__mro__[1], torch.nn.Module), {})
-    with pytest.raises(TypeError, match="Asked to capture a Joined"):
-        first_map(model, {})

@@ -1,53 +1,12 @@
-"""The seven laws, for every row of the support matrix.
-
-The oracle recomputes each attention in float64 from what reached torch's
-``scaled_dot_product_attention``, written out as a softmax over all keys.
-"""
-
-import math
-from collections import defaultdict
-from contextlib import contextmanager
+"""The seven laws, for every row of the support matrix, against matrix_oracle.py."""
 
 import pytest
 import torch
 from matrix import CASES, PROCESSORS
+from matrix_oracle import expected_maps, recorded
 
 from sdattn import capture
 from sdattn.models.layers import find_denoiser, find_layers
-
-
-def softmax_in_float64(query, key, mask, scale):
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = torch.einsum("bhnd,bhtd->bhnt", query.double(), key.double()) * scale
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -math.inf)
-    elif mask is not None:
-        scores = scores + mask.double()
-    weights = (scores - scores.amax(-1, keepdim=True)).exp()
-    return weights / weights.sum(-1, keepdim=True)
-
-
-@contextmanager
-def recorded(model, monkeypatch):
-    """name -> [probabilities of each call of each pass], float64 ``[B, heads, N, keys]``."""
-    record, running = defaultdict(list), []
-    real = torch.nn.functional.scaled_dot_product_attention
-
-    def attend(query, key, value, attn_mask=None, *args, scale=None, **kwargs):
-        if running:  # a layer of the denoiser, not of a text encoder
-            record[running[-1]].append(softmax_in_float64(query, key, attn_mask, scale))
-        return real(query, key, value, attn_mask, *args, scale=scale, **kwargs)
-
-    hooks = []
-    for layer in find_layers(model):
-        module = layer.module
-        hooks.append(module.register_forward_pre_hook(lambda *_, n=layer.name: running.append(n)))
-        hooks.append(module.register_forward_hook(lambda *_: running.pop() and None))
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
-        yield record
-    for hook in hooks:
-        hook.remove()
 
 
 def state(pipe, model):
@@ -99,27 +58,3 @@ def test_the_seven_laws(row, processor, way, monkeypatch):
     assert store.nbytes == store.expected_nbytes  # 5: memory is what was said
     assert store.images == way.total * row.each  # 6: nothing assumed of batch and size
     assert store.latent_size == tuple(side // row.cell for side in way.size)
-
-
-def expected_maps(calls, model_calls, row, way):
-    """The mean over passes and heads of the prompt's rows.
-
-    Attention that is computed in parts (text and image prompts) has its columns side by side. Of
-    joint attention the picture's rows and the text's columns are taken.
-    """
-    parts = len(calls) // model_calls
-    means = []
-    for i in range(model_calls):
-        if row.in_turn and way.guided and i % 2:
-            continue  # the negative prompt's
-        probs = torch.cat(calls[i * parts : (i + 1) * parts], dim=-1)
-        probs = probs[list(row.rows(way, len(probs)))].mean(1)
-        if row.joint:
-            cells = math.prod(side // row.cell for side in way.size)
-            n_text = row.n_text or probs.shape[-1] - cells
-            if row.joint == "text first":
-                probs = probs[:, n_text : n_text + cells, :n_text]
-            else:
-                probs = probs[:, :cells, cells:]
-        means.append(probs)
-    return torch.stack(means).mean(0)

@@ -5,7 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from conftest import make_pipeline, tiny_tokenizer
+from tiny_pipelines import make_pipeline
+from tiny_tokenizers import tiny_tokenizer
 
 import sdattn
 from sdattn.control.removal import Removal

@@ -9,11 +9,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from conftest import make_pipeline
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
+from explicit_processors import Returns
+from joint_models import inputs
 from PIL import Image
-from test_joint import inputs
-from test_witness import Returns
+from tiny_pipelines import make_pipeline
 from transformer_rows import flux
 from unet_rows import ip_adapter
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import accelerate
 import pytest
 import torch
-from conftest import make_pipeline, make_sdxl_pipeline
 from diffusers import (
     FirstBlockCacheConfig,
     PixArtSigmaPAGPipeline,
@@ -18,7 +17,8 @@ from diffusers.models.transformers.transformer_flux import (
     FluxIPAdapterAttnProcessor,
 )
 from matrix import ROWS, WAYS
-from test_matrix import expected_maps, recorded
+from matrix_oracle import expected_maps, recorded
+from tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from transformer_rows import flux, klein, qwen_image
 from unet_rows import ip_adapter, learned_token, with_image_prompts
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import make_pipeline
+from tiny_pipelines import make_pipeline
 from transformer_rows import sd3
 
 from sdattn import CaptureError, capture, generate, heatmaps
@@ -224,20 +224,3 @@ def test_the_others_read_a_transformer_too(name):
     layers = [one.maps[0] for one in run_.layers.layers.values()]
     heads = 4 if name == "sum" else 1
     torch.testing.assert_close(found.maps, heads * torch.stack(layers).mean(0))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"preset": "daam", "capture_options": {"heads": [0]}}, "'daam' decides on heads of the"),
-        ({"preset": "attend-and-excite", "capture_options": {"steps": [0]}}, "decides on steps"),
-        ({"preset": "attend-and-excite", "words": ["cat"]}, "decides on words"),
-        ({"capture_options": {"among": [[0, 1]]}}, "where the words of the prompt go"),
-    ],
-)
-def test_captures_that_a_preset_cannot_do_with_are_refused_before_the_run(options, message):
-    pipe, ran = make_pipeline(), []
-    pipe.unet.register_forward_pre_hook(lambda *_: ran.append(1))
-    with pytest.raises(ValueError, match=message):
-        generate(pipe, PROMPT, **SMALL, **options)
-    assert not ran

@@ -5,8 +5,8 @@ import io
 from html.parser import HTMLParser
 
 import pytest
-from conftest import make_pipeline
 from PIL import Image
+from tiny_pipelines import make_pipeline
 
 from sdattn import generate
 from sdattn.runs.report import report

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from conftest import make_pipeline
+from tiny_pipelines import make_pipeline
 
 from sdattn import generate
 from sdattn.maps.presets import PRESETS, Preset, preset_of

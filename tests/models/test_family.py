@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import tiny_tokenizer
 from diffusers import FluxTransformer2DModel
 from matrix import ROWS
+from tiny_tokenizers import tiny_tokenizer
 from torch import nn
 from transformer_rows import qwen_image
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_pipeline, make_sdxl_pipeline
+from tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from torch.utils._python_dispatch import TorchDispatchMode
 from unet_rows import animatediff
 

@@ -3,7 +3,7 @@
 import diffusers
 import pytest
 import torch
-from conftest import make_sdxl_pipeline, make_unet
+from tiny_pipelines import make_sdxl_pipeline, make_unet
 
 from sdattn.models.layers import find_denoiser, find_layers, select_layers
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from conftest import make_pipeline
 from matrix import ROWS, WAYS
 from safetensors.torch import save_file
+from tiny_pipelines import make_pipeline
 from transformer_rows import sana
 
 import sdattn

@@ -7,12 +7,12 @@ import math
 
 import pytest
 import torch
-from conftest import make_pipeline, make_scheduler
 from diffusers import DDPMPipeline, DiffusionPipeline, UNet2DModel
 from diffusers.pipelines.stable_diffusion import StableDiffusionSafetyChecker
 from diffusers.utils import logging as diffusers_log
 from matrix import ROWS
 from safetensors.torch import save_file
+from tiny_pipelines import make_pipeline, make_scheduler
 from transformers import CLIPConfig, CLIPImageProcessor
 from transformers.utils import logging as transformers_log
 

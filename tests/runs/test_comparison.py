@@ -9,8 +9,8 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_tokenizer
 from PIL import Image
+from tiny_tokenizers import tiny_tokenizer
 
 from sdattn import Heatmaps, diff, generate, load_pipeline, load_run, read_prompt
 from sdattn.maps import render

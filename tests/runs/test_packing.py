@@ -8,9 +8,9 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
-from conftest import make_pipeline
 from PIL import Image
 from safetensors.torch import load
+from tiny_pipelines import make_pipeline
 
 from sdattn import generate
 from sdattn.maps.heatmap import Heatmap

@@ -9,8 +9,8 @@ import matplotlib
 import numpy as np
 import pytest
 from browser import list_troubles, page_opener, start_browser, wait_for  # noqa: F401
-from conftest import make_pipeline
 from PIL import Image
+from tiny_pipelines import make_pipeline
 
 from sdattn import generate, load_pipeline
 from sdattn.runs.imagerun import group_heatmaps, step_groups

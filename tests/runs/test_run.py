@@ -1,30 +1,13 @@
 """generate() with tiny pipelines of the real classes, and what it saves."""
 
-import warnings
-
-import numpy as np
 import pytest
 import torch
-from conftest import make_pipeline, make_sdxl_pipeline
+from tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
-from sdattn import TruncationWarning, capture, generate, heatmaps, load_run
+from sdattn import capture, generate, heatmaps, load_run
 
 PROMPT = "a red cat and a dog"
 QUICK = {"num_inference_steps": 2, "height": 128, "width": 128}
-
-
-def test_generate_gives_the_plain_pictures_and_their_maps():
-    pipe = make_pipeline()
-    run = generate(pipe, PROMPT, seed=5, num_images_per_prompt=2, **QUICK)
-    assert [info["seed"] for info in run.info] == [5, 6]
-    for i in range(2):
-        generator = torch.Generator().manual_seed(5 + i)
-        with capture(pipe, steps=(0.5, 1.0)) as store:
-            alone = pipe(PROMPT, generator=generator, **QUICK).images[0]
-        [expected] = heatmaps(store, pipe.tokenizer, PROMPT)
-        difference = np.abs(np.asarray(alone, float) - np.asarray(run.images[i], float))
-        assert difference.max() <= 1  # another batch size may round otherwise
-        torch.testing.assert_close(run.heatmaps[i].maps, expected.maps, atol=1e-5, rtol=0)
 
 
 def test_a_run_that_ends_early_has_the_maps_of_what_it_ran():
@@ -50,12 +33,6 @@ def test_a_word_of_one_prompt_has_its_causes_there_only(tmp_path):
     assert (first / "causal" / "heatmaps" / "01-cat.png").is_file()
 
 
-def test_one_seed_is_one_picture():
-    pipe = make_pipeline()
-    first, again, other = (generate(pipe, PROMPT, seed=s, **QUICK).images[0] for s in (1, 1, 2))
-    assert first.tobytes() == again.tobytes() != other.tobytes()
-
-
 @pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
 @pytest.mark.parametrize(
     "capture_options", [{}, {"steps": "all", "heads": [0, 1], "kinds": ("cross", "self")}]
@@ -75,87 +52,6 @@ def test_several_images_have_a_folder_each(tmp_path):
     paths = run.save(tmp_path / "run")
     assert [path.name for path in paths] == ["run-0", "run-1"]
     assert [load_run(path).info["prompt"] for path in paths] == ["a cat", "a red dog"]
-
-
-def test_chosen_words_only(tmp_path):
-    pipe = make_pipeline()
-    some = generate(pipe, PROMPT, words=["red cat"], **QUICK)
-    every = generate(pipe, PROMPT, **QUICK)
-    assert some.heatmaps[0].words == ("red", "cat")
-    assert some.images[0].tobytes() == every.images[0].tobytes()
-    torch.testing.assert_close(
-        some.heatmaps[0]["red cat"].values, every.heatmaps[0]["red cat"].values
-    )
-    assert some.store.nbytes * 77 == every.store.nbytes * 2
-    back = load_run(some.save(tmp_path / "run")[0])
-    assert back.heatmaps.words == ("red", "cat")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_inference_steps": 0}, "pass 1 to 1000"),
-        ({"num_inference_steps": -3}, "pass 1 to 1000"),
-        ({"num_inference_steps": 1001}, "pass 1 to 1000"),
-        ({"height": 100}, "multiple of 8 pixels. The nearest are 96 and 104"),
-        ({"width": 0}, "multiple of 8"),
-        ({"width": -8}, "multiple of 8"),
-        ({"prompt": ""}, "is empty"),
-        ({"guidance_scale": float("nan")}, "guidance_scale=nan: pass a finite number"),
-        ({"output_type": "np"}, "output_type cannot be chosen here"),
-        ({"capture_options": {"branch": "both"}}, "words of a negative prompt. Pass one"),
-        ({"capture_options": {"branch": "both"}, "negative_prompt": " "}, "prompt .* is empty"),
-        ({"capture_options": {"branch": "unconditional"}}, "where the words of the prompt go"),
-        ({"capture_options": {"kinds": ("self",)}}, "where the words of the prompt go"),
-        ({"prompt": ["a cat", " "]}, "is empty"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_before_the_model_runs(options, message):
-    pipe = make_pipeline()
-    ran = []
-    pipe.unet.register_forward_pre_hook(lambda *_: ran.append(1))
-    with pytest.raises(ValueError, match=message):
-        generate(pipe, **{"prompt": PROMPT, **options})
-    assert not ran
-
-
-@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
-def test_a_lone_side_counts(make):
-    pipe = make()
-    default = pipe.unet.config.sample_size * pipe.vae_scale_factor
-    run = generate(pipe, PROMPT, width=96, num_inference_steps=1)
-    assert run.images[0].size == (96, default)
-
-
-@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
-def test_a_negative_prompt_is_that_of_every_prompt(make):
-    pipe = make()
-    prompts = ["a cat", "a red dog"]
-    found = generate(pipe, prompts, negative_prompt="dog", **QUICK).images
-    generators = [torch.Generator().manual_seed(i) for i in range(2)]
-    expected = pipe(prompts, negative_prompt=["dog", "dog"], generator=generators, **QUICK).images
-    assert [one.tobytes() for one in found] == [one.tobytes() for one in expected]
-
-
-def test_a_word_that_is_not_in_the_prompt_is_refused():
-    with pytest.raises(KeyError, match="'cow' is not in the prompt. Its words are: a, red, cat"):
-        generate(make_pipeline(), PROMPT, words=["cow"], **QUICK)
-
-
-def test_words_that_were_cut_off_are_told_once():
-    pipe = make_pipeline(max_length=5)
-    with pytest.warns(TruncationWarning, match="never saw: and, a, dog") as warned:
-        generate(pipe, PROMPT, **QUICK)
-    assert len(warned) == 1
-
-
-@pytest.mark.parametrize("prompt", ["😀 cat", "红色的猫", 'a "cat"/dog\\', "cat " * 500, "<b>"])
-def test_odd_prompts_work(prompt, tmp_path):
-    pipe = make_pipeline()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TruncationWarning)
-        run = generate(pipe, prompt, **QUICK)
-    assert load_run(run.save(tmp_path / "run")[0]).info["prompt"] == prompt
 
 
 def test_a_run_is_a_list_of_its_images_runs(tmp_path):

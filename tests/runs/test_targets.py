@@ -4,26 +4,18 @@ import json
 import os
 import re
 import shutil
-import signal
-import time
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from forks import fork
 from small_runs import saved, small_run
+from trees import tree
 
 from sdattn import diff, load_run
 from sdattn.batch.manifest import FORMAT as BATCH_FORMAT
-from sdattn.files.places import check_apart
 from sdattn.files.writing import write_files
-from sdattn.runs.folder import check_target, new_folder, run_around, save_run
+from sdattn.runs.folder import check_target, new_folder, run_around
 from sdattn.runs.info import FORMAT, sealed
-
-
-def tree(folder):
-    paths = sorted(Path(folder).rglob("*"))
-    return {str(p.relative_to(folder)): p.read_bytes() for p in paths if p.is_file()}
 
 
 def make_diff(folder):
@@ -154,26 +146,6 @@ def test_a_folder_that_another_made_meanwhile_stays(tmp_path):
 # Inputs
 
 
-@pytest.mark.parametrize(
-    ("out", "how"),
-    [
-        ("run", "is the input"), ("run/../run", "is the input"), ("link", "is the input"),
-        (".", "holds the input"), ("run/sub/x", "lies in the input"),
-        ("link/x", "lies in the input"),
-    ],
-)  # fmt: skip
-def test_an_output_is_apart_from_the_inputs(tmp_path, monkeypatch, out, how):
-    monkeypatch.chdir(tmp_path)
-    Path("run").mkdir()
-    Path("other").mkdir()
-    Path("link").symlink_to("run")
-    for one in ("run", "link"):
-        with pytest.raises(FileExistsError, match=f"{how} {one}, which stays as it is"):
-            check_apart(Path(out), Path(one), Path("other"))
-    check_apart(Path("run-2"), Path("run"), Path("link"), Path("nowhere"))
-    check_apart(Path("other/run"), Path("run"))
-
-
 @pytest.mark.parametrize("out", ["a", "b", "a/x", ".", "link"])
 @pytest.mark.parametrize("force", [(), ("--force",)])
 def test_diff_leaves_its_inputs(sdattn, out, force):
@@ -270,103 +242,6 @@ def test_what_show_draws_is_the_runs_own(sdattn, tmp_path):
 
 
 # Killed
-
-
-def write_and_die(at, folder, go):
-    """Write a new folder, and be killed at a place; or wait there until ``go`` is set."""
-
-    def die():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    really = os.rename
-
-    def rename(source, target):
-        last = target == folder
-        if last and at == "between":
-            die()
-        really(source, target)
-        if last and at == "after":
-            die()
-
-    os.rename = rename
-    with new_folder(folder, force=True) as made:
-        (made / "new").write_bytes(b"new")
-        if at == "inside":
-            die()
-        if at == "alive":
-            (folder.parent / "ready").touch()
-            while not go.exists():
-                time.sleep(0.02)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="no flock")
-@pytest.mark.parametrize(
-    ("at", "existing"),
-    [("inside", False), ("inside", True), ("between", True), ("after", False), ("after", True)],
-)
-def test_what_a_kill_left_is_cleared_by_the_next_run_there(tmp_path, at, existing):
-    name = "run" * 20
-    folder = tmp_path / name
-    if existing:
-        saved(folder)
-    old = tree(folder)
-    others = {".run.0123456789ab.tmp": b"", f".{name[:40]}.01234567.89abcdef.tmp": b""}
-    for other in others:
-        (tmp_path / other).mkdir()
-        (tmp_path / other / "mine").write_bytes(b"")
-    process = fork(write_and_die, at, folder, None, daemon=True)
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
-    names = set(os.listdir(tmp_path))
-    assert len(names - {name} - others.keys()) == {"inside": 1, "between": 2}.get(at, int(existing))
-    if at == "inside":
-        check_target(folder, force=True)
-        assert tree(folder) == old
-    else:  # whole, so it takes its place
-        with pytest.raises(FileExistsError, match="exists already"):
-            check_target(folder)
-        assert tree(folder) == {"new": b"new"}
-    assert set(os.listdir(tmp_path)) == others.keys() | ({name} if folder.exists() else set())
-    assert all((tmp_path / other / "mine").exists() for other in others)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="no flock")
-def test_what_a_living_process_writes_stays(tmp_path):
-    process = fork(write_and_die, "alive", tmp_path / "run", tmp_path / "go", daemon=True)
-    while not (tmp_path / "ready").exists():
-        assert process.exitcode is None
-        time.sleep(0.02)
-    before = tree(tmp_path)
-    assert len(before) == 2
-    check_target(tmp_path / "run")
-    assert tree(tmp_path) == before
-    (tmp_path / "go").touch()
-    process.join(60)
-    assert tree(tmp_path) == {"run/new": b"new", "ready": b"", "go": b""}
-
-
-def test_all_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
-    """The order of what the system is asked: a loss of power must not leave an empty file."""
-    done, fsync, rename = [], os.fsync, os.rename
-
-    def note_fsync(descriptor):
-        done.append(os.path.realpath(f"/proc/self/fd/{descriptor}"))
-        fsync(descriptor)
-
-    def note_rename(source, target):
-        done.append(("rename", Path(target).name))
-        rename(source, target)
-
-    if not os.path.isdir("/proc/self/fd"):
-        pytest.skip("no way to tell which file was flushed")
-    monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(os, "rename", note_rename)
-    save_run(tmp_path / "run", small_run())
-    last = done.index(("rename", "run"))
-    flushed = {re.sub(r".*\.tmp/?", "", one) for one in done[:last] if isinstance(one, str)}
-    wrote = {str(p.relative_to(tmp_path / "run")) for p in (tmp_path / "run").rglob("*")}
-    assert flushed == {"", *wrote}
-    assert done[last + 1 :] == [str(tmp_path)]
 
 
 def test_a_foreign_document_may_not_name_files_for_force(tmp_path):

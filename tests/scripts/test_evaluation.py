@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from conftest import make_pipeline
 from evaluation.measures import (
     LEVELS,
     average_precision,
@@ -15,6 +14,7 @@ from evaluation.measures import (
 from evaluation.pictures import noised, unseen_scenes
 from evaluation.records import Records, read_picture
 from evaluation.variants import PEERS
+from tiny_pipelines import make_pipeline
 
 import sdattn
 from sdattn.maps.masks import otsu

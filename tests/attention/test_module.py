@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor2_0
+from tiny_pipelines import make_unet
 from torch import nn
 
 import sdattn
@@ -228,7 +229,5 @@ def test_models_with_other_attention_too_are_refused():
             with sdattn.capture(model):
                 pass
     with pytest.raises(ValueError, match=r"latent_size=\(8, 8\): a UNet2D.* tells its own"):
-        from conftest import make_unet
-
         with sdattn.capture(make_unet(), latent_size=(8, 8)):
             pass

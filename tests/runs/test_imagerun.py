@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import make_pipeline
+from tiny_pipelines import make_pipeline
 
 from sdattn import generate, load_run
 from sdattn.maps.presets import PRESETS

@@ -1,0 +1,339 @@
+"""The lines of JSON, CSV and text, as fields, and those that cannot be read."""
+
+import csv
+import io
+import json
+import random
+import re
+import time
+
+import pytest
+from item_lines import check_message, line_of, read_one
+
+from sdattn.batch.items import BadLine, read_items
+from sdattn.batch.lines import kind_of
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("prompts.jsonl", "jsonl"),
+        ("a.b/prompts.NDJSON", "jsonl"),
+        ("prompts.2.Csv", "csv"),
+        ("prompts.txt", "txt"),
+        ("-", "auto"),
+    ],
+)
+def test_the_name_tells_the_kind(name, kind):
+    assert kind_of(name) == kind
+
+
+@pytest.mark.parametrize("name", ["prompts", "prompts.json", "", "prompts.csv.gz", "--", ".csv"])
+def test_other_names_are_refused_with_those_there_are(name):
+    with pytest.raises(ValueError, match=r"\.jsonl or \.ndjson .*\.csv .*\.txt .* - for"):
+        kind_of(name)
+
+
+@pytest.mark.parametrize(
+    "sign", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r", "\u00a0"]
+)
+def test_only_a_line_feed_ends_a_line(sign):
+    prompt = f"a{sign}cat"
+    assert read_one(f"{prompt}\r\n".encode(), "txt").prompt == prompt
+    table = f'prompt,seed\n"{prompt}",1\n'
+    assert read_one(table.encode(), "csv").prompt == prompt
+    if sign not in "\x0b\x0c\x1c\r":  # JSON wants these escaped
+        text = json.dumps({"prompt": prompt}, ensure_ascii=False)
+        assert read_one(text.encode()).prompt == prompt
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize(
+    ("kind", "lines"),
+    [
+        ("jsonl", ["", '{"prompt": "a cat"}', " \t", "\u3000", ' {"prompt": "a dog"} ', ""]),
+        ("auto", ["", '{"prompt": "a cat"}', " \t", "\u3000", ' {"prompt": "a dog"} ', ""]),
+        ("txt", ["", "a cat", " \t", "\u3000", "a dog"]),
+        ("auto", ["", "a cat", " \t", "\u3000", "a dog"]),
+        ("csv", ["prompt,seed", "a cat,", " \t", "\u3000", '"a dog"," "', "", ""]),
+    ],
+)
+def test_blank_lines_are_counted_and_skipped(kind, lines, mark, end):
+    items, bad = read_items((mark + end.join(lines)).encode(), kind, seed=10)
+    assert bad == []
+    assert [(item.line, item.prompt) for item in items] == [(2, "a cat"), (5, "a dog")]
+    assert [(item.id, item.seed) for item in items] == [("000002", 11), ("000005", 14)]
+
+
+def test_other_kinds_are_refused():
+    with pytest.raises(ValueError, match="kind='json': pass 'jsonl', 'csv', 'txt' or 'auto'"):
+        read_items(b"", "json")
+
+
+def test_standard_input_is_json_only_if_it_begins_so():
+    items, bad = read_items(b'\n{"prompt": \na cat', "auto")
+    assert items == [] and [one.line for one in bad] == [2, 3]
+    items, bad = read_items(b'a cat\n{"prompt": "a dog"}', "auto")
+    assert [item.prompt for item in items] == ["a cat", '{"prompt": "a dog"}'] and bad == []
+
+
+@pytest.mark.parametrize(
+    "header", ["prompt,id", "id,prompt", " prompt , seed ", "prompt", '"prompt","words"']
+)
+def test_standard_input_with_a_header_is_a_table(header):
+    data = f"\n{header}\r\n".encode() + b",".join([b"cat"] * (header.count(",") + 1)) + b"\n"
+    expected = read_items(data, "csv")
+    assert read_items(data, "auto") == expected
+    assert all(one.prompt != header for one in expected[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["a prompt,id", "prompt engineering, a cat", "prompt: a, b", "id,x"]
+)
+def test_text_that_only_looks_like_a_header_is_text(text):
+    for kind in ("auto", "txt"):
+        items, bad = read_items(f"{text}\na cat\n".encode(), kind)
+        assert [one.prompt for one in items] == [text, "a cat"] and bad == []
+
+
+def test_a_header_in_a_text_is_refused():
+    with pytest.raises(
+        ValueError, match=r"'prompt,id', is the header of a CSV.*--input-format csv"
+    ):
+        read_items(b"prompt,id\na cat,x\n", "txt")
+    items, _ = read_items(b"prompt\na cat\n", "txt")  # which may be meant
+    assert [one.prompt for one in items] == ["prompt", "a cat"]
+
+
+@pytest.mark.parametrize(
+    "data", [b'[{"prompt": "a cat"}]', b'[\n  {"prompt": "a cat"},', b' ["a cat", "a dog"]', b"[]"]
+)
+def test_an_array_is_refused_and_no_prompt(data):
+    with pytest.raises(ValueError, match="begins as a JSON array. Write an object a line"):
+        read_items(data, "auto")
+    items, _ = read_items(b"[a cat] on a sofa\n", "auto")
+    assert [one.prompt for one in items] == ["[a cat] on a sofa"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "txt", "auto"])
+@pytest.mark.parametrize("code", ["utf-16", "utf-16-be"])
+def test_utf16_is_told_once(kind, code):
+    data = "\ufeffprompt\na cat\n".encode(code) if code == "utf-16-be" else "prompt".encode(code)
+    with pytest.raises(ValueError, match="The input is UTF-16. Save it as UTF-8."):
+        read_items(data, kind)
+
+
+def test_text_that_is_not_utf8_is_shown_escaped():
+    data = "ein Bär\n".encode() + "ein Bär\n".encode("latin-1") + b"a\0c\n" + b"\xff" * 900 + b"\n."
+    items, bad = read_items(data, "txt")
+    assert [item.line for item in items] == [1, 5]
+    assert [one.line for one in bad] == [2, 3, 4]
+    assert [one.text for one in bad] == ["ein B\\xe4r", "a\\x00c", "\\xff" * 50]
+    assert "byte 6 of the line, 0xe4" in bad[0].reason
+
+
+@pytest.mark.parametrize("char", ["a", "ä", "猫", "\U0001f408", "\x01"])
+def test_a_bad_line_shows_its_beginning(char):
+    line = "x" + char * 5000
+    _, [bad] = read_items(f'prompt\n"{line}'.encode(), "csv")
+    check_message(bad)
+    shown = "\\x01" if char == "\x01" else char
+    assert bad.text == ('"x' + shown * 200)[:200]
+
+
+def test_a_table_that_python_wrote_comes_back():
+    rows = [
+        {"prompt": 'a "red" cat, asleep', "id": "0012", "words": "red;cat , asleep"},
+        {"prompt": "two\nlines\r\nand three\n", "seed": 0, "words": '["two lines", "three"]'},
+        {"prompt": "=1+1", "width": 512, "height": 768, "guidance_scale": 7.5, "eta": "0.5"},
+        {"prompt": "5", "negative_prompt": "null", "num_inference_steps": "+020"},
+        {"prompt": "\u2028cat", "guidance_scale": -1e-3, "eta": '{"a": [1, null]}'},
+        {"prompt": "cat", "guidance_scale": "07.5", "eta": "true"},
+        {"prompt": "cat", "seed": "null", "eta": "null"},
+        {"prompt": "cat", "eta": "0x10"},
+    ]
+    names = ["id", "prompt", "negative_prompt", "seed", "words", "width", "height"]
+    names += ["num_inference_steps", "guidance_scale", "eta"]
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, names)
+    writer.writeheader()
+    writer.writerows(rows)
+    items, bad = read_items(file.getvalue().encode(), "csv")
+    assert bad == []
+    assert [item.prompt for item in items] == [row["prompt"] for row in rows]
+    assert [item.line for item in items] == [2, 3, 7, 8, 9, 10, 11, 12]
+    assert [item.id for item in items[:2]] == ["0012", "000003"]
+    assert [item.seed for item in items] == [1, 0, 6, 7, 8, 9, 10, 11]
+    assert items[0].words == ("red", "cat , asleep") and items[1].words == ("two lines", "three")
+    assert items[3].negative_prompt == "null"
+    assert [dict(item.options) for item in items] == [
+        {},
+        {},
+        {"width": 512, "height": 768, "guidance_scale": 7.5, "eta": 0.5},
+        {"num_inference_steps": 20},
+        {"guidance_scale": -0.001, "eta": {"a": [1, None]}},
+        {"guidance_scale": 7.5, "eta": True},
+        {},
+        {"eta": "0x10"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("a cat", "found 1 cells below a header of 9"),
+        ("a cat,,,,,,,,,", "found 10 cells"),
+        (",,,,,,,,", "the prompt is missing"),
+        ("  ,,1,,,,,,", r"the prompt is missing; found \['seed'\]"),
+        ("a cat,a/b,,,,,,,", "it names a folder"),
+        ("a cat,,1.0,,,,,,", r"seed=1\.0"),
+        ("a cat,,one,,,,,,", "seed='one'"),
+        ("a cat,,1_0,,,,,,", "seed='1_0'"),
+        ("a cat,,\u0661,,,,,,", "seed='\u0661'"),
+        ("a cat,," + "9" * 5000 + ",,,,,,", "5000 digits"),
+        ("a cat,,,512.0,,,,,", r"width=512\.0"),
+        ("a cat,,,-8,,,,,", "width=-8"),
+        ("a cat,,,true,,,,,", "width=True"),
+        ("a cat,,,,nan,,,,", "guidance_scale='nan'"),
+        ("a cat,,,,NaN,,,,", "NaN is no number"),
+        ("a cat,,,,1e999,,,,", "beyond any number"),
+        ('a cat,,,,"7,5",,,,', "guidance_scale='7,5'"),
+        ("a cat,,,,,dog,,,", "'dog' is not in the prompt"),
+        ("a cat,,,,,;,,,", "write a list of words"),
+        ('a cat,,,,,"[""cat""; ""a""]",,,', "write a list of words"),
+        ("a cat,,,,,,Infinity,,", "Infinity is no number"),
+        ('a cat,,,,,,"{""a"":1,""a"":2}",,', "'a' is there twice"),
+        ('a cat,,,,,,"""\\ud800""",,', "half a character"),
+        ("a cat,,,,,," + "[" * 9999 + ",,", "too deep|half"),
+        ("a cat,,,,,,,2,", "one picture"),
+        ("a cat,,,,,,,,x", "'guidance scale' is no option"),
+        ("a \0cat,,,,,,,,", "zero byte"),
+        ('"a cat"x,,,,,,,,', "no row of CSV: a quote in a cell"),
+        ('a 5" cat,,,,,,,,', "a quote in a cell.*double those inside"),
+        (' "a cat",,,,,,,,', "a quote in a cell"),
+        ('"a ""red"" "cat"",,,,,,,,', "a quote in a cell"),
+        ('"a cat,,,,,,,,', "a quote in a cell"),
+        ('a cat,,,,,,"', "a quote in a cell"),
+        ("a\rcat,,,,,,,,", "no row of CSV: new-line"),
+        ("x" * 140_000 + ",,,,,,,,", "field larger than field limit"),
+    ],
+)
+def test_rows_that_are_bad(row, reason):
+    names = "prompt,id,seed,width,guidance_scale,words,eta,num_images_per_prompt,guidance scale"
+    good = "a cat,,,,,,,,"
+    items, [bad] = read_items("\n".join([names, good, row, good]).encode(), "csv")
+    assert [item.line for item in items] == [2, 4] and bad.line == 3
+    check_message(bad)
+    assert re.search(reason, bad.reason)
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ("seed,width", r"has the columns \['seed', 'width'\]"),
+        ("a cat", r"has the columns \['a cat'\]"),
+        ("prompt;seed", "separated by commas"),
+        ("prompt,seed,seed", "each once"),
+        ("prompt, prompt", "each once"),
+        ("prompt,", "Name every column"),
+        ('"prompt,seed', "line 1: no row of CSV"),
+        ("prompt\rcat", "line 1: no row of CSV"),
+        ("\nprompt,größe".encode("latin-1"), "line 2: .* is not UTF-8"),
+    ],
+)
+def test_headers_that_cannot_be_read(header, reason):
+    data = header if isinstance(header, bytes) else header.encode()
+    with pytest.raises(ValueError, match=f"The header of the CSV.*{reason}"):
+        read_items(data + b"\na cat,1\n", "csv")
+
+
+def test_rows_over_several_lines_stay_together_beside_bad_ones():
+    lines = [
+        b" prompt , seed",  # 1
+        b'"a cat\non two lines",5',  # 2, 3
+        b'"not \xff UTF-8\nin two lines",6',  # 4, 5
+        b'"a dog\n\n",7',  # 6, 7, 8
+        b'"never closed,8',  # 9
+        b"after it,9",  # 10
+        b'"three\nlines\n""here""",10',  # 11, 12, 13
+        b'"closed\nwrongly" x,11',  # 14, 15
+        b'"quotes "not\ndoubled",12',  # 16, 17
+        b'"zero\n\0",13',  # 18, 19
+        b'"the\nlast",14',  # 20, 21
+    ]
+    items, bad = read_items(b"\r\n".join(lines), "csv")
+    assert [(item.line, item.options, item.seed) for item in items] == [
+        (2, {}, 5),
+        (6, {}, 7),
+        (10, {}, 9),
+        (11, {}, 10),
+        (20, {}, 14),
+    ]
+    assert items[3].prompt == 'three\nlines\n"here"'
+    assert [one.line for one in bad] == [4, 9, 14, 15, 16, 17, 18]
+    assert bad[0].text == '"not \\xff UTF-8\\nin two lines",6'
+
+
+@pytest.mark.parametrize("ending", [b"", b'"x', b"a,b\n" * 3])
+def test_quotes_that_never_end_cost_no_more_than_their_lines(ending):
+    row = b'x","y'  # closes what was open before it, and opens another
+    started = time.perf_counter()
+    items, bad = read_items(b"prompt,seed\n" + (row + b"\n") * 50_000 + ending, "csv")
+    assert time.perf_counter() - started < 20  # read to the end from each line it takes minutes
+    assert items == [] and [one.line for one in bad][:50_000] == [*range(2, 50_002)]
+
+
+def hostile_lines(chance):
+    """Lines that are bad, each for a reason of its own, without an end."""
+    names = [
+        "a/b",
+        "..",
+        "../x",
+        "a\0b",
+        "x" * 5000,
+        "\U0001f408",
+        "",
+        "con",
+        ["a"],
+        "taken",
+        "TAKEN",
+    ]
+    sizes = [True, False, -8, 0, 512.0, 1e9, "512", [512], {"w": 1}, 2**40]
+    digits = b"1" * 6000
+    deep = b"[" * 50_000
+    make = [
+        lambda: line_of()[: chance.randrange(1, 20)],
+        lambda: line_of() + chance.choice([b"}", b",", b" x", b"{}"]),
+        lambda: chance.choice([b"1", b"[]", b'"a cat"', b"null", b"true", b"\x0b\xff"]),
+        lambda: line_of(id=chance.choice(names)),
+        lambda: line_of(**{chance.choice(["width", "height"]): chance.choice(sizes)}),
+        lambda: line_of(**{chance.choice(["width", "eta"]): chance.choice([float("nan"), 1e400])}),
+        lambda: line_of(prompt=chance.choice(["", " ", "\n\t", None, 5, [], {}, "\ud83d cat"])),
+        lambda: line_of(seed=chance.choice([-1, 2**63, 0.5, "7", True, 10**90])),
+        lambda: line_of(negative_prompt=chance.choice([0, [], "\udcff"])),
+        lambda: line_of(words=chance.choice([[], "cat", ["dog"], [None], [""], 5])),
+        lambda: b'{"prompt": "a cat", "prompt": "a cat"}',
+        lambda: b'{"prompt": "a cat", "eta": ' + deep + b"]" * len(deep) + b"}",
+        lambda: b'{"prompt": "a cat", "eta": ' + chance.choice([b"", b"-"]) + digits + b"}",
+        lambda: b'{"prompt": "a ' + chance.choice([b"\xff", b"\xc3", b"\xed\xa0\x80"]) + b'"}',
+    ]
+    while True:
+        yield chance.choice(make)()
+
+
+def test_a_thousand_hostile_lines_stop_no_good_one():
+    chance = random.Random(0)
+    hostile = hostile_lines(chance)
+    lines, good, bad_lines = [line_of(id="taken")], [1], []
+    while len(bad_lines) < 1000:
+        ours = chance.random() < 0.3
+        lines.append(line_of(seed=len(lines), width=8) if ours else next(hostile))
+        (good if ours else bad_lines).append(len(lines))
+    items, bad = read_items(b"\n".join(lines), "jsonl")
+    assert [item.line for item in items] == good
+    assert [item.seed for item in items[1:]] == [line - 1 for line in good[1:]]
+    assert [one.line for one in bad] == bad_lines
+    for one in bad:
+        check_message(one)
+    assert isinstance(bad[0], BadLine)

@@ -1,0 +1,69 @@
+"""`sdattn edit` of a prompt and of a picture."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from sdattn import load_run
+
+
+def test_edit_writes_both_runs_side_by_side(sdattn, model):
+    options = ("--model", model, "--steps", "2", "--device", "cpu", "--guidance", "3")
+    edited = ("--blend", "cat", "--weight", "dog=2", "--cross", "0.5", "--self", "0.5")
+    code, out, err = sdattn("edit", "a red cat", "a red dog", *options, *edited)
+    assert code == 0, err
+    assert "outputs/a-red-cat-edit-0/ (replace)" in out
+    assert "dog" in out
+    folder = "outputs/a-red-cat-edit-0"
+    assert load_run(f"{folder}/target").info["prompt"] == "a red dog"
+    info = json.loads(Path(folder, "run.json").read_text())
+    assert info["weights"] == {"dog": 2.0}
+    assert info["blend"] == [["cat"], ["dog"]]
+    assert info["cross_replace_steps"] == info["self_replace_steps"] == 0.5
+    assert sdattn("show", f"{folder}/target", "dog")[0] == 0
+    code, _, err = sdattn("edit", "a red cat", "a red dog", *options)
+    assert code == 1
+    assert "exists already" in err
+
+
+def test_edit_of_a_picture_reports_how_well_it_came_back(sdattn, model):
+    Image.new("RGB", (150, 120), (200, 40, 40)).save("photo.png")
+    options = ("--model", model, "--steps", "2", "--device", "cpu", "--guidance", "3")
+    code, out, err = sdattn(
+        "edit", "a red cat", "a red dog", "--image", "photo.png", "--out", "edit", *options
+    )
+    assert code == 0, err
+    found = json.loads(Path("edit/run.json").read_text())["reconstruction_psnr"]
+    assert f"reconstruction: {found:.1f} dB" in out
+    with Image.open("edit/source/image.png") as image:
+        assert image.size == (144, 112)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("a cat",), 1, "'a red cat' has 3 words, 'a cat' has 2"),
+        (("a red dog", "--weight", "dog"), 2, "is not WORD=FACTOR"),
+        (("a red dog", "--weight", "dog=much"), 2, "is not WORD=FACTOR"),
+        (("a red dog", "--weight", "dog=nan"), 1, "weight of 'dog' is nan"),
+        (("a red dog", "--blend", "bird"), 1, "'bird' is in none of the prompts"),
+        (("a red dog", "--cross", "30"), 1, "part of the run"),
+        (("a red dog", "--image", "nothing.png"), 1, "nothing.png"),
+        (("a red dog", "--image", "notes.txt"), 1, "is no picture that can be read"),
+        (("a red dog", "--image", "photo.png", "--width", "64"), 2, "picture decides"),
+    ],
+)
+def test_edits_that_cannot_be(sdattn, model, monkeypatch, arguments, code, message):
+    Image.new("RGB", (64, 64)).save("photo.png")
+    with open("notes.txt", "w") as file:
+        file.write("words")
+    options = ("--model", model, "--device", "cpu", "--mode", "replace")
+    monkeypatch.setattr("sdattn.edit.invert", lambda *_, **__: pytest.fail("inverted first"))
+    for more in ((), ("--image", "photo.png")):  # a long inversion does not come first
+        found, _, err = sdattn("edit", "a red cat", *more, *arguments, *options)
+        assert found == code
+        assert message in " ".join(err.replace("│", " ").split())
+    assert not os.path.exists("outputs") or not os.listdir("outputs")

@@ -1,0 +1,90 @@
+"""`sdattn explain` of a picture."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scenes import random_scene
+
+from sdattn import load_run
+from sdattn.cli.options import open_picture
+from sdattn.runs.explaining import explain
+
+
+@pytest.fixture
+def explained(sdattn, tmp_path):
+    """Run ``sdattn explain`` in a folder with pictures: (exit code, stdout, stderr)."""
+    scene = random_scene(np.random.default_rng(0))
+    Image.fromarray(scene.draw()).save("My photo.png")
+    (tmp_path / "half.png").write_bytes((tmp_path / "My photo.png").read_bytes()[:200])
+    (tmp_path / "notes.png").write_text("words")
+
+    return partial(sdattn, "explain")
+
+
+def test_the_command_writes_a_run(explained, demo):
+    code, out, err = explained("My photo.png", "a red circle", "--device", "cpu", "--seed", "2")
+    assert code == 0, err
+    folder = "outputs/My-photo-explained-2"
+    for text in (folder, "circle", "lowest", "reconstruction: "):
+        assert text in out
+    saved = load_run(folder)
+    with Image.open("My photo.png") as image:
+        run = explain(demo, image, "a red circle", seed=2)
+    assert saved.info["explained"] == run.info[0]["explained"]
+    assert saved.image.tobytes() == run.images[0].tobytes()
+    torch.testing.assert_close(
+        saved.heatmaps["circle"].values, run.heatmaps[0]["circle"].values, atol=1e-3, rtol=0
+    )
+
+
+def test_the_command_with_choices_of_its_own(explained):
+    options = ("--device", "cpu", "--out", "run", "--force")
+    assert explained("My photo.png", "a circle", "--timesteps", "30, 600", *options)[0] == 0
+    assert json.loads(Path("run/run.json").read_text())["explained"]["timesteps"] == [600, 30]
+    assert explained("My photo.png", "a circle", "--invert", "--steps", "2", *options)[0] == 0
+    assert json.loads(Path("run/run.json").read_text())["explained"]["way"] == "inversion"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("nothing.png", "a cat"), 1, "nothing.png"),
+        (("notes.png", "a cat"), 1, "notes.png is no picture that can be read."),
+        (("half.png", "a cat"), 1, "half.png is no picture that can be read: "),
+        ((".", "a cat"), 1, "Is a directory"),
+        (("My photo.png", " "), 1, "is empty"),
+        (("My photo.png", "a cat", "--timesteps", "0"), 1, "1 to 999"),
+        (("My photo.png", "a cat", "--timesteps", "1,two"), 2, "not a list of whole numbers"),
+        (("My photo.png", "a cat", "--timesteps", "5", "--invert"), 2, "choose --steps"),
+        (("My photo.png", "a cat", "--steps", "5"), 2, "unless with --invert"),
+        (("My photo.png",), 2, "Missing argument"),
+    ],
+)
+def test_commands_that_cannot_be(explained, tmp_path, arguments, code, message):
+    found, _, err = explained(*arguments, *(("--device", "cpu") if code == 1 else ()))
+    assert found == code
+    assert message in " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err
+    assert not list((tmp_path / "outputs").glob("*"))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "MPO", "WEBP", "BMP", "GIF", "TIFF"])
+def test_photos_are_read(tmp_path, kind):
+    photo = Image.new("RGB", (16, 8), (200, 30, 40))
+    photo.save(tmp_path / "photo", kind)
+    read = open_picture(tmp_path / "photo").convert("RGB")
+    assert read.size == photo.size
+    assert abs(np.asarray(read, int) - np.asarray(photo, int)).max() <= 8
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PDF", "PCX", "ICNS"])
+def test_what_is_no_photo_is_not_opened(tmp_path, kind):
+    """Pillow starts Ghostscript for EPS, whatever the file is called."""
+    Image.new("RGB", (64, 64)).save(tmp_path / "photo.png", kind)
+    with pytest.raises(ValueError, match=r"photo.png is no picture that can be read. Pass PNG, "):
+        open_picture(tmp_path / "photo.png")

@@ -1,0 +1,100 @@
+"""`sdattn generate`: what it prints, writes and returns."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from command_lines import generate
+from diffusers import UNetMotionModel
+from tiny_pipelines import make_pipeline
+from transformer_rows import flux
+from unet_rows import animatediff
+
+from sdattn import load_run
+
+PROMPT = "a red cat and a dog"
+
+
+def test_generate_writes_the_run_and_tells_the_words(sdattn, model):
+    code, out, err = generate(sdattn, model, "--seed", "4", "--width", "192")
+    assert code == 0
+    assert "StableDiffusionPipeline" in err
+    assert "cpu in float32" in err
+    folder = "outputs/a-red-cat-and-a-dog-4"
+    assert folder in out
+    for word in ("red", "cat", "dog", "lowest", "highest"):
+        assert word in out
+    run = load_run(folder)
+    assert run.image.size == (192, 128)
+    assert run.info["seed"] == 4
+    assert run.info["options"]["num_inference_steps"] == 2
+    assert len(os.listdir(f"{folder}/heatmaps")) == 6
+    low, high = run.heatmaps["cat"].range
+    assert 0 < low < high < 1
+
+
+def test_the_same_command_again_needs_force(sdattn, model):
+    assert generate(sdattn, model, "--out", "run")[0] == 0
+    code, _, err = generate(sdattn, model, "--out", "run")
+    assert code == 1
+    assert err.count("\n") == 1
+    assert "run exists already" in err
+    assert generate(sdattn, model, "--out", "run", "--force")[0] == 0
+
+
+def test_a_transformer_draws_with_options_of_its_own(sdattn, tmp_path):
+    flux().save_pretrained(tmp_path / "flux")
+    arguments = ("generate", "a red cat", "--model", str(tmp_path / "flux"), "--steps", "1")
+    arguments += ("--width", "192", "--height", "128", "--out", "run")
+    code, _, err = sdattn(*arguments, "--negative", "dog")
+    assert code == 1
+    assert "uses a negative prompt only with true_cfg_scale above 1" in err
+    settings = ("--set", "true_cfg_scale=2.5", "--set", "max_sequence_length=16")
+    assert sdattn(*arguments, "--negative", "dog", *settings)[0] == 0
+    run = load_run("run")
+    assert run.info["options"]["true_cfg_scale"] == 2.5
+    assert run.heatmaps["cat"].values.shape == (8, 12)
+    assert len(run.heatmaps.columns) == 16
+    assert sdattn(*arguments, "--set", "steps")[0] == 2
+
+
+def test_frames_that_would_have_no_place_are_not_drawn(sdattn, tmp_path, monkeypatch):
+    animatediff().save_pretrained(tmp_path / "video")
+    (tmp_path / "run-1").mkdir()
+    monkeypatch.setattr(UNetMotionModel, "forward", lambda *_, **__: pytest.fail("the model ran"))
+    settings = ("--set", "num_frames=2", "--out", "run")
+    code, _, err = sdattn("generate", "a cat", "--model", str(tmp_path / "video"), *settings)
+    assert code == 1
+    assert "run-1 exists" in err.splitlines()[-1]
+
+
+@pytest.mark.filterwarnings("default")
+def test_warnings_of_cut_words_reach_the_user(sdattn, tmp_path):
+    make_pipeline(max_length=5).save_pretrained(tmp_path / "short")
+    code, _, err = generate(sdattn, str(tmp_path / "short"))
+    assert code == 0
+    assert "never saw: and, a, dog" in err
+
+
+def test_ctrl_c_leaves_no_half_folder(model, tmp_path):
+    command = [sys.executable, "-m", "sdattn", "generate", PROMPT, "--model", model]
+    process = subprocess.Popen(
+        [*command, "--steps", "900", "--device", "cpu", "--out", "runs/one"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        # whoever runs the tests in the background may have had it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    for line in process.stderr:
+        if "cpu in float32" in line:
+            break
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert os.listdir(tmp_path / "runs") == []

@@ -1,0 +1,48 @@
+"""Inversions on a tiny pipeline, and their way back down."""
+
+import torch
+
+from sdattn.inversion.invert import Inversion
+
+PROMPT = "a red cat"
+
+
+def strong_text(pipe):
+    """Make the text count: in a random UNet it hardly does."""
+    with torch.no_grad():
+        for name, weight in pipe.unet.named_parameters():
+            if "attn2.to_v" in name or "attn2.to_out.0.weight" in name:
+                weight.mul_(4)
+    return pipe
+
+
+def descend(pipe, inversion, prompts=PROMPT, images=1, **changes):
+    """(latents of each step, text states of each call of the UNet) of a replay."""
+    latents, texts = [inversion.noise.repeat(images, 1, 1, 1)], []
+
+    def keep(_pipe, _step, _timestep, tensors):
+        latents.append(tensors["latents"])
+        return {}
+
+    def see(_unet, _args, kwargs):
+        texts.append(kwargs["encoder_hidden_states"])
+
+    with inversion.replay(pipe):
+        hook = pipe.unet.register_forward_pre_hook(see, with_kwargs=True)
+        try:
+            options = {**inversion.options(images), "output_type": "latent", **changes}
+            pipe(prompts, callback_on_step_end=keep, **options)
+        finally:
+            hook.remove()
+    return torch.stack(latents), torch.stack(texts)
+
+
+def without_null_text(inversion, guidance=None):
+    return Inversion(
+        inversion.prompt,
+        inversion.image,
+        inversion.trajectory,
+        None,
+        guidance or inversion.guidance_scale,
+        inversion.num_inference_steps,
+    )

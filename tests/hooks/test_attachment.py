@@ -1,0 +1,116 @@
+"""The tie between a store and the model whose layers call it."""
+
+import pytest
+import torch
+from chain_runs import CROSS, chained, make_pipe, run
+from rows import Way
+from tiny_pipelines import make_pipeline, make_unet
+from unet_rows import UNETS
+
+import sdattn
+from sdattn import AttentionStore, CaptureError, TorchAttnProcessor
+from sdattn.models.layers import find_layers
+
+
+def test_the_store_may_be_attached_after_the_processor_is_set():
+    pipe = make_pipe()
+    first, _ = chained(pipe, ["a cat"])
+    store = AttentionStore()
+    pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+    store.attach(pipe)
+    run(pipe, ["a cat"])
+    for key in CROSS:
+        assert all(map(torch.equal, store.last_step[key], first.last_step[key]))
+
+
+@torch.no_grad()
+def test_a_store_that_is_not_attached_says_what_to_type():
+    unet, inputs = make_unet(), (torch.randn(1, 4, 16, 12), 500, torch.randn(1, 7, 32))
+    line = r"store\.attach\(pipe\).*unet\.set_attn_processor\(sdattn\.TorchAttnProcessor\(store\)\)"
+    unet.set_attn_processor(TorchAttnProcessor(AttentionStore()))
+    with pytest.raises(RuntimeError, match=rf"not told which layers call it.*{line}"):
+        unet(*inputs)
+    elsewhere = AttentionStore(pipeline=make_unet())
+    unet.set_attn_processor(TorchAttnProcessor(elsewhere))
+    with pytest.raises(RuntimeError, match="not told which layers"):
+        unet(*inputs)
+    # places by hand, but no count of layers: the sums would never close
+    store = AttentionStore()
+    places = {name: name.split("_")[0] for name in unet.attn_processors}
+    unet.set_attn_processor({n: TorchAttnProcessor(store, place) for n, place in places.items()})
+    with pytest.raises(RuntimeError, match=rf"num_att_layers is -1.*{line}"):
+        unet(*inputs)
+    with pytest.raises(RuntimeError, match=rf"No step has finished.*{line}"):
+        sdattn.heatmaps(store, None, {"cat": [2]}, latent_size=(16, 12))
+
+
+@pytest.mark.parametrize("name", ["InstructPix2Pix", "image to image", "SDXL"])
+def test_the_prompts_rows_are_those_of_the_pipelines_layout(name):
+    """InstructPix2Pix has the prompt first of three; the second half would be something else."""
+    [row] = [one for one in UNETS if one.name == name]
+    pipe, way = row.make(), Way(prompts=2)
+    for layer in find_layers(pipe.unet):
+        layer.module.to_q.weight.data *= 4
+    with sdattn.capture(pipe, heads="all") as maps:
+        row.run(pipe, way)
+    store = AttentionStore(pipeline=pipe)
+    pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+    row.run(pipe, way)
+    assert store.images == 2
+    found = [m for key in CROSS for m in store.get_average_full_attention()[key]]
+    for layer, ours in zip(maps.layers, found, strict=True):
+        theirs = maps.maps[layer.name].flatten(0, 1).flatten(1, 2)
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
+
+
+def test_runs_are_not_mixed():
+    pipe = make_pipe()
+    store, _ = chained(pipe, ["a cat"])
+    run(pipe, ["a dog"])  # its processors are gone, so the store is not called
+    pipe("a dog", height=64, width=64, num_inference_steps=1, output_type="latent")
+    assert store.cur_step == 2
+    pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+    run(pipe, ["a dog"], steps=3)
+    fresh, _ = chained(pipe, ["a dog"], steps=3)
+    assert store.cur_step == 3
+    for key, maps in store.attention_store.items():
+        assert all(map(torch.equal, maps, fresh.attention_store[key]))
+
+    block = pipe.unet.up_blocks[1]
+    hook = block.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+    with pytest.raises(KeyboardInterrupt):
+        run(pipe, ["a dog"])
+    assert store.cur_att_layer == 14
+    hook.remove()
+    run(pipe, ["a dog"])
+    assert store.cur_step == 2
+
+
+@torch.no_grad()
+def test_a_bare_model_that_breaks_off_or_changes_its_size_is_noticed():
+    unet = make_unet()
+    store = AttentionStore(pipeline=unet)
+    unet.set_attn_processor(TorchAttnProcessor(store))
+    text = torch.randn(1, 7, 32)
+    unet(torch.randn(1, 4, 16, 12), 500, text)
+    with pytest.raises(CaptureError, match=r"latent of \(16, 12\).*called with \(8, 8\)"):
+        unet(torch.randn(1, 4, 8, 8), 500, text)
+    store.cur_att_layer = 5
+    with pytest.raises(RuntimeError, match="middle of a step: 5 layers"):
+        unet(torch.randn(1, 4, 16, 12), 500, text)
+
+
+def test_only_models_whose_places_are_known_can_be_attached():
+    from transformer_rows import TRANSFORMERS
+
+    with pytest.raises(TypeError, match="no UNet of Stable Diffusion"):
+        AttentionStore(pipeline=TRANSFORMERS[0].make())
+    [video] = [row for row in UNETS if row.name == "AnimateDiff"]
+    with pytest.raises(TypeError, match="temporal"):
+        AttentionStore().attach(video.make())
+
+    pipe = make_pipeline()
+    pipe.__class__ = type("OtherPipeline", (), {"unet": pipe.unet})
+    with pytest.raises(ValueError, match=r"OtherPipeline lays out guidance.*attach\(pipe\.unet\)"):
+        AttentionStore(pipeline=pipe)

@@ -1,0 +1,102 @@
+"""What a store holds, how many bytes that is, and when it is freed."""
+
+import gc
+import sys
+import weakref
+
+import pytest
+import torch
+from capture_runs import run
+from tiny_pipelines import make_pipeline
+
+from sdattn import capture
+from sdattn.hooks.keep import Keep
+from sdattn.models.layers import find_layers
+
+MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
+
+
+def test_the_report_tells_what_was_seen(tiny_pipe):
+    with capture(tiny_pipe) as store:
+        run(tiny_pipe, num_images_per_prompt=3)
+    text = store.report()
+    for part in (
+        "16 of 16 seen",
+        "16x16, 8x8, 4x4, 2x2",
+        "2, timesteps 501, 1",
+        "unconditional | conditional in a batch of 6",
+        "3, conditional",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize("steps", ["mean", "all", [0, 3]])
+@pytest.mark.parametrize("heads", ["mean", "all", [0]])
+def test_memory_is_what_was_said_beforehand(steps, heads):
+    pipe = make_pipeline()
+    options = {"steps": steps, "heads": heads}
+    with capture(pipe, **options) as store:
+        run(pipe, num_inference_steps=4, num_images_per_prompt=2)
+    layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
+    said = Keep.of(**options).nbytes(layers, (16, 16), 77, images=2, passes=4)
+    assert store.nbytes == store.expected_nbytes == said
+    assert sum(m.numel() * m.element_size() for m in store.maps.values()) == said
+
+
+def test_much_memory_is_said_before_it_is_held(monkeypatch, caplog):
+    monkeypatch.setattr(sys.modules["sdattn.hooks.capture"], "MUCH", 1e6)
+    pipe = make_pipeline()
+    with capture(pipe) as store:
+        run(pipe)
+    assert not caplog.records
+    pipe.unet.register_forward_hook(lambda *_: caplog.records.append(store.nbytes))
+    with capture(pipe, steps="all", heads="all") as store:
+        run(pipe)
+    said, *held = caplog.records
+    assert "will hold up to 0.0 GB by the end of this run of 2 model calls" in said.getMessage()
+    assert held[1] == store.expected_nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_running_sums_are_float32_whatever_the_maps_are(dtype):
+    found = []
+    for kept in (torch.float32, dtype):
+        pipe = make_pipeline()
+        with capture(pipe, dtype=kept) as store:
+            run(pipe, num_inference_steps=30)
+        found.append(store.maps[MID])
+    assert found[1].dtype == dtype
+    assert torch.equal(found[0].to(dtype), found[1])
+
+
+def test_self_attention_beside_chosen_tokens_keeps_every_cell():
+    pipe = make_pipeline()
+    with capture(pipe, kinds=("cross", "self"), layers="mid", tokens=[1, 2]) as store:
+        run(pipe)
+    shapes = {name[-5:]: tuple(one.shape) for name, one in store.maps.items()}
+    assert shapes == {"attn1": (1, 2, 2, 4), "attn2": (1, 2, 2, 2)}
+    assert store.n_keys == 77
+
+
+def test_the_default_does_not_grow_with_steps():
+    held = []
+    for steps in (1, 5):
+        pipe = make_pipeline()
+        with capture(pipe) as store:
+            run(pipe, num_inference_steps=steps)
+        held.append(store.nbytes)
+    assert held[0] == held[1]
+
+
+def test_maps_are_freed_with_their_store(tiny_pipe):
+    """Not some time later: a long batch would hold the maps of many."""
+    gc.collect()
+    gc.disable()
+    try:
+        with capture(tiny_pipe) as store, capture(tiny_pipe, steps="all") as other:
+            run(tiny_pipe)
+        gone = [weakref.ref(one) for one in (store, other)]
+        del store, other
+        assert [one() for one in gone] == [None, None]
+    finally:
+        gc.enable()

@@ -1,0 +1,83 @@
+"""Null-text optimisation against algorithm 1 of its paper."""
+
+import copy
+
+import pytest
+import torch
+from inversion_runs import descend, strong_text, without_null_text
+from small_pictures import picture
+from tiny_pipelines import make_pipeline
+
+from sdattn.inversion.invert import invert
+
+PROMPT = "a red cat"
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return strong_text(make_pipeline())
+
+
+@pytest.fixture(scope="module")
+def found(pipe):
+    return invert(pipe, picture(), PROMPT, num_inference_steps=4)
+
+
+def algorithm_1(pipe, inversion, inner_steps, learning_rate):
+    """Mokady et al. 2022, algorithm 1, in float64: states, and (tried, their distances) a step."""
+    unet = copy.deepcopy(pipe.unet).double().requires_grad_(False)
+    text, null = (one.detach().double() for one in pipe.encode_prompt(PROMPT, "cpu", 1, True))
+    betas = torch.linspace(1e-4**0.5, 0.02**0.5, 1000, dtype=torch.float64) ** 2
+    alphas, n = (1 - betas).cumprod(0), inversion.num_inference_steps
+    pivots = inversion.trajectory.double().flip(0)
+    x, states, distances = pivots[:1], [], []
+    for i in range(n):
+        t = 1 + 1000 // n * (n - 1 - i)
+        after = alphas[t - 1000 // n] if i < n - 1 else torch.tensor(1.0).double()
+        with_text = unet(x, t, text).sample
+
+        def land(state, x=x, t=t, after=after, with_text=with_text):
+            eps = unet(x, t, state).sample
+            eps = eps + inversion.guidance_scale * (with_text - eps)
+            clean = (x - (1 - alphas[t]).sqrt() * eps) / alphas[t].sqrt()
+            return after.sqrt() * clean + (1 - after).sqrt() * eps
+
+        state, tried, far = null.clone().requires_grad_(), [], []
+        adam = torch.optim.Adam([state], lr=learning_rate * (1 - i / (2 * n)))
+        for _ in range(inner_steps + 1):
+            loss = (land(state) - pivots[i + 1]).square().mean()
+            tried, far = [*tried, state.detach().clone()], [*far, loss.item()]
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+        null = tried[far.index(min(far))]
+        x = land(null)
+        states.append(null)
+        distances.append(far)
+    return torch.cat(states), distances
+
+
+def test_null_text_stays_as_close_to_the_trajectory_as_algorithm_1(pipe, found):
+    pivots = found.trajectory.flip(0)[1:]
+    with_null, _ = descend(pipe, found)
+    plain, _ = descend(pipe, without_null_text(found))
+    near = (with_null[1:, 0] - pivots).square().mean((1, 2, 3))
+    far = (plain[1:, 0] - pivots).square().mean((1, 2, 3))
+    assert (near < far).all()
+    assert near[-1] < 0.7 * far[-1]
+    _, distances = algorithm_1(pipe, found, inner_steps=10, learning_rate=1e-2)
+    assert near.tolist() == pytest.approx([min(one) for one in distances], rel=2e-3)
+    assert found.null_states.shape == (4, 77, 32)
+    assert found.null_states.dtype == torch.float32
+
+
+def test_each_step_starts_where_the_last_ended_at_a_lower_rate_and_keeps_its_best(pipe):
+    """At a rate so large that Adam goes past the best state of the first step."""
+    options = {"inner_steps": 5, "learning_rate": 5e-2}
+    inversion = invert(pipe, picture(), PROMPT, num_inference_steps=3, **options)
+    states, (first, *_) = algorithm_1(pipe, inversion, **options)
+    assert 0 < first.index(min(first)) < 5
+    assert min(first) < 0.95 * first[-1]
+    # Adam takes a whole step where a gradient is mere rounding: few values here, most in the last.
+    apart = (inversion.null_states - states).abs().mean((1, 2))
+    assert (apart[:2] < 1e-4).all()

@@ -1,0 +1,135 @@
+"""One word's map as values, masks and in colour over its image."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from bilinear import stretch
+from PIL import Image
+from tiny_pipelines import make_pipeline
+
+import sdattn
+from sdattn import Heatmap
+
+PROMPT = "a red cat and a turquoise dog"
+
+
+@pytest.fixture
+def blob():
+    values = torch.zeros(4, 6)
+    values[1:3, 3] = torch.tensor([0.4, 0.2])
+    return Heatmap("cat", values, (2,))
+
+
+def test_mask_is_where_the_map_reaches_its_share_of_the_range(blob):
+    assert blob.range == pytest.approx((0.0, 0.4))
+    assert blob.mask(threshold=0.6).nonzero().tolist() == [[1, 3]]
+    assert blob.mask(threshold=0.5).nonzero().tolist() == [[1, 3], [2, 3]]
+    large = blob.mask(size=(40, 60), threshold=0.5)
+    expected = stretch(blob.values.double().numpy(), (40, 60))
+    assert large.dtype == torch.bool
+    assert (large.numpy() == (expected >= 0.5 * expected.max() - 1e-9)).all()
+    assert not Heatmap("cat", torch.zeros(4, 6), (2,)).mask(threshold=0.0).any()
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan")])
+def test_a_threshold_is_a_share(blob, threshold):
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        blob.mask(threshold=threshold)
+
+
+def as_heatmap(rows):
+    return Heatmap("cat", torch.tensor(rows), (2,))
+
+
+def cells(mask):
+    return [tuple(place) for place in mask.nonzero().tolist()]
+
+
+def test_otsus_threshold_parts_the_two_classes():
+    one = as_heatmap([[0.1, 0.2, 0.1, 0.3], [0.2, 0.9, 1.0, 0.2]])
+    assert cells(one.mask(threshold="otsu")) == [(1, 1), (1, 2)]
+    assert (0, 3) in cells(one.mask(threshold=0.2))
+
+
+def test_a_quantile_leaves_out_its_part_of_the_cells():
+    one = as_heatmap(torch.arange(20.0).reshape(4, 5).tolist())
+    assert cells(one.mask(quantile=0.9)) == [(3, 3), (3, 4)]
+    assert one.mask(quantile=0.0).all()
+
+
+def test_only_the_largest_part_is_kept_where_that_is_asked():
+    one = as_heatmap([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.8, 0.8]])
+    assert cells(one.mask()) == [(0, 0), (1, 2), (1, 3)]
+    assert cells(one.mask(largest=True)) == [(1, 2), (1, 3)]
+
+
+@pytest.mark.parametrize("size", [None, (7, 15)])
+def test_the_map_is_blurred_in_its_own_cells_before_it_is_enlarged(size):
+    """A lone bright cell is no longer above half the peak of a field of lesser ones."""
+    values = torch.zeros(7, 15)
+    values[3, 2], values[2:5, 9:12] = 1.0, 0.6
+    one = Heatmap("cat", values, (2,))
+    assert one.mask(size)[3, 2]
+    mask = one.mask(size, sigma=1.0)
+    blurred = np.zeros((7, 15))
+    weights = {(dy, dx): math.exp(-(dy**2 + dx**2) / 2) for dy in R3 for dx in R3}
+    for y in range(7):
+        for x in range(15):
+            for (dy, dx), weight in weights.items():
+                at = mirrored(y + dy, 7), mirrored(x + dx, 15)
+                blurred[y, x] += weight * values[at].item() / sum(weights.values())
+    np.testing.assert_array_equal(mask.numpy(), blurred >= (blurred.min() + blurred.max()) / 2)
+    assert not mask[3, 2]
+    large = one.mask((70, 150), sigma=1.0)
+    expected = stretch(blurred, (70, 150))
+    np.testing.assert_array_equal(large.numpy(), expected >= (expected.min() + expected.max()) / 2)
+
+
+R3 = range(-3, 4)
+
+
+def mirrored(place, count):
+    """The border cell is the mirror: c b | a b c."""
+    place = abs(place)
+    return place if place < count else 2 * (count - 1) - place
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threshold": 0.4, "quantile": 0.5}, "two ways to set one level"),
+        ({"threshold": "auto"}, 'Pass "otsu" or a share'),
+        ({"quantile": 1.0}, "from 0 to below 1"),
+        ({"sigma": -1.0}, "sigma=-1.0"),
+        ({"size": (0, 4)}, "pass \\(height, width\\)"),
+    ],
+)
+def test_masks_that_cannot_be_are_refused(blob, options, message):
+    with pytest.raises(ValueError, match=message):
+        blob.mask(**options)
+
+
+def test_sizes_below_one_pixel_are_refused(blob):
+    with pytest.raises(ValueError, match="pass \\(height, width\\)"):
+        blob.resize((0, 5))
+
+
+def test_overlay_is_the_size_of_the_image_enlarged(blob):
+    picture = blob.overlay(Image.new("RGB", (96, 64)))
+    assert picture.width == 96 * 4
+    assert picture.height > 64 * 4
+    with pytest.raises(ValueError, match="4x6 cells does not belong to an image of 64x64"):
+        blob.overlay(Image.new("RGB", (64, 64)))
+    assert sdattn.Heatmap is Heatmap
+
+
+def test_the_range_of_summed_shares_is_called_no_probability():
+    pipe = make_pipeline()
+    found = sdattn.generate(pipe, PROMPT, preset="sum", num_inference_steps=1).heatmaps[0]
+    low, high = found["<sos>"].range
+    assert (low, high) == (found["<sos>"].values.min(), found["<sos>"].values.max())
+    assert float(found.maps.sum(-1).max()) > 1.5
+    assert "summed" in sdattn.PRESETS["sum"].unit
+    assert "probability" not in Heatmap.range.__doc__
