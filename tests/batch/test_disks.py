@@ -21,6 +21,8 @@ from forks import in_own_namespace
 from sdattn.batch.folder import BatchFolder
 from sdattn.batch.reading import verify
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def may_mount():

@@ -13,6 +13,8 @@ from PIL import Image
 
 from sdattn.batch import gallery
 
+pytestmark = pytest.mark.slow
+
 PHONE = {"width": 390, "height": 844}
 COLOURS, SHAPES = ("red", "Green", "blue", "yellow"), ("circle", "square", "triangle")
 

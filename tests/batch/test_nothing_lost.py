@@ -33,6 +33,8 @@ from sdattn.batch.reading import open_batch, status, verify
 from sdattn.models.loading import size_unit
 from sdattn.models.outline import outline
 
+pytestmark = pytest.mark.slow
+
 DEMO = Path(sdattn.__file__).parent / "models" / "demo"
 
 

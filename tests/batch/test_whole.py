@@ -18,6 +18,8 @@ from sdattn.batch.merging import merge_runs
 from sdattn.batch.plan import Job, fingerprint
 from sdattn.files.writing import to_json
 
+pytestmark = pytest.mark.slow
+
 FORMATS = ("folder", "shard")
 PROMPTS = ("a cat", "a dog", "red", "a red cat")
 SMALL = {"num_inference_steps": 1, "height": 64, "width": 64, "guidance_scale": 2.0}

@@ -11,6 +11,8 @@ from contextlib import closing, contextmanager
 import pytest
 from browser import list_troubles, start_browser  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("gradio", reason="pip install 'sdattn[app]'")
 
 

@@ -12,6 +12,8 @@ from PIL import Image, ImageSequence
 from sdattn import generate, load_pipeline
 from sdattn.figures.animation import HOLD, animate, save_animation
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a red circle left of a blue square"
 OPTIONS = {"height": 64, "width": 96, "num_inference_steps": 4}
 SIDES = 384, 256  # (width, height) of a tile: the picture's, four times

@@ -290,6 +290,7 @@ WIDE = {"size": (1536, 512), "grid": (8, 24)}
 HIGH = {"size": (512, 1024), "grid": (16, 8)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words", "options", "number"),
     [
@@ -411,6 +412,7 @@ def all_bytes(drawn, folder):
     return [path.read_bytes() for path in paths]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["words", "steps", "heads"])
 def test_a_figure_gives_the_same_bytes_whatever_its_user_has_set(run, tmp_path, kind):
     drawn = figure(run.image_run(0), kind, ["circle"])

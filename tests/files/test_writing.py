@@ -41,6 +41,7 @@ def write_and_die(at, folder, go):
                 time.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no flock")
 @pytest.mark.parametrize(
     ("at", "existing"),

@@ -10,6 +10,7 @@ from sdattn.edit import register_attention_control
 from sdattn.models.layers import find_layers
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_one_pass_of_sd15_gives_its_16_maps_in_order():
     unet = make_sd15_unet()

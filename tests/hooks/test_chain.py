@@ -19,6 +19,7 @@ from sdattn import AttentionStore, TorchAttnProcessor
 from sdattn.edit import register_attention_control
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_one_pass_of_sd15_by_set_attn_processor():
     """Cross-attention only, since the self-attention of all heads is 2 GB: half of the layers

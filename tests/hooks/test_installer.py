@@ -29,6 +29,7 @@ def assert_as_before(unet, before):
     assert not unet._forward_pre_hooks and not unet._forward_hooks
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("how", COMPILED)

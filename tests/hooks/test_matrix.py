@@ -4,6 +4,7 @@ import pytest
 import torch
 from matrix import CASES, PROCESSORS
 from matrix_oracle import expected_maps, recorded
+from rows import Way
 
 from sdattn import capture
 from sdattn.models.layers import find_denoiser, find_layers
@@ -17,7 +18,12 @@ def state(pipe, model):
 
 @pytest.mark.parametrize(
     ("row", "processor", "way"),
-    [pytest.param(*case, id="-".join(map(str, case))) for case in CASES],
+    [
+        pytest.param(
+            *case, id="-".join(map(str, case)), marks=[pytest.mark.slow] * (case[2] != Way())
+        )
+        for case in CASES
+    ],
 )
 def test_the_seven_laws(row, processor, way, monkeypatch):
     way = row.fitted(way)

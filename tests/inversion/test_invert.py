@@ -100,6 +100,7 @@ def test_inference_mode_around_it_does_not_matter(pipe, found):
     assert torch.equal(inversion.null_states, found.null_states)
 
 
+@pytest.mark.slow
 def test_the_demo_model():
     pipe = sdattn.load_pipeline("demo", device="cpu")
     pipe.set_progress_bar_config(disable=True)

@@ -137,6 +137,7 @@ def test_maps_are_looked_at(value):
         check_maps(maps, make_pipeline(), {})
 
 
+@pytest.mark.slow
 def test_a_batch_goes_on_with_the_other_items(sdattn, tmp_path):
     """Of three items one comes out as NaN: the other two are drawn, and it is in errors.jsonl."""
     make_pipeline().save_pretrained("model")
@@ -151,6 +152,7 @@ def test_a_batch_goes_on_with_the_other_items(sdattn, tmp_path):
     assert "NotFiniteError" in row["reason"]
 
 
+@pytest.mark.slow
 def test_a_vae_that_is_compiled_is_left_alone_and_its_maps_are_looked_at():
     pipe = broken_unet(make_pipeline())
     pipe.vae.decode = torch.compile(pipe.vae.decode, backend="eager")

@@ -94,6 +94,7 @@ def models(pipe):
     return {name: part for name, part in found if isinstance(part, torch.nn.Module)}
 
 
+@pytest.mark.slow
 def test_it_is_the_same_pipeline_on_the_meta_device(both):
     pipe, made = both
     assert type(made) is type(pipe)

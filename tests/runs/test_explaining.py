@@ -159,6 +159,7 @@ def test_words_presets_and_other_texts(pipe):
 # -- the way back from the noise ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_inverted_pictures_are_watched_on_their_way_back(pipe):
     images, prompts = [picture(seed=1), picture(seed=2)], ["a red cat", "a dog"]
     both = explain(pipe, images, prompts, invert=True, num_inference_steps=3)

@@ -171,6 +171,7 @@ def test_of_many_words_that_were_cut_off_the_first_are_listed(number, told):
     assert len(page) - len(short) < 15_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "steps", "pixels"), [(10, 0, 512), (10, 50, 512), (73, 50, 512), (10, 0, 2500)]
 )
@@ -199,6 +200,7 @@ def test_where_there_are_very_many_cells_neighbours_are_averaged():
 # The command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

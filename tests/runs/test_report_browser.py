@@ -17,6 +17,8 @@ from sdattn.runs.imagerun import group_heatmaps, step_groups
 from sdattn.runs.report import report
 from sdattn.runs.report.command import command_of
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a red circle left of a blue square"
 SMALL = {"height": 128, "width": 192, "num_inference_steps": 3}
 HOSTILE = [

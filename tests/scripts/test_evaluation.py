@@ -21,6 +21,8 @@ from sdattn.maps.masks import otsu
 from sdattn.maps.presets import PRESETS
 from sdattn.models.loading import default_size
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def rng():

@@ -3,6 +3,8 @@
 import pytest
 from fuzzing import KINDS, World, choose, try_case
 
+pytestmark = pytest.mark.slow
+
 SEED, CASES = 0, 200
 
 

@@ -139,6 +139,7 @@ def test_the_relation_is_true_of_the_centres():
     assert set(seen) == {*DIRECTIONS, "and"} and min(seen.values()) > 30
 
 
+@pytest.mark.slow
 def test_nothing_held_out_is_ever_said_in_training():
     rng = np.random.default_rng(6)
     kept = {p for _ in range(300) for p in random_scene(rng, held_out=True).prompts()}

@@ -17,6 +17,8 @@ from training.fit import Fit, note
 from training.losses import Caption, captions, middle_times, split, text_states
 from training.models import new_text_encoder, new_vae
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def scenes():
