@@ -42,7 +42,13 @@ def test_the_readme_stays_short():
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 160
 
 
-@pytest.mark.parametrize("page", CODE, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name_of(page), marks=[] if page == README else [pytest.mark.slow])
+        for page in CODE
+    ],
+)
 def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}

@@ -328,6 +328,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("how", COMPILED)
 def test_a_compiled_model_runs_eagerly_inside_and_is_compiled_again_after(how):
@@ -348,6 +349,7 @@ def test_a_compiled_model_runs_eagerly_inside_and_is_compiled_again_after(how):
     assert not torch._dynamo.utils.counters["frames"]  # nothing had to be compiled anew
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_model_that_is_compiled_inside_stays_compiled():
     pipe = make_pipeline()
@@ -366,6 +368,7 @@ def test_a_model_that_is_compiled_inside_stays_compiled():
     assert any(ours[-1] in reason for reason in breaks)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_what_is_compiled_anew_inside_stays():
     pipe = make_pipeline()
