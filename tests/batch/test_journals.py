@@ -82,6 +82,7 @@ def test_rows_follow_the_input_not_the_time(tmp_path):
     assert rows[lines[-1] - 1]["fingerprint"] == "later"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_is_broken_or_gone_is_made_anew(model, tmp_path, format):
     root = tmp_path / "run"

@@ -139,6 +139,7 @@ def test_a_pipeline_of_videos_is_refused():
     assert len(jobs) == 1
 
 
+@pytest.mark.slow
 def test_prompts_of_other_lengths_run_apart_where_a_batch_shares_its_columns(tmp_path):
     options = {"num_inference_steps": 1, "height": 64, "width": 64}
     prompts = ("a cat", "dog and a red cat", "a dog", "cat and a red dog")
@@ -160,6 +161,7 @@ def test_prompts_of_other_lengths_run_apart_where_a_batch_shares_its_columns(tmp
 # Which model it is
 
 
+@pytest.mark.slow
 def test_a_digest_sees_every_weight():
     pipe = make_pipeline()
     before, seen = digest_model(pipe), set[str]()

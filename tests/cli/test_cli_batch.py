@@ -61,6 +61,7 @@ def test_an_address_is_no_folder(sdattn, tmp_path, out):
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["folder", "shard"])
 def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
     Path("prompts.txt").write_text("a red cat\n\na dog\n \n")

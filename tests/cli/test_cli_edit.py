@@ -29,6 +29,7 @@ def test_edit_writes_both_runs_side_by_side(sdattn, model):
     assert "exists already" in err
 
 
+@pytest.mark.slow
 def test_edit_of_a_picture_reports_how_well_it_came_back(sdattn, model):
     Image.new("RGB", (150, 120), (200, 40, 40)).save("photo.png")
     options = ("--model", model, "--steps", "2", "--device", "cpu", "--guidance", "3")

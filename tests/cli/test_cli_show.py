@@ -39,6 +39,7 @@ def assert_is(path, kind):
     assert re.match(BEGINS[kind], Path(path).read_bytes(), re.S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "suffix"),
     [("words", "pdf"), ("words", "png"), ("steps", "svg"), ("layers", "PDF"), ("heads", "svg")],
@@ -134,6 +135,7 @@ def test_the_page_holds_the_phrase_that_was_asked_for(sdattn, folders):
     assert sorted(os.listdir("drawn/heatmaps"))[-2:] == ["07-blue.png", "08-square.png"]
 
 
+@pytest.mark.slow
 def test_a_figure_of_an_item_of_a_batch(sdattn):
     Path("prompts.txt").write_text(f"a star\n{PROMPT}\n")
     options = ("--model", "demo", "--steps", "1", "--device", "cpu", "--save", "image,maps")

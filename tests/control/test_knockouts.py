@@ -34,6 +34,7 @@ def test_where_pictures_differ():
     torch.testing.assert_close(whole, torch.ones(3, 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
 def test_words_in_batches_are_what_they_are_alone(make):
     pipe = make()
@@ -151,6 +152,7 @@ def test_lists_of_words_that_are_none(words, options):
         causes.knockouts(make_pipeline(), PROMPT, words, **options)
 
 
+@pytest.mark.slow
 def test_a_run_that_did_not_do_as_asked():
     pipe = make_pipeline()
 
@@ -182,6 +184,7 @@ def test_a_compiled_model_runs_eagerly_and_stays_compiled():
     assert pipe.unet._compiled_call_impl is compiled is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_demo_loses_the_object_whose_shape_it_may_not_see(seed):
     """In the second half of the steps, where the layout stands; of 60 objects in held-out scenes

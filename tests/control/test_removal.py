@@ -105,6 +105,7 @@ def late(layer):
     return layer.kind == "cross" and layer.place in ("up", "block")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("row", "guided"), CASES, ids=str)
 def test_removing_is_masking_the_keys(row, guided):
     """In the chosen layers and passes, for the rows that read the prompt, and nowhere else."""

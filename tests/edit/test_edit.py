@@ -43,6 +43,7 @@ def same(images, others):
 OFF = {"cross_replace_steps": 0.0, "self_replace_steps": 0.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline, make_sd2_pipeline])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_edit_of_nothing_is_bit_for_bit_the_batch_without_a_controller(make, dtype):
@@ -58,6 +59,7 @@ def test_an_edit_of_nothing_is_bit_for_bit_the_batch_without_a_controller(make, 
     assert (off.mode, replaced.mode, weighted.mode) == ("replace", "replace", "reweight")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline, make_sd2_pipeline])
 def test_the_source_is_left_alone_and_the_targets_are_not(make):
     pipe = make()
@@ -98,6 +100,7 @@ def test_weights_scale_what_is_shown():
     torch.testing.assert_close(after["red"].values, before["red"].values, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_auto_chooses_by_alignment():
     pipe = make_pipeline()
     modes = {
@@ -112,6 +115,7 @@ def test_auto_chooses_by_alignment():
     assert not same(both.images, edit(pipe, SOURCE, TARGET, **FAST).images)[1]
 
 
+@pytest.mark.slow
 def test_blending_keeps_the_picture_outside_the_words():
     """Where the mask is known: nothing of it passes a threshold of 1, all of it one below 0."""
     pipe = make_pipeline()
@@ -219,6 +223,7 @@ def test_sizes_beyond_the_stores_filter():
     assert len(run.images) == 2
 
 
+@pytest.mark.slow
 def test_what_is_saved(tmp_path):
     run = edit(
         make_pipeline(),
@@ -258,6 +263,7 @@ def test_two_tokenizers_must_put_words_into_the_same_columns():
         edit(pipe, SOURCE, TARGET, **FAST)
 
 
+@pytest.mark.slow
 def test_a_real_picture_is_the_source_of_its_edit():
     """The first row is the inversion's replay alone; a target that is the source comes back too."""
     pipe = make_pipeline()

@@ -118,6 +118,7 @@ def assert_one_scale(drawn, of):
 # The numbers
 
 
+@pytest.mark.slow
 def test_words_beside_the_picture(run, figures):
     first, *rest = panels(figures["words"])
     pixels = np.asarray(run.images[0].convert("RGB"))
@@ -197,6 +198,7 @@ def test_a_row_is_a_row_and_a_column_stands_below_its_title(figures, kind, acros
         assert bool(axes.get_ylabel()) == (i == first)
 
 
+@pytest.mark.slow
 def test_words_and_phrases_that_were_asked_for(run):
     shown = panels(figure(run.image_run(0), "words", ["Red circle", "a"]))
     mean = np.mean([maps[5:].mean((0, 1)) for maps in kept(run).values()], axis=0)
@@ -206,6 +208,7 @@ def test_words_and_phrases_that_were_asked_for(run):
     assert [one.get_ylabel() for one in rows] == ["square"] + 7 * [""]
 
 
+@pytest.mark.slow
 def test_chosen_steps_and_heads_keep_their_numbers(pipe):
     some = {"steps": [0, 3], "heads": [1]}
     run = generate(pipe, PROMPT, words=["circle"], capture_options=some, **OPTIONS).image_run(0)
@@ -215,6 +218,7 @@ def test_chosen_steps_and_heads_keep_their_numbers(pipe):
     assert panels(figure(run, "heads"))[0].get_title() == "head 1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [0.0, 0.25])
 @pytest.mark.parametrize("kind", KINDS)
 def test_constant_maps_have_a_scale_from_zero(tmp_path, kind, value):
@@ -320,6 +324,7 @@ def test_few_and_many_panels_are_legible(kind, words, options, number):
     assert len(panels(drawn)) == number
 
 
+@pytest.mark.slow
 def test_rows_of_different_lengths_are_legible():
     """Layers may differ in their numbers of heads; the longest rows may all be in one block."""
 
@@ -353,6 +358,7 @@ def test_a_letter_that_the_font_lacks_comes_from_another():
     assert [bool(font.get_char_index(ord(letter))) for font in fonts] == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "words"), [("words", ODD), ("steps", 2), ("heads", 1)])
 def test_fonts_and_sizes_of_the_user_are_taken_over(kind, words):
     run = random_run(words, steps=8, heads=4)
@@ -376,6 +382,7 @@ def test_text_that_leaves_no_room_is_refused():
 # Axes of the user
 
 
+@pytest.mark.slow
 def test_axes_of_the_user_are_drawn_into(run):
     """The same pictures, titles and scale; the figure stays the user's."""
     image = run.image_run(0)

@@ -42,6 +42,7 @@ def test_plain_inversion_is_the_formula(pipe):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
 def test_refined_inversion_is_undone_by_diffusers_own_steps(prediction, spacing):

@@ -84,6 +84,7 @@ def test_a_run_is_captured_and_edited_like_any_other(pipe, found):
     assert run.heatmaps[1].words == ("a", "dog")
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_float32_states():
     pipe = strong_text(make_pipeline()).to(torch.bfloat16)
     inversion = invert(pipe, picture(), PROMPT, num_inference_steps=2)
@@ -94,6 +95,7 @@ def test_bfloat16_keeps_float32_states():
     assert torch.equal(texts[:, 0], inversion.null_states.bfloat16())
 
 
+@pytest.mark.slow
 def test_inference_mode_around_it_does_not_matter(pipe, found):
     with torch.inference_mode():
         inversion = invert(pipe, picture(), PROMPT, num_inference_steps=4)

@@ -308,6 +308,7 @@ def test_a_sheet_has_room_for_any_number_of_words(words):
     assert sheet.height < 3 * sheet.width
 
 
+@pytest.mark.slow
 def test_a_comparison_is_saved_whole_and_once(tmp_path):
     found = diff(run("red cat", 1), run("red dog", 2), names=("one", "two"))
     folder = found.save(tmp_path / "diff")
@@ -339,6 +340,7 @@ def wide_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
 
 
+@pytest.mark.slow
 def test_the_command_line_writes_and_tells(sdattn, folders):
     code, out, err = sdattn("diff", *folders)
     assert (code, err) == (0, "")
@@ -355,6 +357,7 @@ def test_the_command_line_writes_and_tells(sdattn, folders):
     assert cells == ["square", *means, f"{value:+.2g}", pixel]
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_words_and_a_place(sdattn, folders):
     code, _, _ = sdattn("diff", *folders, "blue square", "star", "--out", "here")
     assert code == 0
@@ -366,6 +369,7 @@ def test_the_command_line_takes_words_and_a_place(sdattn, folders):
     assert sdattn("diff", *folders, "--out", "here", "--force")[0] == 0
 
 
+@pytest.mark.slow
 def test_items_of_batch_runs(sdattn):
     Path("prompts.txt").write_text("a red circle\na red square\n")
     options = ("--steps", "1", "--device", "cpu", "--batch-size", "2", "--save", "image,maps")

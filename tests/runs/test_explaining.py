@@ -182,6 +182,7 @@ def test_inverted_pictures_are_watched_on_their_way_back(pipe):
         assert both.images[i].tobytes() == images[i].tobytes()
 
 
+@pytest.mark.slow
 def test_the_demo_comes_back_to_its_picture(demo):
     image = Image.fromarray(random_scene(np.random.default_rng(0), n_objects=1).draw())
     run = explain(demo, image, "a circle", invert=True, num_inference_steps=10)

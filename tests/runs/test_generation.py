@@ -13,6 +13,7 @@ PROMPT = "a red cat and a dog"
 QUICK = {"num_inference_steps": 2, "height": 128, "width": 128}
 
 
+@pytest.mark.slow
 def test_generate_gives_the_plain_pictures_and_their_maps():
     pipe = make_pipeline()
     run = generate(pipe, PROMPT, seed=5, num_images_per_prompt=2, **QUICK)

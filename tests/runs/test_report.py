@@ -226,6 +226,7 @@ def test_the_command_makes_the_run_again(demo, sdattn, options):
     assert command_of(again) == command_of(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"timesteps": [100, 300], "seed": 2}, {"invert": True, "num_inference_steps": 4}]
 )
