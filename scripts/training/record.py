@@ -33,27 +33,40 @@ PACKAGES = ("torch", "diffusers", "transformers", "tokenizers", "safetensors", "
 def begin_sitting(work: Path, args: argparse.Namespace) -> None:
     """Keep the settings of a new run in ``work``, and that somebody sat down to it.
 
+    The steps of a stage that has not begun may still be changed; the sitting then records what
+    they were before.
+
     Raises:
         SystemExit: there is a run of other settings.
     """
     settings = {name: value for name, value in vars(args).items() if name not in ANY_TIME}
     kept = work / "run.json"
     run = json.loads(kept.read_text()) if kept.exists() else {"settings": settings, "sittings": []}
-    if run["settings"] != settings:
+    done = steps_done(work)
+    before = changed(run["settings"], settings)
+    if not before.keys() <= {f"{stage}_steps" for stage in STAGES if stage not in done}:
         raise SystemExit(
             f"{work} holds a run with {run['settings']}, asked for {settings}. Pass the same "
             "options to take it up again, or another --work."
         )
+    run["settings"] = settings
     run["sittings"].append(
         {
             "began": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-            "from": steps_done(work),
+            "from": done,
+            "settings_before": before,
             "commit": commit(),
             "versions": {"python": platform.python_version()}
             | {name: version(name) for name in PACKAGES},
         }
     )
     kept.write_text(json.dumps(run, indent=1) + "\n")
+
+
+def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The settings that differ, as they were before."""
+    names = before.keys() | after.keys()
+    return {name: before.get(name) for name in names if before.get(name) != after.get(name)}
 
 
 def steps_done(work: Path) -> dict[str, int]:
