@@ -138,7 +138,7 @@ def scene_of(*things):
     objects = [
         SceneObject(*thing, place, 0.18) for thing, place in zip(things, places, strict=True)
     ]
-    return Scene(tuple(objects), "left of", "grey")
+    return Scene(tuple(objects), "left of", "gray")
 
 
 def test_a_word_is_taken_away_only_where_it_is_of_one_object():
@@ -146,7 +146,7 @@ def test_a_word_is_taken_away_only_where_it_is_of_one_object():
     assert tells_apart(scene_of(red_circle, ("blue", "square")))
     assert not tells_apart(scene_of(red_circle, ("red", "square")))
     assert not tells_apart(scene_of(red_circle, ("blue", "circle")))
-    assert not tells_apart(Scene(scene_of(red_circle, red_circle).objects[:1], None, "grey"))
+    assert not tells_apart(Scene(scene_of(red_circle, red_circle).objects[:1], None, "gray"))
 
 
 def test_what_stays_without_a_word_is_read_from_the_picture(monkeypatch):
@@ -155,7 +155,7 @@ def test_what_stays_without_a_word_is_read_from_the_picture(monkeypatch):
         Image.fromarray(scene.draw(128))
         for scene in (
             scene_of(("red", "circle"), ("blue", "square")),
-            Scene(scene_of(("red", "circle"), ("blue", "square")).objects[1:], None, "grey"),
+            Scene(scene_of(("red", "circle"), ("blue", "square")).objects[1:], None, "gray"),
             scene_of(("green", "circle"), ("blue", "square")),
         )
     )
