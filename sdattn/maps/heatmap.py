@@ -100,8 +100,8 @@ class Heatmap:
         """
         from .render import overlay  # pillow is loaded only when something is drawn
 
-        if self.top is not None and not options.get("stretch"):
-            options = {"scale": (0.0, self.top)} | options
+        if self.top is not None and not options.get("stretch") and options.get("scale") is None:
+            options["scale"] = 0.0, self.top
         return overlay(image, self.values.numpy(), self.label, **options)
 
 

@@ -154,11 +154,12 @@ def test_words_are_drawn_on_the_scale_of_the_strongest_content_word():
     for word, place in (("a", 1.0), ("red", 0.4), ("cat", 1.0)):
         drawn = np.asarray(found[word].overlay(image), dtype=float)[64, 192]  # a cell's middle
         np.testing.assert_allclose(drawn, overlaid((200, 100, 50), place), atol=6)
+    assert found["red"].overlay(image, scale=None) == found["red"].overlay(image)
     drawn = np.asarray(found["red"].overlay(image, scale=(0.0, 0.2)), dtype=float)[64, 192]
     np.testing.assert_allclose(drawn, overlaid((200, 100, 50), 1.0), atol=6)
     shape = np.asarray(found["red"].overlay(image, stretch=True), dtype=float)
     np.testing.assert_allclose(shape[64, 192], overlaid((200, 100, 50), 1.0), atol=6)
-    np.testing.assert_allclose(shape[192, 320], 0.15 * 124.2, atol=2)  # black over the grey
+    np.testing.assert_allclose(shape[192, 320], 0.15 * 124.2, atol=4)  # black over the grey
 
 
 def test_where_no_word_names_anything_all_set_the_scale():

@@ -118,7 +118,7 @@ function drawPins(pixels, all, tints) {
       sum += weight; most = Math.max(most, place);
     }
     if (sum) { pixels[4 * i] = red / sum; pixels[4 * i + 1] = green / sum; pixels[4 * i + 2] = blue / sum; }
-    pixels[4 * i + 3] = Math.round(255 * state.opacity * most);
+    pixels[4 * i + 3] = Math.round(255 * state.opacity * most ** 1.5);
   }
 }
 
