@@ -32,7 +32,6 @@ from .info import Explained
 from .run import Run
 from .sampling import sample
 
-
 TIMESTEPS = (0.05, 0.15, 0.25)  # of the training schedule: where the model looks by default
 
 # What is free in a run that draws: here the picture decides, or nothing is drawn at all.
@@ -86,9 +85,9 @@ def explain(
     Returns:
         Run: ``images`` are the pictures, of them the part that the pipeline saw, as fine as they
         were (see :func:`sdattn.inversion.pictures.at_own_size`). ``"explained"`` in ``info`` tells
-        the way, the timesteps, the file's name and ``"reconstruction_psnr"``, how near to the picture the pipeline
-        came back, in decibels: its autoencoder alone, or with ``invert`` the whole way. A low one
-        means that the maps are of something else than the picture.
+        the way, the timesteps, the file's name and ``"reconstruction_psnr"``, how near to the
+        picture the pipeline came back, in decibels: its autoencoder alone, or with ``invert`` the
+        whole way. A low one means that the maps are of something else than the picture.
 
     Raises:
         TypeError: another kind of pipeline, or ``image`` is no PIL image.
