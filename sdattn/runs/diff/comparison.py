@@ -12,9 +12,11 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from ...files.terminal import shorter
 from ...files.writing import to_json
-from ...maps import render
-from ...maps.heatmap import Heatmap, Heatmaps
+from ...maps import notebook, render
+from ...maps.heatmap import Heatmap
+from ...maps.promptmaps import Heatmaps
 from ...prompts.words import split_phrase
 from ..folder import new_folder
 
@@ -99,6 +101,20 @@ class Comparison:
     image_b: Image.Image
     words: list[WordDifference]
     settings: dict[str, tuple[Any, Any]]
+
+    def __repr__(self) -> str:
+        a, b = (shorter(name, 40) for name in self.names)
+        both = sum(word.difference is not None for word in self.words)
+        differ = shorter(", ".join(self.settings), 60) or "nothing"
+        words = f"{len(self.words)} words, {both} in both"
+        return f"Comparison({a!r} and {b!r}, {words}; {differ} set otherwise)"
+
+    def _repr_html_(self) -> str:
+        runs = [("prompt", *self.prompts), *((n, *p) for n, p in self.told_settings().items())]
+        words = [(word.label, *_texts(word)) for word in self.words]
+        sheet = notebook.whole(self.sheet(), f"{self.names[0]} and {self.names[1]}")
+        settings = notebook.table(("", *self.names), runs)
+        return settings + sheet + notebook.table(("word", *_HEAD), words)
 
     def sheet(self) -> Image.Image:
         """A picture of all of it: above both pictures and where they differ, below a row a word
@@ -204,8 +220,7 @@ def _short(value: Any) -> str:
     """A setting in few letters: a long list is told by its ends, no setting by a dash."""
     if isinstance(value, list) and len(value) > 4:
         return f"{value[0]} … {value[-1]} ({len(value)})"
-    text = "-" if value is None else " ".join(str(value).split())
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    return "-" if value is None else shorter(str(value), 60)
 
 
 def _row(word: WordDifference, image_a: Image.Image, image_b: Image.Image) -> list[Image.Image]:
@@ -233,6 +248,18 @@ def _scaled(image: Image.Image, side: int) -> Image.Image:
 
 def _blank(size: tuple[int, int], label: str, note: str = "") -> Image.Image:
     return render.caption(Image.new("RGB", size, (38, 38, 38)), label, note)
+
+
+_HEAD = ("mean A", "mean B", "correlation", "largest B - A")
+
+
+def _texts(word: WordDifference) -> list[str]:
+    """The numbers under ``_HEAD`` as they are read."""
+    texts = [
+        "-" if number is None else f"{number:.2g}"
+        for number in (word.mean_a, word.mean_b, word.correlation)
+    ]
+    return [*texts, "-" if word.largest is None else f"{word.largest[0]:+.2g}"]
 
 
 def _numbers(word: WordDifference) -> dict[str, Any]:
