@@ -19,7 +19,7 @@ class SavedBatch(Mapping[str, SavedRun]):
     """The items of a batch run, id to run, in the order of the input; each is read when asked for.
 
     batch = open_batch("RUN")
-    batch["000012"].heatmaps["cat"].values
+    batch["000012"].heatmaps["cat"].map
     """
 
     def __init__(self, root: str | Path):
