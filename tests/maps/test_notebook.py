@@ -103,7 +103,8 @@ def test_a_comparison_shows_its_sheet_and_its_numbers():
     seen = Elements(found._repr_html_())
     tables = {"table", "thead", "tbody", "tr", "th", "td"}
     assert {tag for tag, _ in seen.found} <= HARMLESS | tables
-    assert seen.text.count(PROMPT) == 2 and seen.text.count(WORD) == 2  # names, prompts, settings
+    assert {f"A: {PROMPT}", PROMPT, "B: B"} <= {*seen.text}  # a name, a prompt
+    assert seen.text.count(WORD) == 2  # a prompt and a setting
     [picture] = seen.of("img")
     assert opened(picture).size == found.sheet().size
     red = words[1]
@@ -111,5 +112,5 @@ def test_a_comparison_shows_its_sheet_and_its_numbers():
     numbers = [f"{number:.2g}" for number in (red.mean_a, red.mean_b, red.correlation)]
     at = seen.text.index("red")
     assert seen.text[at : at + 5] == ["red", *numbers, largest]
-    assert repr(found).endswith("4 words, 2 in both; prompt, negative_prompt set otherwise)")
+    assert repr(found).endswith("4 words, 2 in both, differ in prompt, negative_prompt)")
     assert "\n" not in repr(found)

@@ -22,6 +22,7 @@ from ..folder import new_folder
 
 FORMAT = "sdattn-diff-1"
 _FEW = 12  # words; more are drawn smaller
+_HEAD = ("mean A", "mean B", "correlation", "largest B - A")
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,15 +106,16 @@ class Comparison:
     def __repr__(self) -> str:
         a, b = (shorter(name, 40) for name in self.names)
         both = sum(word.difference is not None for word in self.words)
-        differ = shorter(", ".join(self.settings), 60) or "nothing"
+        differ = shorter(", ".join(self.settings), 60) or "no setting"
         words = f"{len(self.words)} words, {both} in both"
-        return f"Comparison({a!r} and {b!r}, {words}; {differ} set otherwise)"
+        return f"Comparison({a!r} and {b!r}, {words}, differ in {differ})"
 
     def _repr_html_(self) -> str:
         runs = [("prompt", *self.prompts), *((n, *p) for n, p in self.told_settings().items())]
         words = [(word.label, *_texts(word)) for word in self.words]
-        sheet = notebook.whole(self.sheet(), f"{self.names[0]} and {self.names[1]}")
-        settings = notebook.table(("", *self.names), runs)
+        a, b = self.names
+        sheet = notebook.whole(self.sheet(), f"{a} and {b}, word by word")
+        settings = notebook.table(("", f"A: {a}", f"B: {b}"), runs)
         return settings + sheet + notebook.table(("word", *_HEAD), words)
 
     def sheet(self) -> Image.Image:
@@ -248,9 +250,6 @@ def _scaled(image: Image.Image, side: int) -> Image.Image:
 
 def _blank(size: tuple[int, int], label: str, note: str = "") -> Image.Image:
     return render.caption(Image.new("RGB", size, (38, 38, 38)), label, note)
-
-
-_HEAD = ("mean A", "mean B", "correlation", "largest B - A")
 
 
 def _texts(word: WordDifference) -> list[str]:
