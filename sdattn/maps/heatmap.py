@@ -31,11 +31,14 @@ class Heatmap:
             knockout how much the picture changed.
         map: the same as ``values``, named as :attr:`sdattn.Heatmaps.maps` is.
         columns: the token columns that it comes from.
+        top: the value that is drawn at full strength: the highest that a content word of the same
+            prompt reaches, see :attr:`sdattn.Heatmaps.top`. None for the map's own highest.
     """
 
     label: str
     values: Tensor
     columns: tuple[int, ...]
+    top: float | None = None
 
     @property
     def map(self) -> Tensor:
@@ -101,9 +104,15 @@ class Heatmap:
         return mask_of(values, threshold, quantile=quantile, largest=largest)
 
     def overlay(self, image: Image.Image, **options: Any) -> Image.Image:
-        """The map in colour over the image, see :func:`sdattn.maps.render.overlay`."""
+        """The map in colour over the image, see :func:`sdattn.maps.render.overlay`.
+
+        All words of a prompt have one scale, from 0 to ``top``: where a word has little of the
+        attention the picture stays bare. ``stretch=True`` shows the shape of a weak map.
+        """
         from .render import overlay  # pillow is loaded only when something is drawn
 
+        if self.top is not None and not options.get("stretch") and options.get("scale") is None:
+            options["scale"] = 0.0, self.top
         return overlay(image, self.values.numpy(), self.label, **options)
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
@@ -111,9 +120,9 @@ class Heatmap:
 
         Args:
             ax: to draw into; by default that of a new figure.
-            options: of ``Axes.imshow``. For several maps on one scale ``vmin`` and ``vmax``, which
-                are the map's own range by default; over a picture of (width, height) that the axes
-                show already ``extent=(0, width, height, 0), alpha=0.7``.
+            options: of ``Axes.imshow``: ``vmin`` and ``vmax``, by default 0 and ``top``, so that
+                the words of a prompt have one scale; over a picture of (width, height) that the
+                axes show already ``extent=(0, width, height, 0), alpha=0.7``.
 
         Returns:
             The axes. A colour bar is ``ax.figure.colorbar(ax.images[-1])``.
@@ -124,7 +133,8 @@ class Heatmap:
             from matplotlib import pyplot
 
             _, ax = pyplot.subplots()
-        ax.imshow(np.asarray(self), **{"cmap": COLORMAP, "interpolation": "nearest", **options})
+        usual = {"cmap": COLORMAP, "interpolation": "nearest", "vmin": 0.0, "vmax": self._highest}
+        ax.imshow(np.asarray(self), **{**usual, **options})
         ax.set(xticks=[], yticks=[])
         ax.set_title(self.label, parse_math=False)
         return ax
@@ -132,4 +142,9 @@ class Heatmap:
     def _repr_png_(self) -> bytes:
         from .notebook import png
 
-        return png(self.label, self.values.numpy())
+        return png(self.label, self.values.numpy(), self._highest)
+
+    @property
+    def _highest(self) -> float:
+        """The value that is drawn at full strength."""
+        return self.range[1] if self.top is None else self.top

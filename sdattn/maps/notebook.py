@@ -13,20 +13,23 @@ from . import render
 _SIDE = 160  # pixels of a still's longer side
 
 
-def png(label: str, values: np.ndarray) -> bytes:
-    """A map ``[rows, cols]`` in colour without its picture, label and range below: a PNG file."""
-    low, high = float(values.min()), float(values.max())
-    picture = render.enlarge(Image.fromarray(render.colorize(values)))
+def png(label: str, values: np.ndarray, top: float) -> bytes:
+    """A map ``[rows, cols]`` in colour without its picture, from 0 to ``top``, its label and its
+    highest value below: a PNG file."""
+    picture = render.enlarge(Image.fromarray(render.colorize(values, (0.0, top))))
     buffer = io.BytesIO()
-    render.caption(picture, label, f"{low:.2g} to {high:.2g}").save(buffer, "PNG")
+    render.caption(picture, label, f"peak {values.max():.2g}").save(buffer, "PNG")
     return buffer.getvalue()
 
 
-def stills(maps: Iterable[tuple[str, np.ndarray]], image: Image.Image | None = None) -> str:
-    """Maps in colour beside each other, each with its label and range.
+def stills(
+    maps: Iterable[tuple[str, np.ndarray]], top: float, image: Image.Image | None = None
+) -> str:
+    """Maps in colour beside each other, on one scale, each with its label and its highest value.
 
     Args:
         maps: (label, values ``[rows, cols]``) of each.
+        top: the value of the last colour; the first is 0.
         image: what they are of; it comes first, and the maps lie over it.
 
     Returns:
@@ -34,12 +37,11 @@ def stills(maps: Iterable[tuple[str, np.ndarray]], image: Image.Image | None = N
     """
     found: list[tuple[Image.Image, str, str]] = [] if image is None else [(image, "", "")]
     for label, values in maps:
-        low, high = float(values.min()), float(values.max())
         if image is None:
-            picture = _small(Image.fromarray(render.colorize(values)))
+            picture = Image.fromarray(render.colorize(values, (0.0, top)))
         else:
-            picture = render.overlay(_small(image), values)
-        found.append((picture, label, f"{low:.2g} to {high:.2g}"))
+            picture = render.overlay(_small(image), values, scale=(0.0, top))
+        found.append((picture, label, f"peak {values.max():.2g}"))
     return pictures(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..files.tables import labelled
-from ..prompts.tokens import Prompt
+from ..prompts.tokens import Prompt, Word
+from ..prompts.words import is_content_word
 from .heatmap import Heatmap
 from .masks import label_map, smooth
 from .presets import PRESETS, Preset
@@ -70,7 +72,7 @@ class Heatmaps(Mapping[str, Heatmap]):
     @property
     def words(self) -> tuple[str, ...]:
         """The words that have a map, in prompt order, repeats included."""
-        return tuple(word.text for word in self.prompt.seen if self._holds(word.columns))
+        return tuple(word.text for word in self._held())
 
     def find(self, phrase: str) -> tuple[Heatmap, ...]:
         """One heatmap for each occurrence of a word or phrase, in prompt order.
@@ -115,8 +117,15 @@ class Heatmaps(Mapping[str, Heatmap]):
 
     def occurrences(self) -> list[Heatmap]:
         """One heatmap for each word that has a map, in prompt order, repeats on their own."""
-        words = [word for word in self.prompt.seen if self._holds(word.columns)]
-        return [self._of(word.text, word.columns) for word in words]
+        return [self._of(word.text, word.columns) for word in self._held()]
+
+    @cached_property
+    def top(self) -> float:
+        """The highest value that any content word's map reaches, of all words where none is one
+        (see :func:`sdattn.prompts.words.is_content_word`): what is drawn at full strength."""
+        held = self._held()
+        content = [word for word in held if is_content_word(word.text)] or held
+        return max((float(self._values(word.columns).max()) for word in content), default=0.0)
 
     def keep(self, columns: Sequence[int]) -> Heatmaps:
         """The heatmaps of some token columns only.
@@ -204,14 +213,18 @@ class Heatmaps(Mapping[str, Heatmap]):
     def _repr_html_(self) -> str:
         from .notebook import stills  # pillow is loaded only when something is drawn
 
-        maps = stills((hm.label, hm.values.numpy()) for hm in self.occurrences())
+        maps = stills(((hm.label, hm.values.numpy()) for hm in self.occurrences()), self.top)
         return f"<p><bdi>{escape(self.prompt.text)}</bdi></p>{maps}"
 
     def _holds(self, columns: Sequence[int]) -> bool:
         return all(column in self._place for column in columns)
 
+    def _held(self) -> list[Word]:
+        return [word for word in self.prompt.seen if self._holds(word.columns)]
+
     def _of(self, label: str, columns: tuple[int, ...]) -> Heatmap:
+        return Heatmap(label, self._values(columns), columns, self.top)
+
+    def _values(self, columns: tuple[int, ...]) -> Tensor:
         maps = self.maps[..., [self._place[column] for column in columns]]
-        return Heatmap(
-            label, maps.sum(-1) if self.preset.words == "sum" else maps.mean(-1), columns
-        )
+        return maps.sum(-1) if self.preset.words == "sum" else maps.mean(-1)
