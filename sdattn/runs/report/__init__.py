@@ -94,6 +94,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     }
     return page(
         "run",
+        shared=("heat",),
         run=run,
         data=data,
         picture=_picture(run.image),
