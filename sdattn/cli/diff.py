@@ -63,7 +63,7 @@ def _print(found: Any, out: Path) -> None:
     console = Console()
     console.print(settings)
     console.print(words)
-    console.print(Text(f"{out}/: diff.png, run.json"))
+    console.print(Text(f"{out}/: diff.html, diff.png, run.json"))
 
 
 def _largest(word: Any, size: tuple[int, int]) -> tuple[str, str]:

@@ -72,7 +72,7 @@ def edit(
     if image:
         console.print(f"reconstruction: {run.settings['reconstruction_psnr']:.1f} dB")
     parts = sorted(f"{path.name}/" for path in out.iterdir() if path.is_dir())
-    console.print(Text(f"{out}/ ({run.mode}): edit.png, run.json, {', '.join(parts)}"))
+    console.print(Text(f"{out}/ ({run.mode}): edit.html, edit.png, run.json, {', '.join(parts)}"))
 
 
 def _parsed_weight(text: str) -> tuple[str, float]:
