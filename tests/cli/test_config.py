@@ -10,7 +10,10 @@ from PIL import Image, ImageChops
 from sdattn import load_run
 from sdattn.cli import config
 
-OPTIONS = ("steps", "guidance", "negative", "width", "height")
+
+def said(err):
+    """In one line, without the frame around it."""
+    return " ".join(err.replace("│", " ").split())
 
 
 @pytest.fixture
@@ -60,7 +63,7 @@ def test_entries_that_cannot_be_are_named(sdattn, asked, text, message):
     Path("batch.toml").write_text(f"prompts = 'in.txt'\nout = 'run'\n{text}\n")
     code, out, err = sdattn("batch", "--config", "batch.toml")
     assert (code, out, asked) == (2, "", [])
-    assert message in " ".join(err.replace("│", " ").split())
+    assert message in said(err)
 
 
 def test_a_run_is_drawn_again_from_its_run_json(sdattn, model):
@@ -93,7 +96,7 @@ def test_an_edit_is_read_from_its_run_json(sdattn, model):
     with Image.open("edit/edit.png") as one, Image.open("again/edit.png") as other:
         assert one.tobytes() == other.tobytes()
     code, _, err = sdattn("generate", "--config", "edit/target/run.json")
-    assert code == 2 and "is of a run of `sdattn edit`" in " ".join(err.replace("│", " ").split())
+    assert code == 2 and "is of a run of `sdattn edit`" in said(err)
 
 
 def test_a_picture_is_looked_at_again_with_the_run_json_of_its_run(sdattn):
