@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from evaluation.knockouts import stays, tells_apart, without_words
 from evaluation.landing import (
     THRESHOLDS,
     Kind,
@@ -162,6 +163,17 @@ def evaluate(pipe: Any, args: argparse.Namespace) -> tuple[list[Verdict], list[I
     return verdicts, pictures
 
 
+def readings(pipe: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """What stays of the first object where its colour word or its shape word is not looked at."""
+    asked = [pair for pair in unseen(args) if tells_apart(pair[0])][: args.knockouts]
+    options = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
+    rows = [
+        without_words(pipe, scene, prompt, args.seed + number, options)
+        for number, (scene, prompt) in enumerate(asked)
+    ]
+    return stays(row for row in rows if row)
+
+
 def main() -> None:
     """Read the options, measure, print a table and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -173,9 +185,11 @@ def main() -> None:
     parser.add_argument("--first", action="store_true", help="the first wording of each scene only")
     parser.add_argument("--steps", type=int, default=DEMO_SETTINGS["num_inference_steps"])
     parser.add_argument("--guidance", type=float, default=DEMO_SETTINGS["guidance_scale"])
+    parser.add_argument("--knockouts", type=int, default=0, help="prompts drawn without a word")
     parser.add_argument("--out", type=Path, default=Path("outputs/evaluation.json"))
     args = parser.parse_args()
     pipe = sdattn.load_pipeline(args.model)
+    pipe.set_progress_bar_config(disable=True)
     accuracy = checker_accuracy(args.scene_seed, pipe.vae.config.sample_size)
     print(f"checker: {accuracy:.1%} of drawn scenes read without a mistake", flush=True)
     print(f"vae: {vae_psnr(pipe.vae, seed=7):.2f} dB on unseen scenes", flush=True)
@@ -188,10 +202,13 @@ def main() -> None:
     figures = {group: summarise(by_group[group]) for group in sorted(by_group)}
     print(table(figures))
     print(f"{(time.time() - began) / len(verdicts):.2f} s a picture, heatmaps and check included")
+    without = readings(pipe, args)
+    print(f"without a word of the first object: {json.dumps(without)}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     wrong = [v.prompt for v in verdicts if not v.seen.shapes or v.seen.relation is False]
     options = {name: str(value) for name, value in vars(args).items()}
     report = {"options": options, "checker": accuracy, "figures": figures, "wrong": wrong}
+    report |= {"knockouts": without}
     args.out.write_text(json.dumps(report, indent=2) + "\n")
     wide = min(20, len(pictures))
     starts = range(0, len(pictures) - wide + 1, wide)

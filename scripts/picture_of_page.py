@@ -31,6 +31,7 @@ def main() -> None:
         )
         page.goto((options.run / "report.html").resolve().as_uri())
         page.wait_for_selector("html[data-ready]")
+        page.keyboard.press("Escape")  # unpins what the page opens with
         for word in options.words:
             page.get_by_role("button", name=word, exact=True).first.click()
         box = page.locator("#stage").bounding_box()

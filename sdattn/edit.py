@@ -86,13 +86,13 @@ class EditRun(Run):
         """The images in a row and below each the heatmaps of the words that the edit is about.
 
         Returns:
-            PIL, RGB. Heatmaps of the same word share one scale, which their captions tell.
+            PIL, RGB. All heatmaps share one scale; their captions have their peaks.
         """
-        columns = []
+        scale, columns = (0.0, max(run.heatmaps.top for run in self)), []
         for run, words in zip(self, self.words, strict=True):
-            heatmaps = run.heatmaps
-            maps = [(word, heatmaps[word].values.numpy()) for word in words if word in heatmaps]
-            columns.append((run.image, heatmaps.prompt.text, maps))
+            maps = [run.heatmaps[word] for word in words if word in run.heatmaps]
+            tiles = [heatmap.overlay(run.image, scale=scale) for heatmap in maps]
+            columns.append((run.image, run.heatmaps.prompt.text, tiles))
         return render.columns(columns)
 
     def save(self, folder: str | Path, *, force: bool = False) -> list[Path]:

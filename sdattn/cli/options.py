@@ -183,6 +183,7 @@ def open_picture(path: Path) -> Any:
         try:
             image = Image.open(file, formats=formats)
             image.load()
+            image.filename = str(path)  # as if it were opened by its name
         except UnidentifiedImageError as error:
             choice = f"{', '.join(formats[:-1])} or {formats[-1]}"
             raise ValueError(f"{path} is no picture that can be read. Pass {choice}.") from error

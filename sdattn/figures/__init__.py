@@ -16,7 +16,7 @@ import numpy as np
 
 from ..maps.heatmap import Heatmap, Heatmaps
 from ..maps.presets import Preset
-from ..runs.imagerun import ImageRun, group_heatmaps, head_heatmaps, plain
+from ..runs.imagerun import ImageRun, group_heatmaps, head_heatmaps, plain, short_name
 from .choosing import chosen, kept_steps, not_kept
 from .lettering import DPI, settings
 from .panels import Lines, Page, Panel, fill, flow, table
@@ -115,14 +115,13 @@ def _layers(run: ImageRun, words: Sequence[str] | None) -> Shown:
 
 
 def _heads(run: ImageRun, words: Sequence[str] | None) -> Shown:
-    layers, numbers = head_heatmaps(run), run.details.head_numbers
+    layers = head_heatmaps(run)
     if not layers:
         raise not_kept("heads")
     rows = []
     for name, heads in layers.items():
-        called = range(len(heads)) if numbers == "all" else numbers
-        shown = [((f"head {n}",), head) for n, head in zip(called, heads, strict=True)]
-        rows.append(_columns(shown, words, _short(run.layers.layers[name].place, name)))
+        shown = [((f"head {number}",), head) for number, head in heads.items()]
+        rows.append(_columns(shown, words, short_name(run, name)))
     by_word = [row for of_word in zip(*rows, strict=True) for row in of_word]
     return by_word, plain(run.heatmaps.preset)
 
@@ -143,11 +142,6 @@ def _columns(
 
 def _panel(word: Heatmap, title: Lines, label: Lines = ()) -> Panel:
     return Panel(word.values.numpy(), title, label)
-
-
-def _short(place: str, name: str) -> str:
-    """``up 3.0.1`` of ``up_blocks.3.attentions.0.transformer_blocks.1.attn2``."""
-    return f"{place} {'.'.join(part for part in name.split('.') if part.isdigit())}"
 
 
 def _page(run: ImageRun, rows: Sequence[Sequence[Panel]], preset: Preset) -> Page:

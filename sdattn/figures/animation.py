@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..maps import render
 from ..runs.imagerun import ImageRun
 from .choosing import chosen, kept_steps
@@ -28,8 +26,8 @@ def animate(
     """A frame for each step that was kept: the picture with the step's number and timestep, and
     each word in colour over it.
 
-    A word has one scale in all frames, from its smallest value in any step to its largest, so that
-    the same colour is the same number.
+    All words have one scale in all frames, from 0 to the highest value of a content word in any
+    step, so that the same colour is the same number.
 
     Args:
         run: of :meth:`sdattn.Run.image_run` or :func:`sdattn.load_run`, with its steps.
@@ -46,12 +44,10 @@ def animate(
     """
     kept = kept_steps(run)
     steps = [chosen(heatmaps, words) for _, heatmaps in kept]
-    lows, highs = np.array([[heatmap.range for heatmap in maps] for maps in steps]).T
-    scales = list(zip(lows.min(1).tolist(), highs.max(1).tolist(), strict=True))  # of each word
+    scale = 0.0, max(heatmaps.top for _, heatmaps in kept)
     picture, frames = _reduced(run.image), []
     for (name, _), maps in zip(kept, steps, strict=True):
-        pairs = zip(maps, scales, strict=True)
-        tiles = [heatmap.overlay(picture, scale=scale) for heatmap, scale in pairs]
+        tiles = [heatmap.overlay(picture, scale=scale) for heatmap in maps]
         frame = render.grid(picture, tiles, ", ".join(name))
         frame.thumbnail((size, size))
         frames.append(frame)

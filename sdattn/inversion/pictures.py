@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ..models.loading import default_size, size_unit
 
+LONGEST_SIDE = 1536  # pixels of a picture that is kept to be shown
+
 
 def fit(pipe: Any, image: Any) -> Image.Image:
     """The picture upright by its EXIF tag, RGB (transparency is dropped), scaled in proportion to
@@ -25,11 +27,26 @@ def fit(pipe: Any, image: Any) -> Image.Image:
         raise TypeError(f"image is a {type(image).__name__}. Pass a PIL image: Image.open(path).")
     if not all(image.size):
         raise ValueError(f"The image is {image.size} pixels. Pass one that has some.")
-    image = _rgb(ImageOps.exif_transpose(image))
+    image = upright(image)
     unit = size_unit(pipe)
     scale = math.sqrt(math.prod(default_size(pipe)) / (image.width * image.height))
     width, height = (max(1, round(side * scale / unit)) * unit for side in image.size)
     return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The picture upright by its EXIF tag, RGB."""
+    return _rgb(ImageOps.exif_transpose(image))
+
+
+def at_own_size(image: Image.Image, fitted: Image.Image) -> Image.Image:
+    """The part of a picture that :func:`fit` took, as fine as it was: in the proportions of
+    ``fitted``, at least its size, and at most ``LONGEST_SIDE`` pixels on the longer side."""
+    image = upright(image)
+    held = min(image.width / fitted.width, image.height / fitted.height)
+    scale = max(1.0, min(held, LONGEST_SIDE / max(fitted.size)))
+    size = round(fitted.width * scale), round(fitted.height * scale)
+    return ImageOps.fit(image, size, Image.Resampling.LANCZOS)
 
 
 def _rgb(image: Image.Image) -> Image.Image:

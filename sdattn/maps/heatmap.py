@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..prompts.tokens import Prompt
+from ..prompts.tokens import Prompt, Word
+from ..prompts.words import is_content_word
 from .layermaps import resize_maps
 from .masks import label_map, mask_of, smooth
 from .presets import PRESETS, Preset
@@ -32,11 +34,14 @@ class Heatmap:
             by themselves. In presets that sum over steps, heads or layers the sum of shares; of a
             knockout how much the picture changed.
         columns: the token columns that it comes from.
+        top: the value that is drawn at full strength: the highest that a content word of the same
+            prompt reaches, see :attr:`Heatmaps.top`. None for the map's own highest.
     """
 
     label: str
     values: Tensor
     columns: tuple[int, ...]
+    top: float | None = None
 
     def __repr__(self) -> str:
         rows, cols = self.values.shape
@@ -88,9 +93,15 @@ class Heatmap:
         return mask_of(values, threshold, quantile=quantile, largest=largest)
 
     def overlay(self, image: Image.Image, **options: Any) -> Image.Image:
-        """The map in colour over the image, see :func:`sdattn.maps.render.overlay`."""
+        """The map in colour over the image, see :func:`sdattn.maps.render.overlay`.
+
+        All words of a prompt have one scale, from 0 to ``top``: where a word has little of the
+        attention the picture stays bare. ``stretch=True`` shows the shape of a weak map.
+        """
         from .render import overlay  # pillow is loaded only when something is drawn
 
+        if self.top is not None and not options.get("stretch") and options.get("scale") is None:
+            options["scale"] = 0.0, self.top
         return overlay(image, self.values.numpy(), self.label, **options)
 
 
@@ -138,7 +149,7 @@ class Heatmaps(Mapping[str, Heatmap]):
     @property
     def words(self) -> tuple[str, ...]:
         """The words that have a map, in prompt order, repeats included."""
-        return tuple(word.text for word in self.prompt.seen if self._holds(word.columns))
+        return tuple(word.text for word in self._held())
 
     def find(self, phrase: str) -> tuple[Heatmap, ...]:
         """One heatmap for each occurrence of a word or phrase, in prompt order.
@@ -183,8 +194,15 @@ class Heatmaps(Mapping[str, Heatmap]):
 
     def occurrences(self) -> list[Heatmap]:
         """One heatmap for each word that has a map, in prompt order, repeats on their own."""
-        words = [word for word in self.prompt.seen if self._holds(word.columns)]
-        return [self._of(word.text, word.columns) for word in words]
+        return [self._of(word.text, word.columns) for word in self._held()]
+
+    @cached_property
+    def top(self) -> float:
+        """The highest value that any content word's map reaches, of all words where none is one
+        (see :func:`sdattn.prompts.words.is_content_word`): what is drawn at full strength."""
+        held = self._held()
+        content = [word for word in held if is_content_word(word.text)] or held
+        return max((float(self._values(word.columns).max()) for word in content), default=0.0)
 
     def keep(self, columns: Sequence[int]) -> Heatmaps:
         """The heatmaps of some token columns only.
@@ -238,14 +256,18 @@ class Heatmaps(Mapping[str, Heatmap]):
     def _repr_html_(self) -> str:
         from .notebook import stills  # pillow is loaded only when something is drawn
 
-        maps = stills((hm.label, hm.values.numpy()) for hm in self.occurrences())
+        maps = stills(((hm.label, hm.values.numpy()) for hm in self.occurrences()), self.top)
         return f"<p><bdi>{escape(self.prompt.text)}</bdi></p>{maps}"
 
     def _holds(self, columns: Sequence[int]) -> bool:
         return all(column in self._place for column in columns)
 
+    def _held(self) -> list[Word]:
+        return [word for word in self.prompt.seen if self._holds(word.columns)]
+
     def _of(self, label: str, columns: tuple[int, ...]) -> Heatmap:
+        return Heatmap(label, self._values(columns), columns, self.top)
+
+    def _values(self, columns: tuple[int, ...]) -> Tensor:
         maps = self.maps[..., [self._place[column] for column in columns]]
-        return Heatmap(
-            label, maps.sum(-1) if self.preset.words == "sum" else maps.mean(-1), columns
-        )
+        return maps.sum(-1) if self.preset.words == "sum" else maps.mean(-1)

@@ -13,11 +13,14 @@ from . import render
 _SIDE = 160  # pixels of a still's longer side
 
 
-def stills(maps: Iterable[tuple[str, np.ndarray]], image: Image.Image | None = None) -> str:
-    """Maps in colour beside each other, each with its label and range.
+def stills(
+    maps: Iterable[tuple[str, np.ndarray]], top: float, image: Image.Image | None = None
+) -> str:
+    """Maps in colour beside each other, on one scale, each with its label and its highest value.
 
     Args:
         maps: (label, values ``[rows, cols]``) of each.
+        top: the value of the last colour; the first is 0.
         image: what they are of; it comes first, and the maps lie over it.
 
     Returns:
@@ -25,12 +28,11 @@ def stills(maps: Iterable[tuple[str, np.ndarray]], image: Image.Image | None = N
     """
     found = [] if image is None else [_figure(_small(image), "", "")]
     for label, values in maps:
-        low, high = float(values.min()), float(values.max())
         if image is None:
-            picture = _small(Image.fromarray(render.colorize(values)))
+            picture = Image.fromarray(render.colorize(values, (0.0, top)))
         else:
-            picture = render.overlay(_small(image), values)
-        found.append(_figure(_small(picture), label, f"{low:.2g} to {high:.2g}"))
+            picture = render.overlay(_small(image), values, scale=(0.0, top))
+        found.append(_figure(_small(picture), label, f"peak {values.max():.2g}"))
     return f'<div style="display:flex;flex-wrap:wrap;gap:10px">{"".join(found)}</div>'
 
 

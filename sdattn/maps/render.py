@@ -8,6 +8,7 @@ from itertools import zip_longest
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+OPACITY = 0.85  # of what is highest
 COLORMAP = "inferno"  # perceptually uniform, readable to colour-blind people
 DIVERGING = "RdBu_r"  # blue below zero, red above: colour-blind people tell them apart
 SHORTEST_SIDE = 256  # pixels; a smaller picture is drawn enlarged so that its label can be read
@@ -76,7 +77,9 @@ def colorize_signed(values: np.ndarray, most: float | None = None) -> np.ndarray
     return np.rint(colours(shares)[..., :3] * 255).astype(np.uint8)
 
 
-def signed(values: np.ndarray, size: tuple[int, int], label: str = "") -> Image.Image:
+def signed(
+    values: np.ndarray, size: tuple[int, int], label: str = "", most: float | None = None
+) -> Image.Image:
     """A map of differences in colour, as by :func:`colorize_signed`, with a caption below.
 
     There is no picture beneath it: a colour is a value, and the neutral colour is no difference.
@@ -85,6 +88,7 @@ def signed(values: np.ndarray, size: tuple[int, int], label: str = "") -> Image.
         values: ``[rows, cols]``, brought to ``size`` bilinearly.
         size: (width, height) in pixels.
         label: written below, beside the scale; "" leaves the caption out.
+        most: as in :func:`colorize_signed`.
 
     Returns:
         RGB, ``size`` plus the caption.
@@ -93,7 +97,7 @@ def signed(values: np.ndarray, size: tuple[int, int], label: str = "") -> Image.
         ValueError: values that are not finite.
     """
     values = np.asarray(values, dtype=np.float32)
-    most = float(np.abs(values).max())
+    most = float(np.abs(values).max()) if most is None else most
     fine = Image.fromarray(values).resize(size, Image.Resampling.BILINEAR)
     picture = Image.fromarray(colorize_signed(np.asarray(fine), most))
     note = f"-{most:.2g} to +{most:.2g}" if most > 0 else "0 everywhere"
@@ -105,18 +109,25 @@ def overlay(
     values: np.ndarray,
     label: str = "",
     *,
-    opacity: float = 0.75,
+    opacity: float = OPACITY,
     scale: tuple[float, float] | None = None,
+    stretch: bool = False,
     colormap: str = COLORMAP,
 ) -> Image.Image:
     """A heatmap in colour over the image it belongs to, with a caption below.
 
+    Colours are the more opaque the higher the value: where there is nothing the picture, in grey,
+    is bare.
+
     Args:
         image: the generated image.
         values: ``[rows, cols]``, brought to the image's size bilinearly.
-        label: written below, beside the range of the values; "" leaves the caption out.
-        opacity: of the colours, in [0, 1].
-        scale, colormap: as in :func:`colorize`.
+        label: written below, beside the highest value; "" leaves the caption out.
+        opacity: of the last colour, in [0, 1]; that of the others is in proportion.
+        scale: the values that have the first and the last colour; by default 0 and the highest.
+        stretch: from the smallest to the largest value, and all colours equally opaque: shows the
+            shape of a map, however weak, and hides how weak it is.
+        colormap: as in :func:`colorize`.
 
     Returns:
         RGB, the image's size (enlarged by a whole number if its shorter side is under
@@ -124,21 +135,25 @@ def overlay(
 
     Raises:
         TypeError: the image is no PIL image.
-        ValueError: the map's proportions are not the image's.
+        ValueError: the map's proportions are not the image's, or a scale for a map that is to be
+            stretched over its own.
     """
+    if stretch and scale:
+        raise ValueError(f"stretch=True and scale={scale}: a map has one of them, leave one out.")
     if not isinstance(image, Image.Image):
         raise TypeError(f"image is a {type(image).__name__}. Pass the PIL image of the same run.")
     values = np.asarray(values, dtype=np.float32)
     _check_proportions(image, values.shape)
-    base = enlarge(image)
-    heat = np.asarray(
-        Image.fromarray(_normalise(values, scale)).resize(base.size, Image.Resampling.BILINEAR)
-    )
-    # The picture keeps its drawing in grey, so that every colour on it is heat.
+    base, (low, high) = enlarge(image), (float(values.min()), float(values.max()))
+    places = _normalise(values, scale or ((low, high) if stretch else (0.0, high)))
+    heat = np.asarray(Image.fromarray(places).resize(base.size, Image.Resampling.BILINEAR))
     colours = Image.fromarray(colorize(heat, (0.0, 1.0), colormap))
-    picture = Image.blend(base.convert("L").convert("RGB"), colours, opacity)
-    low, high = scale or (float(values.min()), float(values.max()))
-    return caption(picture, label, f"{low:.2g} to {high:.2g}") if label else picture
+    opaque = np.rint(255 * opacity * (np.ones_like(heat) if stretch else heat)).astype(np.uint8)
+    # The picture keeps its drawing in grey, so that every colour on it is heat.
+    grey = base.convert("L").convert("RGB")
+    picture = Image.composite(colours, grey, Image.fromarray(opaque))
+    note = f"{low:.2g} to {high:.2g}" if stretch else f"peak {high:.2g}"
+    return caption(picture, label, note) if label else picture
 
 
 def _check_proportions(image: Image.Image, grid: tuple[int, ...]) -> None:
@@ -203,26 +218,16 @@ def grid(image: Image.Image, overlays: Sequence[Image.Image], title: str = "") -
     return _sheet([tiles[i : i + across] for i in range(0, len(tiles), across)])
 
 
-def columns(
-    parts: Sequence[tuple[Image.Image, str, Sequence[tuple[str, np.ndarray]]]],
-) -> Image.Image:
+def columns(parts: Sequence[tuple[Image.Image, str, Sequence[Image.Image]]]) -> Image.Image:
     """Images side by side, below each the overlays of its own maps.
 
     Args:
-        parts: (image, title, maps) of each column; maps are (label, values ``[rows, cols]``).
-            Those of one label share one scale, so that they can be compared.
+        parts: (image, title, overlays) of each column, as :func:`overlay` draws them.
     """
-    scales: dict[str, tuple[float, float]] = {}
-    for label, values in (pair for _, _, maps in parts for pair in maps):
-        low, high = scales.get(label, (math.inf, -math.inf))
-        scales[label] = min(low, float(values.min())), max(high, float(values.max()))
     heads = [caption(enlarge(image), title or "image") for image, title, _ in parts]
-    below = [
-        [overlay(image, values, label, scale=scales[label]) for label, values in maps]
-        for image, _, maps in parts
-    ]
     nothing = Image.new("RGB", (1, 1), _PAPER)
-    return _sheet([heads, *zip_longest(*below, fillvalue=nothing)])
+    below = zip_longest(*(tiles for _, _, tiles in parts), fillvalue=nothing)
+    return _sheet([heads, *below])
 
 
 def _sheet(rows: Sequence[Sequence[Image.Image]]) -> Image.Image:

@@ -6,6 +6,18 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+_CLOSED_CLASSES = """
+a an the this that these those some any each every no all both such
+i you he she it we they me him her us them my your his its our their
+who whom whose which what
+of in on at by with without within from to into onto upon off out over under above below
+between among through across behind beside beneath around near for about against along as
+than like up down before after during until
+and or but nor so yet if while when where because though not very
+is are was were be been being am has have had having do does did doing
+will would can could shall should may might must there here
+"""
+FUNCTION_WORDS = frozenset(_CLOSED_CLASSES.split())  # of English
 _JOINERS = "'\u2019-\u2010"  # apostrophes and hyphens, inside a word only: "girl's", "red-haired"
 
 
@@ -68,6 +80,16 @@ class Source:
         """The span in the prompt behind ``text[start:end]``; None where nothing came from it."""
         found = [origin for origin in self.origins[start:end] if origin >= 0]
         return (min(found), max(found) + 1) if found else None
+
+
+def is_content_word(text: str) -> bool:
+    """Whether a word names something: it has a letter or a digit and is none of
+    :data:`FUNCTION_WORDS`. Words of other languages than English all count.
+
+    >>> [word for word in ("A", "cat", ",", "of", "8k") if is_content_word(word)]
+    ['cat', '8k']
+    """
+    return any(map(str.isalnum, text)) and text.casefold() not in FUNCTION_WORDS
 
 
 def split_words(text: str, whole: Sequence[tuple[int, int]] = ()) -> list[tuple[str, int, int]]:

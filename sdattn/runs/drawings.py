@@ -25,8 +25,8 @@ def drawings(
     scale: tuple[float, float] | None = None,
 ) -> dict[str, bytes]:
     """``heatmaps/NN-word.png`` for each map, ``grid.png``, and ``masks/NN-word.png`` (255 where a
-    map lies in the upper half of its range), as asked. ``scale`` is that of all maps; by default
-    each has its own range."""
+    map lies in the upper half of its range), as asked. ``scale`` is that of all maps; by
+    default their own, see :meth:`sdattn.Heatmap.overlay`."""
     files: dict[str, bytes] = {}
     names = [f"{name}.png" for name in named(heatmap.label for heatmap in maps)]
     wanted = {"overlays", "grid"}.intersection(parts)

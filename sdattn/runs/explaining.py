@@ -12,14 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ..inversion import invert as inversion
 from ..inversion.ddim import ddim, in_place
-from ..inversion.pictures import encode, fit
+from ..inversion.pictures import at_own_size, encode, fit
 from ..maps.presets import Preset, preset_of
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.loading import check_text_to_image
@@ -29,9 +31,6 @@ from ..prompts.tokens import Prompt
 from .info import Explained
 from .run import Run
 from .sampling import sample
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 TIMESTEPS = (0.05, 0.15, 0.25)  # of the training schedule: where the model looks by default
 
@@ -84,10 +83,11 @@ def explain(
             ``invert`` the ``num_inference_steps`` and no other.
 
     Returns:
-        Run: ``images`` are the pictures as the pipeline saw them. ``"explained"`` in ``info`` tells
-        the way, the timesteps and ``"reconstruction_psnr"``, how near to the picture the pipeline
-        came back, in decibels: its autoencoder alone, or with ``invert`` the whole way. A low one
-        means that the maps are of something else than the picture.
+        Run: ``images`` are the pictures, of them the part that the pipeline saw, as fine as they
+        were (see :func:`sdattn.inversion.pictures.at_own_size`). ``"explained"`` in ``info`` tells
+        the way, the timesteps, the file's name and ``"reconstruction_psnr"``, how near to the
+        picture the pipeline came back, in decibels: its autoencoder alone, or with ``invert`` the
+        whole way. A low one means that the maps are of something else than the picture.
 
     Raises:
         TypeError: another kind of pipeline, or ``image`` is no PIL image.
@@ -111,7 +111,8 @@ def explain(
     with way as start, labelled(pipe, phase):
         run = sample(pipe, read, seeds, {**options, **start}, settings, preset=chosen, ask=ask)
     scheduler = type(pipe.scheduler).__name__  # whose noise schedule it was
-    return _told(run, images, "inversion" if invert else "noise", scheduler)
+    given = [image] if isinstance(image, Image.Image) else image
+    return _told(run, given, images, "inversion" if invert else "noise", scheduler)
 
 
 class Noised:
@@ -171,22 +172,36 @@ def _replayed(
         yield {**found[0].options(), "latents": torch.cat([inverted.noise for inverted in found])}
 
 
-def _told(run: Run, images: Sequence[Image.Image], way: str, scheduler: str) -> Run:
-    """The run with the pictures in the place of what came back, and told how it was made."""
+def _told(
+    run: Run,
+    given: Sequence[Image.Image],
+    images: Sequence[Image.Image],
+    way: str,
+    scheduler: str,
+) -> Run:
+    """The run with the pictures in the place of what came back, and told how it was made;
+    ``images`` are those that were given as the pipeline saw them."""
     timesteps = [int(t) for t in run.store.timesteps]
     image_runs = []
-    for image_run, image in zip(run, images, strict=True):
+    for image_run, original, image in zip(run, given, images, strict=True):
         settings, near = image_run.settings, None
         if not settings.blanked:  # by a safety checker, which saw what came back
             near = min(inversion.psnr(image, image_run.image), 99.0)  # JSON knows no infinity
+        shown = at_own_size(original, image)
         settings = replace(
             settings,
+            size=shown.size,
             scheduler=scheduler,
             blanked=None,
             seed=None if way == "inversion" else settings.seed,  # the noise is the picture's own
-            explained=Explained(way=way, timesteps=timesteps, reconstruction_psnr=near),
+            explained=Explained(
+                way=way,
+                timesteps=timesteps,
+                reconstruction_psnr=near,
+                file=Path(getattr(original, "filename", "")).name or None,
+            ),
         )
-        image_runs.append(replace(image_run, image=image, settings=settings))
+        image_runs.append(replace(image_run, image=shown, settings=settings))
     return replace(run, image_runs=image_runs)
 
 

@@ -119,12 +119,12 @@ def step_heatmaps(run: ImageRun) -> list[Heatmaps]:
     return [finish(maps, prompt, averaged, steps.columns) for maps in aggregate(steps, averaged)]
 
 
-def head_heatmaps(run: ImageRun) -> dict[str, list[Heatmaps]]:
+def head_heatmaps(run: ImageRun) -> dict[str, dict[int, Heatmaps]]:
     """Each head of the layers that the preset reads, of those on their finest grid.
 
     Returns:
-        The layer's name to the heatmaps of its heads, a share of the head's attention each;
-        nothing where the run kept a mean over heads only.
+        The layer's name to the heatmaps of its heads by number, a share of the head's attention
+        each; nothing where the run kept a mean over heads only.
     """
     preset, prompt = run.heatmaps.preset, run.heatmaps.prompt
     maps = run.layers if preset.each_head else run.details.heads
@@ -132,11 +132,21 @@ def head_heatmaps(run: ImageRun) -> dict[str, list[Heatmaps]]:
         return {}
     read = read_by(maps, preset)
     finest = max(layer.grid for layer in read.values())
+    chosen = "all" if maps is run.layers else run.details.head_numbers
+    heads = {name: layer.maps[0] for name, layer in read.items() if layer.grid == finest}
     return {
-        name: [Heatmaps(prompt, head, maps.columns) for head in layer.maps[0]]
-        for name, layer in read.items()
-        if layer.grid == finest
+        name: {
+            number: Heatmaps(prompt, head, maps.columns)
+            for number, head in zip(range(len(of)) if chosen == "all" else chosen, of, strict=True)
+        }
+        for name, of in heads.items()
     }
+
+
+def short_name(run: ImageRun, layer: str) -> str:
+    """``up 3.0.1`` of ``up_blocks.3.attentions.0.transformer_blocks.1.attn2``."""
+    numbers = ".".join(part for part in layer.split(".") if part.isdigit())
+    return f"{run.layers.layers[layer].place} {numbers}"
 
 
 def _grouped(maps: LayerMaps, prompt: Prompt) -> dict[str, list[Heatmaps]]:

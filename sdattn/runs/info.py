@@ -31,11 +31,13 @@ class Captured(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Explained(Record):
-    """How a picture that was there already was looked at, see :func:`sdattn.explain`."""
+    """How a picture that was there already was looked at, see :func:`sdattn.explain`; ``file`` is
+    the name that it had, where it had one."""
 
     way: str
     timesteps: list[int]
     reconstruction_psnr: float | None = None
+    file: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

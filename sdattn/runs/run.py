@@ -97,10 +97,9 @@ class Run:
 
         parts = []
         for run in self.image_runs[:_MOST_PAGES]:
-            maps = [
-                (heatmap.label, heatmap.values.numpy()) for heatmap in run.heatmaps.occurrences()
-            ]
-            still = f"<details><summary>stills</summary>{stills(maps, run.image)}</details>"
+            maps = [(hm.label, hm.values.numpy()) for hm in run.heatmaps.occurrences()]
+            found = stills(maps, run.heatmaps.top, run.image)
+            still = f"<details><summary>stills</summary>{found}</details>"
             parts.append(framed(report(run)) + still)
         if len(self) > _MOST_PAGES:
             more = len(self) - _MOST_PAGES

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 from bilinear import stretch
+from overlays import overlaid
 from PIL import Image
 from tiny_pipelines import make_pipeline
+from tiny_tokenizers import tiny_tokenizer
 
 import sdattn
-from sdattn import Heatmap
+from sdattn import Heatmap, Heatmaps, read_prompt
 
 PROMPT = "a red cat and a turquoise dog"
 
@@ -133,3 +135,33 @@ def test_the_range_of_summed_shares_is_called_no_probability():
     assert float(found.maps.sum(-1).max()) > 1.5
     assert "summed" in sdattn.PRESETS["sum"].unit
     assert "probability" not in Heatmap.range.__doc__
+
+
+def of_peaks(prompt, **peaks):
+    """Heatmaps whose words have these peaks, all others one of 0.9 there where nobody looks."""
+    read = read_prompt(tiny_tokenizer(), prompt)
+    maps = torch.full((2, 3, len(read.tokens)), 0.9)
+    for word in read.seen:
+        maps[..., word.columns] = 0.0
+        maps[0, 1, word.columns[0]] = peaks[word.text]
+    return Heatmaps(read, maps)
+
+
+def test_words_are_drawn_on_the_scale_of_the_strongest_content_word():
+    found = of_peaks("a red cat", a=0.8, red=0.2, cat=0.5)
+    assert found.top == found["a"].top == found["red"].top == found[0].top == 0.5
+    image = Image.new("RGB", (384, 256), (200, 100, 50))
+    for word, place in (("a", 1.0), ("red", 0.4), ("cat", 1.0)):
+        drawn = np.asarray(found[word].overlay(image), dtype=float)[64, 192]  # a cell's middle
+        np.testing.assert_allclose(drawn, overlaid((200, 100, 50), place), atol=6)
+    assert found["red"].overlay(image, scale=None) == found["red"].overlay(image)
+    drawn = np.asarray(found["red"].overlay(image, scale=(0.0, 0.2)), dtype=float)[64, 192]
+    np.testing.assert_allclose(drawn, overlaid((200, 100, 50), 1.0), atol=6)
+    shape = np.asarray(found["red"].overlay(image, stretch=True), dtype=float)
+    np.testing.assert_allclose(shape[64, 192], overlaid((200, 100, 50), 1.0), atol=6)
+    np.testing.assert_allclose(shape[192, 320], 0.15 * 124.2, atol=4)  # black over the grey
+
+
+def test_where_no_word_names_anything_all_set_the_scale():
+    assert of_peaks("a", a=0.25).top == 0.25
+    assert of_peaks("a red cat", a=0.8, red=0.2, cat=0.5).keep([1]).top == pytest.approx(0.8)

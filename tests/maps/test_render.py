@@ -57,13 +57,40 @@ def test_heat_lies_where_the_map_has_it(size, grid):
     assert brightness[-1, 0] < 30
 
 
-def test_opacity_mixes_the_grey_picture_with_the_colours():
+RAMP = np.linspace(0, 1, 256 * 256).reshape(256, 256)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "places"),
+    [
+        (0.5 * RAMP + 0.1, {}, (0.5 * RAMP + 0.1) / 0.6),
+        (0.5 * RAMP + 0.1, {"scale": (0.0, 2.0)}, (0.5 * RAMP + 0.1) / 2),
+        (3.0 * RAMP, {"scale": (0.0, 2.0)}, np.minimum(1.5 * RAMP, 1)),
+    ],
+)
+def test_colours_are_the_more_opaque_the_higher_the_value(values, options, places):
     image = Image.new("RGB", (256, 256), (200, 100, 50))
-    values = np.linspace(0, 1, 256 * 256).reshape(256, 256)
     grey = np.asarray(image.convert("L"), dtype=float)[..., None]
-    expected = 0.6 * grey + 0.4 * render.colorize(values)
-    found = np.asarray(render.overlay(image, values, opacity=0.4), dtype=float)
-    np.testing.assert_allclose(found, expected, atol=1.5)
+    colours = matplotlib.colormaps["inferno"](places)[..., :3] * 255
+    opaque = 0.4 * places[..., None]
+    found = np.asarray(render.overlay(image, values, opacity=0.4, **options), dtype=float)
+    np.testing.assert_allclose(found, (1 - opaque) * grey + opaque * colours, atol=2)
+
+
+def test_a_stretched_map_has_its_whole_range_in_equally_opaque_colours():
+    image = Image.new("RGB", (256, 256), (200, 100, 50))
+    grey = np.asarray(image.convert("L"), dtype=float)[..., None]
+    expected = 0.6 * grey + 0.4 * render.colorize(RAMP)
+    weak = 0.02 + 0.001 * RAMP
+    found = np.asarray(render.overlay(image, weak, opacity=0.4, stretch=True), dtype=float)
+    np.testing.assert_allclose(found, expected, atol=2)
+    with pytest.raises(ValueError, match=r"stretch=True and scale=\(0.0, 1.0\)"):
+        render.overlay(image, weak, stretch=True, scale=(0.0, 1.0))
+
+
+def test_a_map_of_nothing_leaves_the_picture_bare():
+    image = Image.effect_noise((256, 256), 50).convert("RGB")
+    assert render.overlay(image, np.zeros((16, 16))).tobytes() == image.tobytes()
 
 
 @pytest.mark.parametrize("label", ["circle", "x" * 2000, "红色", "😀", "a\nb", "<b>"])

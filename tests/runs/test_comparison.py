@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from overlays import overlaid
 from PIL import Image
 from tiny_tokenizers import tiny_tokenizer
 
@@ -271,7 +272,7 @@ def test_an_image_of_several_must_be_chosen(demo):
     assert diff(alone, (demo, 1)).settings["seed"] == (3, 4)
 
 
-def test_the_sheet_shows_maps_of_one_word_on_one_scale():
+def test_the_sheet_shows_all_maps_on_one_scale():
     a, b = run("red cat", 1, size=(576, 384)), run("red dog", 2, size=(576, 384))
     sheet = diff(a, b).sheet()
     width, height = 576 + 6, render.caption(a.image, "A").height + 6
@@ -286,14 +287,11 @@ def test_the_sheet_shows_maps_of_one_word_on_one_scale():
     apart = np.abs(np.asarray(b.image, dtype=int) - np.asarray(a.image))
     np.testing.assert_array_equal(np.asarray(tile(0, 2)), apart)
     of_a, of_b = (bilinear(values(one, 1), (384, 576)) for one in (a, b))
-    coarse = np.stack([values(one, 1) for one in (a, b)])
-    low, high = coarse.min(), coarse.max()
+    highest = max(values(one, column).max() for one in (a, b) for column in (1, 2))
     for column, image, map_ in ((0, a.image, of_a), (1, b.image, of_b)):
-        colours = in_colours("inferno", (map_ - low) / (high - low))
-        grey = np.asarray(image) @ np.array([[0.299], [0.587], [0.114]])
         shown = np.asarray(tile(1, column), dtype=float)
-        np.testing.assert_allclose(shown, 0.75 * colours + 0.25 * grey, atol=6)  # a colour on
-    most = np.abs(coarse[1] - coarse[0]).max()
+        np.testing.assert_allclose(shown, overlaid(image, map_ / highest), atol=6)  # a colour on
+    most = np.abs(values(b, 1) - values(a, 1)).max()
     expected = in_colours("RdBu_r", 0.5 + (of_b - of_a) / (2 * most))
     np.testing.assert_allclose(np.asarray(tile(1, 2), dtype=float), expected, atol=6)
     for place in ((2, 1), (2, 2), (3, 0), (3, 2)):  # cat is not in B, dog not in A

@@ -127,8 +127,12 @@ def test_a_run_tells_how_it_was_made(pipe, tmp_path):
     assert told["way"] == "noise"
     assert told["timesteps"] == sorted((round(1000 * part) for part in TIMESTEPS), reverse=True)
     assert 0 < told["reconstruction_psnr"] < 99
-    assert run.images[0].tobytes() == fit(pipe, image).tobytes()
-    assert run.info[0]["size"] == [*run.images[0].size] == [160, 104]
+    # of 300x200 the model sees 160x104, so all of the width but 200 / 300 < 104 / 160 of the height
+    assert run.images[0].size == (300, 195)
+    assert run.info[0]["size"] == [300, 195]
+    assert "file" not in told
+    kept = np.asarray(run.images[0].resize((160, 104), Image.Resampling.BOX), dtype=float)
+    assert np.abs(kept - np.asarray(fit(pipe, image), dtype=float)).mean() < 8
     run.save(tmp_path / "run")
     saved = load_run(tmp_path / "run")
     assert saved.info["explained"] == told
@@ -317,3 +321,19 @@ def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, error, me
 def test_other_pipelines_are_refused():
     with pytest.raises(TypeError, match="found a StableDiffusionImg2ImgPipeline"):
         explain(make_pipeline(StableDiffusionImg2ImgPipeline), picture(), PROMPT)
+
+
+def test_a_photo_is_kept_as_fine_as_it_was_and_the_map_lies_where_it_lay(pipe, tmp_path):
+    photo = Image.new("RGB", (1201, 900), (40, 60, 80))
+    photo.paste((250, 240, 230), (900, 100, 1100, 300))
+    photo.save(tmp_path / "my photo.png")
+    run = explain(pipe, Image.open(tmp_path / "my photo.png"), PROMPT)
+    assert run.info[0]["explained"]["file"] == "my photo.png"
+    assert run.images[0].size == (1157, 900)  # the model sees 144x112, so 44 columns less
+    row = [run.images[0].getpixel((x, 150))[0] for x in (870, 886, 1070, 1086)]
+    assert np.abs(np.array(row) - (40, 250, 250, 40)).max() < 12
+    run.heatmaps[0]["cat"].overlay(run.images[0])  # refused where proportions differ
+    huge = explain(pipe, photo.resize((6005, 4500)), PROMPT)
+    assert max(huge.images[0].size) == 1536
+    assert "file" not in huge.info[0]["explained"]
+    torch.testing.assert_close(huge.heatmaps[0].maps, run.heatmaps[0].maps, atol=0.02, rtol=0)

@@ -101,7 +101,7 @@ def test_heads_average_to_their_layers(runs, preset):
         layer = run.store.maps[name]  # [images, steps, heads, rows, cols, tokens]
         kept = layer[0] if preset == "daam" else layer[0, 2:]
         assert len(heads) == kept.shape[1]
-        for head, one in enumerate(heads):
+        for head, one in heads.items():
             expected = kept[:, head, :, :, 3].double().mean(0)  # column 3 is "cat"
             torch.testing.assert_close(one["cat"].values.double(), expected, atol=1e-6, rtol=1e-5)
 
@@ -112,7 +112,7 @@ def test_chosen_steps_and_heads_keep_their_numbers(pipe):
     assert run.details.calls == (0, 3)
     assert run.details.head_numbers == (1,)
     assert [one.words for one in step_heatmaps(run)] == [("cat",), ("cat",)]
-    assert {len(heads) for heads in head_heatmaps(run).values()} == {1}
+    assert {tuple(heads) for heads in head_heatmaps(run).values()} == {(1,)}
 
 
 def test_a_run_that_kept_means_has_groups_only(pipe):
@@ -138,5 +138,6 @@ def test_details_come_back_from_a_folder(runs, tmp_path, preset, refine):
     heads, again = head_heatmaps(before), head_heatmaps(back)
     assert list(again) == list(heads)
     for name in heads:
-        for one, other in zip(heads[name], again[name], strict=True):
+        assert list(again[name]) == list(heads[name])
+        for one, other in zip(heads[name].values(), again[name].values(), strict=True):
             torch.testing.assert_close(values(other), values(one), atol=1e-4, rtol=2e-3)

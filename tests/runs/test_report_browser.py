@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import replace
 from io import BytesIO
+from itertools import combinations
 
 import matplotlib
 import numpy as np
@@ -13,13 +14,15 @@ from PIL import Image
 from tiny_pipelines import make_pipeline
 
 from sdattn import generate, load_pipeline
-from sdattn.runs.imagerun import group_heatmaps, step_groups
+from sdattn.runs.imagerun import group_heatmaps, head_heatmaps, step_groups
 from sdattn.runs.report import report
 from sdattn.runs.report.command import command_of
 
 pytestmark = pytest.mark.slow
 
 PROMPT = "a red circle left of a blue square"
+HINTS = (".words .hint", "#spot-where")
+WIDTHS = "all => all.map((e) => parseFloat(e.style.width))"
 SMALL = {"height": 128, "width": 192, "num_inference_steps": 3}
 HOSTILE = [
     "<script>alert(1)</script> cat",
@@ -77,17 +80,37 @@ def colour(page, x, y):
     return np.array(image.getpixel((int(x * image.width), int(y * image.height))), dtype=int)
 
 
-def expected(values, x, y, low=None, high=None):
-    """Bilinear between the centres of cells, in inferno."""
+def bilinear(values, x, y):
+    """Between the centres of cells, at a part of the picture."""
     rows, cols = values.shape
     at = [min(max(part * n - 0.5, 0), n - 1) for part, n in ((y, rows), (x, cols))]
     (r, c), (dr, dc) = map(math.floor, at), (at[0] % 1, at[1] % 1)
     below, right = min(r + 1, rows - 1), min(c + 1, cols - 1)
     upper = values[r, c] * (1 - dc) + values[r, right] * dc
     lower = values[below, c] * (1 - dc) + values[below, right] * dc
-    low, high = values.min() if low is None else low, values.max() if high is None else high
-    place = (upper * (1 - dr) + lower * dr - low) / (high - low)
-    return (np.array(matplotlib.colormaps["inferno"](float(place))[:3]) * 255).astype(int)
+    return upper * (1 - dr) + lower * dr
+
+
+def inferno(place):
+    return np.array(matplotlib.colormaps["inferno"](float(min(place, 1.0)))[:3]) * 255
+
+
+def expected(values, x, y, top, picture):
+    """In inferno from 0 to ``top``, the more opaque the higher, over the grey picture."""
+    place = min(bilinear(values, x, y) / top, 1.0)
+    pixel = picture.getpixel((int(x * picture.width), int(y * picture.height)))
+    grey = np.dot(pixel, (0.2126, 0.7152, 0.0722))  # as CSS's grayscale()
+    return place * inferno(place) + (1 - place) * grey
+
+
+def stretched(values, x, y):
+    """In inferno from the lowest value to the highest, opaque."""
+    return inferno((bilinear(values, x, y) - values.min()) / np.ptp(values))
+
+
+def highest(maps):
+    """Of the prompt's words without "a" and "of"."""
+    return max(maps[i].max() for i in (1, 2, 3, 6, 7))
 
 
 def set_slider(page, name, value):
@@ -101,42 +124,122 @@ def word(page, number):
 def test_pointing_at_a_word_shows_its_heat_where_the_object_is(run, page_of):
     one = run.image_run(0)
     page = page_of(one, viewport={"width": 1280, "height": 900})
+    page.keyboard.press("Escape")
     plain = colour(page, 0.3, 0.5)
     set_slider(page, "opacity", 100)
-    circle, square = (values(one.heatmaps)[i] for i in (2, 7))
-    for number, own in ((2, circle), (7, square)):
+    maps, picture = values(one.heatmaps), one.image.convert("RGB")
+    for number in (2, 7):
+        own = maps[number]
         word(page, number).hover()
         hot = np.unravel_index(own.argmax(), own.shape)
-        spots = [((hot[1] + 0.5) / 16, (hot[0] + 0.5) / 16), (0.1, 0.1), (0.9, 0.9), (0.5, 0.3)]
+        spots = [((hot[1] + 0.5) / 16, (hot[0] + 0.5) / 16), (0.1, 0.1), (0.9, 0.9)]
         for x, y in spots:
-            seen, wanted = colour(page, x, y), expected(own, x, y)
-            assert np.abs(seen - wanted).max() <= 12, (number, x, y, seen, wanted)
-        assert colour(page, *spots[0])[:2].min() > 180  # the bright end of inferno
+            seen, wanted = colour(page, x, y), expected(own, x, y, highest(maps), picture)
+            assert np.abs(seen - wanted).max() <= 14, (number, x, y, seen, wanted)
     page.mouse.move(1, 1)
     assert np.abs(colour(page, 0.3, 0.5) - plain).max() <= 2
 
 
-def test_raw_scale_puts_all_words_on_one_range_and_tells_it(run, page_of):
+def test_a_word_that_means_nothing_leaves_the_picture_bare_until_it_is_stretched(run, page_of):
     one = run.image_run(0)
     page = page_of(one, viewport={"width": 1280, "height": 900})
     set_slider(page, "opacity", 100)
-    page.locator("input[value='raw']").check()
-    own = values(one.heatmaps)
-    low, high = min(m.min() for m in own), max(m.max() for m in own)
-    for number in (1, 2):
-        word(page, number).hover()
-        for x, y in ((0.25, 0.5), (0.7, 0.4), (0.5, 0.9)):
-            wanted = expected(own[number], x, y, low, high)
-            assert np.abs(colour(page, x, y) - wanted).max() <= 12
-        assert page.locator("#low").inner_text() == f"{float(f'{low:.2g}'):g}"
-        assert page.locator("#high").inner_text() == f"{float(f'{high:.2g}'):g} share of attention"
-    page.locator("input[value='own']").check()
+    maps, picture, of = values(one.heatmaps), one.image.convert("RGB"), 4
+    spots = [((x + 0.5) / 8, (y + 0.5) / 8) for x in range(8) for y in range(8)]
+    word(page, of).hover()
+    share = maps[of].max() / highest(maps)
+    for x, y in spots[::5]:
+        bare = expected(np.zeros((2, 2)), x, y, 1.0, picture)
+        assert np.abs(colour(page, x, y) - bare).max() <= 255 * share + 8
+    top = float(f"{highest(maps):.2g}")
+    assert page.locator("#low").inner_text() == "0"
+    assert page.locator("#high").inner_text() == f"{top:g} share of attention"
+    assert f"peak {float(f'{maps[of].max():.2g}'):g}" in page.locator("#caption").inner_text()
+    page.locator("#stretch").check()
+    word(page, of).hover()
+    for x, y in spots[::9]:
+        assert np.abs(colour(page, x, y) - stretched(maps[of], x, y)).max() <= 14
+    assert page.locator("#low").inner_text() == f"{float(f'{maps[of].min():.2g}'):g}"
+
+
+def test_a_bar_below_each_word_is_its_peak(run, page_of):
+    page = page_of(run.image_run(0), viewport={"width": 1280, "height": 900})
+    bar = "e => parseFloat(getComputedStyle(e, '::after').width) / e.clientWidth"
+    maps = values(run.heatmaps[0])
+    for number, own in enumerate(maps):
+        wide = word(page, number).evaluate(bar)
+        assert wide == pytest.approx(min(1, own.max() / highest(maps)), abs=0.02)
+
+
+def test_it_opens_with_the_strongest_words_of_different_places_pinned(run, page_of):
+    page = page_of(run.image_run(0), viewport={"width": 1280, "height": 900})
+    page.mouse.move(1, 1)
+    maps = values(run.heatmaps[0])
+    pinned = [
+        int(button.get_attribute("data-word"))
+        for button in page.locator(".word[aria-pressed='true']").all()
+    ]
+    assert 1 < len(pinned) <= 3
+    assert max((1, 2, 3, 6, 7), key=lambda i: maps[i].max()) in pinned
+    assert all(maps[i].max() >= 0.5 * highest(maps) for i in pinned)
+    for i, j in combinations(pinned, 2):
+        assert np.corrcoef(maps[i].ravel(), maps[j].ravel())[0, 1] < 0.5
+    legend = page.locator("#pins li").all_inner_texts()
+    assert sorted(text.split()[0] for text in legend) == sorted(PROMPT.split()[i] for i in pinned)
+    for i in pinned:  # in a colour of its own, and not grey
+        row, col = np.unravel_index(maps[i].argmax(), maps[i].shape)
+        assert np.ptp(colour(page, (col + 0.5) / 16, (row + 0.5) / 16)) > 60
+
+
+def test_the_view_is_saved_as_it_is_seen(run, page_of):
+    page = page_of(run.image_run(0), viewport={"width": 1280, "height": 900})
+    page.keyboard.press("Escape")
+    word(page, 2).click()
+    page.mouse.move(1, 1)
+    with page.expect_download() as waiting:
+        page.locator("#save").click()
+    assert waiting.value.suggested_filename == "heatmap-circle.png"
+    saved = Image.open(waiting.value.path()).convert("RGB")
+    assert saved.size == (512, 512)
+    for x, y in ((0.25, 0.5), (0.7, 0.4), (0.5, 0.9), (0.05, 0.05)):
+        pixel = np.array(saved.getpixel((int(x * 512), int(y * 512))))
+        assert np.abs(pixel - colour(page, x, y)).max() <= 8
+
+
+def test_a_head_that_was_kept_can_be_chosen(demo, page_of):
+    kept = {"capture_options": {"heads": [1]}, "num_inference_steps": 2}
+    one = generate(demo, PROMPT, **kept).image_run(0)
+    page = page_of(one, viewport={"width": 1280, "height": 900})
+    set_slider(page, "opacity", 100)
+    options = page.locator("#head option").all_inner_texts()
+    heads = head_heatmaps(one)
+    assert len(options) == 1 + len(heads)
+    assert all(re.fullmatch(r"up [\d.]+, head 1", text) for text in options[1:])
+    maps = values(list(heads.values())[1][1])
+    page.locator("#head").select_option("2")
     word(page, 2).hover()
-    assert page.locator("#low").inner_text() == f"{float(f'{own[2].min():.2g}'):g}"
+    wanted = expected(maps[2], 0.3, 0.5, highest(maps), one.image.convert("RGB"))
+    assert np.abs(colour(page, 0.3, 0.5) - wanted).max() <= 14
+    assert options[2] in page.locator("#caption").inner_text()
+    assert page.locator("#group").is_disabled()
+
+
+def test_on_a_phone_it_says_tap(run, page_of):
+    phone = {"viewport": {"width": 390, "height": 800}, "has_touch": True, "is_mobile": True}
+    page = page_of(run.image_run(0), **phone)
+    hints = (
+        page.locator(".words .hint").first.inner_text() + page.locator("#spot-where").inner_text()
+    )
+    assert "Tap" in hints and "Point" not in hints and "Click" not in hints
+    for target in page.locator(":is(button, summary, select, input):visible").all():
+        box = target.bounding_box()
+        small = target.get_attribute("type") == "checkbox"  # its label is the target
+        assert small or min(box["width"], box["height"]) >= 24, target.aria_snapshot()
 
 
 def test_pinned_words_have_colours_of_their_own_and_a_legend(run, page_of):
     page = page_of(run.image_run(0), viewport={"width": 1280, "height": 900})
+    page.keyboard.press("Escape")
     set_slider(page, "opacity", 100)
     word(page, 2).click()
     assert word(page, 2).get_attribute("aria-pressed") == "true"
@@ -147,7 +250,9 @@ def test_pinned_words_have_colours_of_their_own_and_a_legend(run, page_of):
     for number, tint in ((2, (0xE6, 0x9F, 0x00)), (7, (0x56, 0xB4, 0xE9))):
         hot = np.unravel_index(own[number].argmax(), own[number].shape)
         seen = colour(page, (hot[1] + 0.5) / 16, (hot[0] + 0.5) / 16)
-        assert np.abs(seen - tint).max() <= 25, (number, seen)
+        place = (own[number].max() / highest(own)) ** 1.5
+        grey = np.array(seen) - place * np.array(tint)
+        assert np.abs(grey - grey.mean()).max() <= 25, (number, seen)
     for number in (0, 1, 3, 4, 5):
         word(page, number).click()
     word(page, 6).click()
@@ -161,7 +266,6 @@ def test_pinned_words_have_colours_of_their_own_and_a_legend(run, page_of):
 def test_a_spot_lists_the_words_that_act_there(run, page_of):
     one = run.image_run(0)
     page = page_of(one, viewport={"width": 1280, "height": 900})
-    page.locator("input[value='raw']").check()
     box = page.locator("#stage").bounding_box()
     for row, col in ((8, 4), (5, 11), (0, 15)):
         at = {"x": box["width"] * (col + 0.5) / 16, "y": box["height"] * (row + 0.5) / 16}
@@ -174,6 +278,11 @@ def test_a_spot_lists_the_words_that_act_there(run, page_of):
         np.testing.assert_allclose(shown, [own[i] for i in order], rtol=0.06, atol=2e-3)
         first = rows.first.locator(".label").inner_text()
         assert first == PROMPT.split()[order[0]]
+        bars = rows.locator(".fill").evaluate_all(
+            "all => all.map((e) => parseFloat(e.style.width))"
+        )
+        most = max(m.max() for m in values(one.heatmaps))
+        np.testing.assert_allclose(bars, [100 * own[i] / most for i in order], atol=1.5)
         assert (
             f"row {row + 1} of 16, column {col + 1} of 16"
             in page.locator("#spot-where").inner_text()
@@ -210,11 +319,12 @@ def test_values_are_called_what_they_are(demo, page_of):
         assert page.locator("#low").inner_text() == "0"
         assert unit.inner_text() == f"{float(f'{most:.2g}'):g} mean change of colour"
         if one.range[1] < most / 20:
-            assert colour(page, 0.5, 0.5).max() < 90
+            assert np.ptp(colour(page, 0.5, 0.5)) < 20  # grey: nothing lies over the picture
 
 
 def test_escape_closes_a_list_and_leaves_the_pins(run, page_of):
     page = page_of(run.image_run(0))
+    page.locator("#unpin").click()
     word(page, 2).click()
     page.locator("#colormap").focus()
     page.keyboard.press("Escape")
@@ -235,15 +345,16 @@ def test_sliders_choose_layers_and_steps(run, page_of):
     assert page.locator("#group-name").inner_text() == "up 8\u00d78"
     assert page.locator("#step-name").inner_text().startswith("step 5, t = ")
     word(page, 2).hover()
-    own = values(step_groups(one)["up 8x8"][step])[2]
+    maps, picture = values(step_groups(one)["up 8x8"][step]), one.image.convert("RGB")
     for x, y in ((0.25, 0.5), (0.7, 0.4), (0.5, 0.95)):
-        assert np.abs(colour(page, x, y) - expected(own, x, y)).max() <= 12
+        wanted = expected(maps[2], x, y, highest(maps), picture)
+        assert np.abs(colour(page, x, y) - wanted).max() <= 14
     assert "up 8\u00d78 · step 5" in page.locator("#caption").inner_text()
     slider = page.locator("#group")
     assert slider.get_attribute("aria-valuetext") == "up 8\u00d78"
     slider.focus()
     page.keyboard.press("Home")
-    assert page.locator("#group-name").inner_text() == "as in the heatmap"
+    assert page.locator("#group-name").inner_text() == "preset default: up 16\u00d716"
 
 
 def test_further_texts_have_maps_of_their_own(run, page_of):
@@ -252,18 +363,22 @@ def test_further_texts_have_maps_of_their_own(run, page_of):
     set_slider(page, "opacity", 100)
     labels = page.locator(".word").all_inner_texts()
     assert labels[8:] == ["red circle", "yellow", "star", "ring", "<sos>", "<eos>", "<pad>"]
-    for number, own in ((8, one.heatmaps["red circle"]), (11, one.more["asked"][1][1])):
+    phrase, asked = [one.heatmaps["red circle"]], one.more["asked"].maps
+    for number, own, text in ((8, phrase[0], phrase), (11, asked[1], asked)):
         word(page, number).hover()
-        wanted = expected(own.values.double().numpy(), 0.3, 0.55)
-        assert np.abs(colour(page, 0.3, 0.55) - wanted).max() <= 12
+        top = max(heatmap.values.max().item() for heatmap in text)
+        args = own.values.double().numpy(), 0.3, 0.55, top, one.image.convert("RGB")
+        assert np.abs(colour(page, 0.3, 0.55) - expected(*args)).max() <= 14
 
 
 def test_everything_can_be_done_from_the_keyboard(run, page_of):
     page = page_of(run.image_run(0), viewport={"width": 1280, "height": 900})
-    for _ in range(4):  # theme, a, red, circle
+    page.locator("#unpin").click()
+    page.locator("#theme").focus()
+    for _ in range(3):  # a, red, circle
         page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "circle"
-    assert "“circle”" in page.locator("#caption").inner_text()  # focus shows
+    assert "“circle” peak" in page.locator("#caption").inner_text()  # focus shows
     page.keyboard.press("Enter")
     assert word(page, 2).get_attribute("aria-pressed") == "true"
     page.locator("#stage").focus()
@@ -333,6 +448,7 @@ def test_the_command_is_copied(run, page_of):
 def test_nothing_lies_beside_a_phone(run, page_of, width):
     page = page_of(run.image_run(0), viewport={"width": width, "height": 800}, has_touch=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator("#unpin").tap()
     word(page, 2).tap()
     assert word(page, 2).get_attribute("aria-pressed") == "true"
     page.locator("#stage").tap(position={"x": 80, "y": 100})
@@ -355,8 +471,9 @@ def test_prompts_are_text_and_nothing_else(tiny, page_of, tmp_path, prompt):
     shown = page.locator("#prompt").evaluate("e => e.textContent")
     assert shown == prompt
     cats = [i for i, label in enumerate(one.heatmaps.words) if label == "cat"]
+    page.keyboard.press("Escape")
     word(page, cats[0]).click()
-    assert "“cat”" in page.locator("#caption").inner_text()
+    assert "“cat” peak" in page.locator("#caption").inner_text()
     assert page.evaluate("document.images.length") == 1
     assert page.evaluate("document.scripts.length") == 2  # the data and ours
     if cut := one.heatmaps.prompt.truncated:  # the first 100 each, the others as one text

@@ -1,8 +1,11 @@
 """The measures of scripts/evaluate_heatmaps.py against their definitions, and a whole small run."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from evaluation.knockouts import stays, tells_apart, without_words
 from evaluation.measures import (
     LEVELS,
     average_precision,
@@ -14,6 +17,8 @@ from evaluation.measures import (
 from evaluation.pictures import noised, unseen_scenes
 from evaluation.records import Records, read_picture
 from evaluation.variants import PEERS
+from PIL import Image
+from scenes import Scene, SceneObject
 from tiny_pipelines import make_pipeline
 
 import sdattn
@@ -126,3 +131,47 @@ def test_the_scripts_own_pictures_have_the_size_that_the_model_makes():
     assert default_size(pipe) == (128, 128)
     [picture] = noised(pipe, unseen_scenes(1, seed=1), 0, {"sum": PRESETS["sum"]})
     assert picture.image.size == (128, 128)
+
+
+def scene_of(*things):
+    places = ((0.25, 0.5), (0.75, 0.5))
+    objects = [
+        SceneObject(*thing, place, 0.18) for thing, place in zip(things, places, strict=True)
+    ]
+    return Scene(tuple(objects), "left of", "gray")
+
+
+def test_a_word_is_taken_away_only_where_it_is_of_one_object():
+    red_circle = ("red", "circle")
+    assert tells_apart(scene_of(red_circle, ("blue", "square")))
+    assert not tells_apart(scene_of(red_circle, ("red", "square")))
+    assert not tells_apart(scene_of(red_circle, ("blue", "circle")))
+    assert not tells_apart(Scene(scene_of(red_circle, red_circle).objects[:1], None, "gray"))
+
+
+def test_what_stays_without_a_word_is_read_from_the_picture(monkeypatch):
+    """The shape's word away, the object is gone; the colour's away, it has another colour."""
+    whole, gone, other = (
+        Image.fromarray(scene.draw(128))
+        for scene in (
+            scene_of(("red", "circle"), ("blue", "square")),
+            Scene(scene_of(("red", "circle"), ("blue", "square")).objects[1:], None, "gray"),
+            scene_of(("green", "circle"), ("blue", "square")),
+        )
+    )
+    without = {"red": other, "circle": gone}
+
+    def removed(pipe, prompt, word, seed, **options):
+        return SimpleNamespace(image=pipe, without=without[word])
+
+    monkeypatch.setattr(sdattn, "knockout", removed)
+    scene = scene_of(("red", "circle"), ("blue", "square"))
+    row = without_words(whole, scene, "a red circle left of a blue square", 0, {})
+    assert row == {"colour": (False, True), "shape": (False, False)}
+    assert without_words(other, scene, "", 0, {}) is None  # not what was asked for to begin with
+    always = {"colour": (True, True), "shape": (False, True)}
+    assert stays([row, always]) == {
+        "pictures": 2,
+        "without_colour": {"colour": 0.5, "shape": 1.0},
+        "without_shape": {"colour": 0.0, "shape": 0.5},
+    }

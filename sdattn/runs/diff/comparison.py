@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
@@ -105,8 +105,8 @@ class Comparison:
         with its map in A, in B, and B - A.
 
         Returns:
-            PIL, RGB. The two maps of a word share one scale, their difference has its own around
-            zero; the captions tell them. Many words stand in several columns.
+            PIL, RGB. All maps share one scale, and so do all differences. Many words stand in
+            several columns.
         """
         a = _scaled(self.image_a, 384 if len(self.words) <= _FEW else render.SHORTEST_SIDE)
         b = self.image_b.convert("RGB").resize(a.size, Image.Resampling.BICUBIC)
@@ -118,7 +118,16 @@ class Comparison:
             **({"A | B": ", ".join(differ)} if differ else {}),
             "B - A": "red where B has more, blue where A has more",
         }
-        return render.bands(head, [_row(word, a, b) for word in self.words], lines)
+        return render.bands(head, self._rows(a, b), lines)
+
+    def _rows(self, a: Image.Image, b: Image.Image) -> list[list[Image.Image]]:
+        """The tiles of each word: in A, in B, and B - A."""
+        maps = [heatmap for word in self.words for heatmap in (word.a, word.b) if heatmap]
+        tops = [heatmap.range[1] if heatmap.top is None else heatmap.top for heatmap in maps]
+        differences = [word.difference for word in self.words if word.difference is not None]
+        most = max((float(values.abs().max()) for values in differences), default=0.0)
+        scale = 0.0, max(tops, default=1.0)
+        return [_row(word, a, b, scale, most) for word in self.words]
 
     def told_settings(self) -> dict[str, tuple[str, str]]:
         """The settings that differ, but for the prompt, each in at most 60 letters."""
@@ -208,20 +217,23 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def _row(word: WordDifference, image_a: Image.Image, image_b: Image.Image) -> list[Image.Image]:
-    """The tiles of a word: in A, in B, and B - A."""
-    ranges = [heatmap.range for heatmap in (word.a, word.b) if heatmap]
-    scale = min(low for low, _ in ranges), max(high for _, high in ranges)
+def _row(
+    word: WordDifference,
+    image_a: Image.Image,
+    image_b: Image.Image,
+    scale: tuple[float, float],
+    most: float,
+) -> list[Image.Image]:
     tiles = []
     for letter, image, heatmap in (("A", image_a, word.a), ("B", image_b, word.b)):
         if heatmap:
-            tiles.append(render.overlay(image, heatmap.values.numpy(), word.label, scale=scale))
+            tiles.append(replace(heatmap, label=word.label).overlay(image, scale=scale))
         else:
             tiles.append(_blank(image.size, word.label, f"not in {letter}"))
     label = f"{word.label}: B - A"
     if word.difference is None:
         return [*tiles, _blank(image_a.size, label)]
-    return [*tiles, render.signed(word.difference.numpy(), image_a.size, label)]
+    return [*tiles, render.signed(word.difference.numpy(), image_a.size, label, most)]
 
 
 def _scaled(image: Image.Image, side: int) -> Image.Image:

@@ -9,13 +9,16 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from ...maps import render
-from ...maps.heatmap import Heatmap
+from ...maps.aggregation import read_by
+from ...maps.heatmap import Heatmap, Heatmaps
 from ...maps.presets import Preset
 from ...models.loading import unlearnt
 from ...prompts.tokens import Prompt
+from ...prompts.words import is_content_word
 from ..imagerun import ImageRun, plain, step_names
 from .command import command_of
 from .maps import page_maps
@@ -43,6 +46,8 @@ _KINDS: list[tuple[str, dict[str, int]]] = [
     *(("webp", {"quality": quality, "method": 2}) for quality in (90, 75, 50, 25)),
 ]
 _MOST_SPECIAL = 24  # columns of image prompts can be many
+_TIMES = "\N{MULTIPLICATION SIGN}"
+_MOST_PINS, _SAME_PLACE = 3, 0.5  # words of the first view, and how alike their maps may be
 _MOST_CUT_OFF = 100  # words behind the last that was seen; the others are their text and a number
 
 
@@ -70,8 +75,12 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     names = dict(zip(run.details.calls, step_names(run), strict=True))
     data = {
         "words": words,
-        "texts": [{"name": n, "words": [m.label for m in held]} for n, _, held in texts],
+        "content": [is_content_word(word) for word in words],
+        "first": _first_pins(run.heatmaps),
+        "texts": [_text(name, held) for name, _, held in texts],
+        "reads": _reads(run),
         "groups": maps.groups,
+        "heads": maps.heads,
         "steps": [", ".join(names[call]) for call in maps.calls],
         "maps": maps.maps,
         "data": maps.data,
@@ -99,6 +108,42 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         maps=maps,
         words_held=len(words),
     )
+
+
+def _text(name: str, held: Sequence[Heatmap]) -> dict[str, Any]:
+    """What the page knows of a text beside the prompt. What changes without "of" counts as much as
+    what changes without "cat"."""
+    content = [name == "causal" or is_content_word(heatmap.label) for heatmap in held]
+    return {"name": name, "words": [heatmap.label for heatmap in held], "content": content}
+
+
+def _first_pins(heatmaps: Heatmaps) -> list[int]:
+    """The words that the page opens with: the strongest content words that are at least half as
+    strong as the first, each of another place than those before it."""
+    maps = heatmaps.occurrences()
+    content = [i for i, heatmap in enumerate(maps) if is_content_word(heatmap.label)]
+    pins: list[int] = []
+    for i in sorted(content, key=lambda i: -maps[i].range[1]):
+        apart = all(_alike(maps[i], maps[pin]) < _SAME_PLACE for pin in pins)
+        if apart and maps[i].range[1] >= 0.5 * heatmaps.top and len(pins) < _MOST_PINS:
+            pins.append(i)
+    return pins
+
+
+def _alike(a: Heatmap, b: Heatmap) -> float:
+    """The correlation of two maps, in [-1, 1]; 0 where one is flat."""
+    pair = torch.stack([a.values, b.values]).flatten(1).double()
+    return float(torch.corrcoef(pair)[0, 1].nan_to_num())
+
+
+def _reads(run: ImageRun) -> str:
+    """The preset and what it reads, for people: ``default: up 16x16, up 32x32``."""
+    preset = run.heatmaps.preset
+    layers = read_by(run.layers, preset).values()
+    groups = dict.fromkeys(
+        f"{layer.place} {layer.grid[0]}{_TIMES}{layer.grid[1]}" for layer in layers
+    )
+    return f"preset {preset.name}: {', '.join(groups)}"
 
 
 def _units(preset: Preset) -> dict[str, str]:

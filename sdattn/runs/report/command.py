@@ -22,8 +22,9 @@ _OPTIONS = {
 def command_of(run: ImageRun) -> str:
     """The command that makes a run's picture and maps again, one line for a shell.
 
-    A picture of one's own is ``image.png``, so that the command works in the run's folder. A
-    picture of several of one prompt is made alone.
+    A picture of one's own has its file's name, so that the command works where that lies; one that
+    came from no file is ``image.png``, which the run's folder has. A picture of several of one
+    prompt is made alone.
 
     Raises:
         ValueError: no one command does, and why.
@@ -34,7 +35,7 @@ def command_of(run: ImageRun) -> str:
         texts = ["edit", settings.edited.prompt, *settings.edited.targets]
         flags = [*_edit(settings, settings.edited)]
     elif settings.explained:
-        texts = ["explain", "image.png", settings.prompt]
+        texts = ["explain", settings.explained.file or "image.png", settings.prompt]
         flags = [*_explain(settings, settings.explained), *_maps(run)]
     else:
         texts, flags = ["generate", settings.prompt], [*_generate(run), *_maps(run)]

@@ -16,11 +16,24 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from ...maps.heatmap import Heatmap, Heatmaps
-from ..imagerun import ImageRun, group_heatmaps, step_groups, step_heatmaps
+from ..imagerun import (
+    ImageRun,
+    group_heatmaps,
+    head_heatmaps,
+    short_name,
+    step_groups,
+    step_heatmaps,
+)
 
-# Cells at most of the heatmaps, of the groups of layers, of the steps and of further texts:
+# Cells at most of the heatmaps, of the groups of layers, of the steps, heads and further texts:
 # together, however noisy, they leave room for a picture in a page of 3 MB.
-_BUDGETS = {"heatmaps": 450_000, "groups": 350_000, "steps": 600_000, "further": 200_000}
+_BUDGETS = {
+    "heatmaps": 450_000,
+    "groups": 300_000,
+    "steps": 500_000,
+    "heads": 200_000,
+    "further": 150_000,
+}
 _COARSEST = 8  # times fewer rows and columns
 
 
@@ -30,15 +43,18 @@ class PageMaps:
 
     Attributes:
         groups: names of the groups of layers that can be chosen in the heatmap's place.
+        heads: names of the single heads that can be chosen, with their layers.
         calls: which calls of the model, from 0, can be chosen in the place of the mean.
         maps: (rows, cols, lowest, highest) of each map: of the mean and each call, in each of them
             of the heatmap and each group, in each of these of each word, in the order of
-            ``Heatmaps.occurrences()``; behind them those of further texts.
+            ``Heatmaps.occurrences()``; behind them those of each head, of each word; then those of
+            further texts.
         data: their cells in that order, row by row, a byte each: in a row the first and then
             differences from the left neighbour, modulo 256; zlib's stream as base64.
     """
 
     groups: list[str]
+    heads: list[str]
     calls: list[int]
     maps: list[tuple[int, int, float, float]]
     data: str
@@ -56,12 +72,18 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
         [*_values(step), *(m for name in names for m in _values(of_steps[name][i]))]
         for i, step in enumerate(steps)
     ]
+    heads = [
+        (f"{short_name(run, layer)}, head {number}", head)
+        for layer, numbered in head_heatmaps(run).items()
+        for number, head in numbered.items()
+    ]
     calls = _evenly(run.details.calls, _most(looks))
     looks = _evenly(looks, _most(looks))
     parts = {
         "heatmaps": _values(run.heatmaps),
         "groups": [m for name in names for m in _values(groups[name])],
         "steps": [m for look in looks for m in look],
+        "heads": [m for _, head in heads for m in _values(head)],
         "further": [heatmap.values for heatmap in further],
     }
     shapes, cells = [], []
@@ -71,7 +93,7 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
             shapes.append((*shades.shape, float(f"{low:.5g}"), float(f"{high:.5g}")))
             cells.append(_differences(shades))
     data = base64.b64encode(zlib.compress(b"".join(cells), 6)).decode()
-    return PageMaps(names, calls, shapes, data)
+    return PageMaps(names, [name for name, _ in heads], calls, shapes, data)
 
 
 def _values(heatmaps: Heatmaps) -> list[Tensor]:

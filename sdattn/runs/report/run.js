@@ -7,11 +7,16 @@ const stage = $("stage"), canvas = $("heat"), context = canvas.getContext("2d");
 const LONG_SIDE = 512;
 const MOST_ROWS = 12;
 
-const texts = [{ name: "prompt", words: page.words }, ...page.texts];
+const texts = [{ name: "prompt", words: page.words, content: page.content }, ...page.texts];
 const words = texts.flatMap((text) => text.words.map((label) => ({ label, text })));
 texts.reduce((first, text) => ((text.first = first), first + text.words.length), 0);
 
-const state = { step: 0, group: 0, opacity: 0.75, range: "own", colormap: "", hovered: null, pinned: [], spot: null, kept: false };
+const state = {
+  step: 0, group: 0, head: 0, opacity: 0.85, stretch: false, colormap: "",
+  hovered: null, pinned: [...page.first], spot: null, kept: false,
+};
+
+const touch = matchMedia("(hover: none)");
 
 /* ---- maps ---- */
 
@@ -32,12 +37,13 @@ async function unpack() {
   }
 }
 
-/* The number of the map that a word has in the step and group of layers that are chosen. */
+/* The number of the map that a word has in the step and group of layers, or head, that are chosen. */
 function mapOf(word) {
-  const own = page.words.length, groups = page.groups.length + 1;
-  if (word < own) return (state.step * groups + state.group) * own + word;
-  return (page.steps.length + 1) * groups * own + word - own;
+  const own = page.words.length, groups = page.groups.length + 1, looks = (page.steps.length + 1) * groups;
+  if (word >= own) return (looks + page.heads.length) * own + word - own;
+  return (state.head ? looks + state.head - 1 : state.step * groups + state.group) * own + word;
 }
+const peakOf = (word) => page.maps[mapOf(word)][3];
 
 function valueAt(word, x, y) {
   const number = mapOf(word);
@@ -46,14 +52,17 @@ function valueAt(word, x, y) {
   return low + (cells[starts[number] + row * cols + col] / 255) * (high - low);
 }
 
-/* (lowest, highest) of the colours: the word's own values, or those of all words of its text. What
-   changes without a word is always on one scale: a word that caused nothing is not to glow. */
-function rangeOf(word) {
-  const { name, first, words: labels } = words[word].text, causal = name === "causal";
-  if (state.range === "own" && !causal) return page.maps[mapOf(word)].slice(2);
-  const all = labels.map((_, i) => page.maps[mapOf(first + i)]);
-  return [causal ? 0 : Math.min(...all.map((one) => one[2])), Math.max(...all.map((one) => one[3]))];
+/* The highest values of the words of a text; of its content words, where it has any. */
+const peaksOf = ({ first, words: labels }) => labels.map((_, i) => peakOf(first + i));
+function topOf(text) {
+  const peaks = peaksOf(text), content = peaks.filter((_, i) => text.content[i]);
+  return Math.max(...(content.length ? content : peaks));
 }
+
+/* (lowest, highest) of the colours: one scale for all words of a text, from 0 to the peak of its
+   strongest content word; or stretched over the word's own values. */
+const stretched = (word) => state.stretch && words[word].text.name !== "causal";
+const rangeOf = (word) => (stretched(word) ? page.maps[mapOf(word)].slice(2) : [0, topOf(words[word].text)]);
 
 /* A map as shades of 0 to 255 at every pixel of the canvas. */
 function upsampled(number) {
@@ -89,12 +98,13 @@ function placesOf(word) {
   return places;
 }
 
-function drawHeat(pixels, places) {
-  const table = colours[state.colormap], alpha = Math.round(state.opacity * 255);
+/* The higher a value, the more opaque: where there is nothing, the picture is bare. */
+function drawHeat(pixels, places, even) {
+  const table = colours[state.colormap], alpha = state.opacity * 255;
   for (let i = 0; i < places.length; i++) {
     const at = Math.min(255, Math.floor(places[i] * 256)) * 3;
     pixels[4 * i] = table[at]; pixels[4 * i + 1] = table[at + 1]; pixels[4 * i + 2] = table[at + 2];
-    pixels[4 * i + 3] = alpha;
+    pixels[4 * i + 3] = Math.round(even ? alpha : alpha * places[i]);
   }
 }
 
@@ -120,7 +130,7 @@ function draw() {
   $("scale").hidden = one === null;
   if (some.length) {
     const image = context.createImageData(canvas.width, canvas.height);
-    if (one !== null) drawHeat(image.data, placesOf(one));
+    if (one !== null) drawHeat(image.data, placesOf(one), stretched(one));
     else drawPins(image.data, some.map(placesOf), some.map(pinColour));
     context.putImageData(image, 0, 0);
   } else context.clearRect(0, 0, canvas.width, canvas.height);
@@ -131,6 +141,9 @@ function draw() {
     const at = state.pinned.indexOf(i), several = state.pinned.length > 1;
     button.setAttribute("aria-pressed", String(at >= 0));
     button.classList.toggle("shown", i === state.hovered);
+    const top = topOf(words[i].text);
+    button.style.setProperty("--peak", top > 0 ? Math.min(1, peakOf(i) / top).toFixed(3) : 0);
+    button.title = `peak ${told(peakOf(i))} ${unitOf(i)}`;
     const tint = at >= 0 && several ? pinColour(i) : null;
     button.style.setProperty("--pin", tint ? `rgb(${tint})` : "");
     button.style.setProperty("--on-pin", tint ? inkOn(tint) : "");
@@ -157,17 +170,18 @@ function drawScale(word) {
   $("high").textContent = `${told(high)} ${unitOf(word)}`;
 }
 
-const groupName = () => (state.group ? page.groups[state.group - 1].replace("x", "×") : "as in the heatmap");
-const stepName = () => (state.step ? page.steps[state.step - 1] : page.means[state.group ? "group" : "heatmap"]);
+const headName = () => page.heads[state.head - 1];
+const groupName = () => (state.head ? headName() : state.group ? page.groups[state.group - 1].replace("x", "×") : page.reads);
+const stepName = () => (state.step && !state.head ? page.steps[state.step - 1] : page.means[state.group || state.head ? "group" : "heatmap"]);
 
 function unitOf(word) {
   if (words[word].text.name === "causal") return page.units.causal;
   if (word >= page.words.length) return page.units.heatmap;
-  return page.units[state.group ? "group" : state.step ? "step" : "heatmap"];
+  return page.units[state.group || state.head ? "group" : state.step ? "step" : "heatmap"];
 }
 
 function drawCaption(some) {
-  const names = some.map((word) => `“${words[word].label}”`).join(", ");
+  const names = some.map((word) => `“${words[word].label}” peak ${told(peakOf(word))}`).join(", ");
   const whole = some.some((word) => words[word].text.name !== "prompt");
   const look = whole ? "of the whole run" : `${groupName()} · ${stepName()}`;
   $("caption").textContent = some.length ? `${names} · ${look}` : "";
@@ -182,7 +196,7 @@ function drawLegend() {
     if (several) { tint.style.setProperty("--pin", `rgb(${pinColour(word)})`); item.append(tint); }
     label.textContent = words[word].label;
     number.className = "number";
-    number.textContent = rangeOf(word).map(told).join(" to ");
+    number.textContent = `peak ${told(peakOf(word))}`;
     item.append(label, number);
     return item;
   }));
@@ -202,27 +216,26 @@ function drawSpot() {
   for (const button of buttons) button.style.setProperty("--glow", 0);
   if (state.spot === null || !cells) {
     list.replaceChildren();
-    $("spot-where").textContent = "Point at the picture. Click to keep the spot.";
+    $("spot-where").textContent = touch.matches ? "Tap the picture." : "Point at the picture. Click to keep the spot.";
     $("spot-rest").textContent = "";
     return;
   }
   const { x, y } = state.spot;
   cross.style.left = `${100 * x}%`;
   cross.style.top = `${100 * y}%`;
+  const most = Math.max(...peaksOf(text));
   const found = text.words.map((label, i) => {
-    const word = text.first + i, value = valueAt(word, x, y), [low, high] = rangeOf(word);
-    return { label, word, value, place: high > low ? (value - low) / (high - low) : 0 };
+    const word = text.first + i, value = valueAt(word, x, y);
+    return { label, word, value, place: most > 0 ? value / most : 0 };
   });
   for (const one of found) buttons[one.word].style.setProperty("--glow", one.place.toFixed(3));
-  found.sort((a, b) => b.place - a.place || b.value - a.value);
+  found.sort((a, b) => b.value - a.value);
   list.replaceChildren(...found.slice(0, MOST_ROWS).map(spotRow));
   const [rows, cols] = page.maps[mapOf(text.first)];
   const [width, height] = page.size;
   $("spot-where").textContent = `Pixel ${Math.floor(x * width)}, ${Math.floor(y * height)} · ` +
     `row ${Math.floor(y * rows) + 1} of ${rows}, column ${Math.floor(x * cols) + 1} of ${cols}`;
-  const own = state.range === "own" && text.name !== "causal";
-  const bars = own ? "Bars: where in the word’s own range." : "Bars: on one scale.";
-  const rest = [`${bars} Numbers: ${unitOf(text.first)}.`];
+  const rest = [`Bars and numbers: ${unitOf(text.first)}.`];
   if (found.length > MOST_ROWS) rest.push(`${found.length - MOST_ROWS} more words.`);
   if (page.rest && text === texts[0]) {
     const left = Math.max(0, 1 - found.reduce((sum, one) => sum + one.value, 0));
@@ -317,11 +330,39 @@ function slider(id, name, change) {
 slider("group", groupName, (value) => (state.group = value));
 slider("step", stepName, (value) => (state.step = value));
 slider("opacity", () => `${Math.round(100 * state.opacity)} %`, (value) => (state.opacity = value / 100));
-for (const radio of document.querySelectorAll('input[name="range"]'))
-  radio.addEventListener("change", () => { state.range = radio.value; draw(); });
+$("head")?.addEventListener("change", () => {
+  state.head = Number($("head").value);
+  for (const id of ["group", "step"]) if ($(id)) $(id).disabled = state.head > 0;
+  draw();
+});
+$("stretch").addEventListener("change", () => { state.stretch = $("stretch").checked; draw(); });
+touch.addEventListener("change", drawSpot);
 $("colormap").addEventListener("change", () => { state.colormap = $("colormap").value; draw(); });
 state.colormap = $("colormap").value;
 draw();
+
+/* The picture as it is shown, with the heat on it, in the canvas's size. */
+function viewOf() {
+  const view = document.createElement("canvas"), brush = view.getContext("2d");
+  view.width = canvas.width;
+  view.height = canvas.height;
+  brush.drawImage($("picture"), 0, 0, view.width, view.height);
+  if (shown().length) {
+    const image = brush.getImageData(0, 0, view.width, view.height), pixels = image.data;
+    for (let i = 0; i < pixels.length; i += 4) // the weights of CSS's grayscale()
+      pixels[i] = pixels[i + 1] = pixels[i + 2] = 0.2126 * pixels[i] + 0.7152 * pixels[i + 1] + 0.0722 * pixels[i + 2];
+    brush.putImageData(image, 0, 0);
+    brush.drawImage(canvas, 0, 0);
+  }
+  return view;
+}
+$("save").addEventListener("click", () => viewOf().toBlob((blob) => {
+  const link = document.createElement("a"), names = shown().map((word) => words[word].label);
+  link.href = URL.createObjectURL(blob);
+  link.download = `${["heatmap", ...names].join("-").replace(/[^\p{L}\p{N}-]+/gu, "_").slice(0, 80)}.png`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}));
 
 $("copy")?.addEventListener("click", async () => {
   const text = $("command").textContent;
