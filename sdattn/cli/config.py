@@ -104,16 +104,16 @@ def _of_run(path: Path, data: bytes) -> tuple[str, dict[str, Any]]:
     info = read_info({"run.json": data}, str(path.parent))
     if info.edited:
         return "edit", {}
-    if info.options_left_out:
-        left = ", ".join(info.options_left_out)
-        raise _refused(f"{path} was made in Python with {left}, which no option can give.")
-    entries = {**_of_any(vars(info)), **_of_preset(path, info.preset), "ask": info.asked}
+    entries = {**_of_any(vars(info)), **_of_preset(path, info), "ask": info.asked}
     options = info.options or {}
     if info.explained and info.explained.way == "inversion":
         return "explain", {**entries, "invert": True, "steps": options.get("num_inference_steps")}
     if info.explained:
         times = ",".join(map(str, info.explained.timesteps))
         return "explain", {**entries, "timesteps": times}
+    if info.options_left_out:
+        left = ", ".join(info.options_left_out)
+        raise _refused(f"{path} was made in Python with {left}, which no option can give.")
     kept = {"steps": info.details.steps, "heads": info.details.heads}
     further: dict[str, Any] = {
         "keep": ",".join(name for name, held in kept.items() if held is not None) or None,
@@ -135,10 +135,14 @@ def _of_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**own, "set": others or None}
 
 
-def _of_preset(path: Path, preset: Any) -> dict[str, Any]:
+def _of_preset(path: Path, info: Any) -> dict[str, Any]:
     from ..maps.presets import PRESETS
 
-    if PRESETS.get(preset.name) != replace(preset, refine=None):
+    preset = info.preset
+    known = PRESETS.get(preset.name)
+    if known and info.explained:  # all timesteps are read there
+        known = replace(known, steps=preset.steps)
+    if known != replace(preset, refine=None):
         raise _refused(f"{path} was made with a preset of its own, {preset.name!r}.")
     return {"preset": preset.name, "refine": preset.refine}
 

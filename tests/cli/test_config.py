@@ -104,7 +104,8 @@ def test_a_picture_is_looked_at_again_with_the_run_json_of_its_run(sdattn):
     way = ("--timesteps", "50,100", "--seed", "2", "--ask", "wheel", "--device", "cpu")
     assert sdattn("explain", "photo.png", "a red circle", *way, "--out", "first")[0] == 0
     command = ("explain", "photo.png", "--config", "first", "--device", "cpu", "--out", "again")
-    assert sdattn(*command)[0] == 0
+    code, _, err = sdattn(*command)
+    assert code == 0, err
     first, again = load_run("first").settings, load_run("again").settings
     for name in ("prompt", "seed", "asked", "explained", "preset", "options", "timesteps"):
         assert getattr(first, name) == getattr(again, name)
