@@ -9,6 +9,7 @@ from command_lines import generate
 from PIL import Image
 
 from sdattn import load_run
+from sdattn.cli.output import Output
 
 
 def only(out):
@@ -136,3 +137,11 @@ def test_verify_lists_the_problems_and_fails_as_before(sdattn, batch):
     assert all(problem in err for problem in found["problems"])
     assert any("image.png" in problem for problem in found["problems"])
     assert sdattn("batch", "--verify", "RUN", "--quiet")[:2] == (1, "")
+
+
+def test_what_libraries_print_goes_to_stderr(capsys):
+    output = Output(as_json=True)
+    with output.answering():
+        print("a library's word")
+        output.answer({"items": 1})
+    assert capsys.readouterr() == ('{"items": 1}\n', "a library's word\n")
