@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--decoder-steps", type=int, default=300)
     parser.add_argument("--text-steps", type=int, default=1500)
     parser.add_argument("--unet-steps", type=int, default=5400)
-    parser.add_argument("--refine-steps", type=int, default=5000)
+    parser.add_argument("--refine-steps", type=int, default=10000)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
         "--compile",

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from . import attention as attention
     from . import batch as batch
     from . import edit as edit
+    from . import figures as figures
+    from . import models as models
     from .attention import TorchAttnProcessor as TorchAttnProcessor
     from .control.knockouts import Knockout as Knockout
     from .control.knockouts import knockout as knockout
@@ -26,10 +28,10 @@ if TYPE_CHECKING:
     from .hooks.passes import CaptureWarning as CaptureWarning
     from .maps.folded import aggregate_attention as aggregate_attention
     from .maps.heatmap import Heatmap as Heatmap
-    from .maps.heatmap import Heatmaps as Heatmaps
     from .maps.heatmaps import heatmaps as heatmaps
     from .maps.presets import PRESETS as PRESETS
     from .maps.presets import Preset as Preset
+    from .maps.promptmaps import Heatmaps as Heatmaps
     from .models.loading import load_pipeline as load_pipeline
     from .models.reading import read_prompts as read_prompts
     from .prompts.tokens import TruncationWarning as TruncationWarning
@@ -50,7 +52,7 @@ _PUBLIC = {
     "CaptureError": "hooks.passes",
     "CaptureWarning": "hooks.passes",
     "Heatmap": "maps.heatmap",
-    "Heatmaps": "maps.heatmap",
+    "Heatmaps": "maps.promptmaps",
     "Knockout": "control.knockouts",
     "MapStore": "hooks.map_store",
     "Preset": "maps.presets",
@@ -64,11 +66,13 @@ _PUBLIC = {
     "diff": "runs.diff",
     "edit": "",
     "explain": "runs.explaining",
+    "figures": "",
     "generate": "runs.generation",
     "heatmaps": "maps.heatmaps",
     "knockout": "control.knockouts",
     "load_pipeline": "models.loading",
     "load_run": "runs.folder",
+    "models": "",
     "read_prompt": "prompts.tokens",
     "read_prompts": "models.reading",
 }

@@ -67,7 +67,7 @@ __all__ = [
 Mode = Literal["auto", "replace", "refine", "reweight"]
 
 
-@dataclass
+@dataclass(repr=False)
 class EditRun(Run):
     """What :func:`edit` made; the first image is the source's, the others are the targets'.
 

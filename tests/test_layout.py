@@ -113,6 +113,18 @@ def test_the_import_waits_for_torch_until_it_is_used_and_completes_its_names():
     assert done.stdout.split() == ["False", "True"]
 
 
+def test_subpackages_are_there_after_the_import_without_matplotlib():
+    code = (
+        "import sys, sdattn; print(sdattn.figures.figure.__name__, sdattn.figures.save_figure."
+        "__name__, sdattn.models.Family.__name__, sdattn.batch.open_batch.__name__, "
+        "sdattn.edit.edit.__name__, sdattn.attention.attention_probs.__name__, "
+        "'matplotlib' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = ["figure", "save_figure", "Family", "open_batch", "edit", "attention_probs"]
+    assert done.stdout.split() == [*names, "False"]
+
+
 def test_the_public_names_wait_for_torchs_compiler():
     code = (
         "import sys, sdattn; [getattr(sdattn, name) for name in sdattn.__all__]; "

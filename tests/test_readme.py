@@ -80,7 +80,7 @@ def test_the_api_has_every_public_name(module):
     public = {
         f"sdattn{module}.{name}" for name in importlib.import_module(f"sdattn{module}").__all__
     }
-    pages = {"sdattn.attention", "sdattn.batch", "sdattn.edit"}  # modules, a page each
+    pages = {f"sdattn.{room}" for room in ("attention", "batch", "edit", "figures", "models")}
     again = {"sdattn.attention.TorchAttnProcessor"}  # sdattn.TorchAttnProcessor
     assert public - entries <= pages | again
 

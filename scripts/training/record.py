@@ -22,6 +22,7 @@ import torch
 from diffusers import AutoencoderKL, StableDiffusionPipeline
 
 from .data import all_scenes, make_tokenizer
+from .fit import FLAT
 from .models import assemble, new_text_encoder, new_unet
 
 RECORD = "training.json"
@@ -33,8 +34,8 @@ PACKAGES = ("torch", "diffusers", "transformers", "tokenizers", "safetensors", "
 def begin_sitting(work: Path, args: argparse.Namespace) -> None:
     """Keep the settings of a new run in ``work``, and that somebody sat down to it.
 
-    The steps of a stage that has not begun may still be changed; the sitting then records what
-    they were before.
+    The steps of a stage may still be changed while its learning rate has not begun to fall: what
+    was done so far does not depend on them. The sitting then records what they were before.
 
     Raises:
         SystemExit: there is a run of other settings.
@@ -44,7 +45,7 @@ def begin_sitting(work: Path, args: argparse.Namespace) -> None:
     run = json.loads(kept.read_text()) if kept.exists() else {"settings": settings, "sittings": []}
     done = steps_done(work)
     before = changed(run["settings"], settings)
-    if not before.keys() <= {f"{stage}_steps" for stage in STAGES if stage not in done}:
+    if not all(is_free(name, before[name], settings.get(name), done) for name in before):
         raise SystemExit(
             f"{work} holds a run with {run['settings']}, asked for {settings}. Pass the same "
             "options to take it up again, or another --work."
@@ -67,6 +68,14 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """The settings that differ, as they were before."""
     names = before.keys() | after.keys()
     return {name: before.get(name) for name in names if before.get(name) != after.get(name)}
+
+
+def is_free(name: str, before: Any, after: Any, done: dict[str, int]) -> bool:
+    """Whether a setting is the steps of a stage that could have had either number so far."""
+    stage = name.removesuffix("_steps")
+    if stage not in STAGES or not before or not after:
+        return False
+    return done.get(stage, 0) <= FLAT.get(stage, 0.0) * min(before, after)
 
 
 def steps_done(work: Path) -> dict[str, int]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTextModel, CLIPTokenizer
 
-from .fit import Fit, note, pick
+from .fit import FLAT, Fit, note, pick
 from .losses import (
     LAST_READINGS,
     READINGS,
@@ -44,7 +44,7 @@ def train_text(
         return F.mse_loss(reader(states), F.avg_pool2d(latents[chosen], 2))
 
     modules = {"text": text, "reader": reader}
-    Fit("text", modules, (1e-3, 1e-3), loss, steps, 0.3, {}, lambda step: None).run(work)
+    Fit("text", modules, (1e-3, 1e-3), loss, steps, FLAT["text"], {}, lambda step: None).run(work)
     return text
 
 
@@ -88,7 +88,7 @@ def train_unet(
             report_pictures(averaged, "unet", step, work)
 
     modules = {"unet": pipe.unet, "probe": probe}
-    Fit("unet", modules, (1e-3, 1e-3), loss, steps, 0.78, mean, watch).run(work)
+    Fit("unet", modules, (1e-3, 1e-3), loss, steps, FLAT["unet"], mean, watch).run(work)
     probe.leave()
     return pipe
 
@@ -125,6 +125,6 @@ def refine(
         report_use_of_text(averaged, scenes, latents, "refine", step, work)
         report_pictures(averaged, "refine", step, work)
 
-    fit = Fit("refine", modules, (8e-4, 5e-4), loss, steps, 0.3, mean, watch, memory=0.998)
-    fit.run(work)
+    rates, flat = (8e-4, 5e-4), FLAT["refine"]
+    Fit("refine", modules, rates, loss, steps, flat, mean, watch, memory=0.998).run(work)
     return averaged

@@ -19,14 +19,19 @@ class SavedBatch(Mapping[str, SavedRun]):
     """The items of a batch run, id to run, in the order of the input; each is read when asked for.
 
     batch = open_batch("RUN")
-    batch["000012"].heatmaps["cat"].values
+    batch["000012"].heatmaps["cat"].map
     """
 
     def __init__(self, root: str | Path):
         self._folder = BatchFolder(root)
-        self._layout = self._folder.layout
+        self._layout, self._manifest = self._folder.layout, self._folder.manifest
         rows = self._folder.journals.rows()
         self._places = {item: rows[item].place for item in sorted(rows, key=lambda i: rows[i][:2])}
+
+    def __repr__(self) -> str:
+        settings, asked = self._manifest["settings"], self._manifest["input"]["items"]
+        how = f"{settings.get('model')}, format {settings['format']}"
+        return f"SavedBatch({str(self._folder.root)!r}: {len(self)} of {asked} items, {how})"
 
     def __getitem__(self, item: str) -> SavedRun:
         if item not in self._places:

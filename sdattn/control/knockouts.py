@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ..files.terminal import shorter
 from ..hooks.keep import Span
+from ..maps import render
 from ..maps.heatmap import Heatmap
+from ..maps.notebook import pictures
 from ..maps.requirements import columns_of
 from ..models.layers import LayerSelection, find_denoiser
 from ..models.loading import images_a_prompt
@@ -34,7 +38,7 @@ from ..prompts.tokens import Prompt
 from .removal import Columns, Removal, check_removal
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Knockout:
     """A picture with and without the attention to a word, see :func:`knockout`.
 
@@ -57,6 +61,22 @@ class Knockout:
     image: Image.Image
     without: Image.Image
     heatmap: Heatmap
+
+    def __repr__(self) -> str:
+        low, high = self.heatmap.range
+        prompt = shorter(self.prompt, 60)
+        change = f"changes by {low:.2g} to {high:.2g}"
+        return f"Knockout({self.word!r} of {prompt!r}, seed {self.seed}, {change})"
+
+    def _repr_html_(self) -> str:
+        low, high = self.heatmap.range  # from 0: a word that changed nothing is not to glow
+        apart = render.overlay(self.image, self.heatmap.values.numpy(), scale=(0.0, high))
+        drawn = [
+            (self.image, "with everything", f"seed {self.seed}"),
+            (self.without, f"without “{self.word}”", f"seed {self.seed}"),
+            (apart, "where they differ", f"{low:.2g} to {high:.2g}"),
+        ]
+        return f"<p><bdi>{escape(self.prompt)}</bdi></p>{pictures(drawn)}"
 
 
 @one_at_a_time

@@ -14,10 +14,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..maps.heatmap import Heatmap, Heatmaps
+from ..maps.heatmap import Heatmap
 from ..maps.presets import Preset
-from ..runs.imagerun import ImageRun, group_heatmaps, head_heatmaps, plain, short_name
-from .choosing import chosen, kept_steps, not_kept
+from ..maps.promptmaps import Heatmaps
+from ..runs.imagerun import (
+    ImageRun,
+    group_heatmaps,
+    head_heatmaps,
+    not_kept,
+    plain,
+    short_name,
+)
+from .choosing import chosen, kept_steps
 from .lettering import DPI, settings
 from .panels import Lines, Page, Panel, fill, flow, table
 from .saving import format_of, save_file

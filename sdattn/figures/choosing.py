@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..maps.heatmap import Heatmap, Heatmaps
-from ..runs.imagerun import ImageRun, step_heatmaps, step_names
+from ..maps.heatmap import Heatmap
+from ..maps.promptmaps import Heatmaps
+from ..runs.imagerun import ImageRun, not_kept, step_heatmaps, step_names
 from .lettering import plain
 from .panels import Lines
 
@@ -35,11 +36,3 @@ def kept_steps(run: ImageRun) -> list[tuple[Lines, Heatmaps]]:
     if not found:
         raise not_kept("steps")
     return list(zip(step_names(run), found, strict=True))
-
-
-def not_kept(what: str) -> ValueError:
-    """The error of a run without ``"steps"`` or ``"heads"``."""
-    return ValueError(
-        f"This run kept no single {what}, only their mean. To keep them draw with `sdattn generate "
-        f'... --keep {what}`, or with sdattn.generate(..., capture_options={{"{what}": "all"}}).'
-    )

@@ -7,6 +7,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from .terminal import shorter
+
 
 class Record:
     """A dataclass that is written as an object of JSON, its entries in the order of the fields;
@@ -121,8 +123,7 @@ def _refuse(kind: Any, value: Any, at: str) -> Any:
 
 
 def shortened(value: Any) -> str:
-    text = " ".join(json.dumps(value, ensure_ascii=False).split())
-    return text if len(text) <= 40 else f"{text[:39]}…"
+    return shorter(json.dumps(value, ensure_ascii=False), 40)
 
 
 def _named(kind: Any) -> str:

@@ -1,6 +1,7 @@
 """Text that was written elsewhere, made fit to be printed.
 
 visible("a \\x1b[2Jcat")    ->  "a \\\\x1b[2Jcat"
+shorter("a red cat", 6)    ->  "a red…"
 """
 
 import re
@@ -17,3 +18,13 @@ def visible(text: str) -> str:
     'a \\\\x1b]0;title\\\\x07red\\\\r\\ncat'
     """
     return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def shorter(text: str, most: int) -> str:
+    """The text on one line, in at most so many letters.
+
+    >>> shorter("a red\\n cat", 20), shorter("a red\\n cat", 6)
+    ('a red cat', 'a red…')
+    """
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"

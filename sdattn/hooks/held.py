@@ -1,6 +1,6 @@
 """What is held of one layer: a running sum over calls and heads, or each that was asked for."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 
 import torch
@@ -95,3 +95,26 @@ class Held:
                 f"(0 to {probs.shape[1] - 1})."
             )
         return probs[:, list(numbers)]
+
+
+class HeldMaps(Mapping[str, Tensor]):
+    """The maps of a store's layers, in their order, each made when it is asked for."""
+
+    def __init__(self, names: Sequence[str], held: Mapping[str, Held]):
+        self._names, self._held = names, held
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._held:
+            raise KeyError(
+                f"No map of a layer {name!r}. The store has: {', '.join(self) or 'none yet'}."
+            )
+        return self._held[name].map()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._held  # without making the map
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if name in self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)

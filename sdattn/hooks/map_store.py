@@ -1,17 +1,24 @@
 """`MapStore`, which `capture()` fills: one running mean a layer, or every head and step."""
 
+from __future__ import annotations
+
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ..attention import query_grid
+from ..files.tables import labelled
 from ..models.guidance import Branch
 from ..models.layers import AttentionLayer
 from .attended import Attended, row_index
-from .held import Held
+from .held import Held, HeldMaps
 from .keep import Keep, Selection
 from .passes import CaptureError, CaptureWarning, Pass
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 class MapStore:
@@ -47,9 +54,18 @@ class MapStore:
         self.expected_nbytes: int | None = None
         self._held: dict[str, Held] = {}
 
+    def __repr__(self) -> str:
+        if not self.passes:
+            return f"MapStore({len(self.layers)} layers watched, nothing captured yet)"
+        return (
+            f"MapStore({len(self._held)} of {len(self.layers)} layers, {self.images} image(s), "
+            f"{len(self.passes)} steps run, kept: steps {self.steps}, heads {self.heads}, "
+            f"{self.nbytes / 1e6:.2f} MB)"
+        )
+
     @property
     def maps(self) -> Mapping[str, Tensor]:
-        return _Maps(self)
+        return HeldMaps([layer.name for layer in self.layers], self._held)
 
     @property
     def steps(self) -> Selection:
@@ -211,6 +227,38 @@ class MapStore:
                 stacklevel=5,
             )
 
+    def to_xarray(self, layer: str) -> xr.DataArray:
+        """The maps of one layer as an array of xarray, its axes those of :attr:`maps`.
+
+        Args:
+            layer: its name, one of ``list(store.maps)``.
+
+        Returns:
+            float32 ``(image, [step,] [head,] row, col, token)`` on the CPU; ``key`` in place of
+            ``token`` for self-attention. ``token`` has the columns that are kept, ``step`` the
+            calls of the model, counted from 0, with ``timestep`` beside them, ``head`` the model's
+            numbers, ``row`` and ``col`` the centres of the cells as parts of the picture.
+
+        Raises:
+            ImportError: xarray is not installed.
+            KeyError: no map of such a layer.
+        """
+        maps = self.maps[layer].detach().float().cpu()
+        [watched] = [la for la in self.layers if la.name == layer]
+        calls = [i for i in range(len(self.passes)) if self.keeps(i)]
+        known = self.keep.steps.each and maps.shape[1] == len(calls)  # it ran in all of them
+        axes: dict[str, Sequence[Any] | None] = {"image": range(len(maps))}
+        if self.keep.steps.each:
+            axes["step"] = calls if known else None
+        if self.keep.heads.each:
+            axes["head"] = self.keep.heads.numbers or range(watched.heads)
+        columns = range(maps.shape[-1])
+        last = {"key": columns} if watched.kind == "self" else {"token": self.tokens or columns}
+        axes = {**axes, "row": None, "col": None, **last}
+        found = labelled(maps.numpy(), axes, layer=layer, place=watched.place)
+        times = [self.passes[call].timestep for call in calls]
+        return found.assign_coords(timestep=("step", times)) if known else found
+
     def report(self) -> str:
         """What was asked for and what was seen, as a text of a few lines."""
         if not self.passes:
@@ -234,26 +282,3 @@ class MapStore:
             "held": f"{self.nbytes / 1e6:.2f} MB",
         }
         return "\n".join(f"{name:10} {text}" for name, text in lines.items())
-
-
-class _Maps(Mapping[str, Tensor]):
-    """The store's maps, made when they are asked for."""
-
-    def __init__(self, store: MapStore):
-        self._store = store
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._store._held:
-            raise KeyError(
-                f"No map of a layer {name!r}. The store has: {', '.join(self) or 'none yet'}."
-            )
-        return self._store._held[name].map()
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._store._held  # without making the map
-
-    def __iter__(self) -> Iterator[str]:
-        return (la.name for la in self._store.layers if la.name in self._store._held)
-
-    def __len__(self) -> int:
-        return len(self._store._held)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..hooks.map_store import MapStore
 from ..models.layers import TEXT_KINDS
-from .heatmap import Heatmaps
 from .layermaps import LayerMap, LayerMaps, over_steps
+from .promptmaps import Heatmaps
 
 
 @dataclass(frozen=True, eq=False)

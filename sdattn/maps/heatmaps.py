@@ -14,10 +14,10 @@ from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, read_prompt
 from .aggregation import aggregate, contrast
 from .folded import Folded, FoldedMaps, StepChoice, folded_maps
-from .heatmap import Heatmaps
 from .layermaps import LayerMaps, layer_maps
 from .masks import smooth
 from .presets import Preset, preset_of
+from .promptmaps import Heatmaps
 
 Source = MapStore | FoldedMaps
 

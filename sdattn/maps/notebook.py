@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 import numpy as np
@@ -11,6 +11,15 @@ from PIL import Image
 from . import render
 
 _SIDE = 160  # pixels of a still's longer side
+
+
+def png(label: str, values: np.ndarray, top: float) -> bytes:
+    """A map ``[rows, cols]`` in colour without its picture, from 0 to ``top``, its label and its
+    highest value below: a PNG file."""
+    picture = render.enlarge(Image.fromarray(render.colorize(values, (0.0, top))))
+    buffer = io.BytesIO()
+    render.caption(picture, label, f"peak {values.max():.2g}").save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def stills(
@@ -26,14 +35,42 @@ def stills(
     Returns:
         HTML without scripts or addresses; labels are escaped.
     """
-    found = [] if image is None else [_figure(_small(image), "", "")]
+    found: list[tuple[Image.Image, str, str]] = [] if image is None else [(image, "", "")]
     for label, values in maps:
         if image is None:
             picture = Image.fromarray(render.colorize(values, (0.0, top)))
         else:
             picture = render.overlay(_small(image), values, scale=(0.0, top))
-        found.append(_figure(_small(picture), label, f"peak {values.max():.2g}"))
+        found.append((picture, label, f"peak {values.max():.2g}"))
+    return pictures(found)
+
+
+def pictures(parts: Iterable[tuple[Image.Image, str, str]]) -> str:
+    """Small pictures beside each other, each with a label and a note below, which are escaped."""
+    found = [_figure(_small(picture), label, note) for picture, label, note in parts]
     return f'<div style="display:flex;flex-wrap:wrap;gap:10px">{"".join(found)}</div>'
+
+
+def whole(picture: Image.Image, label: str) -> str:
+    """A picture in its own size, or as wide as there is room; ``label`` is for those who cannot
+    see it, and escaped."""
+    width, height = picture.size
+    return (
+        f'<img src="{_data(picture)}" alt="{escape(label)}" width="{width}" height="{height}" '
+        'style="max-width:100%;height:auto">'
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of texts, which are escaped; the first of each row is what the row is about."""
+    top = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
+    body = "".join(
+        f'<tr><th scope="row"><bdi>{escape(first)}</bdi></th>'
+        + "".join(f"<td><bdi>{escape(text)}</bdi></td>" for text in rest)
+        + "</tr>"
+        for first, *rest in rows
+    )
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def framed(page: bytes) -> str:
@@ -52,13 +89,16 @@ def _small(image: Image.Image) -> Image.Image:
 
 
 def _figure(picture: Image.Image, label: str, note: str) -> str:
-    buffer = io.BytesIO()
-    picture.save(buffer, "WEBP", quality=85)
-    data = base64.b64encode(buffer.getvalue()).decode()
     text = f'<bdi>{escape(label)}</bdi><br><span style="opacity:.7">{escape(note)}</span>'
     return (
         f'<figure style="margin:0;max-width:{_SIDE}px">'
-        f'<img src="data:image/webp;base64,{data}" alt="{escape(label)}" '
+        f'<img src="{_data(picture)}" alt="{escape(label)}" '
         f'width="{picture.width}" height="{picture.height}">'
         f'<figcaption style="font-size:12px;overflow-wrap:anywhere">{text}</figcaption></figure>'
     )
+
+
+def _data(picture: Image.Image) -> str:
+    buffer = io.BytesIO()
+    picture.save(buffer, "WEBP", quality=85)
+    return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"

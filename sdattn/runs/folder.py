@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ..files.places import check_writable, inside
 from ..files.writing import clear_leftovers, sha256, whole_folder, write_files, write_whole
 from .drawings import USUAL
-from .imagerun import ImageRun
+from .imagerun import ImageRun, described
 from .info import with_files
 from .packing import READ, RUN_FILE, Packed, pack_run, unpack_run
 from .report import report
@@ -23,7 +23,7 @@ _OF_THE_SYSTEM = {".DS_Store", "Thumbs.db", "desktop.ini"}  # made by looking in
 _MOST_NAMED = 3  # files
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class SavedRun(ImageRun):
     """A run's folder, read back; its heatmaps are made anew from the saved maps.
 
@@ -32,6 +32,9 @@ class SavedRun(ImageRun):
     """
 
     folder: Path
+
+    def __repr__(self) -> str:
+        return f"SavedRun({str(self.folder)!r}: {described([self])})"
 
 
 def pack_with_page(run: ImageRun, parts: Collection[str] = USUAL) -> Packed:

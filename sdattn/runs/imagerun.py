@@ -5,21 +5,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..files.tables import along
+from ..files.terminal import shorter
 from ..maps.aggregation import aggregate, read_by
 from ..maps.details import Details
-from ..maps.heatmap import Heatmap, Heatmaps
+from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import finish
 from ..maps.layermaps import LayerMap, LayerMaps
 from ..maps.presets import PRESETS, Preset
+from ..maps.promptmaps import Heatmaps
 from ..prompts.tokens import Prompt
 from .info import RunSettings
 
 if TYPE_CHECKING:
+    import xarray as xr
     from PIL import Image
 
 
@@ -35,7 +39,7 @@ class Further(NamedTuple):
     maps: Sequence[Heatmap]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ImageRun:
     """One image's run.
 
@@ -53,12 +57,15 @@ class ImageRun:
     """
 
     image: Image.Image
-    heatmaps: Heatmaps = field(repr=False)
-    layers: LayerMaps = field(repr=False)
-    settings: RunSettings = field(repr=False)
-    details: Details = field(default_factory=Details, repr=False)
-    more: Mapping[str, Further] = field(default_factory=dict, repr=False)
-    texts: Mapping[str, Heatmaps] = field(default_factory=dict, repr=False)
+    heatmaps: Heatmaps
+    layers: LayerMaps
+    settings: RunSettings
+    details: Details = field(default_factory=Details)
+    more: Mapping[str, Further] = field(default_factory=dict)
+    texts: Mapping[str, Heatmaps] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({described([self])})"
 
     @property
     def info(self) -> dict[str, Any]:
@@ -72,6 +79,78 @@ class ImageRun:
         if not heatmaps.preset.contrast:
             layers = layers.keep(columns)
         return replace(self, heatmaps=heatmaps, layers=layers)
+
+    def to_xarray(self, each: Literal["steps", "heads"] | None = None) -> xr.DataArray:
+        """The words' maps as an array of xarray, with single steps or heads where they were kept.
+
+        Args:
+            each: None for :meth:`sdattn.Heatmaps.to_xarray`, ``(word, row, col)``. ``"steps"``:
+                ``(word, row, col, step)``, steps being calls of the model, counted from 0, with
+                ``timestep`` beside them; each as :func:`step_heatmaps` makes it. ``"heads"``:
+                ``(word, row, col, head, layer)``, the mean over the steps that the preset reads;
+                heads (``found["head"]``) with the model's numbers, from 0, and the layers of
+                :func:`head_heatmaps`.
+
+        Returns:
+            float32. Heads that a layer has not are NaN.
+
+        Raises:
+            ImportError: xarray is not installed.
+            ValueError: the run kept a mean over steps, or heads, only.
+        """
+        if each is None:
+            return self.heatmaps.to_xarray()
+        if each not in ("steps", "heads"):
+            raise ValueError(f'each={each!r}: pass "steps", "heads" or None.')
+        return _each_step(self) if each == "steps" else _each_head(self)
+
+
+def _each_step(run: ImageRun) -> xr.DataArray:
+    maps, calls = step_heatmaps(run), run.details.calls
+    if not maps:
+        raise not_kept("steps")
+    found = along((of_step.to_xarray() for of_step in maps), "step", calls)
+    times = run.settings.timesteps or ()
+    if max(calls) >= len(times):
+        return found
+    return found.assign_coords(timestep=("step", [times[call] for call in calls]))
+
+
+def _each_head(run: ImageRun) -> xr.DataArray:
+    layers = head_heatmaps(run)
+    if not layers:
+        raise not_kept("heads")
+    arrays = [
+        along((head.to_xarray() for head in heads.values()), "head", [*heads])
+        for heads in layers.values()
+    ]
+    return along(arrays, "layer", [*layers])
+
+
+def not_kept(what: str) -> ValueError:
+    """The error of a run without ``"steps"`` or ``"heads"``."""
+    return ValueError(
+        f"This run kept no single {what}, only their mean. To keep them draw with `sdattn generate "
+        f'... --keep {what}`, or with sdattn.generate(..., capture_options={{"{what}": "all"}}).'
+    )
+
+
+def described(runs: Sequence[ImageRun]) -> str:
+    """A line about the images of one call: how many, of what size and text, and how made."""
+    settings, preset = runs[0].settings, runs[0].heatmaps.preset
+    number = f"{len(runs)} images " if len(runs) > 1 else ""
+    sizes = " and ".join(dict.fromkeys(f"{r.image.width}x{r.image.height}" for r in runs))
+    texts = [*dict.fromkeys(run.settings.prompt for run in runs)]
+    text = repr(shorter(texts[0], 60)) if len(texts) == 1 else f"{len(texts)} prompts"
+    seeds = [run.settings.seed for run in runs if run.settings.seed is not None]
+    said = [
+        f"{number}{sizes} of {text}",
+        settings.model or settings.pipeline,
+        f"{len(settings.timesteps)} steps" if settings.timesteps else None,
+        f"seed {' to '.join(map(str, dict.fromkeys(seeds[:1] + seeds[-1:])))}" if seeds else None,
+        f"preset {preset.name}",
+    ]
+    return ", ".join(part for part in said if part)
 
 
 def plain(preset: Preset) -> Preset:

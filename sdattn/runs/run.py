@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..hooks.map_store import MapStore
-from ..maps.heatmap import Heatmap, Heatmaps
+from ..maps.heatmap import Heatmap
 from ..maps.layermaps import LayerMaps
+from ..maps.promptmaps import Heatmaps
 from .folder import check_target, save_run
-from .imagerun import ImageRun
+from .imagerun import ImageRun, described
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -33,7 +34,10 @@ class Run:
 
     image_runs: list[ImageRun]
     store: MapStore
-    layers: LayerMaps = field(repr=False)
+    layers: LayerMaps
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({described(self.image_runs) if len(self) else 'no images'})"
 
     def __len__(self) -> int:
         return len(self.image_runs)

@@ -19,10 +19,10 @@ from ..hooks.capture import capture
 from ..hooks.map_store import MapStore
 from ..maps.aggregation import refining
 from ..maps.details import details_of
-from ..maps.heatmap import Heatmaps
 from ..maps.heatmaps import heatmaps_of
 from ..maps.layermaps import LayerMaps, layer_maps
 from ..maps.presets import PRESETS, Preset
+from ..maps.promptmaps import Heatmaps
 from ..maps.requirements import capture_settings, columns_around
 from ..models.finite import check_maps
 from ..models.loading import images_a_prompt, is_demo

@@ -34,6 +34,9 @@ def test_a_run_is_a_mapping_of_its_items(tmp_path, format):
         assert one.heatmaps.words == ("a", "red", "cat")
     with pytest.raises(KeyError, match="holds no item 'x'"):
         run["x"]
+    assert repr(run) == f"SavedBatch({str(root)!r}: 3 of 3 items, tiny, format {format})"
+    about = "96x64 of 'a red cat', seed 1, preset both"
+    assert repr(run["z"]) == f"SavedRun({str(run['z'].folder)!r}: {about})"
 
 
 @pytest.mark.parametrize("place", ["../other", "items/../../other", "/etc", "items/0000/link"])

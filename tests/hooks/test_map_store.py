@@ -100,3 +100,38 @@ def test_maps_are_freed_with_their_store(tiny_pipe):
         assert [one() for one in gone] == [None, None]
     finally:
         gc.enable()
+
+
+def test_a_store_is_one_line(tiny_pipe):
+    with capture(tiny_pipe, steps=(0.5, 1.0)) as store:
+        assert repr(store) == "MapStore(16 layers watched, nothing captured yet)"
+        run(tiny_pipe)
+    assert repr(store) == (
+        "MapStore(16 of 16 layers, 1 image(s), 2 steps run, kept: steps (0.5, 1.0), heads mean, "
+        f"{store.nbytes / 1e6:.2f} MB)"
+    )
+
+
+def test_a_layer_is_an_array_with_names_on_its_axes(tiny_pipe):
+    options = {"steps": [0, 2], "heads": "all", "tokens": [1, 3]}
+    with capture(tiny_pipe, layers="mid", **options) as store:
+        run(tiny_pipe, num_inference_steps=3, num_images_per_prompt=2)
+    found = store.to_xarray(MID)
+    assert found.dims == ("image", "step", "head", "row", "col", "token")
+    torch.testing.assert_close(torch.tensor(found.values), store.maps[MID], rtol=0, atol=0)
+    assert [*found.step.values] == [0, 2] and [*found.token.values] == [1, 3]
+    assert [*found.timestep.values] == [store.timesteps[0], store.timesteps[2]]
+    assert [*found["head"].values] == [*range(store.maps[MID].shape[2])]
+    assert [*found.row.values] == [0.25, 0.75]  # a grid of 2x2
+    assert found.attrs == {"layer": MID, "place": "mid"}
+    with pytest.raises(KeyError, match="No map of a layer 'up'"):
+        store.to_xarray("up")
+
+
+def test_means_have_no_axis_of_steps_or_heads_and_keys_are_no_tokens(tiny_pipe):
+    name = MID.replace("attn2", "attn1")
+    with capture(tiny_pipe, layers="mid", kinds=("self",), dtype=torch.bfloat16) as store:
+        run(tiny_pipe)
+    found = store.to_xarray(name)
+    assert found.dims == ("image", "row", "col", "key")
+    assert found.shape == (1, 2, 2, 4) and found.dtype == "float32"

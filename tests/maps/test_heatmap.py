@@ -1,11 +1,13 @@
 """One word's map as values, masks and in colour over its image."""
 
+import io
 import math
 
 import numpy as np
 import pytest
 import torch
 from bilinear import stretch
+from matplotlib import pyplot
 from overlays import overlaid
 from PIL import Image
 from tiny_pipelines import make_pipeline
@@ -22,6 +24,72 @@ def blob():
     values = torch.zeros(4, 6)
     values[1:3, 3] = torch.tensor([0.4, 0.2])
     return Heatmap("cat", values, (2,))
+
+
+def test_for_numpy_a_heatmap_is_the_array_of_its_values(blob):
+    array = np.asarray(blob)
+    assert array.dtype == np.float32
+    np.testing.assert_array_equal(array, blob.values.tolist())
+    assert np.shares_memory(array, blob.values.numpy())
+    assert np.asarray(blob, dtype="float64").dtype == np.float64
+    copy = np.array(blob)
+    copy[:] = 7
+    assert float(blob.values.max()) == pytest.approx(0.4)
+    assert np.stack([blob, blob]).shape == (2, 4, 6)
+    assert np.max(blob) == array.max() and (blob > np.float32(0.3)).sum() == 1
+
+
+def test_copies_are_made_as_numpy_asks(blob):
+    assert not np.shares_memory(blob.__array__(copy=True), blob.values.numpy())
+    assert np.shares_memory(blob.__array__(np.float32, copy=False), blob.values.numpy())
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":  # in numpy 1 False is "as needed"
+        with pytest.raises(ValueError, match="copy"):
+            blob.__array__(np.float64, copy=False)
+
+
+def test_a_map_that_learns_can_be_read():
+    values = torch.rand(2, 3, requires_grad=True)
+    np.testing.assert_array_equal(Heatmap("cat", values, (2,)), values.tolist())
+
+
+def test_a_plot_draws_each_cell_in_axes_of_its_own_or_in_yours(blob):
+    figure, mine = pyplot.subplots()
+    try:
+        heatmap = Heatmap("$x^{$", blob.values, (2,))  # no formula
+        assert heatmap.plot(ax=mine, vmin=0, vmax=1, cmap="gray") is mine
+        [drawn] = mine.images
+        np.testing.assert_array_equal(drawn.get_array(), blob.values)
+        assert drawn.get_clim() == (0, 1)
+        assert (drawn.get_cmap().name, mine.get_title()) == ("gray", "$x^{$")
+        figure.canvas.draw()
+        other = blob.plot()
+        assert other is not mine and other.figure is not figure
+        assert other.images[0].get_clim() == pytest.approx((0, 0.4))
+    finally:
+        pyplot.close("all")
+
+
+def test_words_of_a_prompt_are_plotted_and_shown_on_one_scale(blob):
+    weak = Heatmap("of", blob.values / 10, (3,), top=0.4)
+    try:
+        assert weak.plot().images[0].get_clim() == (0, 0.4)
+    finally:
+        pyplot.close("all")
+    light = [
+        np.asarray(Image.open(io.BytesIO(heatmap._repr_png_())).convert("L"))[:256].max()
+        for heatmap in (weak, blob)
+    ]
+    assert light[0] < light[1] / 3
+
+
+def test_a_notebook_shows_the_map_in_colour(blob):
+    with Image.open(io.BytesIO(blob._repr_png_())) as picture:
+        assert picture.format == "PNG"
+        assert picture.width == 6 * 64 and picture.height > 4 * 64  # 256 pixels and a caption
+        pixels = np.asarray(picture.convert("RGB"), int)
+    light = pixels[: 4 * 64].sum(-1).reshape(4, 64, 6, 64)[:, 32, :, 32]  # middles of cells
+    assert np.unravel_index(light.argmax(), light.shape) == (1, 3)
+    assert light[0, 0] < light[2, 3] < light[1, 3]
 
 
 def test_mask_is_where_the_map_reaches_its_share_of_the_range(blob):

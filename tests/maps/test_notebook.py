@@ -5,10 +5,13 @@ import io
 from html.parser import HTMLParser
 
 import pytest
+import torch
 from PIL import Image
+from small_runs import small_run
 from tiny_pipelines import make_pipeline
 
-from sdattn import generate
+from sdattn import Heatmap, Knockout, generate
+from sdattn.runs.diff.comparison import Comparison, match_words
 from sdattn.runs.report import report
 
 SMALL = {"height": 128, "width": 192, "num_inference_steps": 2}
@@ -66,3 +69,48 @@ def test_a_run_shows_the_pages_of_its_first_images(run):
     assert not seen.of("script")
     assert len(seen.of("img")) == 4 * (1 + len(run.heatmaps[0].occurrences()))
     assert "2 more images" in "".join(seen.text)
+
+
+WORD = "<script>alert(2)</script>"
+HARMLESS = {"p", "bdi", "div", "figure", "figcaption", "img", "br", "span"}
+
+
+def test_a_knockout_shows_both_pictures_and_where_they_differ():
+    values = torch.tensor([[0.0, 0.25, 0.0], [0.0, 0.0, 0.5]])
+    images = Image.new("RGB", (96, 64), "red"), Image.new("RGB", (96, 64), "blue")
+    found = Knockout(PROMPT, WORD, (2,), 7, *images, Heatmap(WORD, values, (2,)))
+    seen = Elements(found._repr_html_())
+    assert {tag for tag, _ in seen.found} <= HARMLESS
+    assert PROMPT in seen.text and f"without “{WORD}”" in seen.text and "0 to 0.5" in seen.text
+    colours = [opened(one).getpixel((20, 80)) for one in seen.of("img")]  # of a cell of 0
+    assert colours[0] == pytest.approx((255, 0, 0), abs=6)
+    assert colours[1] == pytest.approx((0, 0, 255), abs=6)
+    assert len(colours) == 3
+    assert repr(found) == (
+        f"Knockout({WORD!r} of {PROMPT!r}, seed 7, changes by 0 to 0.5)"
+    )  # one line
+
+
+def opened(picture):
+    return Image.open(io.BytesIO(base64.b64decode(picture["src"].partition(",")[2]))).convert("RGB")
+
+
+def test_a_comparison_shows_its_sheet_and_its_numbers():
+    a, b = small_run(1), small_run(2, prompt="a red dog")
+    words = match_words(a.heatmaps, b.heatmaps)
+    options = {"prompt": ("a red cat", "a red dog"), "negative_prompt": (None, WORD)}
+    found = Comparison((PROMPT, "B"), (PROMPT, WORD), a.image, b.image, words, options)
+    seen = Elements(found._repr_html_())
+    tables = {"table", "thead", "tbody", "tr", "th", "td"}
+    assert {tag for tag, _ in seen.found} <= HARMLESS | tables
+    assert {f"A: {PROMPT}", PROMPT, "B: B"} <= {*seen.text}  # a name, a prompt
+    assert seen.text.count(WORD) == 2  # a prompt and a setting
+    [picture] = seen.of("img")
+    assert opened(picture).size == found.sheet().size
+    red = words[1]
+    largest = f"{red.largest[0]:+.2g}"
+    numbers = [f"{number:.2g}" for number in (red.mean_a, red.mean_b, red.correlation)]
+    at = seen.text.index("red")
+    assert seen.text[at : at + 5] == ["red", *numbers, largest]
+    assert repr(found).endswith("4 words, 2 in both, differ in prompt, negative_prompt)")
+    assert "\n" not in repr(found)

@@ -1,10 +1,14 @@
 """Single steps, heads and groups of layers: what they must add up to, and back from a folder."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from small_runs import saved, small_run
 from tiny_pipelines import make_pipeline
 
 from sdattn import generate, load_run
+from sdattn.maps.details import Details
 from sdattn.maps.presets import PRESETS
 from sdattn.runs.imagerun import group_heatmaps, head_heatmaps, step_groups, step_heatmaps
 
@@ -141,3 +145,47 @@ def test_details_come_back_from_a_folder(runs, tmp_path, preset, refine):
         assert list(again[name]) == list(heads[name])
         for one, other in zip(heads[name].values(), again[name].values(), strict=True):
             torch.testing.assert_close(values(other), values(one), atol=1e-4, rtol=2e-3)
+
+
+def test_kept_steps_and_heads_are_axes_of_an_array():
+    run = small_run(prompt="a cat a dog")  # the default preset reads up.b, of 2x3 cells
+    whole = run.to_xarray()
+    assert whole.dims == ("word", "row", "col") and [*whole.word.values] == ["a", "cat", "a", "dog"]
+    steps = run.to_xarray("steps")
+    assert steps.dims == ("word", "row", "col", "step")
+    assert ([*steps.step.values], [*steps.timestep.values]) == ([0, 1], [900.0, 100.0])
+    heads = run.to_xarray("heads")
+    assert heads.dims == ("word", "row", "col", "head", "layer")
+    assert ([*heads["head"].values], [*heads.layer.values]) == ([0, 1], ["up.b"])
+    kept = run.details.steps.layers["up.b"].maps, run.details.heads.layers["up.b"].maps[0]
+    for found, maps in zip((steps, heads.sel(layer="up.b")), kept, strict=True):
+        for word, heatmap in enumerate(run.heatmaps.occurrences()):
+            expected = maps[..., list(heatmap.columns)].sum(-1).movedim(0, -1)
+            torch.testing.assert_close(torch.tensor(found.values[word]), expected)
+
+
+def test_numbers_of_steps_and_heads_are_the_models_own():
+    run = small_run()
+    chosen = replace(run, details=replace(run.details, calls=(1, 4), head_numbers=(3, 5)))
+    assert [*chosen.to_xarray("heads")["head"].values] == [3, 5]
+    steps = chosen.to_xarray("steps")
+    assert [*steps.step.values] == [1, 4] and "timestep" not in steps.coords  # of the fifth call
+
+
+def test_arrays_of_a_folder_are_those_of_its_run(tmp_path):
+    run, back = small_run(), load_run(saved(tmp_path / "run"))
+    for each in (None, "steps", "heads"):
+        here, there = run.to_xarray(each), back.to_xarray(each)
+        assert here.dims == there.dims and here.attrs == there.attrs
+        torch.testing.assert_close(
+            *map(torch.tensor, (here.values, there.values)), atol=1e-3, rtol=0
+        )
+
+
+def test_what_was_not_kept_is_refused_by_name():
+    run = replace(small_run(), details=Details())
+    for each in ("steps", "heads"):
+        with pytest.raises(ValueError, match=f"kept no single {each}, only their mean"):
+            run.to_xarray(each)
+    with pytest.raises(ValueError, match='each=\'layers\': pass "steps", "heads" or None'):
+        run.to_xarray("layers")

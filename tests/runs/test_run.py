@@ -1,10 +1,15 @@
 """generate() with tiny pipelines of the real classes, and what it saves."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from small_runs import small_run
 from tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
 from sdattn import capture, generate, heatmaps, load_run
+from sdattn.edit import EditRun
+from sdattn.runs.run import Run
 
 PROMPT = "a red cat and a dog"
 QUICK = {"num_inference_steps": 2, "height": 128, "width": 128}
@@ -64,3 +69,23 @@ def test_a_run_is_a_list_of_its_images_runs(tmp_path):
         assert image_run.more["asked"].text == "cat"
         assert image_run.more["asked"].maps[0].values.equal(run.asked_heatmaps[i]["cat"].values)
     assert run.negative_heatmaps == run.causal_heatmaps == []
+
+
+def test_a_run_is_one_line(tmp_path):
+    one, other = small_run(0), small_run(3, prompt="a dog\n" * 12)
+    run = Run([one, other], None, one.layers)
+    assert repr(run) == (
+        "Run(2 images 96x64 of 2 prompts, demo, 2 steps, seed 0 to 3, preset default)"
+    )
+    assert repr(one) == "ImageRun(96x64 of 'a red cat', demo, 2 steps, seed 0, preset default)"
+    long = repr(other)
+    assert len(long) < 140 and "\n" not in long and "a dog a dog" in long and "…'" in long
+    edited = EditRun([one], None, one.layers, "replace", [["cat"]])
+    assert repr(edited) == repr(one).replace("ImageRun", "EditRun")
+    assert repr(Run([], None, one.layers)) == "Run(no images)"
+
+
+def test_what_is_not_known_is_left_out():
+    run = small_run()
+    found = replace(run, settings=replace(run.settings, seed=None, timesteps=None, model=None))
+    assert repr(found) == "ImageRun(96x64 of 'a red cat', P, preset default)"

@@ -177,16 +177,23 @@ def settings(tmp_path, **changes):
     return argparse.Namespace(**{**made, "compile": True, "snapshot": False, **changes})
 
 
-def test_only_the_steps_of_a_stage_that_has_not_begun_can_be_changed(tmp_path):
+def test_the_steps_of_a_stage_can_be_changed_until_its_learning_rate_falls(tmp_path):
     record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=10))
     torch.save({"step": 6, "seconds": 1.0}, tmp_path / "vae.pt")
     record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=5))
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["settings"]["refine_steps"] == 5
     assert [one["settings_before"] for one in run["sittings"]] == [{}, {"refine_steps": 10}]
+    torch.save({"step": 1, "seconds": 1.0}, tmp_path / "refine.pt")
+    record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=11))
+    torch.save({"step": 3, "seconds": 1.0}, tmp_path / "refine.pt")  # three tenths of 10
+    record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=10))
+    with pytest.raises(SystemExit, match="Pass the same options"):
+        record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=9))
+    run = json.loads((tmp_path / "run.json").read_text())
     for other in ({"vae_steps": 7}, {"vae_steps": 6, "seed": 2}, {}):
         with pytest.raises(SystemExit, match="Pass the same options"):
-            record.begin_sitting(tmp_path, settings(tmp_path, refine_steps=5, **other))
+            record.begin_sitting(tmp_path, settings(tmp_path, refine_steps=10, **other))
     assert json.loads((tmp_path / "run.json").read_text()) == run
 
 

@@ -12,14 +12,17 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from ...files.terminal import shorter
 from ...files.writing import to_json
-from ...maps import render
-from ...maps.heatmap import Heatmap, Heatmaps
+from ...maps import notebook, render
+from ...maps.heatmap import Heatmap
+from ...maps.promptmaps import Heatmaps
 from ...prompts.words import split_phrase
 from ..folder import new_folder
 
 FORMAT = "sdattn-diff-1"
 _FEW = 12  # words; more are drawn smaller
+_HEAD = ("mean A", "mean B", "correlation", "largest B - A")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +102,21 @@ class Comparison:
     image_b: Image.Image
     words: list[WordDifference]
     settings: dict[str, tuple[Any, Any]]
+
+    def __repr__(self) -> str:
+        a, b = (shorter(name, 40) for name in self.names)
+        both = sum(word.difference is not None for word in self.words)
+        differ = shorter(", ".join(self.settings), 60) or "no setting"
+        words = f"{len(self.words)} words, {both} in both"
+        return f"Comparison({a!r} and {b!r}, {words}, differ in {differ})"
+
+    def _repr_html_(self) -> str:
+        runs = [("prompt", *self.prompts), *((n, *p) for n, p in self.told_settings().items())]
+        words = [(word.label, *_texts(word)) for word in self.words]
+        a, b = self.names
+        sheet = notebook.whole(self.sheet(), f"{a} and {b}, word by word")
+        settings = notebook.table(("", f"A: {a}", f"B: {b}"), runs)
+        return settings + sheet + notebook.table(("word", *_HEAD), words)
 
     def sheet(self) -> Image.Image:
         """A picture of all of it: above both pictures and where they differ, below a row a word
@@ -213,8 +231,7 @@ def _short(value: Any) -> str:
     """A setting in few letters: a long list is told by its ends, no setting by a dash."""
     if isinstance(value, list) and len(value) > 4:
         return f"{value[0]} … {value[-1]} ({len(value)})"
-    text = "-" if value is None else " ".join(str(value).split())
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    return "-" if value is None else shorter(str(value), 60)
 
 
 def _row(
@@ -245,6 +262,15 @@ def _scaled(image: Image.Image, side: int) -> Image.Image:
 
 def _blank(size: tuple[int, int], label: str, note: str = "") -> Image.Image:
     return render.caption(Image.new("RGB", size, (38, 38, 38)), label, note)
+
+
+def _texts(word: WordDifference) -> list[str]:
+    """The numbers under ``_HEAD`` as they are read."""
+    texts = [
+        "-" if number is None else f"{number:.2g}"
+        for number in (word.mean_a, word.mean_b, word.correlation)
+    ]
+    return [*texts, "-" if word.largest is None else f"{word.largest[0]:+.2g}"]
 
 
 def _numbers(word: WordDifference) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from PIL import Image
 
 from ...maps import render
 from ...maps.aggregation import read_by
-from ...maps.heatmap import Heatmap, Heatmaps
+from ...maps.heatmap import Heatmap
 from ...maps.presets import Preset
+from ...maps.promptmaps import Heatmaps
 from ...models.loading import unlearnt
 from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word

@@ -15,7 +15,8 @@ import numpy as np
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from ...maps.heatmap import Heatmap, Heatmaps
+from ...maps.heatmap import Heatmap
+from ...maps.promptmaps import Heatmaps
 from ..imagerun import (
     ImageRun,
     group_heatmaps,

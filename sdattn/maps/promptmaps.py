@@ -1,0 +1,230 @@
+"""Where the words of a prompt went in one picture, by word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..files.tables import labelled
+from ..prompts.tokens import Prompt, Word
+from ..prompts.words import is_content_word
+from .heatmap import Heatmap
+from .masks import label_map, smooth
+from .presets import PRESETS, Preset
+from .statistics import to_dataframe
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+
+class Heatmaps(Mapping[str, Heatmap]):
+    """The heatmaps of one image, a mapping from the prompt's words to :class:`Heatmap`.
+
+        hm["circle"]           a word; where it occurs more than once, all of it together
+        hm["red circle"]       a phrase: words that follow each other
+        hm.find("a")           each occurrence on its own, a tuple
+        hm["<sos>"], hm["<eos>"], hm["<pad>"], hm["<template>"]
+        hm["<image 1>"]        the first column of the image prompts (IP-Adapter), one by one:
+                               those of one adapter sum to 1, whatever its masks
+        hm[3]                  token column 3
+
+    As of any mapping ``hm.values()`` is a method and gives the :class:`Heatmap` of each word; the
+    numbers are in ``hm.maps``, those of one word in ``hm["circle"].map``.
+
+    Attributes:
+        prompt: the :class:`sdattn.prompts.tokens.Prompt`: words, tokens and what was cut off.
+        maps: float32 ``[rows, cols, columns kept]``.
+        preset: what they were made by.
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        maps: Tensor,
+        columns: Sequence[int] | None = None,
+        *,
+        preset: Preset = PRESETS["default"],
+    ):
+        kept = tuple(range(len(prompt.tokens))) if columns is None else tuple(columns)
+        if len(kept) != maps.shape[-1]:
+            raise ValueError(
+                f"The maps have {maps.shape[-1]} token columns and the prompt {prompt.text!r} "
+                f"has {len(kept)}. Pass the prompt and the tokenizer of this very run."
+            )
+        self.prompt = prompt
+        self.maps = maps
+        self.preset = preset
+        self._place = {column: i for i, column in enumerate(kept)}
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The token columns that were captured, in the order of the last axis of ``maps``."""
+        return tuple(self._place)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that have a map, in prompt order, repeats included."""
+        return tuple(word.text for word in self._held())
+
+    def find(self, phrase: str) -> tuple[Heatmap, ...]:
+        """One heatmap for each occurrence of a word or phrase, in prompt order.
+
+        Raises:
+            KeyError: it is not in the prompt, was cut off, or its columns were not captured.
+        """
+        found = self.prompt.find(phrase)
+        held = [columns for columns in found if self._holds(columns)]
+        if not held:
+            raise KeyError(
+                f"{phrase!r} is in the prompt, but its token columns {found} were not captured. "
+                f"Captured: {sorted(self._place)}."
+            )
+        return tuple(self._of(phrase, columns) for columns in held)
+
+    def token(self, column: int) -> Heatmap:
+        """The heatmap of one token column.
+
+        Raises:
+            KeyError: no such column, or it was not captured.
+        """
+        if not self._holds((column,)):
+            raise KeyError(
+                f"No token column {column}. Captured: {min(self._place)} to {max(self._place)}, "
+                f"{len(self._place)} in all."
+            )
+        return self._of(self.prompt.tokens[column].text, (column,))
+
+    def __getitem__(self, key: str | int) -> Heatmap:
+        if not isinstance(key, str):
+            return self.token(key)
+        found = self.find(key)
+        columns = {column for heatmap in found for column in heatmap.columns}
+        return self._of(key, tuple(sorted(columns)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(self.words))
+
+    def __len__(self) -> int:
+        return len(set(self.words))
+
+    def occurrences(self) -> list[Heatmap]:
+        """One heatmap for each word that has a map, in prompt order, repeats on their own."""
+        return [self._of(word.text, word.columns) for word in self._held()]
+
+    @cached_property
+    def top(self) -> float:
+        """The highest value that any content word's map reaches, of all words where none is one
+        (see :func:`sdattn.prompts.words.is_content_word`): what is drawn at full strength."""
+        held = self._held()
+        content = [word for word in held if is_content_word(word.text)] or held
+        return max((float(self._values(word.columns).max()) for word in content), default=0.0)
+
+    def keep(self, columns: Sequence[int]) -> Heatmaps:
+        """The heatmaps of some token columns only.
+
+        Raises:
+            KeyError: one that was not captured, or that the preset leaves out.
+        """
+        if missing := [column for column in columns if not self._holds((column,))]:
+            raise KeyError(
+                f"There are no maps of token columns {missing}. There are: {self.columns}."
+            )
+        maps = self.maps[..., [self._place[column] for column in columns]]
+        return Heatmaps(self.prompt, maps, columns, preset=self.preset)
+
+    def segment(
+        self,
+        words: Sequence[str],
+        size: tuple[int, int] | None = None,
+        threshold: float | Literal["otsu"] | None = None,
+        *,
+        sigma: float = 0.0,
+        **options: Any,
+    ) -> Tensor:
+        """Several words in one picture: which of them a pixel belongs to.
+
+        A pixel belongs to the words whose masks hold it; of several to the one whose map is
+        highest in its own range there.
+
+        Args:
+            words: words or phrases, each all its occurrences together; for one occurrence use
+                :meth:`find` and :meth:`Heatmap.mask`.
+            size: (height, width) in pixels; the maps' own cells by default.
+            threshold, sigma, options: as of :meth:`Heatmap.mask`.
+
+        Returns:
+            int64 ``[height, width]``: 0 for no word, else the number of the word in ``words``,
+            counted from 1.
+
+        Raises:
+            KeyError: a word that is not in the prompt.
+            ValueError: no words, or one text in place of a list.
+        """
+        if isinstance(words, str) or not words:
+            raise ValueError(f"words={words!r}: pass a list of words and phrases.")
+        maps = [self[word] for word in words]
+        maps = [replace(hm, values=smooth(hm.values, sigma)) for hm in maps]
+        masks = [hm.mask(size, threshold, **options) for hm in maps]
+        values = [hm.values if size is None else hm.resize(size) for hm in maps]
+        return label_map(torch.stack(values), torch.stack(masks))
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """The numbers of the words as a table of pandas: a row a word, in prompt order, repeats on
+        their own.
+
+        Its columns are those of :class:`sdattn.maps.statistics.WordStatistics`: ``word``,
+        ``columns``, ``peak``, ``mean``, ``mass``, ``centre_row``, ``centre_col``, ``area``,
+        ``entropy``. Centres count from the top and from the left; they and the area are parts of
+        the picture. What a map of 0 has not is NaN.
+
+        Raises:
+            ImportError: pandas is not installed.
+            ValueError: a map holds values that are not finite.
+        """
+        return to_dataframe([heatmap.statistics() for heatmap in self.occurrences()])
+
+    def to_xarray(self) -> xr.DataArray:
+        """The maps of the words as an array of xarray, float32 ``(word, row, col)``.
+
+        ``word`` has the words in prompt order, repeats on their own: ``sel(word="a")`` gives each
+        "a" of the prompt, along ``word``, where there are several. ``row`` and ``col`` are the
+        centres of the cells as parts of the picture, from the top and from the left; for a plot
+        that stands upright pass ``yincrease=False``. The attributes name prompt, preset and unit.
+
+        Raises:
+            ImportError: xarray is not installed.
+        """
+        maps = self.occurrences()
+        values = np.zeros((len(maps), *self.maps.shape[:2]), np.float32)
+        for i, heatmap in enumerate(maps):
+            values[i] = heatmap
+        axes = {"word": [heatmap.label for heatmap in maps], "row": None, "col": None}
+        about = {"prompt": self.prompt.text, "preset": self.preset.name, "units": self.preset.unit}
+        return labelled(values, axes, **about)
+
+    def _repr_html_(self) -> str:
+        from .notebook import stills  # pillow is loaded only when something is drawn
+
+        maps = stills(((hm.label, hm.values.numpy()) for hm in self.occurrences()), self.top)
+        return f"<p><bdi>{escape(self.prompt.text)}</bdi></p>{maps}"
+
+    def _holds(self, columns: Sequence[int]) -> bool:
+        return all(column in self._place for column in columns)
+
+    def _held(self) -> list[Word]:
+        return [word for word in self.prompt.seen if self._holds(word.columns)]
+
+    def _of(self, label: str, columns: tuple[int, ...]) -> Heatmap:
+        return Heatmap(label, self._values(columns), columns, self.top)
+
+    def _values(self, columns: tuple[int, ...]) -> Tensor:
+        maps = self.maps[..., [self._place[column] for column in columns]]
+        return maps.sum(-1) if self.preset.words == "sum" else maps.mean(-1)

@@ -1,0 +1,90 @@
+"""The words of a prompt as a table and as an array with names on its axes."""
+
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tiny_tokenizers import tiny_tokenizer
+
+from sdattn import Heatmaps, read_prompt
+
+PROMPT = "a red cat and a dog"
+
+
+@pytest.fixture
+def hm():
+    maps = torch.rand(4, 6, 77, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    return Heatmaps(read_prompt(tiny_tokenizer(), PROMPT), maps)
+
+
+def test_a_table_has_a_row_a_word(hm):
+    table = hm.to_dataframe()
+    assert [*table.word] == ["a", "red", "cat", "and", "a", "dog"]
+    assert [*table.columns] == [
+        "word", "columns", "peak", "mean", "mass", "centre_row", "centre_col", "area", "entropy",
+    ]  # fmt: skip
+    first, second = (found.columns for found in hm.find("a"))
+    assert [*table[table.word == "a"]["columns"]] == [first, second]
+    cat, own = table[table.word == "cat"].iloc[0], hm["cat"].statistics()
+    for name in ("peak", "mean", "mass", "area", "entropy"):
+        assert cat[name] == getattr(own, name)
+    assert (cat.centre_row, cat.centre_col) == own.centre
+    assert {str(kind) for kind in table.dtypes[2:]} == {"float64"}
+
+
+def test_what_a_map_of_0_has_not_is_nan_in_a_table(hm):
+    hm.maps.zero_()
+    table = hm.to_dataframe()
+    missing = table[["centre_row", "centre_col", "entropy"]]
+    assert missing.isna().all(axis=None) and (table.peak == 0).all()
+    assert {str(kind) for kind in table.dtypes[2:]} == {"float64"}
+
+
+def test_tables_of_several_images_can_be_put_together(hm):
+    both = pd.concat({0: hm.to_dataframe(), 1: hm.to_dataframe()}, names=["image"])
+    assert both.groupby("image").mass.sum().nunique() == 1 and len(both) == 12
+
+
+def test_an_array_has_a_map_a_word(hm):
+    found = hm.to_xarray()
+    assert found.dims == ("word", "row", "col") and found.shape == (6, 4, 6)
+    assert found.dtype == np.float32
+    assert [*found.word.values] == [heatmap.label for heatmap in hm.occurrences()]
+    np.testing.assert_array_equal(found.sel(word="cat"), hm["cat"].values)
+    each = [heatmap.values for heatmap in hm.find("a")]
+    np.testing.assert_array_equal(found.sel(word="a"), torch.stack(each))  # both of them
+    row, col = hm["cat"].statistics().centre
+    cat = found.sel(word="cat").astype("float64")
+    assert float((cat * cat.row).sum() / cat.sum()) == pytest.approx(row)
+    assert float((cat * cat.col).sum() / cat.sum()) == pytest.approx(col)
+    assert found.attrs == {"prompt": PROMPT, "preset": "default", "units": "share of attention"}
+
+
+def test_an_array_is_a_copy(hm):
+    before = hm.maps.clone()
+    hm.to_xarray().values[:] = 7
+    assert torch.equal(hm.maps, before)
+
+
+def test_columns_without_a_word_make_a_table_and_an_array_without_rows(hm):
+    alone = hm.keep([0])
+    assert (len(alone.to_dataframe()), alone.to_xarray().shape) == (0, (0, 4, 6))
+    assert "entropy" in alone.to_dataframe()
+
+
+def test_without_pandas_or_xarray_the_error_says_how_to_get_them(hm, monkeypatch):
+    for name in ("pandas", "xarray"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        hm.to_dataframe()
+    with pytest.raises(ImportError, match="pip install xarray"):
+        hm.to_xarray()
+
+
+def test_values_of_a_mapping_stay_a_method_and_map_and_maps_are_tensors(hm):
+    assert [heatmap.label for heatmap in hm.values()] == [*hm]
+    assert torch.equal(hm["cat"].map, hm.maps[..., 3])
+    heatmap = hm["cat"]
+    assert heatmap.map is heatmap.values
