@@ -191,7 +191,7 @@ class _BatchRun:
         name = f"{self.job_name}-{self.team.rank}"
         try:
             with ExitStack() as stack:
-                if self.team.first:
+                if self.team.first and request.progress:
                     progress = Progress(folder.hidden, total, total - len(missing))
                     stack.enter_context(progress)
                 writer = stack.enter_context(writer_for(max(map(len, batches), default=1)))

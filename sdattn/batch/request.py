@@ -38,6 +38,7 @@ class Request:
             to be this run's; what is damaged is made anew.
         input_format: ``"jsonl"``, ``"csv"`` or ``"txt"``, whatever the source's name says.
         max_errors: stop once so many items have failed.
+        progress: show on stderr how far the run is.
     """
 
     source: str | Path
@@ -58,6 +59,7 @@ class Request:
     max_errors: int | None = None
     device: str | None = None
     dtype: torch.dtype | None = None
+    progress: bool = True
 
     def check(self) -> None:
         """Raise ValueError for what cannot be asked."""

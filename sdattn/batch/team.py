@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..models.loading import best_device
+from ..models.devices import checked_device
 from .request import STOPS
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Team:
         from accelerate.utils import parse_flag_from_env
 
         # Without a GPU accelerate would take ranks that do not ask for the CPU for lone processes.
-        wanted = torch.device(device or best_device())
+        wanted = checked_device(device)
         on_cpu = wanted.type == "cpu" or parse_flag_from_env("ACCELERATE_USE_CPU")
         if on_cpu and "MASTER_ADDR" in os.environ and not _RANKED.intersection(os.environ):
             warnings.warn(_ONE_PROCESS, stacklevel=2)

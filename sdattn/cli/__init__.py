@@ -4,29 +4,58 @@ What a command needs of torch and diffusers it imports when it runs, so that hel
 completion come at once.
 """
 
+import re
 import sys
 import warnings
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from ..files.terminal import visible
 from . import app, batch, diff, edit, explain, generate, info, merge, show
+from .answering import answering
+from .wording import in_options, reason
+
+
+class _Literal:
+    """Help is shown as it is written: paragraphs are filled, brackets are no markup of rich."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        for described in (self, *getattr(self, "params", ())):
+            if text := getattr(described, "help", None):
+                described.help = _literal(text)
+
+
+def _literal(text: str) -> str:
+    parts = text.split("\n\n")
+    filled = (part if part.startswith("Examples:") else " ".join(part.split()) for part in parts)
+    return re.sub(r"\[(?=[a-z#/@])", r"\[", "\n\n".join(filled))
+
+
+class _Command(_Literal, TyperCommand):
+    pass
+
+
+class _Group(_Literal, TyperGroup):
+    pass
+
 
 commands = typer.Typer(
+    cls=_Group,
     help="Shows where each word of a prompt went in a Stable Diffusion image.",
     no_args_is_help=True,
+    rich_markup_mode="rich",  # the default of new versions of typer
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-commands.command()(generate.generate)
-commands.command()(explain.explain)
-commands.command()(edit.edit)
-commands.command()(batch.batch)
-commands.command()(merge.merge)
-commands.command()(show.show)
-commands.command()(diff.diff)
-commands.command()(info.info)
-commands.command()(app.app)
+for command in (
+    *(generate.generate, explain.explain, edit.edit, batch.batch),
+    *(merge.merge, show.show, diff.diff, info.info),
+):
+    commands.command(cls=_Command)(answering(command))
+commands.command(cls=_Command)(app.app)
 
 
 def main() -> None:
@@ -37,21 +66,13 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        print(f"sdattn: {visible(_reason(error))}", file=sys.stderr)
+        print(f"sdattn: {visible(reason(error))}", file=sys.stderr)
         sys.exit(1)
-
-
-def _reason(error: Exception) -> str:
-    """The message in one line; an error that is not ours to word comes with its type."""
-    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
-    text = " ".join(text.split())
-    ours = isinstance(error, (OSError, ValueError, TypeError, KeyError, RuntimeError))
-    return text if ours and text else f"{type(error).__name__}: {text}"
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     if category.__module__.startswith("sdattn") or category is UserWarning:
-        print(f"sdattn: warning: {visible(str(message))}", file=sys.stderr)
+        print(f"sdattn: warning: {visible(in_options(str(message)))}", file=sys.stderr)
 
 
 @commands.callback(invoke_without_command=True)

@@ -19,8 +19,13 @@ def app(
     ] = None,
     browser: Annotated[bool, typer.Option("--browser", help="Open a browser.")] = False,
 ) -> None:
-    """Draw pictures in a page and see where the words of their prompts went. Needs gradio, which
-    comes with the extra "app" of sdattn."""
+    """Draw pictures in a page and see where the words of their prompts went. Needs gradio:
+    pip install 'sdattn[app]'
+
+    Examples:
+      sdattn app --browser
+      sdattn app --model owner/name --port 8000
+    """
     from .blocks import serve
 
     serve(load(model, device, dtype), host, port, browser=browser)

@@ -2,15 +2,20 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ..files.terminal import visible
 from . import options
+from .output import Output
+from .wording import in_options
+
+_PARTS = ("image", "overlays", "grid", "maps", "masks", "report")
 
 
 def batch(
+    output: Output,
     prompts: Annotated[
         str | None, typer.Argument(help="A .jsonl, .csv or .txt file; - reads standard input.")
     ] = None,
@@ -26,16 +31,25 @@ def batch(
     preset: options.Preset = "default",
     refine: options.Refine = None,
     batch_size: Annotated[
-        str, typer.Option(help="Items that run together; auto finds the quickest number.")
+        str,
+        typer.Option(
+            help="Items that run together; auto finds the quickest number.",
+            autocompletion=options.list_of("auto"),
+        ),
     ] = "auto",
     format_: Annotated[
-        str, typer.Option("--format", help="folder: one an item; shard: safetensors of many.")
+        Literal["folder", "shard"],
+        typer.Option("--format", help="folder: one an item; shard: safetensors of many."),
     ] = "folder",
     shard_mb: Annotated[
         int, typer.Option(min=1, help="A shard's size in MB, with --format shard.")
     ] = 256,
     save: Annotated[
-        str, typer.Option(help="Of image, overlays, grid, maps, masks, report; commas between.")
+        str,
+        typer.Option(
+            help=f"Of {', '.join(_PARTS)}; commas between.",
+            autocompletion=options.list_of(*_PARTS),
+        ),
     ] = "image,overlays,grid,maps,report",
     part: Annotated[
         str, typer.Option(help="K/N: draw the K-th of N parts of the input, for job arrays.")
@@ -59,8 +73,8 @@ def batch(
         ),
     ] = False,
     input_format: Annotated[
-        str | None,
-        typer.Option(help="jsonl, csv or txt; by default as the name says, of - as it begins."),
+        Literal["jsonl", "csv", "txt"] | None,
+        typer.Option(help="By default as the name says, of - as it begins."),
     ] = None,
     max_errors: Annotated[
         int | None, typer.Option(min=1, help="Stop once so many items have failed.")
@@ -81,16 +95,23 @@ def batch(
     these), width, height, num_inference_steps, guidance_scale, or any other option of the pipeline.
 
     Exit code: 0; 1 if anything failed or could not be read; 2 usage; 130 and 143 after SIGINT and
-    SIGTERM."""
+    SIGTERM.
+
+    Examples:
+      sdattn batch prompts.jsonl --out RUN --model owner/name
+      sdattn batch prompts.txt --out RUN --format shard --save image,maps
+      sdattn batch --status RUN
+    """
     if (status or verify) and (prompts is not None or out is not None or (status and verify)):
         raise typer.BadParameter("--status and --verify take a run and stand alone.")
     if status:
-        return _print_status(status)
+        return _print_status(output, status)
     if verify:
-        return _verify(verify)
+        return _verify(output, verify)
     if prompts is None or out is None:
         raise typer.BadParameter("Pass a file of prompts and --out RUN.")
     from ..batch.request import Request
+    from ..maps.presets import preset_of
 
     request = Request(
         source=prompts,
@@ -99,7 +120,7 @@ def batch(
         options=options.pipeline_options(steps, guidance, negative, width, height, set_),
         seed=seed,
         batch_size=_size(batch_size),
-        preset=options.preset_of(preset, refine),
+        preset=preset_of(preset, refine),
         format=format_,
         shard_bytes=shard_mb * 1_000_000,
         save=tuple(name.strip() for name in save.split(",")),
@@ -111,11 +132,12 @@ def batch(
         max_errors=max_errors,
         device=device,
         dtype=options.dtype_of(dtype),
+        progress=not output.quiet,
     )
-    _run(request)
+    _run(output, request)
 
 
-def _run(request: Any) -> None:
+def _run(output: Output, request: Any) -> None:
     from diffusers.utils import logging
 
     from ..batch.engine import run_batch
@@ -125,10 +147,10 @@ def _run(request: Any) -> None:
     try:
         request.check()
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(in_options(str(error))) from error
     outcome = run_batch(request)
     if outcome is not None:  # the first process reports
-        _print_outcome(outcome, request.out)
+        _print_outcome(output, outcome, Path(request.out))
         raise typer.Exit(outcome.exit_code)
 
 
@@ -147,7 +169,9 @@ def _part(text: str) -> tuple[int, int]:
     raise typer.BadParameter(f"{text!r} is not K/N with K from 1 to N.", param_hint="--part")
 
 
-def _print_outcome(outcome: Any, out: Any) -> None:
+def _print_outcome(output: Output, outcome: Any, out: Path) -> None:
+    from .printing import print_rows
+
     text = f"{out}/: {outcome.whole:,} of {outcome.items:,} items"
     if outcome.before:
         text += f", {outcome.before:,} of them were there"
@@ -159,33 +183,41 @@ def _print_outcome(outcome: Any, out: Any) -> None:
         text += f"; {outcome.bad_lines:,} lines could not be read"
     if outcome.failed or outcome.bad_lines:
         text += ", see errors.jsonl"
-    print(text)
+    output.print(text, len(text))
+    output.answer({"folder": str(out), **vars(outcome)})
     if outcome.stopped:
         print(
             f"sdattn: stopped early ({outcome.stopped}); the same command does the rest",
             file=sys.stderr,
         )
+    elif (out / "index.html").is_file():
+        print_rows(output, {"open": str(out / "index.html")})
 
 
-def _print_status(run: Path) -> None:
+def _print_status(output: Output, run: Path) -> None:
     from ..batch.reading import status
 
     now = status(run)
-    print(f"{run}/: {now.whole:,} items are whole, the input has {now.items:,}")
+    lines = [f"{run}/: {now.whole:,} items are whole, the input has {now.items:,}"]
     if now.failed:
-        print(f"{now.failed:,} failed, see errors.jsonl; the same command tries them again")
+        lines.append(f"{now.failed:,} failed, see errors.jsonl; the same command tries them again")
     if now.bad_lines:
-        print(f"{now.bad_lines:,} lines of the input could not be read")
-    print(f"running: {now.running}" if now.running else "not running")
+        lines.append(f"{now.bad_lines:,} lines of the input could not be read")
+    lines.append(f"running: {now.running}" if now.running else "not running")
+    for line in lines:
+        output.print(line, len(line))
+    output.answer({"folder": str(run), **vars(now)})
 
 
-def _verify(run: Path) -> None:
+def _verify(output: Output, run: Path) -> None:
     from ..batch.reading import verify
 
     number, problems = verify(run)
     for problem in problems:
         print(f"sdattn: {visible(problem)}", file=sys.stderr)
-    print(f"{run}/: {number:,} items read, {len(problems):,} problems")
+    line = f"{run}/: {number:,} items read, {len(problems):,} problems"
+    output.print(line, len(line))
+    output.answer({"folder": str(run), "items": number, "problems": problems})
     if problems:
         print(
             "sdattn: the batch's own command with --adopt makes anew what is damaged; without it, "

@@ -4,14 +4,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from .options import Force, Words, folder_named
-from .printing import Console
+from .output import Output
 
 
 def diff(
+    output: Output,
     run_a: Annotated[Path, typer.Argument(help="A run's folder, or a batch run's with --item.")],
     run_b: Annotated[Path, typer.Argument(help="The other one.")],
     words: Words = None,
@@ -23,7 +22,13 @@ def diff(
     force: Force = False,
 ) -> None:
     """Show where two runs differ: the heatmaps of each word side by side and B - A. Of two prompts,
-    two seeds, a model with and without a LoRA."""
+    two seeds, a model with and without a LoRA.
+
+    Examples:
+      sdattn diff outputs/a-cat-0 outputs/a-cat-1
+      sdattn diff outputs/a-cat-0 outputs/a-dog-0 cat dog --out cat-or-dog
+      sdattn diff RUN-1 RUN-2 --item 000001
+    """
     from ..batch.reading import open_batch
     from ..files.places import check_apart, file_name
     from ..runs.diff import diff
@@ -44,26 +49,23 @@ def diff(
         out = Path("outputs") / "-vs-".join(file_name(name) for name in found.names)
         check_apart(out, run_a, run_b)
     found.save(out, force=force)
-    _print(found, out)
+    _print(output, found, out)
 
 
-def _print(found: Any, out: Path) -> None:
-    settings = Table("", "A", "B", title_justify="left")
-    settings.add_row("run", *map(Text, found.names))
-    settings.add_row("prompt", *map(Text, found.prompts))
-    for name, pair in found.told_settings().items():
-        settings.add_row(Text(name), *map(Text, pair))
-    words = Table("word", title_justify="left")
-    for column in ("mean A", "mean B", "correlation", "largest B - A", "at x, y"):
-        words.add_column(column, justify="right")
+def _print(output: Output, found: Any, out: Path) -> None:
+    from .printing import print_folder, table
+
+    settings = [("run", *found.names), ("prompt", *found.prompts)]
+    settings += [(name, *pair) for name, pair in found.told_settings().items()]
+    output.print(table(("", "A", "B"), settings))
+    words = []
     for word in found.words:
         numbers = (word.mean_a, word.mean_b, word.correlation)
         texts = ["-" if number is None else f"{number:.2g}" for number in numbers]
-        words.add_row(Text(word.label), *texts, *_largest(word, found.image_a.size))
-    console = Console()
-    console.print(settings)
-    console.print(words)
-    console.print(Text(f"{out}/: diff.html, diff.png, run.json"))
+        words.append((word.label, *texts, *_largest(word, found.image_a.size)))
+    columns = ("word", "mean A", "mean B", "correlation", "largest B - A", "at x, y")
+    output.print(table(columns, words))
+    output.answer(print_folder(output, out))
 
 
 def _largest(word: Any, size: tuple[int, int]) -> tuple[str, str]:

@@ -1,20 +1,22 @@
 """``sdattn edit``: a picture kept while its prompt changes."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from . import options
-from .printing import Console
+from .output import Output
 
 
 def edit(
+    output: Output,
     source: Annotated[str, typer.Argument(help="The prompt whose picture is kept.")],
     targets: Annotated[list[str], typer.Argument(help="The edited prompt, or several.")],
-    mode: Annotated[str, typer.Option(help="auto, replace, refine or reweight.")] = "auto",
+    mode: Annotated[
+        Literal["auto", "replace", "refine", "reweight"],
+        typer.Option(help="Words one for one, words that come or go, or the weights of words."),
+    ] = "auto",
     cross: Annotated[
         float, typer.Option(help="Part of the run that takes the source's cross-attention.")
     ] = 0.8,
@@ -34,9 +36,9 @@ def edit(
         bool, typer.Option(help="Optimise the way back to the picture of --image.")
     ] = True,
     model: options.Model = "demo",
-    seed: int = 0,
-    steps: options.Steps = None,
-    guidance: options.Guidance = None,
+    seed: options.Seed = 0,
+    steps: options.InvertedSteps = None,
+    guidance: options.InvertedGuidance = None,
     negative: options.Negative = None,
     width: options.Pixels = None,
     height: options.Pixels = None,
@@ -45,10 +47,17 @@ def edit(
     out: Annotated[Path | None, options.folder_named("SOURCE-edit-SEED")] = None,
     force: options.Force = False,
 ) -> None:
-    """Draw SOURCE and its edited versions from the same noise, and keep the layout."""
+    """Draw SOURCE and its edited versions from the same noise, and keep the layout.
+
+    Examples:
+      sdattn edit "a red circle left of a blue square" "a red star left of a blue square"
+      sdattn edit "a cat on a sofa" "a dog on a sofa" --model owner/name --blend cat
+      sdattn edit "a cat on a sofa" "a cat on a sofa" --weight sofa=0.3 --image photo.jpg
+    """
     from ..edit import EditOptions, edit, prepare
     from ..files.places import check_apart, file_name
     from ..runs.folder import check_target
+    from .printing import print_folder, table
 
     weights = dict(map(_parsed_weight, weight or ()))
     asked = EditOptions(mode, cross, self_, blend or (), weights)
@@ -57,22 +66,21 @@ def edit(
         check_apart(out, image)
     check_target(out, force=force, kind="edit")
     picture = options.open_picture(image) if image else None
-    pipe = options.load(model, device, dtype)
+    pipe = options.load(model, device, dtype, output)
     given = options.pipeline_options(steps, guidance, negative, width, height)
     if picture is not None:
         prepare(pipe, source, targets, asked, given)  # refuse before the long part
         given["inversion"] = _invert(pipe, picture, source, given, null_text)
     run = edit(pipe, source, targets, seed=seed, **vars(asked), **given)
     run.save(out, force=force)
-    table = Table("image", "words", title_justify="left")
-    for heatmaps, words in zip(run.heatmaps, run.words, strict=True):
-        table.add_row(Text(heatmaps.prompt.text), Text(", ".join(words)))
-    console = Console()
-    console.print(table)
-    if image:
-        console.print(f"reconstruction: {run.settings['reconstruction_psnr']:.1f} dB")
-    parts = sorted(f"{path.name}/" for path in out.iterdir() if path.is_dir())
-    console.print(Text(f"{out}/ ({run.mode}): edit.html, edit.png, run.json, {', '.join(parts)}"))
+    rows = [
+        (heatmaps.prompt.text, ", ".join(words))
+        for heatmaps, words in zip(run.heatmaps, run.words, strict=True)
+    ]
+    output.print(table(("image", "words"), rows))
+    psnr = run.settings.get("reconstruction_psnr")
+    near = {} if psnr is None else {"reconstruction": f"{psnr:.1f} dB"}
+    output.answer(print_folder(output, out, mode=run.mode, **near))
 
 
 def _parsed_weight(text: str) -> tuple[str, float]:

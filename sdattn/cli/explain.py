@@ -6,10 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from . import options
-from .printing import Console, print_run
+from .output import Output
 
 
 def explain(
+    output: Output,
     image: Annotated[Path, typer.Argument(help="The picture's file.")],
     prompt: Annotated[str, typer.Argument(help="What the picture shows.")],
     invert: Annotated[
@@ -19,8 +20,11 @@ def explain(
         str | None, typer.Option(help="Where to look, as 100,300: 1 shows nearly the picture.")
     ] = None,
     model: options.Model = "demo",
-    seed: int = 0,
-    steps: options.Steps = None,
+    seed: options.Seed = 0,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --invert; by default 20 of the demo, else 50."),
+    ] = None,
     preset: options.Preset = "default",
     refine: options.Refine = None,
     ask: options.Ask = None,
@@ -29,10 +33,16 @@ def explain(
     out: Annotated[Path | None, options.folder_named("IMAGE-explained-SEED")] = None,
     force: options.Force = False,
 ) -> None:
-    """Show where each word of PROMPT goes in the picture IMAGE."""
+    """Show where each word of PROMPT goes in the picture IMAGE.
+
+    Examples:
+      sdattn explain photo.jpg "a cat on a sofa" --model owner/name
+      sdattn explain photo.jpg "a cat on a sofa" --model owner/name --invert --steps 30
+    """
     from ..files.places import check_apart, file_name
     from ..runs.explaining import explain
     from ..runs.folder import check_target
+    from .printing import print_rows, print_run
 
     if steps is not None and not invert:
         raise typer.BadParameter("The timesteps are the steps, unless with --invert.")
@@ -41,16 +51,16 @@ def explain(
     way: dict[str, Any] = {"timesteps": _parsed(timesteps), "invert": invert}
     way |= {} if steps is None else {"num_inference_steps": steps}
     out = out or Path("outputs") / f"{file_name(image.stem)}-explained-{seed}"
-    maps: dict[str, Any] = {"preset": options.preset_of(preset, refine), "ask": ask}
+    maps: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask}
     picture = options.open_picture(image)
     check_apart(out, image)
     check_target(out, force=force)
-    pipe = options.load(model, device, dtype)
+    pipe = options.load(model, device, dtype, output)
     run = explain(pipe, picture, prompt, seed=seed, **way, **maps)
-    print_run(run, run.save(out, force=force))
+    print_run(output, run, run.save(out, force=force))
     explained = run[0].settings.explained
     if explained and (psnr := explained.reconstruction_psnr) is not None:
-        Console().print(f"reconstruction: {psnr:.1f} dB")
+        print_rows(output, {"reconstruction": f"{psnr:.1f} dB"})
 
 
 def _parsed(timesteps: str | None) -> list[int] | None:

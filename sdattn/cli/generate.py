@@ -1,18 +1,21 @@
 """``sdattn generate``: a picture, and where the words of its prompt went."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from . import options
-from .printing import print_run
+from .output import Output
+
+_KEPT = ("steps", "heads")
 
 
 def generate(
-    prompt: str,
+    output: Output,
+    prompt: Annotated[str, typer.Argument(help="What to draw.")],
     model: options.Model = "demo",
-    seed: int = 0,
+    seed: options.Seed = 0,
     steps: options.Steps = None,
     guidance: options.Guidance = None,
     negative: options.Negative = None,
@@ -33,38 +36,48 @@ def generate(
     ] = False,
     keep: Annotated[
         str | None,
-        typer.Option(help="steps, heads or both with a comma: each by itself, for --figure."),
+        typer.Option(
+            help="steps, heads or both with a comma: each by itself, for --figure.",
+            autocompletion=options.list_of(*_KEPT),
+        ),
     ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     out: Annotated[Path | None, options.folder_named("PROMPT-SEED")] = None,
     force: options.Force = False,
 ) -> None:
-    """Draw a picture from PROMPT and show where each of its words went."""
+    """Draw a picture from PROMPT and show where each of its words went.
+
+    Examples:
+      sdattn generate "a red circle left of a blue square"
+      sdattn generate "a cat on a sofa" --model owner/name --steps 30 --refine self
+      sdattn generate --config outputs/a-cat-on-a-sofa-0/run.json --seed 1
+    """
     from ..files.places import file_name
     from ..models.loading import images_a_prompt
     from ..models.pipeline_call import checked_options
     from ..runs.folder import check_target
     from ..runs.generation import generate
     from ..runs.run import run_folders
+    from .printing import print_run
 
     given = options.pipeline_options(steps, guidance, negative, width, height, set_)
     watch = {**_kept(keep), **({"branch": "both"} if negative_maps else {})}
-    maps = {"preset": options.preset_of(preset, refine), "ask": ask, "causal": causal}
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
     if given.get("num_images_per_prompt", 1) == 1:  # known before the model is loaded
         check_target(out, force=force)
-    pipe = options.load(model, device, dtype)
+    pipe = options.load(model, device, dtype, output)
     checked = checked_options(pipe, given)
     for folder in run_folders(out, images_a_prompt(pipe, checked)):
         check_target(folder, force=force)
-    run = generate(pipe, prompt, seed=seed, capture_options=watch, **maps, **checked)
-    print_run(run, run.save(out, force=force))
+    ways: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask, "causal": causal}
+    run = generate(pipe, prompt, seed=seed, capture_options=watch, **ways, **checked)
+    print_run(output, run, run.save(out, force=force))
 
 
 def _kept(keep: str | None) -> dict[str, str]:
     """The capture options of --keep."""
     names = [] if keep is None else [name.strip() for name in keep.split(",")]
-    if unknown := [name for name in names if name not in ("steps", "heads")]:
+    if unknown := [name for name in names if name not in _KEPT]:
         raise typer.BadParameter(f"{unknown[0]!r} is neither steps nor heads.", param_hint="--keep")
     return dict.fromkeys(names, "all")

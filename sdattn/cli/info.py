@@ -1,62 +1,108 @@
 """``sdattn info``: what a model has that can be captured, and what of sdattn does not apply."""
 
+from itertools import groupby
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from .options import Device, Dtype, load
-from .printing import Console
+from .output import Output
 
 
 def info(
+    output: Output,
     model: Annotated[str, typer.Argument(help="As --model of generate.")] = "demo",
     device: Device = "cpu",
     dtype: Dtype = None,
 ) -> None:
     """List a model's attention layers, how much memory capture would hold, and what of sdattn
-    does not apply to the model."""
-    from ..hooks.keep import Keep
-    from ..models.layers import TEXT_KINDS, find_denoiser, find_layers
+    does not apply to the model.
+
+    Examples:
+      sdattn info
+      sdattn info owner/name --json
+    """
+    from ..models.layers import find_denoiser, find_layers
     from ..models.loading import latent_size, shortcomings
 
-    pipe = load(model, device, dtype)
-    latent = latent_size(pipe)
-    found = find_layers(find_denoiser(pipe).model)
-    table = Table(title=f"{type(pipe).__name__} {model}")
-    table.add_column("layer", overflow="fold")  # names are to be copied
-    for column in ("place", "kind", "grid", "heads"):
-        table.add_column(column)
-    for layer in found:
-        rows, cols = layer.grid(latent)
-        table.add_row(layer.name, layer.place, layer.kind, f"{rows}x{cols}", str(layer.heads))
-    console = Console()
-    console.print(table)
-    lacks = shortcomings(pipe)
-    columns = _print_columns(console, pipe)
-    texts = [layer for layer in found if layer.kind in TEXT_KINDS]
-    default = Keep.of().nbytes(texts, latent, columns)
-    full = Keep.of(steps="all", heads="all").nbytes(texts, latent, columns, passes=50)
-    console.print(
-        f"Capture of one image holds {default / 1e6:.1f} MB, however many steps; with every head "
-        f"and step of 50 steps {full / 1e6:,.0f} MB."
+    pipe = load(model, device, dtype, output)
+    found, latent = find_layers(find_denoiser(pipe).model), latent_size(pipe)
+    columns, lacks = _columns(pipe), shortcomings(pipe)
+    held = _held(found, latent, columns or 1)
+    output.print(f"{type(pipe).__name__} {model}")
+    _print_layers(output, found, latent)
+    parts = _tokenizers(pipe)
+    for name, kind in parts.items():
+        output.print(f"{name}: {kind}")
+    unknown = "How many token columns it makes of a prompt is not known; for one of them:"
+    output.print(unknown if columns is None else f"{columns} token columns")
+    output.print(
+        f"Capture of one image holds {held['default'] / 1e6:.1f} MB, however many steps; with "
+        f"every head and step of 50 steps {held['all_of_50_steps'] / 1e6:,.0f} MB."
     )
     for lack in lacks:
-        console.print(Text(f"- {lack}"))
+        output.print(f"- {lack}")
+    kind, name = type(pipe).__name__, str(pipe.dtype).removeprefix("torch.")
+    output.answer({"model": model, "pipeline": kind, "device": str(pipe.device), "dtype": name})
+    output.answer(
+        {"layers": _as_json(found, latent), "tokenizers": parts, "token_columns": columns}
+    )
+    output.answer({"bytes_held": held, "shortcomings": lacks})
 
 
-def _print_columns(console: Console, pipe: Any) -> int:
-    """Print the tokenizers and how many columns they make of a prompt; returns that, or 1."""
+def _print_layers(output: Output, found: list[Any], latent: tuple[int, int]) -> None:
+    """A line a layer below its place: long names, which are to be copied, leave little room."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    table.add_column("layer", overflow="fold")
+    for name in ("kind", "grid", "heads"):
+        table.add_column(name)
+    for place, layers in groupby(found, key=lambda layer: layer.place):
+        table.add_row(place, style="bold cyan")
+        for layer in layers:
+            rows, cols = layer.grid(latent)
+            table.add_row(layer.name, layer.kind, f"{rows}x{cols}", str(layer.heads))
+    output.print(table)
+
+
+def _as_json(found: list[Any], latent: tuple[int, int]) -> list[dict[str, Any]]:
+    from ..runs.info import LayerEntry
+
+    return [
+        {
+            "name": layer.name,
+            "kind": layer.kind,
+            **LayerEntry(layer.place, layer.level, layer.heads, layer.grid(latent)).to_json(),
+        }
+        for layer in found
+    ]
+
+
+def _held(found: list[Any], latent: tuple[int, int], columns: int) -> dict[str, int]:
+    """Bytes that a capture of one image holds."""
+    from ..hooks.keep import Keep
+    from ..models.layers import TEXT_KINDS
+
+    texts = [layer for layer in found if layer.kind in TEXT_KINDS]
+    full = Keep.of(steps="all", heads="all").nbytes(texts, latent, columns, passes=50)
+    return {"default": Keep.of().nbytes(texts, latent, columns), "all_of_50_steps": full}
+
+
+def _tokenizers(pipe: Any) -> dict[str, str]:
+    parts = pipe.components.items()
+    return {
+        name: type(part).__name__
+        for name, part in parts
+        if name.startswith("tokenizer") and part is not None
+    }
+
+
+def _columns(pipe: Any) -> int | None:
+    """How many token columns are made of a prompt; None where that is not known."""
     from ..models.reading import read_prompts
 
-    for name, part in pipe.components.items():
-        if name.startswith("tokenizer") and part is not None:
-            console.print(f"{name}: {type(part).__name__}")
     try:
-        columns = len(read_prompts(pipe, "a")[0].tokens)
+        return len(read_prompts(pipe, "a")[0].tokens)
     except (TypeError, ValueError):
-        console.print("How many token columns it makes of a prompt is not known; for one of them:")
-        return 1
-    console.print(f"{columns} token columns")
-    return columns
+        return None

@@ -6,10 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
+from .output import Output
+
 _MOST_NAMED = 100  # missing items named one by one
 
 
 def merge(
+    output: Output,
     runs: Annotated[list[Path], typer.Argument(help="Folders that sdattn batch made.")],
     out: Annotated[Path, typer.Option(help="The folder of all of them.")],
     partial: Annotated[
@@ -18,11 +21,18 @@ def merge(
 ) -> None:
     """Bring several batch runs into one folder: the parts of an input, or of several machines.
 
-    Exit code: 0; 1 if items of the input are in none of the runs, which are then named."""
+    Exit code: 0; 1 if items of the input are in none of the runs, which are then named.
+
+    Examples:
+      sdattn merge RUN-1 RUN-2 --out RUN
+      sdattn merge parts/* --out RUN --partial
+    """
     from ..batch.merging import merge_runs
 
     merged = merge_runs(runs, out)
-    print(f"{out}/: {merged.items:,} of {merged.wanted:,} items, from {len(runs)} run(s)")
+    line = f"{out}/: {merged.items:,} of {merged.wanted:,} items, from {len(runs)} run(s)"
+    output.print(line, len(line))
+    output.answer({"folder": str(out), **vars(merged)})
     if merged.lacks:
         print(f"sdattn: {_missing(merged)}", file=sys.stderr)
     if merged.lacks and not partial:

@@ -1,23 +1,78 @@
 """The options that several commands have, each defined once, and what is made of their values."""
 
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from .output import Output
+from .wording import PIPELINE
+
+
+def _one_of(*values: str) -> Callable[[str], list[str]]:
+    """For completion, of options that take other values too."""
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+
+
+def list_of(*names: str) -> Callable[[str], list[str]]:
+    """For completion, of names with commas between."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        free = [name for name in names if name not in before.split(",")]
+        return [f"{before}{comma}{name}" for name in free if name.startswith(last)]
+
+    return complete
+
+
 Model = Annotated[
-    str, typer.Option(help="demo, a diffusers folder, a .safetensors file, or a hub id.")
+    str,
+    typer.Option(
+        help="demo, a diffusers folder, a .safetensors file, or a hub id.",
+        autocompletion=_one_of("demo"),
+    ),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps; the best there is by default.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="cpu, cuda, cuda:1, mps; the best there is by default.",
+        autocompletion=_one_of("cpu", "cuda", "mps"),
+    ),
+]
 Dtype = Annotated[
-    str | None, typer.Option(help="float32, float16, bfloat16; by default what suits the device.")
+    Literal["float32", "float16", "bfloat16"] | None,
+    typer.Option(help="By default float16 on CUDA, float32 elsewhere."),
 ]
-Steps = Annotated[int | None, typer.Option(min=1, help="Denoising steps.")]
-Guidance = Annotated[float | None, typer.Option(help="Guidance scale.")]
+Seed = Annotated[int, typer.Option(help="Of the noise.")]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Denoising steps; by default 20 of the demo, else the pipeline's own."
+    ),
+]
+InvertedSteps = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Denoising steps; by default 20 of the demo, else the pipeline's own, or 50 of "
+        "an inversion.",
+    ),
+]
+Guidance = Annotated[
+    float | None,
+    typer.Option(help="Guidance scale; by default 2 of the demo, else the pipeline's own."),
+]
+InvertedGuidance = Annotated[
+    float | None,
+    typer.Option(
+        help="Guidance scale; by default 2 of the demo, else the pipeline's own, or 7.5 with "
+        "--image."
+    ),
+]
 Negative = Annotated[str | None, typer.Option(help="Negative prompt.")]
-Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels.")]
+Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels; by default the model's own.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -25,10 +80,12 @@ Settings = Annotated[
     ),
 ]
 Preset = Annotated[
-    str, typer.Option(help="How maps are made: default, daam, p2p, attend-and-excite, ovam, sum.")
+    Literal["default", "daam", "p2p", "attend-and-excite", "ovam", "sum"],
+    typer.Option(help="How maps are made."),
 ]
 Refine = Annotated[
-    str | None, typer.Option(help="self: sharper maps, along the picture's self-attention.")
+    Literal["self"] | None,
+    typer.Option(help="self: sharper maps, along the picture's self-attention."),
 ]
 Ask = Annotated[
     str | None,
@@ -47,7 +104,7 @@ def folder_named(name: str) -> Any:
 PHOTOS = ("PNG", "JPEG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
 _WITH_OPTION = {  # what --set does not set: options and arguments of the commands and of generate()
     *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
-    *("num_inference_steps", "guidance_scale", "negative_prompt", "width", "height"),
+    *PIPELINE,
 }
 
 
@@ -60,13 +117,8 @@ def pipeline_options(
     settings: list[str] | None = None,
 ) -> dict[str, Any]:
     """The options of the pipeline's call that were given; ``settings`` are those of --set."""
-    options = {
-        "num_inference_steps": steps,
-        "guidance_scale": guidance,
-        "negative_prompt": negative,
-        "width": width,
-        "height": height,
-    }
+    values = (steps, guidance, negative, width, height)
+    options = dict(zip(PIPELINE, values, strict=True))
     given = {name: value for name, value in options.items() if value is not None}
     return given | dict(map(_setting, settings or ()))
 
@@ -84,24 +136,11 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def preset_of(name: str, refine: str | None) -> Any:
-    """The preset that was asked for."""
-    from ..maps.presets import preset_of
-
-    try:
-        return preset_of(name, refine)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
 def dtype_of(name: str | None) -> Any:
     """The torch.dtype of a name; None for None."""
     import torch
 
-    known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    if name is not None and name not in known:
-        raise typer.BadParameter(f"{name} is not one of {', '.join(known)}.", param_hint="--dtype")
-    return known.get(name or "")
+    return None if name is None else getattr(torch, name)
 
 
 def quiet() -> None:
@@ -114,7 +153,7 @@ def quiet() -> None:
     transformers_logging.disable_progress_bar()
 
 
-def load(model: str, device: str | None, dtype: str | None) -> Any:
+def load(model: str, device: str | None, dtype: str | None, output: Output | None = None) -> Any:
     """The pipeline that --model, --device and --dtype name; what it is goes to stderr."""
     from ..models.loading import load_pipeline
 
@@ -122,7 +161,10 @@ def load(model: str, device: str | None, dtype: str | None) -> Any:
     quiet()
     pipe = load_pipeline(model, device=device, dtype=torch_dtype)
     name = str(pipe.dtype).removeprefix("torch.")
-    print(f"{type(pipe).__name__} {model} on {pipe.device} in {name}", file=sys.stderr)
+    output = output or Output()
+    output.note(f"{type(pipe).__name__} {model} on {pipe.device} in {name}")
+    if output.quiet:
+        pipe.set_progress_bar_config(disable=True)
     return pipe
 
 

@@ -1,47 +1,83 @@
 """What commands print of runs: tables of words, and the files that were written."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import rich.console
-from rich.segment import Segment
 from rich.table import Table
-from rich.text import Text
 
-from ..files.terminal import visible
+from .output import Output
 
-
-class Console(rich.console.Console):
-    """A console that prints nothing that the terminal would obey, but its own styles."""
-
-    def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
-        for text, style, control in super().render(*args, **kwargs):
-            yield Segment(text if control else visible(text), style, control)
+_OPENED = ("report.html", "index.html", "edit.html", "diff.html")  # the first that is there
 
 
-def print_run(run: Any, folders: list[Path]) -> None:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
+    """A table whose first column is what its rows are about."""
+    first, *others = columns
+    made = Table(title=title, title_justify="left")
+    made.add_column(first, style="cyan")
+    for name in others:
+        made.add_column(name)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def print_run(output: Output, run: Any, folders: list[Path]) -> None:
     """The words of each image, of its prompt and of whatever else was asked for."""
-    parts = {"negative": run.negative_heatmaps, "asked": run.asked_heatmaps}
-    for i, folder in enumerate(folders):
-        print_words(run.heatmaps[i].occurrences())
-        for name, maps in parts.items():
-            if maps:
-                print_words(maps[i].occurrences(), name)
-        if run.causal_heatmaps:
-            print_words(run.causal_heatmaps[i], "causal")
-        print_folder(folder)
+    answers = []
+    for image_run, folder in zip(run, folders, strict=True):
+        further = {name: list(held.maps) for name, held in image_run.more.items()}
+        words = {"prompt": image_run.heatmaps.occurrences(), **further}
+        print_words(output, words)
+        answers.append({**print_folder(output, folder), "words": _as_json(words)})
+    output.answer({"runs": answers})
 
 
-def print_words(maps: list[Any], title: str | None = None) -> None:
-    table = Table("word", "tokens", "lowest", "highest", title=title, title_justify="left")
-    for heatmap in maps:
-        low, high = heatmap.range
-        columns = ", ".join(map(str, heatmap.columns))
-        table.add_row(Text(heatmap.label), columns, f"{low:.2g}", f"{high:.2g}")
-    Console().print(table)
+def print_words(output: Output, words: Mapping[str, Sequence[Any]]) -> None:
+    """A table of the maps of each text, by what the text is."""
+    for name, maps in words.items():
+        rows = []
+        for heatmap in maps:
+            low, high = heatmap.range
+            columns = ", ".join(map(str, heatmap.columns))
+            rows.append((heatmap.label, columns, f"{low:.2g}", f"{high:.2g}"))
+        title = None if name == "prompt" else name
+        output.print(table(("word", "tokens", "lowest", "highest"), rows, title))
 
 
-def print_folder(folder: Path) -> None:
+def _as_json(words: Mapping[str, Sequence[Any]]) -> dict[str, list[dict[str, Any]]]:
+    return {name: [_numbers(heatmap) for heatmap in maps] for name, maps in words.items()}
+
+
+def _numbers(heatmap: Any) -> dict[str, Any]:
+    low, high = heatmap.range
+    columns = [int(column) for column in heatmap.columns]
+    return {"word": heatmap.label, "tokens": columns, "lowest": float(low), "highest": float(high)}
+
+
+def print_folder(output: Output, folder: Path, **more: str) -> dict[str, Any]:
+    """What to open, what lies beside it, and ``more``.
+
+    Returns:
+        what --json has of it: the folder, the file to open, and what ``run.json`` says.
+    """
     names = sorted(f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir())
-    Console().print(Text(f"{folder}/: {', '.join(names)}"))
+    opened = next((name for name in _OPENED if name in names), None)
+    others = ", ".join(name for name in names if name != opened)
+    rows = {"open": str(folder / (opened or "")), **more, "beside it": others}
+    print_rows(output, rows)
+    found = {"folder": str(folder), "open": rows["open"]}
+    info = folder / "run.json"
+    return {**found, "info": json.loads(info.read_bytes())} if info.is_file() else found
+
+
+def print_rows(output: Output, rows: Mapping[str, str]) -> None:
+    """Names and what they are; the first is what there is to open, and is not broken."""
+    grid, first = Table.grid(padding=(0, 2, 0, 0)), next(iter(rows.values()))
+    grid.add_column(style="cyan", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in rows.items():
+        grid.add_row(name, text, style="bold" if text == first else None)
+    output.print(grid, width=len(first) + max(map(len, rows)) + 4)

@@ -2,21 +2,23 @@
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.text import Text
 
 from .options import Words
-from .printing import Console, print_folder, print_words
+from .output import Output
+
+Kind = Literal["words", "steps", "layers", "heads"]
 
 
 def show(
+    output: Output,
     run: Annotated[Path, typer.Argument(help="A run's folder, or a batch run's.")],
     words: Words = None,
     item: Annotated[str | None, typer.Option(help="The id of an item of a batch run.")] = None,
     figure: Annotated[
-        str | None, typer.Option(help="A figure for papers instead: words, steps, layers or heads.")
+        Kind | None, typer.Option(help="A figure for papers instead, of each of these.")
     ] = None,
     animate: Annotated[
         bool, typer.Option("--animate", help="The maps over the steps instead, as GIF or WebP.")
@@ -34,35 +36,51 @@ def show(
         bool, typer.Option("--force", help="Replace files that are in --out already.")
     ] = False,
 ) -> None:
-    """Draw the heatmaps of a saved run again, without the model."""
+    """Draw the heatmaps of a saved run again, without the model.
+
+    Examples:
+      sdattn show outputs/a-cat-on-a-sofa-0 "cat on a sofa"
+      sdattn show outputs/a-cat-on-a-sofa-0 --figure words -o fig.pdf
+      sdattn show outputs/a-cat-on-a-sofa-0 cat --animate -o cat.gif
+    """
     if figure is not None and animate:
         raise typer.BadParameter("Pass --figure or --animate, each has a file of its own.")
     if figure is not None:
-        _figure(run, item, words, figure, out)
+        _figure(output, run, item, words, figure, out)
     elif animate:
-        _animation(run, item, words, out)
+        _animation(output, run, item, words, out)
     else:
-        _drawings(run, item, words, out, force)
+        _drawings(output, run, item, words, out, force)
 
 
 def _figure(
-    run: Path, item: str | None, words: list[str] | None, kind: Any, out: Path | None
+    output: Output,
+    run: Path,
+    item: str | None,
+    words: list[str] | None,
+    kind: Kind,
+    out: Path | None,
 ) -> None:
-    from ..figures import FORMATS, KINDS, figure, save_figure
+    from ..figures import FORMATS, figure, save_figure
 
-    if kind not in KINDS:
-        raise typer.BadParameter(f"{kind!r} is none of {', '.join(KINDS)}.", param_hint="--figure")
     file = _file(out, FORMATS)
     save_figure(figure(_load(run, item), kind, words), file)
-    Console(soft_wrap=True).print(Text(str(file)))
+    _print_file(output, file)
 
 
-def _animation(run: Path, item: str | None, words: list[str] | None, out: Path | None) -> None:
+def _animation(
+    output: Output, run: Path, item: str | None, words: list[str] | None, out: Path | None
+) -> None:
     from ..figures.animation import FORMATS, animate, save_animation
 
     file = _file(out, FORMATS)
     save_animation(animate(_load(run, item), words), file)
-    Console(soft_wrap=True).print(Text(str(file)))
+    _print_file(output, file)
+
+
+def _print_file(output: Output, file: Path) -> None:
+    output.print(str(file), len(str(file)))
+    output.answer({"open": str(file)})
 
 
 def _file(out: Path | None, formats: tuple[str, ...]) -> Path:
@@ -75,13 +93,19 @@ def _file(out: Path | None, formats: tuple[str, ...]) -> Path:
 
 
 def _drawings(
-    run: Path, item: str | None, words: list[str] | None, out: Path | None, force: bool
+    output: Output,
+    run: Path,
+    item: str | None,
+    words: list[str] | None,
+    out: Path | None,
+    force: bool,
 ) -> None:
     from ..files.places import check_apart
     from ..files.writing import write_files
     from ..runs.drawings import drawings
     from ..runs.folder import add_files
     from ..runs.report import report
+    from .printing import print_folder, print_words
 
     if item is not None and out is None:
         raise typer.BadParameter(f"Say where to draw item {item}: --out FOLDER.")
@@ -103,8 +127,8 @@ def _drawings(
     made["report.html"] = page
     _check_free(folder, made.keys() - (saved.info["files"] if at_home else ()), force)
     (add_files if at_home else write_files)(folder, made)
-    print_words(maps)
-    print_folder(folder)
+    print_words(output, {"prompt": maps})
+    output.answer(print_folder(output, folder))
 
 
 def _check_no_run(out: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..models.guidance import Branch, branch_order, branch_rows
+from ..models.pipeline_call import labelled
 from .ddim import ddim, in_place
 
 # The paper's code starts here and grows to 1e-3, which ends the last steps short of the picture.
@@ -49,7 +50,9 @@ def optimise(
         text = replaced_rows(text, rows["unconditional"], states[-1])
         return args, {**kwargs, "encoder_hidden_states": text}
 
-    with in_place(pipe, ddim(pipe), before_pass), ExitStack() as undo:
+    with ExitStack() as undo:
+        undo.enter_context(labelled(pipe, "null-text"))
+        undo.enter_context(in_place(pipe, ddim(pipe), before_pass))
         for weight in pipe.unet.parameters():
             undo.callback(weight.requires_grad_, weight.requires_grad)
             weight.requires_grad_(False)

@@ -219,11 +219,7 @@ def grid(image: Image.Image, overlays: Sequence[Image.Image], title: str = "") -
 
 
 def columns(parts: Sequence[tuple[Image.Image, str, Sequence[Image.Image]]]) -> Image.Image:
-    """Images side by side, below each the overlays of its own maps.
-
-    Args:
-        parts: (image, title, overlays) of each column, as :func:`overlay` draws them.
-    """
+    """Images side by side, below each its overlays: (image, title, overlays) of each column."""
     heads = [caption(enlarge(image), title or "image") for image, title, _ in parts]
     nothing = Image.new("RGB", (1, 1), _PAPER)
     below = zip_longest(*(tiles for _, _, tiles in parts), fillvalue=nothing)

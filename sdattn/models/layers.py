@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
+from torch.nn import Module
+
 from .denoiser_call import Call
 from .denoiser_call import unwrapped as unwrapped
 from .families import claimed, family_of, registered
@@ -54,13 +56,25 @@ def find_denoiser(target: Any) -> Denoiser:
         TypeError: ``target`` holds no model of a family that is known.
     """
     model = held_model(target)
-    found = "no denoiser" if model is None else f"a {type(model).__name__}"
     if model is None or claimed(target):
         denoiser = Denoiser(target, None)
     else:
         denoiser = Denoiser(model, target)
-    family_of(denoiser.model, f"Asked to capture a {type(target).__name__}, which holds {found}")
+    asked = type(unwrapped(target)).__name__
+    family_of(denoiser.model, f"Asked to capture a {asked}, which {_found(target, model)}")
     return denoiser
+
+
+def _found(target: Any, model: Any) -> str:
+    """What a message says of a target that is of no family: the classes that could have been."""
+    if model is not None:
+        return f"holds a {type(model).__name__}, of no family that is known"
+    if isinstance(target, Module):
+        return "is of no family that is known"
+    parts = getattr(target, "components", {}).values()
+    models = [type(part).__name__ for part in parts if isinstance(part, Module)]
+    only = f", only: {', '.join(models)}" if models else ""
+    return f"holds no denoiser (a unet or a transformer){only}"
 
 
 def held_model(target: Any) -> Any | None:

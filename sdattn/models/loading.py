@@ -6,8 +6,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -15,9 +14,11 @@ from typing import Any
 
 import torch
 
+from .devices import checked_device
 from .encoders import option_of
 from .families.unet import CHECKPOINTS, TEXT_TO_IMAGE
 from .guidance import guided_order
+from .hub import needs_the_hub
 from .layers import find_denoiser, find_layers
 from .model_index import check_whole, named_errors, read_index
 from .reading import read_prompts
@@ -49,15 +50,15 @@ def load_pipeline(
 
     Raises:
         FileNotFoundError: no such folder or file.
-        ValueError: the folder holds no pipeline, asks for code of its own or has pickles only, see
-            :func:`sdattn.models.model_index.read_index`; or the file is no checkpoint that is
-            known.
+        ValueError: this machine has no such device; the folder holds no pipeline, asks for code
+            of its own or has pickles only, see :func:`sdattn.models.model_index.read_index`; or
+            the file is no checkpoint that is known.
         OSError: the hub cannot be reached or has no such model.
         TypeError: the pipeline's denoiser is none that is known.
     """
     from diffusers import DiffusionPipeline
 
-    device = torch.device(device or best_device())
+    device = checked_device(device)
     dtype = dtype or (torch.float16 if device.type == "cuda" else torch.float32)
     path = find_model(model)
     if path is not None and path.is_file():
@@ -107,15 +108,8 @@ def download(name: str) -> Path:
     """
     from diffusers import DiffusionPipeline
 
-    with needs_the_hub(f"{name!r} (there is no folder of that name)"):
+    with needs_the_hub(f"{name!r}, which is no folder here,"):
         return Path(DiffusionPipeline.download(name, use_safetensors=True, trust_remote_code=False))
-
-
-def best_device() -> str:
-    """``"cuda"``, ``"mps"`` or ``"cpu"``, the first that this machine has."""
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _load_single_file(path: Path, dtype: torch.dtype) -> Any:
@@ -147,16 +141,6 @@ def _as_dtype(dtype: torch.dtype) -> dict[str, torch.dtype]:
     """The option of ``from_pretrained``; diffusers before 0.40 ignores ``dtype``."""
     release = tuple(map(int, version("diffusers").split(".")[:2]))
     return {"dtype" if release >= (0, 40) else "torch_dtype": dtype}
-
-
-@contextmanager
-def needs_the_hub(what: str) -> Iterator[None]:
-    """Turn any error into one that ``what`` could not be loaded from the hub."""
-    try:
-        yield
-    except Exception as error:  # httpx, hub and OS errors alike: all mean that it cannot be had
-        reason = " ".join(str(error).split())[:300]
-        raise OSError(f"Could not load {what} from the hub: {reason}") from error
 
 
 def is_demo(pipe: Any) -> bool:

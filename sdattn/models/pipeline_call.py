@@ -6,7 +6,8 @@ import inspect
 import math
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from operator import index
 from typing import Any, ParamSpec, TypeVar
@@ -218,8 +219,20 @@ def call_pipeline(
     if options.get("negative_prompt") is not None:  # diffusers needs a list beside a list
         options["negative_prompt"] = one_each(options["negative_prompt"], len(prompts))
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-    with watch_finite(pipe, options):
+    with labelled(pipe, "drawing"), watch_finite(pipe, options):
         return pipe(prompt=prompts, generator=generators, **options)
+
+
+@contextmanager
+def labelled(pipe: Any, phase: str) -> Iterator[None]:
+    """Inside, the pipeline's progress bar is named after what it does, unless it has a name."""
+    before = getattr(pipe, "_progress_bar_config", {})
+    show = getattr(pipe, "set_progress_bar_config", lambda **_: None)
+    show(**{"desc": phase, **before})
+    try:
+        yield
+    finally:
+        show(**before)
 
 
 def is_of_pictures(name: str) -> bool:

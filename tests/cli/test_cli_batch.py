@@ -47,7 +47,7 @@ def test_a_seed_that_cannot_be_is_refused_alike(sdattn, tmp_path, command, seed)
     given = ["in.txt", "--out", "run"] if command == "batch" else ["a red circle"]
     code, _, err = sdattn(command, *given, "--seed", seed)
     assert code == 1
-    assert f"sdattn: seed={seed}: pass a whole number from 0 to 2**63 - 1." in err
+    assert f"sdattn: --seed {seed}: pass a whole number from 0 to 2**63 - 1." in err
 
 
 @pytest.mark.parametrize("out", ["s3://bucket/run", "gs://run", "file:///tmp/run", "hf://a/b"])
@@ -70,9 +70,7 @@ def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
     code, out, err = sdattn("batch", "prompts.txt", "--out", "run", *options)
     assert (code, err) == (0, "")
     assert out.startswith("run/: 2 of 2 items; 2 made in ")
-    assert sdattn("batch", "prompts.txt", "--out", "run", *options)[1].endswith(
-        "of them were there\n"
-    )
+    assert sdattn("batch", "prompts.txt", "--out", "run", *options)[1].endswith("run/index.html\n")
     assert (
         sdattn("batch", "--status", "run")[1]
         == "run/: 2 items are whole, the input has 2\nnot running\n"
@@ -99,9 +97,13 @@ def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
             "no whole number from 1",
         ),
         (("batch", "prompts.txt", "--out", "run", "--part", "3/2"), 2, "not K/N"),
-        (("batch", "prompts.txt", "--out", "run", "--save", "image,page"), 2, "save=['page']"),
-        (("batch", "prompts.txt", "--out", "run", "--format", "zip"), 2, "'folder' or 'shard'"),
-        (("batch", "prompts.txt", "--out", "run", "--dtype", "int8"), 2, "not one of float32"),
+        (
+            ("batch", "prompts.txt", "--out", "run", "--save", "image,page"),
+            2,
+            "--save page: choose of",
+        ),
+        (("batch", "prompts.txt", "--out", "run", "--format", "zip"), 2, "shard"),
+        (("batch", "prompts.txt", "--out", "run", "--dtype", "int8"), 2, "bfloat16"),
         (("batch", "--status", "nowhere"), 1, "nowhere has no batch.json"),
         (("batch", "--verify", "."), 1, "no batch run's folder"),
         (("merge", "nowhere", "--out", "all"), 1, "nowhere has no batch.json"),

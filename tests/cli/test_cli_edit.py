@@ -15,7 +15,9 @@ def test_edit_writes_both_runs_side_by_side(sdattn, model):
     edited = ("--blend", "cat", "--weight", "dog=2", "--cross", "0.5", "--self", "0.5")
     code, out, err = sdattn("edit", "a red cat", "a red dog", *options, *edited)
     assert code == 0, err
-    assert "outputs/a-red-cat-edit-0/ (replace)" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["open", "outputs/a-red-cat-edit-0/edit.html"] in rows
+    assert ["mode", "replace"] in rows
     assert "dog" in out
     folder = "outputs/a-red-cat-edit-0"
     assert load_run(f"{folder}/target").info["prompt"] == "a red dog"
@@ -38,7 +40,9 @@ def test_edit_of_a_picture_reports_how_well_it_came_back(sdattn, model):
     )
     assert code == 0, err
     found = json.loads(Path("edit/run.json").read_text())["reconstruction_psnr"]
-    assert f"reconstruction: {found:.1f} dB" in out
+    assert f"reconstruction  {found:.1f} dB" in " ".join(out.split("\n"))
+    for phase in ("inverting: ", "null-text: ", "drawing: "):
+        assert phase in err
     with Image.open("edit/source/image.png") as image:
         assert image.size == (144, 112)
 

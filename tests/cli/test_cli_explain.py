@@ -30,7 +30,7 @@ def test_the_command_writes_a_run(explained, demo):
     code, out, err = explained("My photo.png", "a red circle", "--device", "cpu", "--seed", "2")
     assert code == 0, err
     folder = "outputs/My-photo-explained-2"
-    for text in (folder, "circle", "lowest", "reconstruction: "):
+    for text in (folder, "circle", "lowest", "reconstruction "):
         assert text in out
     saved = load_run(folder)
     with Image.open("My photo.png") as image:

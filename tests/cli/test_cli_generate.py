@@ -23,8 +23,11 @@ def test_generate_writes_the_run_and_tells_the_words(sdattn, model):
     assert code == 0
     assert "StableDiffusionPipeline" in err
     assert "cpu in float32" in err
+    assert "drawing: " in err
     folder = "outputs/a-red-cat-and-a-dog-4"
-    assert folder in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["open", f"{folder}/report.html"] in rows
+    assert "\x1b" not in out  # no colours where no terminal is
     for word in ("red", "cat", "dog", "lowest", "highest"):
         assert word in out
     run = load_run(folder)

@@ -82,7 +82,10 @@ FILMS = "Name a file that ends in .gif or .webp"
         (("--figure", "words"), FIGURES),
         (("--figure", "words", "-o", "x.gif"), FIGURES),
         (("--figure", "words", "-o", "x"), FIGURES),
-        (("--figure", "word", "-o", "x.pdf"), "'word' is none of words, steps, layers, heads"),
+        (
+            ("--figure", "word", "-o", "x.pdf"),
+            "'word' is not one of 'words', 'steps'",
+        ),
         (("--figure",), "--figure"),
         (("--animate",), FILMS),
         (("--animate", "-o", "x.png"), FILMS),

@@ -6,9 +6,6 @@ import sys
 
 import pytest
 
-from sdattn.cli.options import Preset
-from sdattn.maps.presets import PRESETS
-
 HEAVY = "torch", "diffusers", "transformers", "accelerate", "numpy", "PIL", "matplotlib", "gradio"
 COMMANDS = "generate", "explain", "edit", "batch", "merge", "show", "diff", "info", "app"
 # The name of a program decides on the name of the variable that asks for completion.
@@ -40,19 +37,31 @@ def test_help_and_the_version_load_nothing_heavy(arguments):
     assert out
 
 
+def test_the_version_loads_nothing_that_only_tables_need():
+    program = PROGRAM.replace(str(HEAVY), str(("rich", *HEAVY)))
+    command = [sys.executable, "-c", program, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stderr.split() == ["loaded:"]
+
+
 def test_wrong_usage_is_refused_before_anything_heavy_is_loaded():
     assert start("generate", "a cat", "--steps", "none") == (2, "", "")
 
 
 @pytest.mark.parametrize(
-    ("typed", "completed"), [("sdattn ge", "generate"), ("sdattn generate --pre", "--preset")]
+    ("typed", "completed"),
+    [
+        ("sdattn ge", "generate"),
+        ("sdattn generate --pre", "--preset"),
+        ("sdattn generate cat --preset da", "daam"),
+        ("sdattn generate cat --dtype b", "bfloat16"),
+        ("sdattn generate cat --keep steps,", "steps,heads"),
+        ("sdattn generate cat --device cu", "cuda"),
+        ("sdattn show run --figure la", "layers"),
+        ("sdattn batch in --save grid,m", "grid,maps grid,masks"),
+    ],
 )
 def test_completion_loads_nothing_heavy(typed, completed):
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
     code, out, loaded = start(**words, _SDATTN_COMPLETE="complete_bash")
-    assert (code, out.split(), loaded) == (0, [completed], "")
-
-
-def test_the_help_of_preset_names_them_all():
-    [option] = Preset.__metadata__
-    assert option.help == f"How maps are made: {', '.join(PRESETS)}."
+    assert (code, out.split(), loaded) == (0, completed.split(), "")

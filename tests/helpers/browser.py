@@ -7,6 +7,7 @@ def test_a_page(open_page):
     page = open_page(path, viewport={"width": 390, "height": 844}, color_scheme="dark")
 """
 
+import importlib.resources
 import shutil
 import time
 from pathlib import Path
@@ -76,3 +77,13 @@ def wait_for(page, expression, seconds=20):
     while not page.evaluate(expression):
         assert time.monotonic() < end, f"not within {seconds} s: {expression}"
         page.wait_for_timeout(20)
+
+
+def faults_for_people(page):
+    """What axe-core finds that keeps people from using a page: its rules' names and where."""
+    source = importlib.resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
+    page.evaluate(source)
+    found = page.evaluate("axe.run()")
+    assert found["passes"], "axe looked at nothing"
+    broken = ((rule, node) for rule in found["violations"] for node in rule["nodes"])
+    return [f"{rule['id']}: {node['html']}" for rule, node in broken]

@@ -179,7 +179,7 @@ def test_the_record_has_how_its_pipelines_read_and_guide(known):
 
 
 def test_a_pipeline_whose_record_leaves_that_out_is_refused_by_name(known):
-    with pytest.raises(TypeError, match="a ToyPipeline, which holds a ToyTransformer"):
+    with pytest.raises(TypeError, match="a ToyPipeline, which holds a ToyTransformer, of no"):
         find_denoiser(ToyPipeline())
     known(TOY)
     with pytest.raises(TypeError, match="How a ToyPipeline reads its prompts is not known"):

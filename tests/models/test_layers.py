@@ -1,5 +1,7 @@
 """Names, places and selections, against the list in the design of SD 1.x."""
 
+from types import SimpleNamespace
+
 import diffusers
 import pytest
 import torch
@@ -98,6 +100,18 @@ def test_sdxl_has_no_attention_at_full_resolution():
 def test_a_model_without_a_unet_is_named():
     with pytest.raises(TypeError, match="a list, which holds no denoiser"):
         find_denoiser([])
+
+
+def test_a_model_of_no_family_is_named_with_those_that_are_supported():
+    transformer = torch.nn.TransformerDecoder(torch.nn.TransformerDecoderLayer(8, 2), 1)
+    with pytest.raises(TypeError, match=r"a TransformerDecoder, which is of no family.*FLUX"):
+        find_denoiser(transformer)
+    held = SimpleNamespace(transformer=transformer)
+    with pytest.raises(TypeError, match=r"which holds a TransformerDecoder, of no family.*FLUX"):
+        find_denoiser(held)
+    parts = SimpleNamespace(components={"prior": transformer, "tokenizer": None})
+    with pytest.raises(TypeError, match=r"no denoiser \(a unet or .*\), only: TransformerDecoder"):
+        find_denoiser(parts)
 
 
 def test_added_key_value_attention_is_named():

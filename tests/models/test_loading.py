@@ -9,7 +9,7 @@ from transformer_rows import sana
 
 import sdattn
 from sdattn import load_pipeline
-from sdattn.models.loading import best_device, cell_size, latent_size, size_unit
+from sdattn.models.loading import cell_size, latent_size, size_unit
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +26,6 @@ def test_a_folder_loads_as_the_pipeline_that_it_is(folder):
     expected = make_pipeline().unet.state_dict()
     assert all(torch.equal(one, expected[name]) for name, one in pipe.unet.state_dict().items())
     assert load_pipeline(folder, device="cpu", dtype=torch.bfloat16).unet.dtype == torch.bfloat16
-
-
-def test_the_best_device_exists():
-    assert torch.zeros(1, device=best_device()).item() == 0
 
 
 @pytest.mark.parametrize(
@@ -56,7 +52,7 @@ def test_a_hub_that_cannot_be_reached_is_told(monkeypatch, tmp_path):
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(OSError, match="Could not load 'no-such-owner/no-such-model'"):
+    with pytest.raises(OSError, match=r"Could not load 'no-such-owner/no-such-model'.*HF_HUB_OFF"):
         load_pipeline("no-such-owner/no-such-model")
 
 

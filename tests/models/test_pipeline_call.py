@@ -16,6 +16,7 @@ from sdattn.models.pipeline_call import (
     checked_options,
     checked_seeds,
     is_of_pictures,
+    labelled,
     options_of_image,
 )
 from sdattn.prompts.tokens import TruncationWarning
@@ -146,3 +147,19 @@ def test_whole_numbers_of_numpy_are_whole_numbers():
     found = checked_options(PIPE, {**given, "num_images_per_prompt": np.int8(3)})
     assert found == {**given, "num_images_per_prompt": 3}
     assert {type(value) for value in found.values()} == {int}
+
+
+def test_the_bar_of_a_phase_has_its_name_for_as_long_as_it_lasts(tiny_pipe, capsys):
+    tiny_pipe.set_progress_bar_config(leave=False)
+    with labelled(tiny_pipe, "looking"):
+        list(tiny_pipe.progress_bar(range(2)))
+        with labelled(tiny_pipe, "inner"):
+            list(tiny_pipe.progress_bar(range(2)))
+    assert tiny_pipe._progress_bar_config == {"leave": False}
+    err = capsys.readouterr().err
+    assert err.count("looking: ") >= 2 and "inner" not in err
+    with pytest.raises(RuntimeError, match="boom"):
+        with labelled(tiny_pipe, "looking"):
+            raise RuntimeError("boom")
+    list(tiny_pipe.progress_bar(range(2)))
+    assert "looking" not in capsys.readouterr().err

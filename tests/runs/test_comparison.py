@@ -343,7 +343,9 @@ def wide_terminal(monkeypatch):
 def test_the_command_line_writes_and_tells(sdattn, folders):
     code, out, err = sdattn("diff", *folders)
     assert (code, err) == (0, "")
-    assert "outputs/run-0-vs-run-1/: diff.html, diff.png, run.json" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["open", "outputs/run-0-vs-run-1/diff.html"] in rows
+    assert ["beside", "it", "diff.png,", "run.json"] in rows
     assert sorted(os.listdir("outputs/run-0-vs-run-1")) == ["diff.html", "diff.png", "run.json"]
     for text in ("a green star left of a blue square", "seed   │ 3", "correlation", "circle"):
         assert text in out

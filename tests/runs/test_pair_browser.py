@@ -8,7 +8,13 @@ import matplotlib
 import numpy as np
 import pytest
 from bilinear import stretch
-from browser import list_troubles, page_opener, start_browser, wait_for  # noqa: F401
+from browser import (  # noqa: F401
+    faults_for_people,
+    list_troubles,
+    page_opener,
+    start_browser,
+    wait_for,
+)
 from PIL import Image
 from small_runs import small_run
 
@@ -225,6 +231,15 @@ def test_it_fits_a_phone_and_fingers(page_of, width):
     for control in page.locator(":is(button, input, select, [tabindex]):visible").all():
         assert re.search(r'"[^"]+"|: \S', control.aria_snapshot())
     assert "Tap" in page.locator(".words .hint").first.inner_text()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_axe_finds_no_fault(page_of, theme, width):
+    page = page_of(edited(*TEXTS), color_scheme=theme, viewport={"width": width, "height": 900})
+    assert faults_for_people(page) == []
+    page.locator("#beside").check()
+    assert faults_for_people(page) == []
 
 
 @pytest.mark.filterwarnings("ignore::sdattn.TruncationWarning")

@@ -1,0 +1,115 @@
+"""`--config`: the options of a .toml file, or those that a run was made with."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command_lines import generate
+from PIL import Image, ImageChops
+
+from sdattn import load_run
+from sdattn.cli import config
+
+
+def said(err):
+    """In one line, without the frame around it."""
+    return " ".join(err.replace("│", " ").split())
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The requests that `sdattn batch` makes."""
+    seen = []
+    monkeypatch.setattr("sdattn.batch.engine.run_batch", seen.append)
+    return seen
+
+
+def test_a_toml_file_has_the_defaults_and_what_is_typed_wins(sdattn, asked):
+    Path("batch.toml").write_text(
+        'prompts = "in.txt"\nout = "run"\nseed = 7\nsteps = 3\nguidance = 2.5\nnegative = "a, b"\n'
+        'max_errors = 2\ninput-format = "csv"\nstrict = true\nforce = false\npreset = "daam"\n'
+        '[set]\ntrue_cfg_scale = 4\nscheduler = "4"\n'
+    )
+    assert sdattn("batch", "--config", "batch.toml", "--seed", "8", "--max-errors", "3")[0] == 0
+    [request] = asked
+    assert (request.source, request.out, request.seed) == ("in.txt", Path("run"), 8)
+    assert (request.max_errors, request.input_format) == (3, "csv")
+    assert (request.strict, request.force, request.preset.name) == (True, False, "daam")
+    assert request.options == {
+        "num_inference_steps": 3,
+        "guidance_scale": 2.5,
+        "negative_prompt": "a, b",
+        "true_cfg_scale": 4,
+        "scheduler": "4",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stps = 3", "`sdattn batch` has no 'stps' (nearest: 'steps')."),
+        ("zz = 1\nwidht = 3", "has no 'zz', 'widht' (nearest: 'width')."),
+        ("steps = [2]", "'steps' is [2]; give it a text or number."),
+        ("steps = true", "'steps' is true; give it a text or number."),
+        ('strict = "yes"', "'strict' is \"yes\"; give it true or false."),
+        ("steps = ", "is no TOML"),
+        ("steps = 0", "'--steps'"),
+        ("steps = 2.5", "'--steps'"),
+        ('preset = "best"', "'--preset'"),
+        ("config = 'x.toml'", "has no 'config'"),
+    ],
+)
+def test_entries_that_cannot_be_are_named(sdattn, asked, text, message):
+    Path("batch.toml").write_text(f"prompts = 'in.txt'\nout = 'run'\n{text}\n")
+    code, out, err = sdattn("batch", "--config", "batch.toml")
+    assert (code, out, asked) == (2, "", [])
+    assert message in said(err)
+
+
+def test_a_run_is_drawn_again_from_its_run_json(sdattn, model):
+    more = ("--seed", "4", "--negative", "a dog", "--guidance", "3", "--width", "64", "--height")
+    ways = ("64", "--refine", "self", "--keep", "steps", "--negative-maps", "--set", "eta=0.5")
+    assert generate(sdattn, model, *more, *ways, "--out", "first")[0] == 0
+    command = ("generate", "--config", "first/run.json", "--device", "cpu")
+    assert sdattn(*command, "--out", "again")[0] == 0
+    first, again = load_run("first"), load_run("again")
+    assert first.settings.to_json() | {"files": 0} == again.settings.to_json() | {"files": 0}
+    assert ImageChops.difference(first.image, again.image).getbbox() is None
+    assert sdattn(*command, "--seed", "5", "--out", "other")[0] == 0  # a folder will do as well
+    assert load_run("other").settings.seed == 5
+
+
+def test_an_edit_is_read_from_its_run_json(sdattn, model):
+    edited = ("--blend", "cat", "--weight", "dog=2", "--cross", "0.5", "--seed", "3")
+    options = ("--steps", "2", "--guidance", "3", "--device", "cpu", "--out", "edit")
+    assert sdattn("edit", "a red cat", "a red dog", "--model", model, *edited, *options)[0] == 0
+    found = config._entries(Path("edit"), "edit")
+    assert found["source"] == "a red cat" and found["targets"] == ["a red dog"]
+    assert (found["mode"], found["cross"], found["self"]) == ("replace", 0.5, 0.4)
+    assert (found["blend"], found["weight"]) == (["cat", "dog"], {"dog": 2.0})
+    assert (found["steps"], found["guidance"], found["seed"]) == (2, 3.0, 3)
+    assert "set" not in found
+    assert sdattn("edit", "--config", "edit", "--device", "cpu", "--out", "again")[0] == 0
+    first, again = (json.loads(Path(name, "run.json").read_text()) for name in ("edit", "again"))
+    changed = {name for name in first if first[name] != again.get(name)}
+    assert changed <= {"blend"}  # its words were found, so that all of them are given
+    with Image.open("edit/edit.png") as one, Image.open("again/edit.png") as other:
+        assert one.tobytes() == other.tobytes()
+    code, _, err = sdattn("generate", "--config", "edit/target/run.json")
+    assert code == 2 and "is of a run of `sdattn edit`" in said(err)
+
+
+def test_a_picture_is_looked_at_again_with_the_run_json_of_its_run(sdattn):
+    Image.new("RGB", (64, 64), (200, 30, 30)).save("photo.png")
+    way = ("--timesteps", "50,100", "--seed", "2", "--ask", "wheel", "--device", "cpu")
+    assert sdattn("explain", "photo.png", "a red circle", *way, "--out", "first")[0] == 0
+    command = ("explain", "photo.png", "--config", "first", "--device", "cpu", "--out", "again")
+    code, _, err = sdattn(*command)
+    assert code == 0, err
+    first, again = load_run("first").settings, load_run("again").settings
+    for name in ("prompt", "seed", "asked", "explained", "preset", "options", "timesteps"):
+        assert getattr(first, name) == getattr(again, name)
+    code, _, err = sdattn("generate", "--config", "first")
+    assert code == 2 and "is of a run of `sdattn explain`" in " ".join(
+        err.replace("│", " ").split()
+    )

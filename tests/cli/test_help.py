@@ -1,0 +1,116 @@
+"""Help: examples that can be typed, choices and defaults as the library has them, no markup."""
+
+import inspect
+import re
+import shlex
+from typing import get_args
+
+import pytest
+import typer
+
+from sdattn import PRESETS, cli
+from sdattn.cli import options, show
+from sdattn.edit import Mode
+from sdattn.figures import KINDS
+from sdattn.inversion.invert import invert
+from sdattn.models.loading import DEMO_SETTINGS
+from sdattn.runs.drawings import PARTS
+
+COMMANDS = typer.main.get_command(cli.commands).commands
+
+
+def option(command, name):
+    return next(param for param in COMMANDS[command].params if f"--{name}" in param.opts)
+
+
+def examples(command):
+    text = COMMANDS[command].help.partition("Examples:\n")[2]
+    return [shlex.split(line, comments=True) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_examples_whose_options_it_has(command):
+    found = examples(command)
+    assert len(found) >= 2
+    known = {name for param in COMMANDS[command].params for name in param.opts}
+    for line in found:
+        assert line[:2] == ["sdattn", command]
+        assert {word for word in line if re.match("--?[a-z]", word)} <= known
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_a_short_h_is_help_everywhere(sdattn, command):
+    assert sdattn(*command, "-h") == sdattn(*command, "--help")
+
+
+def test_examples_are_a_line_each_and_brackets_no_markup(sdattn):
+    _, out, _ = sdattn("app", "-h")
+    lines = [line.strip() for line in out.splitlines()]
+    assert {"sdattn app --browser", "sdattn app --model owner/name --port 8000"} <= set(lines)
+    assert "gradio: pip install 'sdattn[app]'" in lines
+    assert "[app]" in sdattn("-h")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[bold]x[/bold] [a-z] [1, 2] [@x]", "[bold]x[/bold] [a-z] [1, 2] [@x]"),
+        ("one\ntwo\n\nthree\n  four", "one two\n\nthree four"),
+        ("one\n\nExamples:\n  a\n  b", "one\n\nExamples:\n  a\n  b"),
+    ],
+)
+def test_help_is_shown_as_it_is_written(text, shown):
+    from rich.text import Text
+
+    assert Text.from_markup(cli._literal(text)).plain == shown
+
+
+@pytest.mark.parametrize(
+    ("choice", "values"),
+    [
+        (options.Preset, tuple(PRESETS)),
+        (options.Dtype, ("float32", "float16", "bfloat16")),
+        (options.Refine, ("self",)),
+    ],
+)
+def test_choices_are_those_of_the_library(choice, values):
+    literal = get_args(choice)[0]
+    assert get_args(next(iter(get_args(literal)), None)) == values or get_args(literal) == values
+
+
+def test_choices_of_single_commands_are_those_of_the_library():
+    assert get_args(show.Kind) == KINDS
+    modes = inspect.signature(cli.edit.edit).parameters["mode"].annotation
+    assert get_args(get_args(modes)[0]) == get_args(Mode)
+    assert cli.batch._PARTS == PARTS
+
+
+@pytest.mark.parametrize("command", ["generate", "edit", "batch"])
+def test_the_defaults_of_steps_and_guidance_are_told(command):
+    steps, guidance = option(command, "steps").help, option(command, "guidance").help
+    assert f"by default {DEMO_SETTINGS['num_inference_steps']} of the demo" in steps
+    assert f"by default {DEMO_SETTINGS['guidance_scale']:g} of the demo" in guidance
+    assert "the pipeline's own" in steps and "the pipeline's own" in guidance
+
+
+def test_the_defaults_of_an_inversion_are_told():
+    own = inspect.signature(invert).parameters
+    steps, scale = own["num_inference_steps"].default, own["guidance_scale"].default
+    assert f"or {steps} of an inversion" in option("edit", "steps").help
+    assert f"or {scale} with --image" in option("edit", "guidance").help
+    assert f"else {steps}." in option("explain", "steps").help
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", "a cat", "--preset", "best"),
+        ("show", "run", "--figure", "all"),
+        ("edit", "a cat", "a dog", "--mode", "swap"),
+        ("batch", "in.txt", "--out", "run", "--format", "zip"),
+    ],
+)
+def test_a_wrong_choice_names_the_others(sdattn, arguments):
+    code, _, err = sdattn(*arguments)
+    assert code == 2
+    assert "daam" in err or "heads" in err or "reweight" in err or "shard" in err

@@ -1,0 +1,147 @@
+"""`--json` and `--quiet`: what programs read, and nothing beside it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from command_lines import generate
+from PIL import Image
+
+from sdattn import load_run
+from sdattn.cli.output import Output
+
+
+def only(out):
+    """The one object on stdout."""
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run of the demo."""
+    import sdattn
+
+    folder = tmp_path_factory.mktemp("run") / "first"
+    pipe = sdattn.load_pipeline("demo", device="cpu")
+    sdattn.generate(pipe, "a red circle", num_inference_steps=1).save(folder)
+    return folder
+
+
+def test_generate_answers_with_its_run(sdattn, model):
+    code, out, err = generate(sdattn, model, "--json", "--ask", "wheel", "--out", "run")
+    assert code == 0
+    assert "StableDiffusionPipeline" in err
+    [found] = only(out)["runs"]
+    assert (found["folder"], found["open"]) == ("run", "run/report.html")
+    assert found["info"] == json.loads(Path("run/run.json").read_text())
+    maps = load_run("run").heatmaps.occurrences()
+    assert [word["word"] for word in found["words"]["prompt"]] == [held.label for held in maps]
+    for word, held in zip(found["words"]["prompt"], maps, strict=True):
+        assert word["tokens"] == list(held.columns)
+        assert word["highest"] == pytest.approx(held.range[1], abs=1e-3)
+    assert [word["word"] for word in found["words"]["asked"]] == ["wheel"]
+
+
+def test_a_failure_is_an_object_too(sdattn, model):
+    code, out, err = generate(sdattn, model, "--json", "--seed", "-1")
+    assert code == 1
+    assert only(out)["error"].startswith("--seed -1: pass a whole number")
+    assert only(out)["error"] in err
+    code, out, err = generate(sdattn, model, "--json", "--steps", "none")
+    assert (code, out) == (2, "") and "Usage" in err
+
+
+def test_quiet_prints_nothing_but_what_is_wrong(sdattn, model):
+    assert generate(sdattn, model, "--quiet", "--out", "run") == (0, "", "")
+    code, out, err = generate(sdattn, model, "-q", "--out", "run")
+    assert (code, out) == (1, "") and "exists already" in err
+    assert only(generate(sdattn, model, "-q", "--json", "--out", "two")[1])["runs"]
+
+
+def test_explain_answers_with_its_run(sdattn):
+    Image.new("RGB", (64, 64), (200, 30, 30)).save("photo.png")
+    options = ("--timesteps", "100", "--device", "cpu", "--json")
+    code, out, err = sdattn("explain", "photo.png", "a red circle", *options)
+    [found] = only(out)["runs"]
+    assert (code, found["open"]) == (0, "outputs/photo-explained-0/report.html")
+    assert found["info"]["explained"]["timesteps"] == [100]
+    assert "looking: " in err
+
+
+def test_diff_answers_with_its_numbers(sdattn, run):
+    code, out, _ = sdattn("diff", run, run, "--json", "--out", "diff")
+    found = only(out)
+    assert (code, found["folder"], found["open"]) == (0, "diff", "diff/diff.html")
+    assert found["info"] == json.loads(Path("diff/run.json").read_text())
+
+
+def test_info_answers_with_the_layers(sdattn, model):
+    code, out, _ = sdattn("info", model, "--json")
+    found = only(out)
+    assert code == 0
+    assert (found["pipeline"], found["device"], found["dtype"]) == (
+        "StableDiffusionPipeline",
+        "cpu",
+        "float32",
+    )
+    assert len(found["layers"]) == 32
+    first = "down_blocks.0.attentions.0.transformer_blocks.0.attn1"
+    assert found["layers"][0] == {
+        "name": first,
+        "kind": "self",
+        "place": "down",
+        "level": 0,
+        "heads": found["layers"][0]["heads"],
+        "grid": [16, 16],
+    }
+    assert found["tokenizers"] == {"tokenizer": "CLIPTokenizer"}
+    cells = 5 * 256 + 5 * 64 + 5 * 16 + 4
+    assert found["bytes_held"]["default"] == cells * found["token_columns"] * 4
+    assert isinstance(found["shortcomings"], list)
+
+
+@pytest.fixture
+def batch(demo_batch, tmp_path):
+    """A batch run to spoil."""
+    return shutil.copytree(demo_batch, tmp_path / "RUN")
+
+
+@pytest.fixture(scope="module")
+def demo_batch(tmp_path_factory):
+    from sdattn.batch.engine import run_batch
+    from sdattn.batch.request import Request
+
+    place = tmp_path_factory.mktemp("batch")
+    (place / "in.txt").write_text("a red circle\na blue square\n")
+    options = {"num_inference_steps": 1}
+    run_batch(Request(place / "in.txt", place / "RUN", options=options, batch_size=2, device="cpu"))
+    return place / "RUN"
+
+
+def test_batch_answers_how_far_it_is(sdattn, batch):
+    code, out, _ = sdattn("batch", "--status", "RUN", "--json")
+    status = {"items": 2, "whole": 2, "failed": 0, "bad_lines": 0, "running": None}
+    assert (code, only(out)) == (0, {"folder": "RUN", **status})
+    code, out, _ = sdattn("batch", "--verify", "RUN", "--json")
+    assert (code, only(out)) == (0, {"folder": "RUN", "items": 2, "problems": []})
+
+
+def test_verify_lists_the_problems_and_fails_as_before(sdattn, batch):
+    broken = next(batch.rglob("image.png"))
+    broken.write_bytes(broken.read_bytes()[:-9])
+    code, out, err = sdattn("batch", "--verify", "RUN", "--json")
+    found = only(out)
+    assert code == 1 and found["problems"]
+    assert all(problem in err for problem in found["problems"])
+    assert any("image.png" in problem for problem in found["problems"])
+    assert sdattn("batch", "--verify", "RUN", "--quiet")[:2] == (1, "")
+
+
+def test_what_libraries_print_goes_to_stderr(capsys):
+    output = Output(as_json=True)
+    with output.answering():
+        print("a library's word")
+        output.answer({"items": 1})
+    assert capsys.readouterr() == ('{"items": 1}\n', "a library's word\n")

@@ -1,0 +1,58 @@
+"""What is said when the hub does not give a model: of each reason, with the errors that come."""
+
+import httpx
+import pytest
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+
+from sdattn.models.hub import needs_the_hub
+
+LONG = "404 Client Error. (Request ID: Root=1-abc) " + "Repository Not Found for url: " + "x" * 400
+
+
+def of_the_hub(kind):
+    """An error of a kind as an answer of the hub raises it, whichever way the version makes it."""
+    error = kind.__new__(kind)
+    OSError.__init__(error, LONG)
+    return error
+
+
+def said(error, cause=None):
+    with pytest.raises(OSError, match="from the hub") as caught:
+        with needs_the_hub("'owner/name'"):
+            raise error from cause
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "parts"),
+    [
+        (of_the_hub(GatedRepoError), ("accepted its terms", "hf auth login")),
+        (of_the_hub(RepositoryNotFoundError), ("nothing of that name", "private", "HF_TOKEN")),
+        (OfflineModeIsEnabled("offline"), ("HF_HUB_OFFLINE", "cache", "folder")),
+        (httpx.ConnectError("no route to host"), ("cannot be reached", "network")),
+        (httpx.ReadTimeout("slow"), ("cannot be reached", "network")),
+        (ConnectionResetError("reset"), ("cannot be reached", "network")),
+    ],
+)
+def test_a_reason_that_is_known_says_what_to_do(error, parts):
+    cause_lies_below = said(OSError("Cannot load model: is not cached locally. " + LONG), error)
+    for text in (said(error), cause_lies_below):
+        assert text.startswith("Could not load 'owner/name' from the hub: ")
+        assert all(part in text for part in parts)
+        assert "Request ID" not in text
+
+
+def test_a_file_that_is_not_here_since_the_hub_is_not_reached():
+    missing = LocalEntryNotFoundError("we cannot find the snapshot folder on the local disk")
+    assert "cannot be reached" in said(missing, httpx.ConnectError("no route"))
+
+
+def test_any_other_reason_is_given_whole():
+    text = said(ValueError("first\n " + "reason " * 100), KeyError("the cause"))
+    assert text.count("reason") == 100
+    assert text.endswith("Since: 'the cause'")
