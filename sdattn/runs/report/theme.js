@@ -28,3 +28,8 @@ const $ = (id) => document.getElementById(id);
     }
   });
 }
+if (parent !== window) { // in a frame, whose height may follow the page's
+  const root = document.documentElement;
+  root.style.setProperty("--screen", `${innerHeight}px`); // 1vh would grow with the frame
+  new ResizeObserver(() => parent.postMessage({ sdattnHeight: root.offsetHeight }, "*")).observe(root);
+}
