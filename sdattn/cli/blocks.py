@@ -72,7 +72,7 @@ def build_app(pipe: Any, kept: KeptRuns) -> Any:
                 label="Prompt", lines=1, max_lines=4, scale=6, min_width=300, autofocus=True
             )
             button = gradio.Button("Draw", variant="primary", min_width=100)
-            stop = gradio.Button("Stop", variant="stop", min_width=100)
+            stop = gradio.Button("Stop", min_width=100)
         examples = gradio.Examples(_EXAMPLES[is_demo(pipe)], prompt)
         settings = _settings(pipe)
         seen = gradio.BrowserState([], storage_key="sdattn-runs")  # keys of kept runs
@@ -99,7 +99,14 @@ def _view() -> list[Any]:
     """What is above a run's page, the page, and the last runs."""
     status = gradio.HTML("The picture and where its words went come here.", min_height=60)
     gallery = gradio.Gallery(
-        label="Last runs", columns=10, height=130, allow_preview=False, visible=False, buttons=[]
+        label="Last runs",
+        columns=_MOST_RUNS,
+        fit_columns=False,
+        height=150,
+        allow_preview=False,
+        buttons=[],
+        elem_id="last-runs",  # see serving.py
+        visible=False,
     )
     with gradio.Row():
         page = gradio.DownloadButton("Save the page", size="sm", interactive=False)
@@ -123,16 +130,17 @@ def _settings(pipe: Any) -> list[Any]:
     with gradio.Accordion("Settings", open=False):
         negative = gradio.Textbox(label="Negative prompt", visible=has_negative)
         with gradio.Row():
-            return [
-                negative,
+            numbers = [
                 number("Seed", 0, precision=0),
                 number("Steps", steps, precision=0),
                 number("Guidance", guidance if guided else None, step=0.5, visible=guided),
                 number("Width", width if is_sized else None, precision=0, **size),
                 number("Height", height if is_sized else None, precision=0, **size),
-                gradio.Dropdown(list(PRESETS), value="default", label="Preset", min_width=140),
-                gradio.Checkbox(False, label="Keep each step", min_width=140),
             ]
+        with gradio.Row():
+            preset = gradio.Dropdown(list(PRESETS), value="default", label="Preset")
+            each_step = gradio.Checkbox(False, label="Keep each step")
+    return [negative, *numbers, preset, each_step]
 
 
 def _defaults(pipe: Any) -> dict[str, Any]:
@@ -205,7 +213,10 @@ class _Live:
             page = kept.page.read_bytes()
         except (ValueError, FileNotFoundError) as error:
             raise _refusal("That run is no longer here: newer ones took its place.") from error
-        files = [gradio.DownloadButton(str(path)) for path in (kept.page, kept.archive)]
+        files = [
+            gradio.DownloadButton(value=str(path), interactive=True)
+            for path in (kept.page, kept.archive)
+        ]
         return [escape(kept.title), *files, framed(page)]
 
 

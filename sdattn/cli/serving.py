@@ -15,6 +15,13 @@ addEventListener("message", ({ source, data }) => {
       frame.style.height = `${Math.min(data.sdattnHeight, 20000)}px`;
 });
 """
+# The frame is as wide as what is around it. The last runs are a strip of small pictures below its
+# name, however many they are.
+_STYLE = """
+.html-container:has(iframe) { padding: 0 !important }
+#last-runs .grid-wrap { padding-top: 30px }
+#last-runs .grid-container { grid: 104px / auto-flow 104px !important }
+"""
 
 
 def import_gradio() -> Any:
@@ -48,6 +55,7 @@ def launch_settings(host: str, port: int | None) -> dict[str, Any]:
         "app_kwargs": {"middleware": [Middleware(OwnPages, host=host)]},
         "footer_links": [],
         "head": f"<script>{_FIT}</script>",
+        "css": _STYLE,
         "theme": gradio.themes.Default(font=sans, font_mono=mono),  # its own come from a network
     }
 

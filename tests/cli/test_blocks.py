@@ -41,8 +41,12 @@ def served(folder, *command):
         port = free.getsockname()[1]
     command = [sys.executable, *(str(port) if one is ... else one for one in command)]
     environment = {**os.environ, "TMPDIR": str(folder)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": (folder / "stderr").open("w")}
-    with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
+    with (
+        (folder / "stderr").open("w") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        ) as process,
+    ):
         try:
             yield port, process
         finally:
