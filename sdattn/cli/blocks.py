@@ -97,7 +97,7 @@ def build_app(pipe: Any, kept: KeptRuns) -> Any:
 
 def _view() -> list[Any]:
     """What is above a run's page, the page, and the last runs."""
-    status = gradio.HTML("The picture and where its words went come here.", min_height=60)
+    status = gradio.HTML("The picture and where its words went come here.", min_height=80)
     gallery = gradio.Gallery(
         label="Last runs",
         columns=_MOST_RUNS,
@@ -222,7 +222,7 @@ class _Live:
 
 def _refusal(message: str) -> Exception:
     """A message on the page, which may be about a prompt; nothing on the server."""
-    return gradio.Error(escape(message), title="Not drawn", print_exception=False)
+    return gradio.Error(escape(message), print_exception=False)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import zipfile
 from contextlib import closing, contextmanager
 
 import pytest
-from browser import start_browser  # noqa: F401
+from browser import start_browser, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +79,7 @@ def open_app(browser, address):
         context = browser.new_context(viewport={"width": width, "height": 844})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(90_000)
+        page.set_default_timeout(40_000)
         page.asked = []
         page.on("request", lambda one: page.asked.append(one.url))
         page.goto(address)
@@ -103,15 +103,14 @@ def shown(page, prompt):
     """The frame, once it shows the run of a prompt."""
     frame = page.frame_locator("iframe[title=sdattn]")
     ready = frame.locator("html[data-ready]").filter(has_text=prompt)
-    ready.wait_for(timeout=90_000)
+    ready.wait_for()
     return frame
 
 
-def overflows(where):
-    """Whether one must scroll to see all of a page, down or to the right."""
-    root = "document.scrollingElement"
-    down, right = (f"{root}.scroll{a} > {root}.client{a}" for a in ("Height", "Width"))
-    return where.evaluate(f"() => [{down}, {right}]")
+# Whether one must scroll to see all of a page, down and to the right.
+OVERFLOWS = """[
+  document.scrollingElement.scrollHeight > document.scrollingElement.clientHeight,
+  document.scrollingElement.scrollWidth > document.scrollingElement.clientWidth]"""
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -121,10 +120,10 @@ def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, addres
     page.get_by_label("Prompt", exact=True).press("Enter")
     frame = shown(page, "a <b>red</b> cat")
     assert "--steps 4 " in frame.locator("#command").inner_text()
-    assert overflows(page)[1] is False
+    assert page.evaluate(OVERFLOWS)[1] is False
+    page.locator("iframe[title=sdattn]").scroll_into_view_if_needed()
     inner = page.frame(url="about:srcdoc")
-    page.wait_for_timeout(300)
-    assert overflows(inner) == [False, False]
+    wait_for(inner, f"() => String({OVERFLOWS}) === 'false,false'")
     with page.expect_download() as saved:
         frame.get_by_role("button", name="PNG").click()
     assert saved.value.suggested_filename.endswith(".png")
@@ -134,11 +133,11 @@ def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, addres
     frame = shown(page, example)
     assert page.get_by_label("Prompt", exact=True).input_value() == example
     with page.expect_download() as saved:
-        page.get_by_role("link", name="Save the run").click()
+        page.get_by_role("button", name="Save the run").click()
     with zipfile.ZipFile(saved.value.path()) as archive:
         assert "a-red-circle-left-of-a-blue-square-0/run.json" in archive.namelist()
     with page.expect_download() as saved:
-        page.get_by_role("link", name="Save the page").click()
+        page.get_by_role("button", name="Save the page").click()
     assert example in saved.value.path().read_text(encoding="utf-8")
 
     page.get_by_role("button", name="Thumbnail 2 of 2").click()
