@@ -30,7 +30,8 @@ _EXAMPLES = {
     True: ["a red circle left of a blue square", "on the left a green star, on the right a ring"],
     False: ["a cat on a sofa", "an astronaut riding a horse on the moon"],
 }
-_NAMED = re.compile(rf"\b({'|'.join(PIPELINE)})=")  # an option, in a message
+_LABELS = {**PIPELINE, "seed": "seed"}
+_NAMED = re.compile(rf"\b({'|'.join(_LABELS)})=")  # an option, in a message
 
 
 def serve(
@@ -100,8 +101,6 @@ def _view() -> list[Any]:
     status = gradio.HTML("The picture and where its words went come here.", min_height=80)
     gallery = gradio.Gallery(
         label="Last runs",
-        columns=_MOST_RUNS,
-        fit_columns=False,
         height=150,
         allow_preview=False,
         buttons=[],
@@ -232,7 +231,7 @@ def _refused() -> Iterator[None]:
         yield
     except (ValueError, TypeError, KeyError, RuntimeError) as error:
         text = str(error.args[0] if error.args else error)
-        raise _refusal(_NAMED.sub(lambda found: f"{PIPELINE[found[1]]} ", text)) from error
+        raise _refusal(_NAMED.sub(lambda found: f"{_LABELS[found[1]]} ", text)) from error
 
 
 @contextmanager

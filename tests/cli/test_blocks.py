@@ -152,6 +152,8 @@ def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, addres
 
 def test_what_cannot_be_drawn_is_said_and_not_on_the_server(open_app, served_folder):
     page = open_app(1280)
+    page.evaluate("localStorage.setItem('sdattn-runs', 'of another server')")
+    page.reload()
     say(page, " ", Width="250")
     page.get_by_role("button", name="Draw").click()
     page.get_by_text("multiple of").wait_for()
@@ -164,6 +166,8 @@ def test_what_cannot_be_drawn_is_said_and_not_on_the_server(open_app, served_fol
         page.get_by_role("button", name="Draw").click()
         page.get_by_text(f"{name.lower()} {value}: pass").first.wait_for()
         page.get_by_label(name, exact=True).fill("1")
+    page.get_by_role("button", name="Draw").click()
+    shown(page, "a cat")
     assert "Traceback" not in (served_folder / "stderr").read_text()
 
 
@@ -183,7 +187,7 @@ def test_stop_ends_a_drawing_and_those_who_wait_see_their_place(open_app):
     shown(page, "a cat")
 
 
-def test_it_is_served_to_this_machine_only(page, address):
+def test_it_is_served_to_this_machine_only(address):
     """The port is bound to the loopback address alone."""
     port = int(address.rsplit(":", 1)[1].strip("/"))
     with open("/proc/net/tcp") as file:
@@ -219,6 +223,7 @@ def join(port, session, steps, seed=0):
     body = {"data": data, "fn_index": number, "session_hash": session, "event_data": None}
     status, said = ask(port, "/gradio_api/queue/join", json.dumps(body))
     assert status == 200, said
+    return {**body, **json.loads(said)}
 
 
 @contextmanager
@@ -264,10 +269,15 @@ def test_nothing_is_uploaded(counted):
     assert status == 413, said
 
 
-def test_a_picture_whose_page_was_closed_is_given_up(counted):
+def test_a_picture_that_was_stopped_or_whose_page_was_closed_is_given_up(counted):
     port, process = counted
-    join(port, "first", steps=100)
-    with listening(port, "first") as messages:
+    job = join(port, "stopped", steps=100)
+    with listening(port, "stopped") as messages:
+        until(messages, "progress")
+        assert ask(port, "/gradio_api/cancel", json.dumps(job))[0] == 200
+        until(messages, "process_completed")
+    join(port, "closed", steps=100)
+    with listening(port, "closed") as messages:
         until(messages, "progress")
     join(port, "second", steps=1)
     with listening(port, "second") as messages:
@@ -279,5 +289,5 @@ def test_a_picture_whose_page_was_closed_is_given_up(counted):
     assert not done["success"] and "The seed is empty" in done["output"]["error"]
     process.terminate()
     calls = [line for line in process.stdout.read().splitlines() if line.startswith("pass")]
-    assert 2 <= len(calls) < 100  # of 101
-    assert {*calls} == {"pass 2"}  # this module's hook, and one that tells how far it is
+    assert 3 <= len(calls) < 100  # of 201
+    assert {*calls} == {"pass 3"}  # this module's hook, capture's, and one of the progress
