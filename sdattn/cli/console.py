@@ -13,8 +13,8 @@ class Console(rich.console.Console):
     """A console that prints texts as they are: no markup, and nothing that the terminal would obey
     but its own styles."""
 
-    def __init__(self) -> None:
-        super().__init__(markup=False, emoji=False, highlight=False)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
         for text, style, control in super().render(*args, **kwargs):

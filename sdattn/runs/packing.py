@@ -247,6 +247,8 @@ def _unpack_details(files: Mapping[str, bytes], info: RunInfo) -> Details:
                 _check_shape(tensors, layer, (len(maps), *entry.grid, len(kept.columns)))
                 if name == STEPS:
                     _check_shape(tensors, layer, (len(kept.steps or ()), *maps.shape[1:]))
+                elif isinstance(kept.heads, tuple):
+                    _check_shape(tensors, layer, (len(kept.heads), *maps.shape[1:]))
                 maps = maps[None] if name == HEADS else maps
                 found[layer] = LayerMap(entry.place, entry.level, entry.heads, maps)
         if not found:

@@ -8,10 +8,12 @@ import sys
 import unicodedata
 
 import pytest
+from rich.table import Table
+from rich.text import Text
 from tiny_pipelines import make_pipeline
 
 from sdattn import generate
-from sdattn.cli.printing import Console, Table, Text
+from sdattn.cli.console import Console
 from sdattn.files.terminal import visible
 from sdattn.runs.info import sealed
 
@@ -72,7 +74,7 @@ def test_styles_of_ours_are_still_shown():
     for text in ("plain", HOSTILE):
         file = io.StringIO()
         console = Console(file=file, force_terminal=True, width=200)
-        console.print(table if text is HOSTILE else "[bold]plain[/]")
+        console.print(table if text is HOSTILE else Text("plain", style="bold"))
         shown.append(file.getvalue())
     assert shown[0] == "\x1b[1mplain\x1b[0m\n"
     assert obeyed(re.sub(r"\x1b\[[0-9;]*m", "", shown[1])) == []

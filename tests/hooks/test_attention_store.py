@@ -234,8 +234,8 @@ def test_the_public_surface():
         "AttentionStore", "CaptureError", "CaptureWarning", "Heatmap", "Heatmaps", "Knockout",
         "MapStore", "PRESETS", "Preset", "Run", "TorchAttnProcessor", "TruncationWarning",
         "aggregate_attention", "attention", "batch", "capture", "diff", "edit", "explain",
-        "generate", "heatmaps", "knockout", "load_pipeline", "load_run", "read_prompt",
-        "read_prompts",
+        "figures", "generate", "heatmaps", "knockout", "load_pipeline", "load_run", "models",
+        "read_prompt", "read_prompts",
     }  # fmt: skip
     assert all(getattr(sdattn, name) is not None for name in sdattn.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
