@@ -1,68 +1,145 @@
-"""The report's view in a live page: type a prompt, see where words go. Needs ``sdattn[app]``."""
+"""The live page: type a prompt, see where its words went. Needs ``sdattn[app]``."""
 
 import inspect
 import os
-import socket
-from collections.abc import Callable, Iterator
+import re
+import signal
+from collections.abc import Iterator
 from contextlib import contextmanager
-from ipaddress import ip_address
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import urlsplit
 
 from ..maps.notebook import framed
 from ..maps.presets import PRESETS
 from ..models.layers import find_denoiser
-from ..models.loading import DEMO_SETTINGS, is_demo
+from ..models.loading import DEMO_SETTINGS, default_size, is_demo, size_unit
+from ..models.pipeline_call import turn
 from ..runs.generation import generate
-from ..runs.report import report
+from ..runs.run import Run
+from .kept import KeptRuns
+from .serving import import_gradio, launch_settings
+from .wording import PIPELINE
 
+gradio: Any = import_gradio()
+
+_MOST_RUNS = 10  # that a browser has on offer
 _EXAMPLES = {
     True: ["a red circle left of a blue square", "on the left a green star, on the right a ring"],
     False: ["a cat on a sofa", "an astronaut riding a horse on the moon"],
 }
+_LABELS = {**PIPELINE, "seed": "seed"}
+_NAMED = re.compile(rf"\b({'|'.join(_LABELS)})=")  # an option, in a message
 
 
-def build_app(pipe: Any) -> Any:
-    """A gradio app that draws with a loaded pipeline, one picture at a time.
+def serve(
+    pipe: Any, host: str = "127.0.0.1", port: int | None = None, *, browser: bool = False
+) -> None:
+    """Serve :func:`build_app` until it is interrupted; its runs go with it.
+
+    Args:
+        pipe: as :func:`sdattn.load_pipeline` gives it.
+        host: this machine alone by default; ``"0.0.0.0"`` lets everyone in who can reach it.
+        port: the first free one from 7860 by default.
+        browser: open a browser.
 
     Raises:
-        ImportError: gradio is not installed.
+        OSError: the port is taken.
     """
-    gradio = _gradio()
+    with TemporaryDirectory(prefix="sdattn-app-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = str(Path(folder).resolve())  # gradio hands out what is here
+        app = build_app(pipe, KeptRuns(Path(folder).resolve() / "runs"))
+        settings = launch_settings(host, port)
+        app.launch(**settings, inbrowser=browser, quiet=True, prevent_thread_lock=True)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl+C, which cleans up
+        print(f"Open {app.local_url}, and stop with Ctrl+C.", flush=True)
+        app.block_thread()
+
+
+def build_app(pipe: Any, kept: KeptRuns) -> Any:
+    """A gradio app that draws with a loaded pipeline, one picture at a time.
+
+    Args:
+        pipe: as :func:`sdattn.load_pipeline` gives it.
+        kept: where its runs go.
+    """
     with gradio.Blocks(title="sdattn", analytics_enabled=False, fill_width=True) as app:
+        live = _Live(pipe, kept, app)
         gradio.Markdown("# sdattn: where each word went")
-        with gradio.Row():
-            prompt = gradio.Textbox(label="Prompt", lines=2, scale=4, autofocus=True)
-            button = gradio.Button("Draw", variant="primary", scale=1)
-        inputs = [prompt, *_settings(gradio, pipe)]
-        gradio.Examples(_EXAMPLES[is_demo(pipe)], prompt)
-        view = gradio.HTML("<p>The picture and where its words went come here.</p>")
-        draw = _draw_with(gradio, pipe, app)
-        for event in (button.click, prompt.submit):  # the pipeline draws one picture at a time
-            event(draw, inputs, view, concurrency_limit=1, concurrency_id="pipe")
+        with gradio.Row(equal_height=True):
+            prompt = gradio.Textbox(
+                label="Prompt", lines=1, max_lines=4, scale=6, min_width=300, autofocus=True
+            )
+            button = gradio.Button("Draw", variant="primary", min_width=100)
+            stop = gradio.Button("Stop", min_width=100)
+        examples = gradio.Examples(_EXAMPLES[is_demo(pipe)], prompt)
+        settings = _settings(pipe)
+        seen = gradio.BrowserState([], storage_key="sdattn-runs")  # keys of kept runs
+        *view, gallery = _view()
+        drawing = {
+            "fn": live.draw,
+            "inputs": [seen, prompt, *settings],
+            "outputs": [*view, seen, gallery],
+            "show_progress_on": view[0],
+            "concurrency_limit": 1,  # the pipeline draws one picture at a time
+            "concurrency_id": "pipe",
+        }
+        typed = gradio.on([button.click, prompt.submit], **drawing)
+        example = examples.load_input_event.then(**drawing, api_visibility="private")
+        stop.click(None, cancels=[typed, example])
+        private = {"api_visibility": "private", "show_progress": "hidden"}
+        gallery.select(live.show, seen, view, **private)
+        app.load(live.recall, seen, [seen, gallery], **private)
     app.queue(api_open=False)  # no request passes the queue by
     return app
 
 
-def _settings(gradio: Any, pipe: Any) -> list[Any]:
-    """The components below the prompt, in the order of ``draw``'s arguments."""
-    defaults, guided = _defaults(pipe), _is_guided(pipe)
-    scale = defaults["guidance_scale"] if guided else 0
+def _view() -> list[Any]:
+    """What is above a run's page, the page, and the last runs."""
+    status = gradio.HTML("The picture and where its words went come here.", min_height=80)
+    gallery = gradio.Gallery(
+        label="Last runs",
+        height=150,
+        allow_preview=False,
+        buttons=[],
+        elem_id="last-runs",  # see serving.py
+        visible=False,
+    )
+    with gradio.Row():
+        page = gradio.DownloadButton("Save the page", size="sm", interactive=False)
+        archive = gradio.DownloadButton("Save the run (zip)", size="sm", interactive=False)
+    return [status, page, archive, gradio.HTML(), gallery]
+
+
+def _settings(pipe: Any) -> list[Any]:
+    """The components below the prompt, in the order of ``draw``'s arguments. What the pipeline has
+    not is empty; bounds are those of the pipeline, which says so."""
+    defaults, (height, width), unit = _defaults(pipe), default_size(pipe), size_unit(pipe)
+    guidance, is_sized = defaults.get("guidance_scale"), {"width", "height"} <= {*defaults}
+    guided = isinstance(guidance, (int, float))
     # FLUX and Qwen-Image use it only with a further option
     has_negative = "negative_prompt" in defaults and "true_cfg_scale" not in defaults
+    steps, size = defaults.get("num_inference_steps") or 30, {"step": unit, "visible": is_sized}
+
+    def number(label: str, value: float | None, **options: Any) -> Any:
+        return gradio.Number(value, label=label, min_width=100, **options)
+
     with gradio.Accordion("Settings", open=False):
         negative = gradio.Textbox(label="Negative prompt", visible=has_negative)
         with gradio.Row():
-            return [
-                negative,
-                gradio.Number(0, label="Seed", precision=0, minimum=0),
-                gradio.Slider(
-                    1, 100, defaults.get("num_inference_steps") or 30, step=1, label="Steps"
-                ),
-                gradio.Slider(0, 20, scale, step=0.1, label="Guidance", visible=guided),
-                gradio.Dropdown(list(PRESETS), value="default", label="Preset"),
-                gradio.Checkbox(False, label="Keep each step"),
+            numbers = [
+                number("Seed", 0, precision=0),
+                number("Steps", steps, precision=0),
+                number("Guidance", guidance if guided else None, step=0.5, visible=guided),
+                number("Width", width if is_sized else None, precision=0, **size),
+                number("Height", height if is_sized else None, precision=0, **size),
             ]
+        with gradio.Row():
+            preset = gradio.Dropdown(list(PRESETS), value="default", label="Preset")
+            each_step = gradio.Checkbox(False, label="Keep each step")
+    return [negative, *numbers, preset, each_step]
 
 
 def _defaults(pipe: Any) -> dict[str, Any]:
@@ -72,127 +149,89 @@ def _defaults(pipe: Any) -> dict[str, Any]:
     return usual | (DEMO_SETTINGS if is_demo(pipe) else {})
 
 
-def _is_guided(pipe: Any) -> bool:
-    return isinstance(_defaults(pipe).get("guidance_scale"), (int, float))
+@dataclass(frozen=True)
+class _Live:
+    """What happens on the page. Arguments are values of components, and so is what comes back: the
+    line above the page, its file, the run's, the page, the keys of the last runs, their pictures.
+    """
 
-
-def _draw_with(gradio: Any, pipe: Any, app: Any) -> Callable[..., str]:
-    """What draws a picture of the components' values, as the page of its run."""
-    guided = _is_guided(pipe)
-    bar = gradio.Progress()  # which gradio looks for among a function's defaults
+    pipe: Any
+    kept: KeptRuns
+    app: Any
 
     def draw(
+        self,
+        seen: list[str],
         prompt: str,
         negative: str | None,
-        seed: float | None,
-        steps: float,
-        guidance: float,
+        seed: int | None,
+        steps: int | None,
+        guidance: float | None,
+        width: int | None,
+        height: int | None,
         preset: str,
         each_step: bool,
-        progress: Any = bar,
-    ) -> str:
+        progress: Any = gradio.Progress(),  # noqa: B008  gradio looks for it here
+    ) -> list[Any]:
         if seed is None:
-            raise gradio.Error("The seed is empty. Write a whole number, 0 for one.")
-        options: dict[str, Any] = {"num_inference_steps": int(steps), "preset": preset}
-        options |= {"guidance_scale": guidance} if guided else {}
-        options |= {"negative_prompt": negative} if negative and negative.strip() else {}
-        options["capture_options"] = {"steps": "all"} if each_step else {}
+            raise _refusal("The seed is empty. Write a whole number, 0 for one.")
+        own_size = (height, width) == default_size(self.pipe)
+        size = {} if own_size else {"width": width, "height": height}
+        given: dict[str, Any] = {
+            "num_inference_steps": steps,
+            "guidance_scale": guidance,
+            "negative_prompt": (negative or "").strip() or None,
+            **size,
+        }
+        options = {name: value for name, value in given.items() if value is not None}
+        watch = {"steps": "all"} if each_step else {}
+        with _refused(), turn(self.pipe), _progress_of(self.pipe, progress, self.app):
+            run = generate(
+                self.pipe, prompt, seed=seed, preset=preset, capture_options=watch, **options
+            )
+        return self._drawn(run, seen)
+
+    def _drawn(self, run: Run, seen: list[str]) -> list[Any]:
+        _check_awaited(self.app)
+        key = self.kept.keep(run)
+        return [*self._viewed(key), *self.recall([key, *seen])]
+
+    def show(self, seen: list[str], event: gradio.SelectData) -> list[Any]:
+        """One of the last runs again."""
+        return self._viewed(seen[event.index])
+
+    def recall(self, seen: list[str]) -> list[Any]:
+        """The last runs, those of which are still here."""
+        known = list(self.kept.known(seen))[:_MOST_RUNS]
+        pictures = [(kept.small, kept.title) for _, kept in known]
+        return [[key for key, _ in known], gradio.Gallery(pictures, visible=bool(known))]
+
+    def _viewed(self, key: str) -> list[Any]:
         try:
-            with _progress_of(pipe, progress, app):
-                run = generate(pipe, prompt, seed=int(seed), **options)
-        except (ValueError, TypeError, KeyError, RuntimeError) as error:
-            raise gradio.Error(str(error.args[0] if error.args else error)) from error
-        return framed(report(run.image_run(0)))
-
-    return draw
-
-
-def serve(
-    pipe: Any, host: str = "127.0.0.1", port: int | None = None, *, browser: bool = False
-) -> None:
-    """Serve :func:`build_app` until it is interrupted.
-
-    Args:
-        pipe: as :func:`sdattn.load_pipeline` gives it.
-        host: this machine alone by default; ``"0.0.0.0"`` lets everyone in who can reach it.
-        port: the first free one from 7860 by default.
-        browser: open a browser.
-
-    Raises:
-        ImportError: gradio is not installed.
-        OSError: the port is taken.
-    """
-    app = build_app(pipe)
-    settings = launch_settings(host, port)
-    app.launch(**settings, inbrowser=browser, quiet=True, prevent_thread_lock=True)
-    print(f"Open {app.local_url}, and stop with Ctrl+C.", flush=True)
-    app.block_thread()
+            [(_, kept)] = self.kept.known([key])
+            page = kept.page.read_bytes()
+        except (ValueError, FileNotFoundError) as error:
+            raise _refusal("That run is no longer here: newer ones took its place.") from error
+        files = [
+            gradio.DownloadButton(value=str(path), interactive=True)
+            for path in (kept.page, kept.archive)
+        ]
+        return [escape(kept.title), *files, framed(page)]
 
 
-def launch_settings(host: str, port: int | None) -> dict[str, Any]:
-    """How gradio serves the app: nothing is loaded from or sent to another machine."""
-    gradio = _gradio()
-    from starlette.middleware import Middleware
-
-    sans, mono = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
-    return {
-        "server_name": host,
-        "server_port": port,
-        "share": False,
-        "ssr_mode": False,
-        "enable_monitoring": False,
-        "max_file_size": 1,  # in bytes: the page uploads nothing
-        "app_kwargs": {"middleware": [Middleware(OwnPages, host=host)]},
-        "footer_links": [],
-        "theme": gradio.themes.Default(font=sans, font_mono=mono),  # its own come from a network
-    }
+def _refusal(message: str) -> Exception:
+    """A message on the page, which may be about a prompt; nothing on the server."""
+    return gradio.Error(escape(message), print_exception=False)
 
 
-def _gradio() -> Any:
-    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # it is read at the import
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Inside, what cannot be drawn is said on the page, with the names that it has there."""
     try:
-        import gradio
-    except ImportError as error:
-        raise ImportError("The live page needs gradio: pip install 'gradio>=6'.") from error
-    return gradio
-
-
-class OwnPages:
-    """ASGI in front of gradio: a request is answered if it was sent to this machine by the page
-    that it serves, or by no page.
-
-    Otherwise a page of another site could draw and upload here, and, with a name of its own that
-    leads to this machine (DNS rebinding), read what came of it.
-    """
-
-    def __init__(self, app: Any, host: str):
-        name = socket.gethostname().lower()
-        self.app, self.names = app, {"localhost", host.lower(), name, f"{name}.local"}
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
-        if scope["type"] == "lifespan" or not (refusal := self._refusal(headers)):
-            await self.app(scope, receive, send)
-            return
-        plain = [(b"content-type", b"text/plain")]
-        await send({"type": "http.response.start", "status": 403, "headers": plain})
-        await send({"type": "http.response.body", "body": refusal.encode()})
-
-    def _refusal(self, headers: dict[bytes, str]) -> str:
-        host, origin = headers.get(b"host", ""), headers.get(b"origin")
-        if not self._is_here(host):
-            return f"{host!r} is no name of this machine. Start with --host NAME to allow one."
-        if origin is not None and origin.partition("://")[2] != host:
-            return f"A page of {origin!r} cannot use this one."
-        return ""
-
-    def _is_here(self, host: str) -> bool:
-        """An address is: another site's page has that of the other site."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-            return name in self.names or bool(ip_address(name))
-        except ValueError:
-            return False
+        yield
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        text = str(error.args[0] if error.args else error)
+        raise _refusal(_NAMED.sub(lambda found: f"{_LABELS[found[1]]} ", text)) from error
 
 
 @contextmanager
@@ -203,8 +242,7 @@ def _progress_of(pipe: Any, progress: Any, app: Any) -> Iterator[None]:
 
     def count(*_: Any) -> None:
         nonlocal calls
-        if _is_abandoned(app):
-            raise _gradio().Error("The page was closed.", print_exception=False)
+        _check_awaited(app)
         calls += 1
         number = len(pipe.scheduler.timesteps)
         progress(min(calls / number, 1.0), desc=f"step {min(calls, number)} of {number}")
@@ -216,10 +254,12 @@ def _progress_of(pipe: Any, progress: Any, app: Any) -> Iterator[None]:
         hook.remove()
 
 
-def _is_abandoned(app: Any) -> bool:
-    """Whether the page, or the client, that asked for what runs in this thread has gone."""
+def _check_awaited(app: Any) -> None:
+    """Raise unless somebody waits for what runs in this thread: the page is there, and was not
+    stopped, which takes the job from the queue's."""
     from gradio.context import LocalContext
 
     event = LocalContext.event_id.get(None)
-    jobs = [job for group in app._queue.active_jobs for job in group or () if job._id == event]
-    return not all(job.alive for job in jobs)
+    jobs = [job for group in app._queue.active_jobs for job in group or ()]
+    if event is not None and not any(job._id == event and job.alive for job in jobs):
+        raise _refusal("Nobody waits for it.")

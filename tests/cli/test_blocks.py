@@ -2,41 +2,51 @@
 
 import http.client
 import json
+import os
 import socket
 import subprocess
 import sys
-import time
+import zipfile
 from contextlib import closing, contextmanager
 
 import pytest
-from browser import list_troubles, start_browser  # noqa: F401
+from browser import start_browser, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("gradio", reason="pip install 'sdattn[app]'")
 
 
-# The app of the command, which says of each call of the model that there was one.
+# The app of the command, which says of each call of the model that there was one, and how many
+# hooks saw it.
 COUNTED = """
 import sys
 from sdattn import cli, load_pipeline
 from sdattn.cli.blocks import serve
 
 pipe = load_pipeline("demo", device="cpu")
-pipe.unet.register_forward_pre_hook(lambda *_: print("pass", flush=True))
+count = lambda unet, _: print("pass", len(unet._forward_pre_hooks), flush=True)
+pipe.unet.register_forward_pre_hook(count)
 cli.options.quiet()
 serve(pipe, port=int(sys.argv[1]))
 """
 
 
 @contextmanager
-def served(*command):
-    """The port of an app. Of a process: gradio leaves sockets behind."""
+def served(folder, *command):
+    """The port of an app, whose temporary files are in a folder. Of a process: gradio leaves
+    sockets behind."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, *(str(port) if one is ... else one for one in command)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with (
+        (folder / "stderr").open("w") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        ) as process,
+    ):
         try:
             yield port, process
         finally:
@@ -44,52 +54,140 @@ def served(*command):
 
 
 @pytest.fixture(scope="module")
-def address():
+def served_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def address(served_folder):
     """Where the command says that it is."""
-    with served("-m", "sdattn", "app", "--port", ..., "--device", "cpu") as (port, _):
+    command = ("-m", "sdattn", "app", "--port", ..., "--device", "cpu")
+    with served(served_folder, *command) as (port, process):
+        assert f":{port}/" in process.stdout.readline()  # it is up
         yield f"http://127.0.0.1:{port}/"
+        assert [path.name for path in served_folder.glob("sdattn-app-*/runs/*")]
+    left = [path for path in served_folder.iterdir() if path.name.startswith("sdattn-app-")]
+    assert left == []
 
 
 @pytest.fixture
-def page(browser, address):
-    made = browser.new_page()
-    made.asked = []
-    made.on("request", lambda one: made.asked.append(one.url))
-    end = time.monotonic() + 120
-    while True:
-        try:
-            made.goto(address)
-            break
-        except Exception:
-            assert time.monotonic() < end, "the page did not come up"
-            time.sleep(0.5)
-    yield made
-    made.close()
+def open_app(browser, address):
+    """Open the app in a browser that knows nothing of it, as wide as said."""
+    contexts = []
+
+    def opened(width):
+        context = browser.new_context(viewport={"width": width, "height": 844})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(40_000)
+        page.asked = []
+        page.on("request", lambda one: page.asked.append(one.url))
+        page.goto(address)
+        return page
+
+    yield opened
+    for one in contexts:
+        one.close()
 
 
-def test_a_prompt_becomes_a_picture_and_its_words(page, address):
-    page.get_by_label("Prompt", exact=True).fill("a <b>red</b> cat")
-    page.get_by_role("button", name="Settings").click()
-    page.get_by_label("Steps").first.fill("4")
-    page.get_by_role("button", name="Draw").click()
+def say(page, prompt, **settings):
+    """Type a prompt, and settings by their labels."""
+    if settings:
+        page.get_by_role("button", name="Settings").click()
+    for name, value in settings.items():
+        page.get_by_label(name, exact=True).fill(value)
+    page.get_by_label("Prompt", exact=True).fill(prompt)
+
+
+def shown(page, prompt):
+    """The frame, once it shows the run of a prompt."""
     frame = page.frame_locator("iframe[title=sdattn]")
-    frame.locator("html[data-ready]").wait_for(timeout=60_000)
-    assert frame.locator("#prompt").evaluate("e => e.textContent") == "a <b>red</b> cat"
-    frame.get_by_role("button", name="cat").click()
-    assert "“cat”" in frame.locator("#caption").inner_text()
+    ready = frame.locator("html[data-ready]").filter(has_text=prompt)
+    ready.wait_for()
+    return frame
+
+
+# Whether one must scroll to see all of a page, down and to the right.
+OVERFLOWS = """[
+  document.scrollingElement.scrollHeight > document.scrollingElement.clientHeight,
+  document.scrollingElement.scrollWidth > document.scrollingElement.clientWidth]"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, address, width, tmp_path):
+    page = open_app(width)
+    say(page, "a <b>red</b> cat", Steps="4")
+    page.get_by_label("Prompt", exact=True).press("Enter")
+    frame = shown(page, "a <b>red</b> cat")
     assert "--steps 4 " in frame.locator("#command").inner_text()
-    foreign = [
-        url for url in page.asked if not url.startswith((address, "data:", "blob:", "about:"))
-    ]
-    assert foreign == []
+    assert page.evaluate(OVERFLOWS)[1] is False
+    page.locator("iframe[title=sdattn]").scroll_into_view_if_needed()
+    inner = page.frame(url="about:srcdoc")
+    wait_for(inner, f"() => String({OVERFLOWS}) === 'false,false'")
+    with page.expect_download() as saved:
+        frame.get_by_role("button", name="PNG").click()
+    assert saved.value.suggested_filename.endswith(".png")
+
+    example = "a red circle left of a blue square"
+    page.get_by_role("button", name=example).click()
+    frame = shown(page, example)
+    assert page.get_by_label("Prompt", exact=True).input_value() == example
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save the run").click()
+    with zipfile.ZipFile(saved.value.path()) as archive:
+        assert "a-red-circle-left-of-a-blue-square-0/run.json" in archive.namelist()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save the page").click()
+    assert example in saved.value.path().read_text(encoding="utf-8")
+
+    page.get_by_role("button", name="Thumbnail 2 of 2").click()
+    shown(page, "a <b>red</b> cat")
+    page.screenshot(path=tmp_path / "app.png", full_page=True)
+    page.reload()
+    page.get_by_role("button", name="Thumbnail 1 of 2").click()
+    shown(page, example)
+    own = (address, "data:", "blob:", "about:")
+    assert [url for url in page.asked if not url.startswith(own)] == []
 
 
-def test_what_cannot_be_drawn_is_said(page):
+def test_what_cannot_be_drawn_is_said_and_not_on_the_server(open_app, served_folder):
+    page = open_app(1280)
+    page.evaluate("localStorage.setItem('sdattn-runs', 'of another server')")
+    page.reload()
+    say(page, " ", Width="250")
     page.get_by_role("button", name="Draw").click()
-    page.get_by_text("is empty").first.wait_for(timeout=30_000)
+    page.get_by_text("multiple of").wait_for()
+    page.get_by_label("Width", exact=True).fill("64")
+    page.get_by_role("button", name="Draw").click()
+    page.get_by_text("is empty").first.wait_for()
+    for name, value in (("Steps", "1001"), ("Seed", "-1")):
+        page.get_by_label("Prompt", exact=True).fill("a cat")
+        page.get_by_label(name, exact=True).fill(value)
+        page.get_by_role("button", name="Draw").click()
+        page.get_by_text(f"{name.lower()} {value}: pass").first.wait_for()
+        page.get_by_label(name, exact=True).fill("1")
+    page.get_by_role("button", name="Draw").click()
+    shown(page, "a cat")
+    assert "Traceback" not in (served_folder / "stderr").read_text()
 
 
-def test_it_is_served_to_this_machine_only(page, address):
+def test_stop_ends_a_drawing_and_those_who_wait_see_their_place(open_app):
+    page, other = open_app(1280), open_app(390)
+    say(page, "a cat", Steps="1000")
+    page.get_by_role("button", name="Draw").click()
+    page.get_by_text("of 1000").wait_for()
+    say(other, "a red dog", Steps="1")
+    other.get_by_role("button", name="Draw").click()
+    other.get_by_text("queue: 1/1").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    shown(other, "a red dog")
+    page.get_by_text("of 1000").wait_for(state="hidden")
+    page.get_by_label("Steps", exact=True).fill("1")
+    page.get_by_role("button", name="Draw").click()
+    shown(page, "a cat")
+
+
+def test_it_is_served_to_this_machine_only(address):
     """The port is bound to the loopback address alone."""
     port = int(address.rsplit(":", 1)[1].strip("/"))
     with open("/proc/net/tcp") as file:
@@ -98,9 +196,9 @@ def test_it_is_served_to_this_machine_only(page, address):
 
 
 @pytest.fixture(scope="module")
-def counted():
+def counted(tmp_path_factory):
     """An app whose calls of the model can be counted, and its port."""
-    with served("-c", COUNTED, ...) as (port, process):
+    with served(tmp_path_factory.mktemp("counted"), "-c", COUNTED, ...) as (port, process):
         assert f":{port}/" in process.stdout.readline()  # it is up
         yield port, process
 
@@ -121,10 +219,11 @@ def join(port, session, steps, seed=0):
     """Have a picture drawn, as the page does: by way of the queue."""
     known = json.loads(ask(port, "/config")[1])["dependencies"]
     number = next(one["id"] for one in known if one["api_name"] == "draw")
-    data = ["a red cat", "", seed, steps, 2.0, "default", False]
+    data = [[], "a red cat", "", seed, steps, 2.0, 64, 64, "default", False]
     body = {"data": data, "fn_index": number, "session_hash": session, "event_data": None}
     status, said = ask(port, "/gradio_api/queue/join", json.dumps(body))
     assert status == 200, said
+    return {**body, **json.loads(said)}
 
 
 @contextmanager
@@ -143,7 +242,7 @@ def until(messages, kind):
 def test_nobody_passes_the_queue_by(counted):
     port, _ = counted
     for path in ("/gradio_api/run/draw", "/gradio_api/api/draw"):
-        body = json.dumps({"data": ["a red cat", "", 0, 1, 2.0, "default", False]})
+        body = json.dumps({"data": [[], "a red cat", "", 0, 1, 2.0, 64, 64, "default", False]})
         status, said = ask(port, path, body)
         assert status == 404 and "join the queue" in said
 
@@ -170,18 +269,25 @@ def test_nothing_is_uploaded(counted):
     assert status == 413, said
 
 
-def test_a_picture_whose_page_was_closed_is_given_up(counted):
+def test_a_picture_that_was_stopped_or_whose_page_was_closed_is_given_up(counted):
     port, process = counted
-    join(port, "first", steps=100)
-    with listening(port, "first") as messages:
+    job = join(port, "stopped", steps=100)
+    with listening(port, "stopped") as messages:
+        until(messages, "progress")
+        assert ask(port, "/gradio_api/cancel", json.dumps(job))[0] == 200
+        until(messages, "process_completed")
+    join(port, "closed", steps=100)
+    with listening(port, "closed") as messages:
         until(messages, "progress")
     join(port, "second", steps=1)
     with listening(port, "second") as messages:
         done = until(messages, "process_completed")
-    assert done["success"] and "iframe" in done["output"]["data"][0]
+    assert done["success"] and "iframe" in done["output"]["data"][3]
     join(port, "third", steps=1, seed=None)  # draws nothing
     with listening(port, "third") as messages:
         done = until(messages, "process_completed")
     assert not done["success"] and "The seed is empty" in done["output"]["error"]
     process.terminate()
-    assert 2 <= process.stdout.read().count("pass") < 100  # of 101
+    calls = [line for line in process.stdout.read().splitlines() if line.startswith("pass")]
+    assert 3 <= len(calls) < 100  # of 201
+    assert {*calls} == {"pass 3"}  # this module's hook, capture's, and one of the progress

@@ -66,7 +66,7 @@ def test_a_run_shows_the_pages_of_its_first_images(run):
     assert [frame["srcdoc"] for frame in frames] == [
         report(run.image_run(i)).decode() for i in range(4)
     ]
-    assert {frame["sandbox"] for frame in frames} == {"allow-scripts"}
+    assert {frame["sandbox"] for frame in frames} == {"allow-scripts allow-downloads"}
     assert not seen.of("script")
     assert len(seen.of("img")) == 4 * (1 + len(run.heatmaps[0].occurrences()))
     assert "2 more images" in "".join(seen.text)

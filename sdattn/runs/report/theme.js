@@ -28,3 +28,10 @@ const $ = (id) => document.getElementById(id);
     }
   });
 }
+if (parent !== window) { // in a frame, whose height may follow the page's
+  const root = document.documentElement, height = () => Math.ceil(root.getBoundingClientRect().height);
+  const tell = () => parent.postMessage({ sdattnHeight: height() }, "*");
+  root.style.setProperty("--screen", `${innerHeight}px`); // 1vh would grow with the frame
+  addEventListener("load", tell); // observers wait until the frame is in view
+  new ResizeObserver(tell).observe(root);
+}

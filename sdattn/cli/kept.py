@@ -1,0 +1,81 @@
+"""The last runs of the live page, as files that it shows again and hands out."""
+
+import secrets
+import shutil
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..files.places import file_name
+from ..runs.folder import pack_with_page
+from ..runs.run import Run, run_folders
+
+_SIDE = 160  # pixels of the longer side of a small picture
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A run's files: the page and a small picture of its first image, and all that
+    :meth:`sdattn.Run.save` writes, packed."""
+
+    title: str
+    page: Path
+    small: Path
+    archive: Path
+
+
+@dataclass
+class KeptRuns:
+    """Runs by keys that nobody can guess: whoever has one has the run.
+
+    Attributes:
+        folder: where their files are.
+        most: bytes of them; beyond these the oldest go, but never the last.
+    """
+
+    folder: Path
+    most: int = 2**30
+    _runs: dict[str, KeptRun] = field(default_factory=dict)
+
+    def keep(self, run: Run) -> str:
+        """The key of a run from now on."""
+        key, settings = secrets.token_urlsafe(16), run[0].settings
+        place, name = self.folder / key, f"{file_name(settings.prompt)}-{settings.seed}"
+        kept = KeptRun(
+            f"{settings.prompt} (seed {settings.seed})",
+            *(place / f"{name}.{kind}" for kind in ("html", "webp", "zip")),
+        )
+        place.mkdir(parents=True)
+        _write(run, kept, name)
+        self._runs[key] = kept
+        for oldest in list(self._runs)[:-1]:
+            if self._size() > self.most:
+                self._drop(oldest)
+        return key
+
+    def known(self, keys: Iterable[str]) -> Iterator[tuple[str, KeptRun]]:
+        """Those of some keys whose runs are still here."""
+        for key in keys:
+            if (kept := self._runs.get(key)) is not None:
+                yield key, kept
+
+    def _size(self) -> int:
+        return sum(path.stat().st_size for path in self.folder.glob("*/*"))
+
+    def _drop(self, key: str) -> None:
+        del self._runs[key]
+        shutil.rmtree(self.folder / key, ignore_errors=True)
+
+
+def _write(run: Run, kept: KeptRun, name: str) -> None:
+    with zipfile.ZipFile(kept.archive, "w") as archive:
+        for number, folder in enumerate(run_folders(name, len(run))):
+            files = pack_with_page(run[number]).files
+            for path, data in files.items():
+                archive.writestr(f"{folder.name}/{path}", data)
+            if number == 0:
+                kept.page.write_bytes(files["report.html"])
+    small = run[0].image.copy()
+    small.thumbnail((_SIDE, _SIDE))
+    small.save(kept.small, "WEBP")
