@@ -18,8 +18,7 @@ Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention 
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from .attention import level_grids
@@ -34,17 +33,14 @@ from .control.controllers import (
 )
 from .control.registration import ControlHandle, register_attention_control, step_end
 from .files.records import plain
-from .files.writing import to_json
 from .hooks.keep import Span
 from .inversion.invert import Inversion, invert, psnr
-from .maps import render
 from .models.loading import check_text_to_image, is_guided, latent_size, model_passes
 from .models.pipeline_call import check_memory, checked_options, checked_seeds, one_at_a_time
 from .models.reading import read_prompts
 from .prompts.tokens import Prompt
-from .runs.folder import new_folder, save_run
+from .runs.editrun import EditRun
 from .runs.info import Edited
-from .runs.run import Run
 from .runs.sampling import sample
 
 __all__ = [
@@ -65,49 +61,6 @@ __all__ = [
 ]
 
 Mode = Literal["auto", "replace", "refine", "reweight"]
-
-
-@dataclass(repr=False)
-class EditRun(Run):
-    """What :func:`edit` made; the first image is the source's, the others are the targets'.
-
-    Attributes:
-        mode: ``"replace"``, ``"refine"`` or ``"reweight"``, whichever it was.
-        words: for each image the words that the edit is about.
-        settings: of the edit, as ``run.json`` holds them. ``"reconstruction_psnr"`` is how near
-            the first image came to a real picture, in decibels.
-    """
-
-    mode: str
-    words: list[list[str]]
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    def side_by_side(self) -> Any:
-        """The images in a row and below each the heatmaps of the words that the edit is about.
-
-        Returns:
-            PIL, RGB. All heatmaps share one scale; their captions have their peaks.
-        """
-        scale, columns = (0.0, max(run.heatmaps.top for run in self)), []
-        for run, words in zip(self, self.words, strict=True):
-            maps = [run.heatmaps[word] for word in words if word in run.heatmaps]
-            tiles = [heatmap.overlay(run.image, scale=scale) for heatmap in maps]
-            columns.append((run.image, run.heatmaps.prompt.text, tiles))
-        return render.columns(columns)
-
-    def save(self, folder: str | Path, *, force: bool = False) -> list[Path]:
-        """Write ``edit.png``, ``run.json`` and each image's run below: ``source``, ``target`` (or
-        ``target-1`` and so on). Returns the folder, alone in a list."""
-        names = ["source", *(f"target-{i}" for i in range(1, len(self)))]
-        if len(names) == 2:
-            names[1] = "target"
-        with new_folder(folder, force=force, kind="edit") as temporary:
-            for name, image_run in zip(names, self, strict=True):
-                save_run(temporary / name, image_run)
-            self.side_by_side().save(temporary / "edit.png")
-            document = {"format": "sdattn-edit-1", **self.settings, "runs": names}
-            (temporary / "run.json").write_bytes(to_json(plain(document)))
-        return [Path(folder)]
 
 
 @one_at_a_time

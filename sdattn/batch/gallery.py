@@ -8,11 +8,12 @@ run gives the same bytes wherever it lies.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..files.places import file_name
 from ..runs.report.pages import page
 from .folder import BatchFolder
 from .rows import rows_in
@@ -56,11 +57,10 @@ def write_gallery(folder: BatchFolder) -> None:
     }
     rows = rows_in(path)
     for number in range(1, len(spans) + 1):
-        data = {
-            "opens": about["opens"],
-            "pictures": about["pictures"],
-            "rows": [_compact(row) for row in islice(rows, EACH)],
-        }
+        here = [_compact(row) for row in islice(rows, EACH)]
+        data = {"opens": about["opens"], "pictures": about["pictures"], "rows": here}
+        if about["overlays"]:
+            data["files"] = _files(word for row in here for word in row[4])
         made = page("gallery", images=_IMAGES, data=data, pages=_links(number, spans), **about)
         folder.write(_name(number), [made])
     for old in folder.root.glob("index-*.html"):
@@ -86,6 +86,7 @@ def _cards(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "pictures": "image.png" in saved,
         "opens": saved[0] if saved else None,
+        "overlays": in_folders and "overlays" in save,
         "in_shards": not in_folders,
         "can_show": {"image", "maps"}.issubset(save),  # else `sdattn show` has nothing to draw
     }
@@ -96,6 +97,13 @@ def _compact(row: Mapping[str, Any]) -> list[Any]:
     are exact up to 2**53."""
     seen = row["id"], row["place"], row["prompt"], str(row["seed"]), row["words"]
     return [*seen, row["width"], row["height"], row["truncated"], int(row.get("blanked", False))]
+
+
+def _files(words: Iterable[str]) -> dict[str, str]:
+    """How words are written in the names of their overlays, see
+    :func:`sdattn.runs.drawings.named`, where that is not as they are."""
+    names = {word: file_name(word) for word in words}
+    return {word: name for word, name in names.items() if name != word}
 
 
 def _links(number: int, spans: list[_Span]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from .output import Output
 
-_OPENED = ("report.html", "index.html", "edit.png", "diff.png")  # the first that is there
+_OPENED = ("report.html", "index.html", "edit.html", "diff.html")  # the first that is there
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:

@@ -92,6 +92,31 @@ def matches(source: Prompt, target: Prompt) -> list[tuple[int, int]]:
     return found
 
 
+def linked(
+    source: Prompt, target: Prompt, *, in_place: bool = False
+) -> list[tuple[int | None, int | None]]:
+    """Which word of the target stands for which of the source, as a reader sees it.
+
+    Words that both share stand for each other; so do, in order, those between them where there are
+    equally many. ``in_place``: the n-th word stands for the n-th, as :func:`swap` has it.
+
+    Returns:
+        (source word, target word) of each, in order; None where there is none.
+    """
+    ends = [] if in_place else matches(source, target)
+    found: list[tuple[int | None, int | None]] = []
+    i = j = 0
+    for x, y in [*ends, (len(source.words), len(target.words))]:
+        if x - i == y - j:
+            found += zip(range(i, x), range(j, y), strict=True)
+        else:
+            found += [*((n, None) for n in range(i, x)), *((None, n) for n in range(j, y))]
+        if x < len(source.words):
+            found.append((x, y))
+        i, j = x + 1, y + 1
+    return found
+
+
 def is_swap(source: Prompt, target: Prompt) -> bool:
     """Whether the prompts match best word by word, each at the place of the other."""
     if len(source.words) != len(target.words):

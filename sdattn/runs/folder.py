@@ -171,12 +171,12 @@ def _check_ours(folder: Path, kind: Kind) -> None:
 def _own_files(folder: Path, document: Mapping[str, Any], kind: Kind) -> set[str]:
     """The paths in a folder that a run of this kind writes, and that its run.json names."""
     if kind == "diff":
-        return {"run.json", "diff.png"}
+        return {"run.json", "diff.png", "diff.html"}
     if kind == "run":
         files = document.get("files")
         named = files if isinstance(files, dict) else {}
         return {"run.json", *(name for name in named if RUN_FILE.fullmatch(name))}
-    found = {"run.json", "edit.png"}
+    found = {"run.json", "edit.png", "edit.html"}
     for part in document.get("runs") or ():
         if re.fullmatch(r"source|target(-\d+)?", str(part)):
             own = _own_files(folder / part, _document(folder / part / "run.json"), "run")

@@ -10,8 +10,11 @@ import pytest
 from browser import faults_for_people, list_troubles, page_opener, start_browser, wait_for  # noqa: F401
 from galleries import FAILED, HOSTILE, USUAL, ids_of, row, written
 from PIL import Image
+from small_runs import small_run
 
 from sdattn.batch import gallery
+from sdattn.files.writing import write_files
+from sdattn.runs.folder import pack_with_page
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +55,7 @@ def shown(page):
 def ask(page, text):
     """Write into the search, and wait until the page has answered."""
     page.fill("#search", text)
-    address = "new URLSearchParams(location.hash.slice(1)).get('q') ?? ''"
+    address = "(new URLSearchParams(location.hash.slice(1)).get('q') ?? '')"
     wait_for(page, f"{address} === {json.dumps(text)}")
 
 
@@ -156,6 +159,8 @@ def test_every_card_is_reached_by_keys(many, open_page):
     page.keyboard.type("take-5x")
     wait_for(page, "location.hash === '#q=take-5x'")
     page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "word"
+    page.keyboard.press("Tab")
     focused = "document.activeElement.matches('a.item:focus-visible')"
     assert page.evaluate(focused)
     assert page.evaluate("document.activeElement === document.querySelector('#cards a')")
@@ -242,6 +247,76 @@ def test_what_was_cut_off_and_blanked_can_be_chosen(tmp_path, open_page):
     assert page.inner_text("#status") == "3 of 8 items"
     page.reload()
     assert shown(page) == ["000004", "000006", "000007"]
+
+
+def drawn(root, prompts):
+    """Rows of items whose pictures and overlays are what a run writes."""
+    rows = []
+    for line, prompt in enumerate(prompts, 1):
+        made = small_run(line, prompt)
+        rows.append(row(line, prompt, words=[*made.heatmaps.words], width=96, height=64))
+        place = root / rows[-1]["place"]
+        place.mkdir(parents=True)
+        write_files(place, pack_with_page(made, ("image", "overlays")).files)
+    return rows
+
+
+def type_word(page, text):
+    page.fill("#word", text)
+    address = "(new URLSearchParams(location.hash.slice(1)).get('word') ?? '')"
+    wait_for(page, f"{address} === {json.dumps(text)}")
+    wait_for(page, "[...document.images].every((one) => one.complete)")
+
+
+SOURCES = "all => all.map((one) => [one.getAttribute('src').split('/').at(-1), one.alt])"
+SEEN = "all => all.every((one) => one.naturalWidth > 0)"
+
+
+def test_a_typed_word_shows_its_heatmaps_over_the_items_that_have_it(tmp_path, open_page):
+    rows = drawn(tmp_path, ["a red cat", "a red dog", "the girl's <i>Cat</i>, cat"])
+    page = open_page(written(tmp_path, rows) / "index.html")
+    pictures = page.locator("#cards img")
+    plain = ["image.png", ""]
+    assert pictures.evaluate_all(SOURCES) == [plain] * 3
+    type_word(page, " CAT")
+    third = rows[2]["words"].index("Cat") + 1
+    first, second = ["03-cat.png", "Heatmap of “cat”"], [f"{third:02d}-Cat.png", "Heatmap of “Cat”"]
+    assert pictures.evaluate_all(SOURCES) == [first, plain, second]
+    assert pictures.evaluate_all(SEEN)
+    assert page.inner_text("#shown") == "“CAT” over 2 of 3"
+    heat, bare = (pictures.nth(i).bounding_box() for i in (0, 1))
+    assert heat["height"] > bare["height"]  # with its caption, which has the peak
+    type_word(page, "girl's")
+    assert pictures.evaluate_all(SOURCES)[2] == ["02-girl-s.png", "Heatmap of “girl's”"]
+    type_word(page, "<")
+    assert pictures.evaluate_all(SOURCES)[2][0] == "03-sign.png" and pictures.evaluate_all(SEEN)
+    page.reload()
+    assert page.input_value("#word") == "<"
+    assert pictures.evaluate_all(SOURCES)[2][0] == "03-sign.png"
+    for missing in ("red cat", "constructor"):
+        type_word(page, missing)
+        assert page.inner_text("#shown") == f"none of these has the word “{missing}”"
+        assert pictures.evaluate_all(SOURCES) == [plain] * 3
+    type_word(page, "")
+    assert not page.is_visible("#shown")
+
+
+def test_an_overlay_that_is_gone_leaves_the_picture(tmp_path, open_page, troubles):
+    rows = drawn(tmp_path, ["a red cat"])
+    (tmp_path / rows[0]["place"] / "heatmaps" / "03-cat.png").unlink()
+    page = open_page(written(tmp_path, rows) / "index.html")
+    type_word(page, "cat")
+    wait_for(page, "document.images[0].src.endsWith('image.png')")
+    assert all("ERR_FILE_NOT_FOUND" in trouble for trouble in troubles)
+    troubles.clear()
+
+
+def test_a_run_without_overlays_says_that_it_has_none(tmp_path, open_page):
+    rows = [row(1)]
+    give_pictures(tmp_path, rows)
+    page = open_page(written(tmp_path, rows, save=["image", "maps"]) / "index.html")
+    assert page.locator("#word").count() == 0
+    assert "saved no heatmaps as pictures" in page.inner_text("main")
 
 
 def test_other_pages_go_on_with_the_search(tmp_path, monkeypatch, open_page):

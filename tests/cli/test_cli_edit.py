@@ -16,7 +16,7 @@ def test_edit_writes_both_runs_side_by_side(sdattn, model):
     code, out, err = sdattn("edit", "a red cat", "a red dog", *options, *edited)
     assert code == 0, err
     rows = [line.split() for line in out.splitlines()]
-    assert ["open", "outputs/a-red-cat-edit-0/edit.png"] in rows
+    assert ["open", "outputs/a-red-cat-edit-0/edit.html"] in rows
     assert ["mode", "replace"] in rows
     assert "dog" in out
     folder = "outputs/a-red-cat-edit-0"

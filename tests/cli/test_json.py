@@ -73,7 +73,7 @@ def test_explain_answers_with_its_run(sdattn):
 def test_diff_answers_with_its_numbers(sdattn, run):
     code, out, _ = sdattn("diff", run, run, "--json", "--out", "diff")
     found = only(out)
-    assert (code, found["folder"], found["open"]) == (0, "diff", "diff/diff.png")
+    assert (code, found["folder"], found["open"]) == (0, "diff", "diff/diff.html")
     assert found["info"] == json.loads(Path("diff/run.json").read_text())
 
 

@@ -6,7 +6,15 @@ import pytest
 import torch
 from tiny_tokenizers import tiny_tokenizer
 
-from sdattn.control.alignment import blended_words, edited_words, is_swap, matches, refine, swap
+from sdattn.control.alignment import (
+    blended_words,
+    edited_words,
+    is_swap,
+    linked,
+    matches,
+    refine,
+    swap,
+)
 from sdattn.prompts.tokens import read_labels, read_prompt
 
 
@@ -133,3 +141,29 @@ def test_where_an_edit_may_change_the_picture():
         blended_words(prompts, ["cat", "bird"])
     with pytest.raises(KeyError, match="is in 'a cat'"):
         blended_words([read("a cat"), read("a red cat")], ["red"])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("a red cat", "a red dog", [("a", "a"), ("red", "red"), ("cat", "dog")]),
+        ("a cat", "a big red cat", [("a", "a"), (None, "big"), (None, "red"), ("cat", "cat")]),
+        ("red big cat", "cat", [("red", None), ("big", None), ("cat", "cat")]),
+        ("a cat", "the cat here", [("a", "the"), ("cat", "cat"), (None, "here")]),
+        ("cat", "dog", [("cat", "dog")]),
+        ("red", "a dog", [("red", None), (None, "a"), (None, "dog")]),
+    ],
+)  # fmt: skip
+def test_words_that_stand_for_each_other(source, target, expected):
+    ours, theirs = read(source), read(target)
+    named = [
+        (None if i is None else ours.words[i].text, None if j is None else theirs.words[j].text)
+        for i, j in linked(ours, theirs)
+    ]
+    assert named == expected
+
+
+def test_in_place_the_nth_word_stands_for_the_nth():
+    ours, theirs = read("red cat dog"), read("cat dog red")
+    assert linked(ours, theirs, in_place=True) == [(0, 0), (1, 1), (2, 2)]
+    assert linked(ours, theirs) == [(0, None), (1, 0), (2, 1), (None, 2)]

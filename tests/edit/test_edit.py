@@ -236,7 +236,7 @@ def test_what_is_saved(tmp_path):
     assert isinstance(run, EditRun)
     [folder] = run.save(tmp_path / "edit")
     assert sorted(path.name for path in folder.iterdir()) == [
-        "edit.png", "run.json", "source", "target-1", "target-2",
+        "edit.html", "edit.png", "run.json", "source", "target-1", "target-2",
     ]  # fmt: skip
     info = json.loads((folder / "run.json").read_text())
     assert info["prompt"] == SOURCE

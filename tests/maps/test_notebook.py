@@ -11,7 +11,8 @@ from small_runs import small_run
 from tiny_pipelines import make_pipeline
 
 from sdattn import Heatmap, Knockout, generate
-from sdattn.runs.diff.comparison import Comparison, match_words
+from sdattn.runs.diff.comparison import Comparison
+from sdattn.runs.diff.matching import match_words
 from sdattn.runs.report import report
 
 SMALL = {"height": 128, "width": 192, "num_inference_steps": 2}
@@ -99,10 +100,13 @@ def test_a_comparison_shows_its_sheet_and_its_numbers():
     a, b = small_run(1), small_run(2, prompt="a red dog")
     words = match_words(a.heatmaps, b.heatmaps)
     options = {"prompt": ("a red cat", "a red dog"), "negative_prompt": (None, WORD)}
-    found = Comparison((PROMPT, "B"), (PROMPT, WORD), a.image, b.image, words, options)
+    maps = a.heatmaps, b.heatmaps
+    found = Comparison((PROMPT, "B"), (PROMPT, WORD), a.image, b.image, words, options, maps)
     seen = Elements(found._repr_html_())
-    tables = {"table", "thead", "tbody", "tr", "th", "td"}
-    assert {tag for tag, _ in seen.found} <= HARMLESS | tables
+    [frame] = seen.of("iframe")
+    assert frame["srcdoc"] == found.page().decode() and frame["sandbox"] == "allow-scripts"
+    still = {"table", "thead", "tbody", "tr", "th", "td", "details", "summary"}
+    assert {tag for tag, _ in seen.found} <= HARMLESS | still | {"iframe"}
     assert {f"A: {PROMPT}", PROMPT, "B: B"} <= {*seen.text}  # a name, a prompt
     assert seen.text.count(WORD) == 2  # a prompt and a setting
     [picture] = seen.of("img")

@@ -310,7 +310,8 @@ def test_a_sheet_has_room_for_any_number_of_words(words):
 def test_a_comparison_is_saved_whole_and_once(tmp_path):
     found = diff(run("red cat", 1), run("red dog", 2), names=("one", "two"))
     folder = found.save(tmp_path / "diff")
-    assert sorted(os.listdir(folder)) == ["diff.png", "run.json"]
+    assert sorted(os.listdir(folder)) == ["diff.html", "diff.png", "run.json"]
+    assert (folder / "diff.html").read_bytes() == found.page()
     with Image.open(folder / "diff.png") as image:
         assert image.tobytes() == found.sheet().tobytes()
     saved = json.loads((folder / "run.json").read_text())
@@ -342,8 +343,10 @@ def wide_terminal(monkeypatch):
 def test_the_command_line_writes_and_tells(sdattn, folders):
     code, out, err = sdattn("diff", *folders)
     assert (code, err) == (0, "")
-    assert "outputs/run-0-vs-run-1/: diff.png, run.json" in out
-    assert sorted(os.listdir("outputs/run-0-vs-run-1")) == ["diff.png", "run.json"]
+    rows = [line.split() for line in out.splitlines()]
+    assert ["open", "outputs/run-0-vs-run-1/diff.html"] in rows
+    assert ["beside", "it", "diff.png,", "run.json"] in rows
+    assert sorted(os.listdir("outputs/run-0-vs-run-1")) == ["diff.html", "diff.png", "run.json"]
     for text in ("a green star left of a blue square", "seed   │ 3", "correlation", "circle"):
         assert text in out
     word = diff(*folders, words=["square"]).words[0]

@@ -31,7 +31,7 @@ def make_edit(folder):
     for name in ("source", "target-1", "target-2"):
         saved(folder / name)
     runs = ["source", "target-1", "target-2"]
-    write_files(folder, {"edit.png": b"", "run.json": b"%s" % json.dumps(
+    write_files(folder, {"edit.html": b"", "edit.png": b"", "run.json": b"%s" % json.dumps(
         {"format": "sdattn-edit-1", "runs": runs}).encode()})  # fmt: skip
     return folder
 

@@ -13,7 +13,8 @@ from ..folder import SavedRun, load_run
 from ..imagerun import ImageRun
 from ..info import RunSettings
 from ..run import Run
-from .comparison import Comparison, choose_words, match_words
+from .comparison import Comparison
+from .matching import choose_words, match_words
 
 RunLike = str | Path | SavedRun | Run | tuple[Run, int]
 
@@ -67,6 +68,7 @@ def diff(
         second.image,
         found,
         _differing(first, second),
+        maps,
     )
 
 

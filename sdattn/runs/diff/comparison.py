@@ -1,86 +1,24 @@
 """What two runs differ by: their words' maps on one grid, as numbers and as a sheet."""
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
 from ...files.terminal import shorter
 from ...files.writing import to_json
 from ...maps import notebook, render
 from ...maps.heatmap import Heatmap
 from ...maps.promptmaps import Heatmaps
-from ...prompts.words import split_phrase
 from ..folder import new_folder
+from ..report.pair import Counterpart, Picture, pair_page
+from .matching import WordDifference
 
 FORMAT = "sdattn-diff-1"
 _FEW = 12  # words; more are drawn smaller
 _HEAD = ("mean A", "mean B", "correlation", "largest B - A")
-
-
-@dataclass(frozen=True, eq=False)
-class WordDifference:
-    """One word, phrase or occurrence of it in two runs; at least one of them has it.
-
-    Attributes:
-        label: as written in the prompt of A, or of B where A has it not.
-        a, b: the heatmap in each run, on its own grid; None where a run has it not.
-    """
-
-    label: str
-    a: Heatmap | None
-    b: Heatmap | None
-
-    @cached_property
-    def _pair(self) -> tuple[Tensor, Tensor] | None:
-        """Both maps on the finer of the two grids: float32 ``[rows, cols]``, bilinear."""
-        if self.a is None or self.b is None:
-            return None
-        finer = max((self.a.values, self.b.values), key=Tensor.numel)
-        rows, cols = finer.shape
-        return self.a.resize((rows, cols)), self.b.resize((rows, cols))
-
-    @property
-    def difference(self) -> Tensor | None:
-        """B - A: float32 ``[rows, cols]`` on the finer of the two grids, in the unit of the maps,
-        by default a share of the attention, so that it is in [-1, 1]; None where a run has it
-        not."""
-        return None if self._pair is None else self._pair[1] - self._pair[0]
-
-    @property
-    def correlation(self) -> float | None:
-        """Pearson's, of the two maps cell by cell, in [-1, 1]; None where a map is flat or is not
-        there."""
-        if self._pair is None or any(bool(values.min() == values.max()) for values in self._pair):
-            return None
-        a, b = (values.double() - values.double().mean() for values in self._pair)
-        return max(-1.0, min(1.0, float((a * b).sum() / (a.norm() * b.norm()))))
-
-    @property
-    def mean_a(self) -> float | None:
-        """The mean of the map in A."""
-        return None if self.a is None else float(self.a.values.double().mean())
-
-    @property
-    def mean_b(self) -> float | None:
-        """The mean of the map in B."""
-        return None if self.b is None else float(self.b.values.double().mean())
-
-    @property
-    def largest(self) -> tuple[float, tuple[int, int]] | None:
-        """The difference that is farthest from zero, with its sign, and its (row, col)."""
-        difference = self.difference
-        if difference is None:
-            return None
-        row, col = divmod(int(difference.abs().argmax()), difference.shape[1])
-        return float(difference[row, col]), (row, col)
 
 
 @dataclass
@@ -94,6 +32,7 @@ class Comparison:
         words: those of A in the order of its prompt, then those that only B has.
         settings: what differs between the two ``run.json``, name to (A's, B's); None where a run
             does not tell.
+        heatmaps: of A and B, all of them.
     """
 
     names: tuple[str, str]
@@ -102,6 +41,7 @@ class Comparison:
     image_b: Image.Image
     words: list[WordDifference]
     settings: dict[str, tuple[Any, Any]]
+    heatmaps: tuple[Heatmaps, Heatmaps]
 
     def __repr__(self) -> str:
         a, b = (shorter(name, 40) for name in self.names)
@@ -116,7 +56,28 @@ class Comparison:
         a, b = self.names
         sheet = notebook.whole(self.sheet(), f"{a} and {b}, word by word")
         settings = notebook.table(("", f"A: {a}", f"B: {b}"), runs)
-        return settings + sheet + notebook.table(("word", *_HEAD), words)
+        still = settings + sheet + notebook.table(("word", *_HEAD), words)
+        return f"{notebook.framed(self.page())}<details><summary>stills</summary>{still}</details>"
+
+    def page(self) -> bytes:
+        """``diff.html``: a page with both pictures, a slider between them, and the maps of each
+        word in both at once. UTF-8 HTML of one file that loads nothing."""
+        maps: tuple[list[Heatmap], list[Heatmap]] = [], []
+        links = [(_add(maps[0], word.a), _add(maps[1], word.b)) for word in self.words]
+        a, b = (
+            Picture(name, image, heatmaps.prompt, held)
+            for name, image, heatmaps, held in zip(
+                self.names, (self.image_a, self.image_b), self.heatmaps, maps, strict=True
+            )
+        )
+        alone = [number for number, link in enumerate(links) if None in link]
+        return pair_page(
+            "Two runs",
+            a,
+            [Counterpart(b, links, alone)],
+            unit=self.heatmaps[0].preset.unit,
+            differing=self.told_settings(),
+        )
 
     def sheet(self) -> Image.Image:
         """A picture of all of it: above both pictures and where they differ, below a row a word
@@ -177,7 +138,8 @@ class Comparison:
         }
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write ``diff.png``, the sheet, and ``run.json``, the numbers. Returns the folder.
+        """Write ``diff.html``, the page, ``diff.png``, the sheet, and ``run.json``, the numbers.
+        Returns the folder.
 
         Raises:
             FileExistsError: there is something at ``folder`` already, and no ``force``, or
@@ -185,46 +147,18 @@ class Comparison:
             OSError: the folder cannot be written.
         """
         with new_folder(folder, force=force, kind="diff") as temporary:
+            (temporary / "diff.html").write_bytes(self.page())
             self.sheet().save(temporary / "diff.png")
             (temporary / "run.json").write_bytes(to_json(self.to_dict()))
         return Path(folder)
 
 
-def match_words(a: Heatmaps, b: Heatmaps) -> list[WordDifference]:
-    """All words: those of A in order, then those that only B has."""
-    of_a, of_b = (_numbered(maps.occurrences()) for maps in (a, b))
-    pairs = [(of_a.get(key), of_b.get(key)) for key in {**of_a, **of_b}]
-    return [WordDifference(heatmap.label, x, y) for x, y in pairs if (heatmap := x or y)]
-
-
-def _numbered(maps: Sequence[Heatmap]) -> dict[tuple[tuple[str, ...], int], Heatmap]:
-    """Maps by their text in folded case and the number of its occurrence."""
-    seen: Counter[tuple[str, ...]] = Counter()
-    numbered = {}
-    for heatmap in maps:
-        text = tuple(split_phrase(heatmap.label))
-        numbered[text, seen[text]] = heatmap
-        seen[text] += 1
-    return numbered
-
-
-def choose_words(a: Heatmaps, b: Heatmaps, phrase: str) -> list[WordDifference]:
-    """Each occurrence of a word or phrase, the n-th of A with the n-th of B.
-
-    Raises:
-        KeyError: it is in neither.
-    """
-    found: list[tuple[Heatmap, ...]] = []
-    reasons = []
-    for maps in (a, b):
-        try:
-            found.append(maps.find(phrase))
-        except KeyError as error:
-            found.append(())
-            reasons.append(error.args[0])
-    if len(reasons) == 2:
-        raise KeyError(f"{phrase!r} is in neither run. A: {reasons[0]} B: {reasons[1]}")
-    return [WordDifference(phrase, x, y) for x, y in zip_longest(*found)]
+def _add(maps: list[Heatmap], heatmap: Heatmap | None) -> int | None:
+    """Put a map at the end and return its number."""
+    if heatmap is None:
+        return None
+    maps.append(heatmap)
+    return len(maps) - 1
 
 
 def _short(value: Any) -> str:

@@ -1,18 +1,11 @@
 """`report.html`, the page of a run: one file that opens anywhere and loads nothing."""
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from itertools import product
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
-from ...maps import render
 from ...maps.aggregation import read_by
 from ...maps.heatmap import Heatmap
 from ...maps.presets import Preset
@@ -22,12 +15,11 @@ from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word
 from ..imagerun import ImageRun, plain, step_names
 from .command import command_of
+from .images import PIN_COLORS, as_uri, colour_tables
 from .maps import page_maps
 from .pages import page
+from .text import MOST_CUT_OFF, pieces
 
-COLORMAPS = (render.COLORMAP, "viridis", "cividis")  # all readable to colour-blind people
-# Okabe and Ito 2008, "Color Universal Design": told apart by colour-blind people too
-PIN_COLORS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
 _TITLES = {
     "negative": "Negative prompt",
     "asked": "Asked about",
@@ -40,16 +32,9 @@ _SHORT = {
     "guidance_scale": "guidance",
     "negative_prompt": "negative prompt",
 }
-_LARGEST = 420_000  # bytes of a picture inside the page
-_SIDES = (1536, 768, 384)  # pixels of its longer side at most, the first that does it
-_KINDS: list[tuple[str, dict[str, int]]] = [
-    ("png", {}),
-    *(("webp", {"quality": quality, "method": 2}) for quality in (90, 75, 50, 25)),
-]
 _MOST_SPECIAL = 24  # columns of image prompts can be many
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _MOST_PINS, _SAME_PLACE = 3, 0.5  # words of the first view, and how alike their maps may be
-_MOST_CUT_OFF = 100  # words behind the last that was seen; the others are their text and a number
 
 
 def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
@@ -89,19 +74,20 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         "means": _means(run),
         "units": _units(run.heatmaps.preset),
         "rest": _sums_to_one(run),
-        "colormaps": _colours(),
+        "colormaps": colour_tables(),
         "pins": PIN_COLORS,
     }
     return page(
         "run",
+        shared=("heat",),
         run=run,
         data=data,
-        picture=_picture(run.image),
-        parts=_parts(run),
+        picture=as_uri(run.image),
+        parts=pieces(prompt, _spans(run.heatmaps)),
         texts=[(n, _TITLES[n], text, [m.label for m in held]) for n, text, held in texts],
         unlearnt=unlearnt(w.text for w in prompt.words) if run.settings.model == "demo" else "",
         cut_off=[word.text for word in prompt.truncated],
-        most_cut_off=_MOST_CUT_OFF,
+        most_cut_off=MOST_CUT_OFF,
         tokens=_token_rows(prompt, run.heatmaps.columns),
         settings=_settings(run),
         versions=run.settings.versions or {},
@@ -172,22 +158,11 @@ def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, li
     return [group for group in found if group[2]]
 
 
-def _parts(run: ImageRun) -> list[tuple[str, int | None, bool]]:
-    """The prompt's text in pieces: the text, the number of the word whose map there is, and
-    whether it was cut off."""
-    prompt, held = run.heatmaps.prompt, set(run.heatmaps.columns)
-    parts: list[tuple[str, int | None, bool]] = []
-    at = number = 0
-    seen = max((i for i, word in enumerate(prompt.words) if word.columns), default=-1) + 1
-    for word in prompt.words[: seen + _MOST_CUT_OFF]:
-        has_map = bool(word.columns) and held.issuperset(word.columns)
-        parts.append((prompt.text[at : word.start], None, False))
-        text = prompt.text[word.start : word.end]
-        parts.append((text, number if has_map else None, not word.columns))
-        number += has_map
-        at = word.end
-    parts.append((prompt.text[at:], None, len(prompt.words) > seen + _MOST_CUT_OFF))
-    return [part for part in parts if part[0]]
+def _spans(heatmaps: Heatmaps) -> dict[tuple[int, int], int]:
+    """Where the words that have a map stand in the prompt's text, (start, end) to their number."""
+    held = set(heatmaps.columns)
+    words = [word for word in heatmaps.prompt.seen if held.issuperset(word.columns)]
+    return {(word.start, word.end): number for number, word in enumerate(words)}
 
 
 def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, Any]]:
@@ -254,22 +229,3 @@ def _command(run: ImageRun) -> Mapping[str, str]:
         return {"line": command_of(run), "reason": ""}
     except ValueError as error:
         return {"line": "", "reason": str(error)}
-
-
-def _picture(image: Image.Image) -> str:
-    """As a data URI: PNG, or WebP and smaller where that would be large."""
-    for side, (kind, options) in product(_SIDES, _KINDS):
-        shown, buffer = image.copy(), io.BytesIO()
-        shown.thumbnail((side, side))
-        shown.save(buffer, kind, **options)
-        if buffer.tell() <= _LARGEST:
-            break
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-@cache
-def _colours() -> Mapping[str, str]:
-    """256 colours of each colour map, red, green and blue, as base64."""
-    ramp = np.linspace(0, 1, 256, dtype=np.float32)[None]
-    tables = {name: render.colorize(ramp, (0.0, 1.0), name) for name in COLORMAPS}
-    return {name: base64.b64encode(table.tobytes()).decode() for name, table in tables.items()}

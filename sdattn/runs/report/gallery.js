@@ -1,6 +1,8 @@
 const CHUNK = 60; // cards made at a time, as the end of the list comes near
 const PAUSE = 120; // milliseconds without a key before a search
 const data = JSON.parse($("data").textContent);
+const FIELDS = [["q", "search"], ["word", "word"]]; // of the address, and their inputs
+const files = new Map(Object.entries(data.files ?? {})); // words as names of files, where those differ
 const number = new Intl.NumberFormat("en-US");
 const folder = decode(location.pathname.split("/").at(-2) ?? "");
 
@@ -35,6 +37,20 @@ function picture(place, width, height) {
   return image;
 }
 
+// The word whose heatmaps are asked for, and where an item has it: the first time, from 0; else -1
+const asked = () => plain($("word")?.value.trim() ?? "");
+const placeOf = (words) => (asked() ? words.findIndex((word) => plain(word) === asked()) : -1);
+
+function heat(place, words, width, height) {
+  const at = placeOf(words), image = picture(place, width, height);
+  const name = `${String(at + 1).padStart(2, "0")}-${files.get(words[at]) ?? words[at]}.png`;
+  image.className = "heat";
+  image.alt = `Heatmap of “${words[at]}”`;
+  image.addEventListener("error", () => image.replaceWith(...(data.pictures ? [picture(place, width, height)] : [])));
+  image.src = address(place, `heatmaps/${encodeURIComponent(name)}`);
+  return image;
+}
+
 function badge(text, title) {
   const one = make("span", "badge", text);
   one.title = title;
@@ -66,7 +82,8 @@ async function copy(button, id) {
 function card([id, place, prompt, seed, words, width, height, cut, blanked]) {
   const item = make(data.opens ? "a" : "div", "card item");
   if (data.opens) item.href = address(place, data.opens);
-  if (data.pictures) item.append(picture(place, width, height));
+  if (placeOf(words) >= 0) item.append(heat(place, words, width, height));
+  else if (data.pictures) item.append(picture(place, width, height));
   const text = make("div", "text");
   const said = make("p", "prompt", prompt);
   said.dir = "auto";
@@ -119,7 +136,16 @@ function search(count = CHUNK) {
   const some = found.length < data.rows.length || terms().length > 0;
   $("status").textContent = (some ? `${number.format(found.length)} of ${all}` : all) + where;
   $("none").hidden = found.length > 0;
+  tellHeat();
   watch();
+}
+
+function tellHeat() {
+  if (!$("shown")) return;
+  const having = asked() ? found.filter((index) => placeOf(data.rows[index][4]) >= 0).length : 0;
+  const word = `“${$("word").value.trim()}”`;
+  const some = `${word} over ${number.format(having)} of ${number.format(found.length)}`;
+  $("shown").textContent = asked() && found.length ? (having ? some : `none of these has the word ${word}`) : "";
 }
 
 function near(sightings) {
@@ -137,10 +163,10 @@ function watch() {
 // link keep it; how many cards there are is in the history, so that the way back finds its place.
 
 function remember() {
-  const asked = new URLSearchParams();
-  if ($("search").value) asked.set("q", $("search").value);
-  for (const one of ["cut", "blanked"]) if (pressed(one)) asked.set(one, "1");
-  const hash = asked.toString() && `#${asked}`;
+  const kept = new URLSearchParams();
+  for (const [name, id] of FIELDS) if ($(id)?.value) kept.set(name, $(id).value);
+  for (const one of ["cut", "blanked"]) if (pressed(one)) kept.set(one, "1");
+  const hash = kept.toString() && `#${kept}`;
   for (const link of document.querySelectorAll("nav a")) link.hash = hash;
   try {
     history.replaceState({ made }, "", hash || location.pathname + location.search);
@@ -150,9 +176,9 @@ function remember() {
 }
 
 function recall() {
-  const asked = new URLSearchParams(location.hash.slice(1));
-  $("search").value = asked.get("q") ?? "";
-  for (const one of ["cut", "blanked"]) $(one).setAttribute("aria-pressed", String(asked.has(one)));
+  const kept = new URLSearchParams(location.hash.slice(1));
+  for (const [name, id] of FIELDS) if ($(id)) $(id).value = kept.get(name) ?? "";
+  for (const one of ["cut", "blanked"]) $(one).setAttribute("aria-pressed", String(kept.has(one)));
   search(Math.max(CHUNK, history.state?.made ?? 0));
   remember();
 }
@@ -170,10 +196,11 @@ function offer(id, count) {
 
 function listen() {
   let waiting;
-  $("search").addEventListener("input", () => {
-    clearTimeout(waiting);
-    waiting = setTimeout(ask, PAUSE);
-  });
+  for (const [, id] of FIELDS)
+    $(id)?.addEventListener("input", () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(ask, PAUSE);
+    });
   $("find").addEventListener("submit", (event) => event.preventDefault());
   for (const one of ["cut", "blanked"]) {
     $(one).addEventListener("click", () => {

@@ -36,6 +36,7 @@ _BUDGETS = {
     "further": 150_000,
 }
 _COARSEST = 8  # times fewer rows and columns
+Shape = tuple[int, int, float, float]  # rows, cols, lowest and highest value
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +58,7 @@ class PageMaps:
     groups: list[str]
     heads: list[str]
     calls: list[int]
-    maps: list[tuple[int, int, float, float]]
+    maps: list[Shape]
     data: str
 
 
@@ -87,14 +88,24 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
         "heads": [m for _, head in heads for m in _values(head)],
         "further": [heatmap.values for heatmap in further],
     }
-    shapes, cells = [], []
-    for part, maps in parts.items():
-        for values in _coarse_enough(maps, _BUDGETS[part]):
-            shades, low, high = _in_shades(values.numpy())
-            shapes.append((*shades.shape, float(f"{low:.5g}"), float(f"{high:.5g}")))
-            cells.append(_differences(shades))
-    data = base64.b64encode(zlib.compress(b"".join(cells), 6)).decode()
-    return PageMaps(names, [name for name, _ in heads], calls, shapes, data)
+    few = [m for part, maps in parts.items() for m in _coarse_enough(maps, _BUDGETS[part])]
+    return PageMaps(names, [name for name, _ in heads], calls, *_packed(few))
+
+
+def packed_heatmaps(heatmaps: Sequence[Heatmap]) -> tuple[list[Shape], str]:
+    """Heatmaps alone, as :attr:`PageMaps.maps` and :attr:`PageMaps.data`."""
+    return _packed(_coarse_enough([hm.values for hm in heatmaps], _BUDGETS["heatmaps"]))
+
+
+def _packed(maps: Sequence[Tensor]) -> tuple[list[Shape], str]:
+    shapes: list[Shape] = []
+    cells = []
+    for values in maps:
+        shades, low, high = _in_shades(values.numpy())
+        rows, cols = shades.shape
+        shapes.append((rows, cols, float(f"{low:.5g}"), float(f"{high:.5g}")))
+        cells.append(_differences(shades))
+    return shapes, base64.b64encode(zlib.compress(b"".join(cells), 6)).decode()
 
 
 def _values(heatmaps: Heatmaps) -> list[Tensor]:

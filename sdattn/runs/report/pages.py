@@ -6,6 +6,7 @@ but our own runs, whatever a prompt says: the policy names it by its hash.
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,19 @@ from typing import Any
 _HERE = Path(__file__).parent
 
 
-def page(name: str, *, images: str = "", **values: Any) -> bytes:
+def page(name: str, *, shared: Sequence[str] = (), images: str = "", **values: Any) -> bytes:
     """A page.
 
     Args:
-        name: of the template: ``NAME.html``, with ``theme.css`` and ``theme.js``, then ``NAME.css``
-            and ``NAME.js``.
+        name: of the template: ``NAME.html``, with ``theme.css`` and ``theme.js``, then those of
+            ``shared``, then ``NAME.css`` and ``NAME.js``.
+        shared: names of what several pages have.
         images: where pictures may come from but the page itself, as a content security policy puts
             it.
         values: for the template, escaped wherever they stand.
     """
-    style = "\n".join(_read(file) for file in ("theme.css", f"{name}.css"))
-    script = "\n".join(_read(file) for file in ("theme.js", f"{name}.js"))
+    parts = ("theme", *shared, name)
+    style, script = ("\n".join(_read(f"{p}.{kind}") for p in parts) for kind in ("css", "js"))
     policy = f"default-src 'none'; img-src data: {images}; style-src '{_hash(style)}'; "
     policy += f"script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
     return _template(name).render(style=style, script=script, policy=policy, **values).encode()

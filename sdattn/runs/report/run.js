@@ -1,10 +1,7 @@
-/* The page of a run. Maps come as bytes; they are brought to the picture's size here, as
-   sdattn.render does it: bilinear between the centres of cells. */
+/* The page of a run. */
 
-const page = JSON.parse($("data").textContent);
 const buttons = [...document.querySelectorAll(".word")];
-const stage = $("stage"), canvas = $("heat"), context = canvas.getContext("2d");
-const LONG_SIDE = 512;
+const stage = $("stage"), canvas = $("heat");
 const MOST_ROWS = 12;
 
 const texts = [{ name: "prompt", words: page.words, content: page.content }, ...page.texts];
@@ -19,23 +16,6 @@ const state = {
 const touch = matchMedia("(hover: none)");
 
 /* ---- maps ---- */
-
-const bytesOf = (text) => Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
-const colours = Object.fromEntries(Object.entries(page.colormaps).map(([name, text]) => [name, bytesOf(text)]));
-const pinColours = page.pins.map((hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
-let cells = null;
-const starts = [];
-
-async function unpack() {
-  const stream = new Blob([bytesOf(page.data)]).stream().pipeThrough(new DecompressionStream("deflate"));
-  cells = new Uint8Array(await new Response(stream).arrayBuffer());
-  let at = 0;
-  for (const [rows, cols] of page.maps) {
-    starts.push(at);
-    for (let row = 0; row < rows; row++, at += cols)
-      for (let col = 1; col < cols; col++) cells[at + col] = (cells[at + col] + cells[at + col - 1]) & 255;
-  }
-}
 
 /* The number of the map that a word has in the step and group of layers, or head, that are chosen. */
 function mapOf(word) {
@@ -64,63 +44,7 @@ function topOf(text) {
 const stretched = (word) => state.stretch && words[word].text.name !== "causal";
 const rangeOf = (word) => (stretched(word) ? page.maps[mapOf(word)].slice(2) : [0, topOf(words[word].text)]);
 
-/* A map as shades of 0 to 255 at every pixel of the canvas. */
-function upsampled(number) {
-  const [rows, cols] = page.maps[number], start = starts[number];
-  const { width, height } = canvas, out = new Float32Array(width * height);
-  const along = (size, many) => Array.from({ length: size }, (_, i) => {
-    const at = Math.min(many - 1, Math.max(0, ((i + 0.5) * many) / size - 0.5)), low = Math.floor(at);
-    return [low, Math.min(many - 1, low + 1), at - low];
-  });
-  const across = along(width, cols);
-  along(height, rows).forEach(([top, bottom, down], y) => {
-    const above = start + top * cols, below = start + bottom * cols;
-    for (let x = 0; x < width; x++) {
-      const [left, right, part] = across[x];
-      const upper = cells[above + left] * (1 - part) + cells[above + right] * part;
-      const lower = cells[below + left] * (1 - part) + cells[below + right] * part;
-      out[y * width + x] = upper * (1 - down) + lower * down;
-    }
-  });
-  return out;
-}
-
 /* ---- drawing ---- */
-
-const shown = () => (state.hovered === null ? state.pinned : [state.hovered]);
-
-/* Each pixel's place between the ends of the scale, in [0, 1]. */
-function placesOf(word) {
-  const number = mapOf(word), [low, high] = rangeOf(word), [, , least, most] = page.maps[number];
-  const places = upsampled(number), scale = high > low ? 1 / (high - low) : 0;
-  for (let i = 0; i < places.length; i++)
-    places[i] = Math.min(1, Math.max(0, (least + (places[i] / 255) * (most - least) - low) * scale));
-  return places;
-}
-
-/* The higher a value, the more opaque: where there is nothing, the picture is bare. */
-function drawHeat(pixels, places, even) {
-  const table = colours[state.colormap], alpha = state.opacity * 255;
-  for (let i = 0; i < places.length; i++) {
-    const at = Math.min(255, Math.floor(places[i] * 256)) * 3;
-    pixels[4 * i] = table[at]; pixels[4 * i + 1] = table[at + 1]; pixels[4 * i + 2] = table[at + 2];
-    pixels[4 * i + 3] = Math.round(even ? alpha : alpha * places[i]);
-  }
-}
-
-/* Several words: each in a colour of its own, the stronger the higher its value. */
-function drawPins(pixels, all, tints) {
-  for (let i = 0; i < all[0].length; i++) {
-    let red = 0, green = 0, blue = 0, sum = 0, most = 0;
-    for (let k = 0; k < all.length; k++) {
-      const place = all[k][i], weight = place * place;
-      red += weight * tints[k][0]; green += weight * tints[k][1]; blue += weight * tints[k][2];
-      sum += weight; most = Math.max(most, place);
-    }
-    if (sum) { pixels[4 * i] = red / sum; pixels[4 * i + 1] = green / sum; pixels[4 * i + 2] = blue / sum; }
-    pixels[4 * i + 3] = Math.round(255 * state.opacity * most ** 1.5);
-  }
-}
 
 function draw() {
   for (const tell of sliders) tell();
@@ -128,46 +52,14 @@ function draw() {
   const some = shown(), one = some.length === 1 ? some[0] : null;
   stage.classList.toggle("hot", some.length > 0);
   $("scale").hidden = one === null;
-  if (some.length) {
-    const image = context.createImageData(canvas.width, canvas.height);
-    if (one !== null) drawHeat(image.data, placesOf(one), stretched(one));
-    else drawPins(image.data, some.map(placesOf), some.map(pinColour));
-    context.putImageData(image, 0, 0);
-  } else context.clearRect(0, 0, canvas.width, canvas.height);
-  if (one !== null) drawScale(one);
+  paint(canvas, some.map((word) => ({
+    number: mapOf(word), range: rangeOf(word), even: stretched(word), tint: one === null ? pinColour(word) : null,
+  })));
+  if (one !== null) drawScale(rangeOf(one), unitOf(one));
   drawCaption(some);
-  drawLegend();
-  for (const [i, button] of buttons.entries()) {
-    const at = state.pinned.indexOf(i), several = state.pinned.length > 1;
-    button.setAttribute("aria-pressed", String(at >= 0));
-    button.classList.toggle("shown", i === state.hovered);
-    const top = topOf(words[i].text);
-    button.style.setProperty("--peak", top > 0 ? Math.min(1, peakOf(i) / top).toFixed(3) : 0);
-    button.title = `peak ${told(peakOf(i))} ${unitOf(i)}`;
-    const tint = at >= 0 && several ? pinColour(i) : null;
-    button.style.setProperty("--pin", tint ? `rgb(${tint})` : "");
-    button.style.setProperty("--on-pin", tint ? inkOn(tint) : "");
-  }
+  drawLegend((word) => [words[word].label, `peak ${told(peakOf(word))}`]);
+  for (const [i, button] of buttons.entries()) dress(button, i, peakOf(i), topOf(words[i].text), unitOf(i));
   drawSpot();
-}
-
-const pinColour = (word) => pinColours[state.pinned.indexOf(word)];
-const linear = (shade) => (shade <= 10 ? shade / 3294 : ((shade / 255 + 0.055) / 1.055) ** 2.4);
-/* Black or white, whichever has the higher contrast (WCAG 2.2, relative luminance). */
-function inkOn([red, green, blue]) {
-  const light = 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue);
-  return light > 0.179 ? "#000" : "#fff";
-}
-
-const told = (value) => (value === 0 ? "0" : Number(value.toPrecision(2)).toString());
-
-function drawScale(word) {
-  const [low, high] = rangeOf(word), ramp = $("ramp").getContext("2d"), image = ramp.createImageData(256, 1);
-  const table = colours[state.colormap];
-  for (let i = 0; i < 256; i++) image.data.set([table[3 * i], table[3 * i + 1], table[3 * i + 2], 255], 4 * i);
-  ramp.putImageData(image, 0, 0);
-  $("low").textContent = told(low);
-  $("high").textContent = `${told(high)} ${unitOf(word)}`;
 }
 
 const headName = () => page.heads[state.head - 1];
@@ -185,21 +77,6 @@ function drawCaption(some) {
   const whole = some.some((word) => words[word].text.name !== "prompt");
   const look = whole ? "of the whole run" : `${groupName()} · ${stepName()}`;
   $("caption").textContent = some.length ? `${names} · ${look}` : "";
-}
-
-function drawLegend() {
-  const several = state.pinned.length > 1;
-  $("legend").hidden = !state.pinned.length;
-  $("pins").replaceChildren(...state.pinned.map((word) => {
-    const item = document.createElement("li"), tint = document.createElement("i");
-    const label = document.createElement("bdi"), number = document.createElement("span");
-    if (several) { tint.style.setProperty("--pin", `rgb(${pinColour(word)})`); item.append(tint); }
-    label.textContent = words[word].label;
-    number.className = "number";
-    number.textContent = `peak ${told(peakOf(word))}`;
-    item.append(label, number);
-    return item;
-  }));
 }
 
 /* ---- a spot ---- */
@@ -262,26 +139,7 @@ function sayMore() {
 
 /* ---- what people do ---- */
 
-function pin(word) {
-  const at = state.pinned.indexOf(word);
-  $("full").textContent = "";
-  if (at >= 0) state.pinned.splice(at, 1);
-  else if (state.pinned.length < pinColours.length) state.pinned.push(word);
-  else $("full").textContent = `${pinColours.length} words can be told apart by colour; unpin one first.`;
-  state.hovered = null;
-  draw();
-}
-
-for (const [i, button] of buttons.entries()) {
-  const show = () => { state.hovered = i; draw(); };
-  const leave = () => { if (state.hovered === i) { state.hovered = null; draw(); } };
-  button.addEventListener("pointerenter", (event) => { if (event.pointerType !== "touch") show(); });
-  button.addEventListener("pointerleave", leave);
-  button.addEventListener("focus", () => { if (button.matches(":focus-visible")) show(); });
-  button.addEventListener("blur", leave);
-  button.addEventListener("click", () => pin(i));
-}
-$("unpin").addEventListener("click", () => { state.pinned = []; $("full").textContent = ""; draw(); buttons[0]?.focus(); });
+for (const [i, button] of buttons.entries()) listen(button, () => i);
 
 function spotOf(event) {
   const box = $("picture").getBoundingClientRect();
@@ -316,30 +174,14 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && event.target !== stage && !event.target.matches?.("select, input")) { state.pinned = []; state.spot = null; state.kept = false; draw(); }
 });
 
-const sliders = []; // each tells where it stands, which may hang on the others
-function slider(id, name, change) {
-  const input = $(id);
-  if (!input) return;
-  sliders.push(() => {
-    $(`${id}-name`).textContent = name();
-    input.setAttribute("aria-valuetext", name());
-  });
-  input.addEventListener("input", () => { change(Number(input.value)); draw(); });
-  change(Number(input.value));
-}
 slider("group", groupName, (value) => (state.group = value));
 slider("step", stepName, (value) => (state.step = value));
-slider("opacity", () => `${Math.round(100 * state.opacity)} %`, (value) => (state.opacity = value / 100));
 $("head")?.addEventListener("change", () => {
   state.head = Number($("head").value);
   for (const id of ["group", "step"]) if ($(id)) $(id).disabled = state.head > 0;
   draw();
 });
-$("stretch").addEventListener("change", () => { state.stretch = $("stretch").checked; draw(); });
 touch.addEventListener("change", drawSpot);
-$("colormap").addEventListener("change", () => { state.colormap = $("colormap").value; draw(); });
-state.colormap = $("colormap").value;
-draw();
 
 /* The picture as it is shown, with the heat on it, in the canvas's size. */
 function viewOf() {
@@ -375,10 +217,6 @@ $("copy")?.addEventListener("click", async () => {
   $("copied").textContent = "copied";
 });
 
-const [width, height] = page.size, scale = LONG_SIDE / Math.max(width, height);
-canvas.width = Math.max(1, Math.round(width * scale));
-canvas.height = Math.max(1, Math.round(height * scale));
-stage.style.setProperty("--ratio", width / height);
-unpack().then(() => { document.documentElement.dataset.ready = ""; draw(); }, (error) => {
-  $("caption").textContent = `This browser cannot unpack the maps (${error.message}).`;
-});
+fit(canvas, page.size);
+stage.style.setProperty("--ratio", page.size[0] / page.size[1]);
+begin();

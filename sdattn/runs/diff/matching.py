@@ -1,0 +1,108 @@
+"""The words of two runs, matched: the n-th of a text with the n-th of the other."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+
+from torch import Tensor
+
+from ...maps.heatmap import Heatmap
+from ...maps.promptmaps import Heatmaps
+from ...prompts.words import split_phrase
+
+
+@dataclass(frozen=True, eq=False)
+class WordDifference:
+    """One word, phrase or occurrence of it in two runs; at least one of them has it.
+
+    Attributes:
+        label: as written in the prompt of A, or of B where A has it not.
+        a, b: the heatmap in each run, on its own grid; None where a run has it not.
+    """
+
+    label: str
+    a: Heatmap | None
+    b: Heatmap | None
+
+    @cached_property
+    def _pair(self) -> tuple[Tensor, Tensor] | None:
+        """Both maps on the finer of the two grids: float32 ``[rows, cols]``, bilinear."""
+        if self.a is None or self.b is None:
+            return None
+        finer = max((self.a.values, self.b.values), key=Tensor.numel)
+        rows, cols = finer.shape
+        return self.a.resize((rows, cols)), self.b.resize((rows, cols))
+
+    @property
+    def difference(self) -> Tensor | None:
+        """B - A: float32 ``[rows, cols]`` on the finer of the two grids, in the unit of the maps,
+        by default a share of the attention, so that it is in [-1, 1]; None where a run has it
+        not."""
+        return None if self._pair is None else self._pair[1] - self._pair[0]
+
+    @property
+    def correlation(self) -> float | None:
+        """Pearson's, of the two maps cell by cell, in [-1, 1]; None where a map is flat or is not
+        there."""
+        if self._pair is None or any(bool(values.min() == values.max()) for values in self._pair):
+            return None
+        a, b = (values.double() - values.double().mean() for values in self._pair)
+        return max(-1.0, min(1.0, float((a * b).sum() / (a.norm() * b.norm()))))
+
+    @property
+    def mean_a(self) -> float | None:
+        """The mean of the map in A."""
+        return None if self.a is None else float(self.a.values.double().mean())
+
+    @property
+    def mean_b(self) -> float | None:
+        """The mean of the map in B."""
+        return None if self.b is None else float(self.b.values.double().mean())
+
+    @property
+    def largest(self) -> tuple[float, tuple[int, int]] | None:
+        """The difference that is farthest from zero, with its sign, and its (row, col)."""
+        difference = self.difference
+        if difference is None:
+            return None
+        row, col = divmod(int(difference.abs().argmax()), difference.shape[1])
+        return float(difference[row, col]), (row, col)
+
+
+def match_words(a: Heatmaps, b: Heatmaps) -> list[WordDifference]:
+    """All words: those of A in order, then those that only B has."""
+    of_a, of_b = (_numbered(maps.occurrences()) for maps in (a, b))
+    pairs = [(of_a.get(key), of_b.get(key)) for key in {**of_a, **of_b}]
+    return [WordDifference(heatmap.label, x, y) for x, y in pairs if (heatmap := x or y)]
+
+
+def _numbered(maps: Sequence[Heatmap]) -> dict[tuple[tuple[str, ...], int], Heatmap]:
+    """Maps by their text in folded case and the number of its occurrence."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    numbered = {}
+    for heatmap in maps:
+        text = tuple(split_phrase(heatmap.label))
+        numbered[text, seen[text]] = heatmap
+        seen[text] += 1
+    return numbered
+
+
+def choose_words(a: Heatmaps, b: Heatmaps, phrase: str) -> list[WordDifference]:
+    """Each occurrence of a word or phrase, the n-th of A with the n-th of B.
+
+    Raises:
+        KeyError: it is in neither.
+    """
+    found: list[tuple[Heatmap, ...]] = []
+    reasons = []
+    for maps in (a, b):
+        try:
+            found.append(maps.find(phrase))
+        except KeyError as error:
+            found.append(())
+            reasons.append(error.args[0])
+    if len(reasons) == 2:
+        raise KeyError(f"{phrase!r} is in neither run. A: {reasons[0]} B: {reasons[1]}")
+    return [WordDifference(phrase, x, y) for x, y in zip_longest(*found)]

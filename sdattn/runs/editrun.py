@@ -1,0 +1,140 @@
+"""`EditRun`: what an edit made, its sheet, its page and its folder."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..control.alignment import linked
+from ..files.records import plain
+from ..files.writing import to_json
+from ..maps import notebook, render
+from ..maps.promptmaps import Heatmaps
+from .folder import new_folder, save_run
+from .report.pair import Counterpart, Link, Picture, pair_page
+from .run import Run
+
+_TOLD = {  # of the settings of an edit, as its page names them
+    "mode": "mode",
+    "cross_replace_steps": "cross-attention of the source",
+    "self_replace_steps": "self-attention of the source",
+    "blend": "blended words",
+    "weights": "weights",
+    "reconstruction_psnr": "reconstruction, dB",
+    "seed": "seed",
+    "model": "model",
+}
+
+
+@dataclass(repr=False)
+class EditRun(Run):
+    """What :func:`sdattn.edit.edit` made; the first image is the source's, the others the targets'.
+
+    Attributes:
+        mode: ``"replace"``, ``"refine"`` or ``"reweight"``, whichever it was.
+        words: for each image the words that the edit is about.
+        settings: of the edit, as ``run.json`` holds them. ``"reconstruction_psnr"`` is how near
+            the first image came to a real picture, in decibels.
+    """
+
+    mode: str
+    words: list[list[str]]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def side_by_side(self) -> Any:
+        """The images in a row and below each the heatmaps of the words that the edit is about.
+
+        Returns:
+            PIL, RGB. All heatmaps share one scale; their captions have their peaks.
+        """
+        scale, columns = (0.0, max(run.heatmaps.top for run in self)), []
+        for run, words in zip(self, self.words, strict=True):
+            maps = [run.heatmaps[word] for word in words if word in run.heatmaps]
+            tiles = [heatmap.overlay(run.image, scale=scale) for heatmap in maps]
+            columns.append((run.image, run.heatmaps.prompt.text, tiles))
+        return render.columns(columns)
+
+    def page(self) -> bytes:
+        """``edit.html``: a page with the source's picture and a target's, a slider between them,
+        and the maps of each word in both at once. UTF-8 HTML of one file that loads nothing."""
+        source, *targets = [
+            Picture(name, run.image, run.heatmaps.prompt, run.heatmaps.occurrences())
+            for name, run in zip(self._names(), self, strict=True)
+        ]
+        others = []
+        for target, heatmaps in zip(targets, self.heatmaps[1:], strict=True):
+            links = _links(self.heatmaps[0], heatmaps, self.mode == "replace")
+            others.append(Counterpart(target, links, self._about(links, source, target)))
+        words = [", ".join(words) or "-" for words in self.words]
+        return pair_page(
+            "An edit",
+            source,
+            others,
+            unit=self.heatmaps[0].preset.unit,
+            differing={"words of the edit": words},
+            facts=_facts({**self.settings, "mode": self.mode}),
+        )
+
+    def _about(self, links: Sequence[Link], source: Picture, target: Picture) -> list[int]:
+        """The links of the words that the edit is about."""
+        words = {word for words in self.words for word in words}
+        labels = [
+            {picture.maps[i].label for picture, i in ((source, a), (target, b)) if i is not None}
+            for a, b in links
+        ]
+        return [number for number, both in enumerate(labels) if both & words]
+
+    def _names(self) -> list[str]:
+        """Of the images, and of their folders."""
+        many = len(self) > 2
+        return ["source", *(f"target-{i}" if many else "target" for i in range(1, len(self)))]
+
+    def save(self, folder: str | Path, *, force: bool = False) -> list[Path]:
+        """Write ``edit.html``, ``edit.png``, ``run.json`` and each image's run below: ``source``,
+        ``target`` (or ``target-1`` and so on). Returns the folder, alone in a list."""
+        names = self._names()
+        with new_folder(folder, force=force, kind="edit") as temporary:
+            for name, image_run in zip(names, self, strict=True):
+                save_run(temporary / name, image_run)
+            (temporary / "edit.html").write_bytes(self.page())
+            self.side_by_side().save(temporary / "edit.png")
+            document = {"format": "sdattn-edit-1", **self.settings, "runs": names}
+            (temporary / "run.json").write_bytes(to_json(plain(document)))
+        return [Path(folder)]
+
+    def _repr_html_(self) -> str:
+        sheet = notebook.whole(self.side_by_side(), "the images and the heatmaps of their words")
+        still = f"<details><summary>stills</summary>{sheet}</details>"
+        return notebook.framed(self.page()) + still
+
+
+def _links(source: Heatmaps, target: Heatmaps, in_place: bool) -> list[Link]:
+    """The words that have a map, as numbers of these in both prompts."""
+    ours, theirs = _numbers(source), _numbers(target)
+    found = [
+        (None if a is None else ours.get(a), None if b is None else theirs.get(b))
+        for a, b in linked(source.prompt, target.prompt, in_place=in_place)
+    ]
+    return [link for link in found if link != (None, None)]
+
+
+def _numbers(heatmaps: Heatmaps) -> dict[int, int]:
+    """The number among :meth:`Heatmaps.occurrences` of each word of the prompt that has a map."""
+    held, words = set(heatmaps.columns), heatmaps.prompt.words
+    own = [i for i, word in enumerate(words) if word.columns and held.issuperset(word.columns)]
+    return {word: number for number, word in enumerate(own)}
+
+
+def _facts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What is told of an edit, name to text."""
+    found = {name: settings.get(key) for key, name in _TOLD.items()}
+    return {name: _text(value) for name, value in found.items() if value not in (None, {}, [])}
+
+
+def _text(value: Any) -> str:
+    """A setting in words: "circle 2.0", "0.2 to 0.8"."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_text(held)}" for name, held in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(dict.fromkeys(_text(held) for held in value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,193 @@
+/* What pages with maps share. Maps come as bytes; they are brought to the picture's size here, as
+   sdattn.render does it: bilinear between the centres of cells.
+
+   A page has `state` (opacity, stretch, colormap, hovered, pinned) and `draw()`. */
+
+const LONG_SIDE = 512;
+const page = JSON.parse($("data").textContent);
+
+/* ---- maps ---- */
+
+const bytesOf = (text) => Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+const colours = Object.fromEntries(Object.entries(page.colormaps).map(([name, text]) => [name, bytesOf(text)]));
+const pinColours = page.pins.map((hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
+let cells = null;
+const starts = [];
+
+async function unpack() {
+  const stream = new Blob([bytesOf(page.data)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  cells = new Uint8Array(await new Response(stream).arrayBuffer());
+  let at = 0;
+  for (const [rows, cols] of page.maps) {
+    starts.push(at);
+    for (let row = 0; row < rows; row++, at += cols)
+      for (let col = 1; col < cols; col++) cells[at + col] = (cells[at + col] + cells[at + col - 1]) & 255;
+  }
+}
+
+/* A map as shades of 0 to 255 at every pixel of a canvas. */
+function upsampled(number, { width, height }) {
+  const [rows, cols] = page.maps[number], start = starts[number], out = new Float32Array(width * height);
+  const along = (size, many) => Array.from({ length: size }, (_, i) => {
+    const at = Math.min(many - 1, Math.max(0, ((i + 0.5) * many) / size - 0.5)), low = Math.floor(at);
+    return [low, Math.min(many - 1, low + 1), at - low];
+  });
+  const across = along(width, cols);
+  along(height, rows).forEach(([top, bottom, down], y) => {
+    const above = start + top * cols, below = start + bottom * cols;
+    for (let x = 0; x < width; x++) {
+      const [left, right, part] = across[x];
+      const upper = cells[above + left] * (1 - part) + cells[above + right] * part;
+      const lower = cells[below + left] * (1 - part) + cells[below + right] * part;
+      out[y * width + x] = upper * (1 - down) + lower * down;
+    }
+  });
+  return out;
+}
+
+/* ---- colours ---- */
+
+/* Each pixel's place between the ends of the scale, in [0, 1]. */
+function placesOf({ number, range: [low, high] }, canvas) {
+  const [, , least, most] = page.maps[number];
+  const places = upsampled(number, canvas), scale = high > low ? 1 / (high - low) : 0;
+  for (let i = 0; i < places.length; i++)
+    places[i] = Math.min(1, Math.max(0, (least + (places[i] / 255) * (most - least) - low) * scale));
+  return places;
+}
+
+/* The higher a value, the more opaque: where there is nothing, the picture is bare. */
+function drawHeat(pixels, places, even) {
+  const table = colours[state.colormap], alpha = state.opacity * 255;
+  for (let i = 0; i < places.length; i++) {
+    const at = Math.min(255, Math.floor(places[i] * 256)) * 3;
+    pixels[4 * i] = table[at]; pixels[4 * i + 1] = table[at + 1]; pixels[4 * i + 2] = table[at + 2];
+    pixels[4 * i + 3] = Math.round(even ? alpha : alpha * places[i]);
+  }
+}
+
+/* Several words: each in a colour of its own, the stronger the higher its value. */
+function drawPins(pixels, all, tints) {
+  for (let i = 0; i < all[0].length; i++) {
+    let red = 0, green = 0, blue = 0, sum = 0, most = 0;
+    for (let k = 0; k < all.length; k++) {
+      const place = all[k][i], weight = place * place;
+      red += weight * tints[k][0]; green += weight * tints[k][1]; blue += weight * tints[k][2];
+      sum += weight; most = Math.max(most, place);
+    }
+    if (sum) { pixels[4 * i] = red / sum; pixels[4 * i + 1] = green / sum; pixels[4 * i + 2] = blue / sum; }
+    pixels[4 * i + 3] = Math.round(255 * state.opacity * most ** 1.5);
+  }
+}
+
+/* Maps over a picture: {number, range, even, tint}, tint null for one that is shown alone. */
+function paint(canvas, maps) {
+  const context = canvas.getContext("2d");
+  if (!maps.length) { context.clearRect(0, 0, canvas.width, canvas.height); return; }
+  const image = context.createImageData(canvas.width, canvas.height), all = maps.map((map) => placesOf(map, canvas));
+  if (maps[0].tint) drawPins(image.data, all, maps.map((map) => map.tint));
+  else drawHeat(image.data, all[0], maps[0].even);
+  context.putImageData(image, 0, 0);
+}
+
+function fit(canvas, [width, height]) {
+  const scale = LONG_SIDE / Math.max(width, height);
+  canvas.width = Math.max(1, Math.round(width * scale));
+  canvas.height = Math.max(1, Math.round(height * scale));
+}
+
+const shown = () => (state.hovered === null ? state.pinned : [state.hovered]);
+const pinColour = (word) => pinColours[state.pinned.indexOf(word)];
+const linear = (shade) => (shade <= 10 ? shade / 3294 : ((shade / 255 + 0.055) / 1.055) ** 2.4);
+/* Black or white, whichever has the higher contrast (WCAG 2.2, relative luminance). */
+function inkOn([red, green, blue]) {
+  const light = 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue);
+  return light > 0.179 ? "#000" : "#fff";
+}
+
+const told = (value) => (value === 0 ? "0" : Number(value.toPrecision(2)).toString());
+
+function drawScale([low, high], unit) {
+  const ramp = $("ramp").getContext("2d"), image = ramp.createImageData(256, 1), table = colours[state.colormap];
+  for (let i = 0; i < 256; i++) image.data.set([table[3 * i], table[3 * i + 1], table[3 * i + 2], 255], 4 * i);
+  ramp.putImageData(image, 0, 0);
+  $("low").textContent = told(low);
+  $("high").textContent = `${told(high)} ${unit}`;
+}
+
+/* A word's button: whether it is pinned, in its colour where there are several, and its peak. */
+function dress(button, word, peak, top, unit) {
+  const pinned = state.pinned.includes(word), tint = pinned && state.pinned.length > 1 ? pinColour(word) : null;
+  button.setAttribute("aria-pressed", String(pinned));
+  button.classList.toggle("shown", word === state.hovered);
+  button.style.setProperty("--peak", top > 0 ? Math.min(1, peak / top).toFixed(3) : 0);
+  button.title = `peak ${told(peak)} ${unit}`;
+  button.style.setProperty("--pin", tint ? `rgb(${tint})` : "");
+  button.style.setProperty("--on-pin", tint ? inkOn(tint) : "");
+}
+
+/* The pinned words: label and text of each, with its colour where there are several. */
+function drawLegend(textsOf) {
+  $("legend").hidden = !state.pinned.length;
+  $("pins").replaceChildren(...state.pinned.map((word) => {
+    const item = document.createElement("li"), tint = document.createElement("i");
+    const label = document.createElement("bdi"), number = document.createElement("span");
+    if (state.pinned.length > 1) { tint.style.setProperty("--pin", `rgb(${pinColour(word)})`); item.append(tint); }
+    [label.textContent, number.textContent] = textsOf(word);
+    number.className = "number";
+    item.append(label, number);
+    return item;
+  }));
+}
+
+/* ---- what people do ---- */
+
+function pin(word) {
+  const at = state.pinned.indexOf(word);
+  $("full").textContent = "";
+  if (at >= 0) state.pinned.splice(at, 1);
+  else if (state.pinned.length < pinColours.length) state.pinned.push(word);
+  else $("full").textContent = `${pinColours.length} words can be told apart by colour; unpin one first.`;
+  state.hovered = null;
+  draw();
+}
+
+function listen(button, wordOf) {
+  const show = () => { state.hovered = wordOf(); draw(); };
+  const leave = () => { if (state.hovered === wordOf()) { state.hovered = null; draw(); } };
+  button.addEventListener("pointerenter", (event) => { if (event.pointerType !== "touch") show(); });
+  button.addEventListener("pointerleave", leave);
+  button.addEventListener("focus", () => { if (button.matches(":focus-visible")) show(); });
+  button.addEventListener("blur", leave);
+  button.addEventListener("click", () => pin(wordOf()));
+}
+$("unpin").addEventListener("click", () => {
+  state.pinned = [];
+  $("full").textContent = "";
+  draw();
+  document.querySelector(".word")?.focus();
+});
+
+const sliders = []; // each tells where it stands, which may hang on the others
+function slider(id, name, change) {
+  const input = $(id);
+  if (!input) return;
+  sliders.push(() => {
+    $(`${id}-name`).textContent = name();
+    input.setAttribute("aria-valuetext", name());
+  });
+  input.addEventListener("input", () => { change(Number(input.value)); draw(); });
+  change(Number(input.value));
+}
+
+/* The controls that every page of maps has; then the first drawing, and that of the maps. */
+function begin() {
+  slider("opacity", () => `${Math.round(100 * state.opacity)} %`, (value) => (state.opacity = value / 100));
+  $("stretch").addEventListener("change", () => { state.stretch = $("stretch").checked; draw(); });
+  $("colormap").addEventListener("change", () => { state.colormap = $("colormap").value; draw(); });
+  state.colormap = $("colormap").value;
+  draw();
+  unpack().then(() => { document.documentElement.dataset.ready = ""; draw(); }, (error) => {
+    $("caption").textContent = `This browser cannot unpack the maps (${error.message}).`;
+  });
+}

@@ -1,0 +1,145 @@
+/* The page of two pictures. A row is a word of the first picture and the word of the other that is
+   linked with it, [a, b]; null where one has none. */
+
+const stage = $("stage"), halves = [$("a"), $("b")];
+const buttons = [...document.querySelectorAll(".word")];
+const state = { other: 1, opacity: 0.85, stretch: false, colormap: "", hovered: null, pinned: [] };
+
+/* ---- what is linked ---- */
+
+const sides = () => [page.sides[0], page.sides[state.other]];
+const rows = () => page.links[state.other - 1];
+const rowOf = ({ dataset: { side, word } }) => rows().findIndex((row) => row[Number(side > 0)] === Number(word));
+const labelOf = (row, half) => (rows()[row][half] === null ? null : sides()[half].words[rows()[row][half]]);
+const mapOf = (row, half) => (rows()[row][half] === null ? null : sides()[half].start + rows()[row][half]);
+const peakOf = (row, half) => (mapOf(row, half) === null ? null : page.maps[mapOf(row, half)][3]);
+const halfAlone = (row) => (rows()[row][0] === null ? 1 : rows()[row][1] === null ? 0 : null);
+
+/* Both words, once where they are the same. */
+function nameOf(row) {
+  const labels = [0, 1].map((half) => labelOf(row, half)).filter((label) => label !== null);
+  return [...new Set(labels)].join(" → ");
+}
+
+/* ---- drawing ---- */
+
+function draw() {
+  for (const tell of sliders) tell();
+  if (!cells) return;
+  const some = shown(), alone = some.length === 1;
+  stage.classList.toggle("hot", some.length > 0);
+  for (const [half, figure] of halves.entries())
+    paint(figure.querySelector("canvas"), some.filter((row) => mapOf(row, half) !== null).map((row) => ({
+      number: mapOf(row, half), range: rangeOf(row, half), even: state.stretch, tint: alone ? null : pinColour(row),
+    })));
+  $("scale").hidden = !alone;
+  if (alone) {
+    drawScale([0, page.top], page.unit);
+    if (state.stretch) [$("low").textContent, $("high").textContent] = ["each word's lowest", "each word's highest"];
+  }
+  $("caption").textContent = alone ? captionOf(some[0]) : some.map((row) => `${nameOf(row)}: ${peaksOf(row)}`).join("; ");
+  drawLegend((row) => [nameOf(row), peaksOf(row)]);
+  for (const button of buttons) drawButton(button);
+}
+
+const rangeOf = (row, half) => (state.stretch ? page.maps[mapOf(row, half)].slice(2) : [0, page.top]);
+
+function drawButton(button) {
+  const row = rowOf(button), half = Number(button.dataset.side > 0);
+  if (row < 0) return; // of a picture that is not compared now
+  dress(button, row, peakOf(row, half), page.top, page.unit);
+  button.classList.toggle("alone", halfAlone(row) !== null);
+  const linked = labelOf(row, 1 - half);
+  button.title += linked === null ? ` · not in ${sides()[1 - half].name}` : ` · linked with “${linked}”`;
+}
+
+function peaksOf(row) {
+  const half = halfAlone(row);
+  if (half !== null) return `peak ${told(peakOf(row, half))}, only in ${sides()[half].name}`;
+  return `peaks ${told(peakOf(row, 0))} and ${told(peakOf(row, 1))}`;
+}
+
+function captionOf(row) {
+  const parts = [0, 1].map((half) => {
+    const label = labelOf(row, half), { name } = sides()[half];
+    return label === null ? `not in ${name}` : `“${label}” peak ${told(peakOf(row, half))} in ${name}`;
+  });
+  return parts.join(" · ");
+}
+
+function drawTable() {
+  const cell = (text, name = "") => {
+    const made = document.createElement("td"), inner = document.createElement("bdi");
+    made.className = name;
+    inner.textContent = text;
+    made.append(inner);
+    return made;
+  };
+  $("linked").replaceChildren(...rows().map((_, row) => {
+    const line = document.createElement("tr");
+    for (const half of [0, 1]) {
+      const label = labelOf(row, half);
+      if (label === null) line.append(cell("none", "soft"), cell("–", "soft"));
+      else line.append(cell(label), cell(told(peakOf(row, half))));
+    }
+    return line;
+  }));
+}
+
+/* ---- what people do ---- */
+
+/* Choose the picture on the right; words that stay pinned are those of the first picture. */
+function choose(other) {
+  const kept = state.pinned.map((row) => rows()[row][0]).filter((word) => word !== null);
+  state.other = other;
+  state.hovered = null;
+  const again = kept.map((word) => rows().findIndex((row) => row[0] === word)).filter((row) => row >= 0);
+  state.pinned = again.length ? again : [...page.first[other - 1]];
+  for (const part of document.querySelectorAll("#b img, .side:not([data-side='0'])")) part.hidden = Number(part.dataset.side) !== other;
+  $("b-name").textContent = $("linked-other").textContent = sides()[1].name;
+  for (const [half, figure] of halves.entries()) {
+    const [width, height] = sides()[half].size;
+    fit(figure.querySelector("canvas"), [width, height]);
+    figure.style.setProperty("--ratio", width / height);
+  }
+  stage.style.setProperty("--ratio", sides()[0].size[0] / sides()[0].size[1]);
+  if ($("wipe")) wipe(Number($("wipe").value));
+  drawTable();
+  draw();
+}
+
+/* The first picture left of the slider, the other right of it. */
+function wipe(value) {
+  const share = Math.round(Math.min(100, Math.max(0, value))), [left, right] = sides();
+  stage.style.setProperty("--wipe", `${share}%`);
+  $("wipe").value = share;
+  $("wipe").setAttribute("aria-valuetext", `${share} % ${left.name}, ${100 - share} % ${right.name}`);
+}
+
+function listenToWipe() {
+  const follow = (event) => {
+    const box = stage.getBoundingClientRect();
+    wipe((100 * (event.clientX - box.left)) / box.width);
+  };
+  $("wipe").addEventListener("input", () => wipe(Number($("wipe").value)));
+  $("beside").addEventListener("change", () => {
+    stage.classList.toggle("beside", $("beside").checked);
+    $("wiping").hidden = $("edge").hidden = $("beside").checked;
+  });
+  stage.addEventListener("pointerdown", (event) => {
+    if ($("beside").checked) return;
+    stage.setPointerCapture(event.pointerId);
+    follow(event);
+    event.preventDefault();
+  });
+  stage.addEventListener("pointermove", (event) => { if (stage.hasPointerCapture(event.pointerId)) follow(event); });
+}
+
+for (const button of buttons) listen(button, () => rowOf(button));
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !event.target.matches?.("select, input")) { state.pinned = []; draw(); }
+});
+$("other")?.addEventListener("change", () => choose(Number($("other").value)));
+choose(1);
+if ($("wipe")) listenToWipe();
+begin();

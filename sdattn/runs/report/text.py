@@ -1,0 +1,70 @@
+"""A prompt in pieces, as a page shows it."""
+
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+from ...maps.heatmap import Heatmap
+from ...prompts.tokens import Prompt
+
+MOST_CUT_OFF = 100  # words behind the last that was seen; the others are one piece
+
+
+class Piece(NamedTuple):
+    """A part of a prompt's text.
+
+    Attributes:
+        text: of it.
+        number: of the map that its words have; None for no map.
+        cut: whether the text encoder never saw it.
+    """
+
+    text: str
+    number: int | None
+    cut: bool
+
+
+def pieces(prompt: Prompt, spans: Mapping[tuple[int, int], int]) -> list[Piece]:
+    """The whole text, ``spans`` (start and end in it, to a number) and cut-off words apart."""
+    seen = max((i for i, word in enumerate(prompt.words) if word.columns), default=-1) + 1
+    unseen = [word for word in prompt.words[: seen + MOST_CUT_OFF] if not word.columns]
+    marks: list[tuple[int, int, int | None, bool]]
+    marks = [(*span, number, False) for span, number in spans.items()]
+    marks += [(word.start, word.end, None, True) for word in unseen]
+    parts: list[Piece] = []
+    at = 0
+    for start, end, number, cut in sorted(marks, key=itemgetter(0)):
+        parts.append(Piece(prompt.text[at:start], None, False))
+        parts.append(Piece(prompt.text[start:end], number, cut))
+        at = end
+    parts.append(Piece(prompt.text[at:], None, len(prompt.words) > seen + MOST_CUT_OFF))
+    return [part for part in parts if part.text]
+
+
+def places(prompt: Prompt, maps: Sequence[Heatmap]) -> dict[tuple[int, int], int]:
+    """Where the words of maps stand in a prompt, (start, end) to the map's number.
+
+    Without maps whose words stand nowhere in a row, or inside those of another map.
+    """
+    spans: dict[tuple[int, int], int] = {}
+    at = 0
+    for number in sorted(range(len(maps)), key=lambda i: maps[i].columns):
+        columns = set(maps[number].columns)
+        ends = ((first, _end(prompt, first, columns)) for first in range(at, len(prompt.words)))
+        first, end = next(((first, end) for first, end in ends if end), (0, 0))
+        if end:
+            spans[prompt.words[first].start, prompt.words[end - 1].end] = number
+            at = end
+    return spans
+
+
+def _end(prompt: Prompt, first: int, columns: set[int]) -> int:
+    """The end of the words from ``first`` on that have these very columns; 0 for none."""
+    covered: set[int] = set()
+    for number, word in enumerate(prompt.words[first:], start=first + 1):
+        if not word.columns or not columns.issuperset(word.columns):
+            return 0
+        covered.update(word.columns)
+        if covered == columns:
+            return number
+    return 0
