@@ -114,7 +114,7 @@ OVERFLOWS = """[
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, address, width, tmp_path):
+def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, address, width):
     page = open_app(width)
     say(page, "a <b>red</b> cat", Steps="4")
     page.get_by_label("Prompt", exact=True).press("Enter")
@@ -131,6 +131,7 @@ def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, addres
     example = "a red circle left of a blue square"
     page.get_by_role("button", name=example).click()
     frame = shown(page, example)
+    page.get_by_role("button", name="Thumbnail 2 of 2").wait_for()  # all has come
     assert page.get_by_label("Prompt", exact=True).input_value() == example
     with page.expect_download() as saved:
         page.get_by_role("button", name="Save the run").click()
@@ -142,7 +143,6 @@ def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, addres
 
     page.get_by_role("button", name="Thumbnail 2 of 2").click()
     shown(page, "a <b>red</b> cat")
-    page.screenshot(path=tmp_path / "app.png", full_page=True)
     page.reload()
     page.get_by_role("button", name="Thumbnail 1 of 2").click()
     shown(page, example)
