@@ -18,10 +18,10 @@ from ..models.layers import find_denoiser
 from ..models.loading import DEMO_SETTINGS, default_size, is_demo, size_unit
 from ..models.pipeline_call import turn
 from ..runs.generation import generate
+from ..runs.option_names import PIPELINE
 from ..runs.run import Run
 from .kept import KeptRuns
 from .serving import import_gradio, launch_settings
-from .wording import PIPELINE
 
 gradio: Any = import_gradio()
 

@@ -5,15 +5,15 @@ import difflib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from .wording import PIPELINE
+from ..runs.option_names import PIPELINE
 
 _NOT_SET = ("config", "help")
+_EDITS = ("prompt", "targets", "mode", "cross_replace_steps", "self_replace_steps")
 _EACH_ALONE = ("num_images_per_prompt",)  # a run.json is of one of the pictures
 
 
@@ -136,19 +136,18 @@ def _of_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_preset(path: Path, info: Any) -> dict[str, Any]:
-    from ..maps.presets import PRESETS
+    from ..runs.report.command import is_known_by_name
 
     preset = info.preset
-    known = PRESETS.get(preset.name)
-    if known and info.explained:  # all timesteps are read there
-        known = replace(known, steps=preset.steps)
-    if known != replace(preset, refine=None):
+    if not is_known_by_name(preset, explained=info.explained is not None):
         raise _refused(f"{path} was made with a preset of its own, {preset.name!r}.")
     return {"preset": preset.name, "refine": preset.refine}
 
 
 def _of_edit(document: Mapping[str, Any]) -> dict[str, Any]:
     """Of the ``run.json`` of ``sdattn edit``, beside the runs of its pictures."""
+    if missing := [name for name in _EDITS if name not in document]:
+        raise _refused(f"This run.json of an edit has no {', '.join(map(repr, missing))}.")
     if document.get("reconstruction_psnr") is not None:
         raise _refused("This edit was of a picture, whose file it does not name. Type its options.")
     spans = {"cross": document["cross_replace_steps"], "self": document["self_replace_steps"]}

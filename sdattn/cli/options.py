@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ..runs.option_names import PIPELINE
 from .output import Output
-from .wording import PIPELINE
 
 
 def _one_of(*values: str) -> Callable[[str], list[str]]:

@@ -2,13 +2,8 @@
 
 import re
 
-PIPELINE = {  # of the pipeline's call, and what the command line calls them
-    "num_inference_steps": "steps",
-    "guidance_scale": "guidance",
-    "negative_prompt": "negative",
-    "width": "width",
-    "height": "height",
-}
+from ..runs.option_names import PIPELINE
+
 _OPTIONS = {  # what they are called in Python, where that is another name
     **{name: f"--{option}" for name, option in PIPELINE.items()},
     "cross_replace_steps": "--cross",

@@ -29,7 +29,7 @@ from ..models.pipeline_call import (
     checked_options,
     checked_seeds,
     is_of_pictures,
-    labelled,
+    named_bar,
     one_at_a_time,
     pictures_of,
 )
@@ -261,7 +261,7 @@ def draw(plan: Plan, rows: Sequence[Columns]) -> tuple[list[Image.Image], tuple[
     """
     removal = Removal(plan.pipe, rows, len(plan.prompt.tokens), plan.layers, plan.steps)
     options = {name: _for_each(name, option, len(rows)) for name, option in plan.options.items()}
-    with removal, labelled(plan.pipe, "without words"):
+    with removal, named_bar(plan.pipe, "without words"):
         texts, seeds = [plan.prompt.text] * len(rows), [plan.seed] * len(rows)
         result = call_pipeline(plan.pipe, texts, seeds, options)
     if any(getattr(result, "nsfw_content_detected", None) or []):

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..models.loading import check_text_to_image
-from ..models.pipeline_call import labelled, one_at_a_time
+from ..models.pipeline_call import named_bar, one_at_a_time
 from ..models.reading import read_prompts
 from .ddim import Upwards, ddim, in_place
 from .nulltext import guided_rows, optimise, replaced_rows
@@ -203,6 +203,6 @@ def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
         return tensors
 
     options = {**found.options(), "guidance_scale": 1.0, "output_type": "latent"}
-    with labelled(pipe, "inverting"), in_place(pipe, scheduler, before_pass):
+    with named_bar(pipe, "inverting"), in_place(pipe, scheduler, before_pass):
         pipe(found.prompt, callback_on_step_end=keep, **options)
     return torch.cat(trajectory)

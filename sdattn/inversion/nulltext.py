@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..models.guidance import Branch, branch_order, branch_rows
-from ..models.pipeline_call import labelled
+from ..models.pipeline_call import named_bar
 from .ddim import ddim, in_place
 
 # The paper's code starts here and grows to 1e-3, which ends the last steps short of the picture.
@@ -51,7 +51,7 @@ def optimise(
         return args, {**kwargs, "encoder_hidden_states": text}
 
     with ExitStack() as undo:
-        undo.enter_context(labelled(pipe, "null-text"))
+        undo.enter_context(named_bar(pipe, "null-text"))
         undo.enter_context(in_place(pipe, ddim(pipe), before_pass))
         for weight in pipe.unet.parameters():
             undo.callback(weight.requires_grad_, weight.requires_grad)

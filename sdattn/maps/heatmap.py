@@ -31,8 +31,8 @@ class Heatmap:
             knockout how much the picture changed.
         map: the same as ``values``, named as :attr:`sdattn.Heatmaps.maps` is.
         columns: the token columns that it comes from.
-        top: the value that is drawn at full strength: the highest that a content word of the same
-            prompt reaches, see :attr:`sdattn.Heatmaps.top`. None for the map's own highest.
+        top: the highest value that a content word of the same prompt reaches, see
+            :attr:`sdattn.Heatmaps.top`; None where that is not known.
     """
 
     label: str
@@ -111,8 +111,8 @@ class Heatmap:
         """
         from .render import overlay  # pillow is loaded only when something is drawn
 
-        if self.top is not None and not options.get("stretch") and options.get("scale") is None:
-            options["scale"] = 0.0, self.top
+        if not options.get("stretch") and options.get("scale") is None:
+            options["scale"] = 0.0, self.full
         return overlay(image, self.values.numpy(), self.label, **options)
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
@@ -133,7 +133,7 @@ class Heatmap:
             from matplotlib import pyplot
 
             _, ax = pyplot.subplots()
-        usual = {"cmap": COLORMAP, "interpolation": "nearest", "vmin": 0.0, "vmax": self._highest}
+        usual = {"cmap": COLORMAP, "interpolation": "nearest", "vmin": 0.0, "vmax": self.full}
         ax.imshow(np.asarray(self), **{**usual, **options})
         ax.set(xticks=[], yticks=[])
         ax.set_title(self.label, parse_math=False)
@@ -142,9 +142,9 @@ class Heatmap:
     def _repr_png_(self) -> bytes:
         from .notebook import png
 
-        return png(self.label, self.values.numpy(), self._highest)
+        return png(self.label, self.values.numpy(), self.full)
 
     @property
-    def _highest(self) -> float:
-        """The value that is drawn at full strength."""
+    def full(self) -> float:
+        """The value that is drawn at full strength: ``top``, or the map's own highest."""
         return self.range[1] if self.top is None else self.top

@@ -72,7 +72,12 @@ class Heatmaps(Mapping[str, Heatmap]):
     @property
     def words(self) -> tuple[str, ...]:
         """The words that have a map, in prompt order, repeats included."""
-        return tuple(word.text for word in self._held())
+        return tuple(word.text for word in self.held)
+
+    @property
+    def held(self) -> list[Word]:
+        """The words of the prompt that have a map, in prompt order, as in :meth:`occurrences`."""
+        return [word for word in self.prompt.seen if self._holds(word.columns)]
 
     def find(self, phrase: str) -> tuple[Heatmap, ...]:
         """One heatmap for each occurrence of a word or phrase, in prompt order.
@@ -117,13 +122,13 @@ class Heatmaps(Mapping[str, Heatmap]):
 
     def occurrences(self) -> list[Heatmap]:
         """One heatmap for each word that has a map, in prompt order, repeats on their own."""
-        return [self._of(word.text, word.columns) for word in self._held()]
+        return [self._of(word.text, word.columns) for word in self.held]
 
     @cached_property
     def top(self) -> float:
         """The highest value that any content word's map reaches, of all words where none is one
         (see :func:`sdattn.prompts.words.is_content_word`): what is drawn at full strength."""
-        held = self._held()
+        held = self.held
         content = [word for word in held if is_content_word(word.text)] or held
         return max((float(self._values(word.columns).max()) for word in content), default=0.0)
 
@@ -218,9 +223,6 @@ class Heatmaps(Mapping[str, Heatmap]):
 
     def _holds(self, columns: Sequence[int]) -> bool:
         return all(column in self._place for column in columns)
-
-    def _held(self) -> list[Word]:
-        return [word for word in self.prompt.seen if self._holds(word.columns)]
 
     def _of(self, label: str, columns: tuple[int, ...]) -> Heatmap:
         return Heatmap(label, self._values(columns), columns, self.top)

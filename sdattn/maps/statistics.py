@@ -84,6 +84,15 @@ def _centre(values: Tensor, axis: int) -> float:
     return float((places * along).sum() / along.sum())
 
 
+def correlation(a: Tensor, b: Tensor) -> float | None:
+    """Pearson's, of two maps of one size cell by cell, in [-1, 1] and float64; None where a map is
+    flat."""
+    if any(bool(values.min() == values.max()) for values in (a, b)):
+        return None
+    a, b = (values.double() - values.double().mean() for values in (a, b))
+    return max(-1.0, min(1.0, float((a * b).sum() / (a.norm() * b.norm()))))
+
+
 def to_dataframe(rows: Sequence[WordStatistics]) -> pd.DataFrame:
     """A row each; the centre is two columns, ``centre_row`` and ``centre_col``, and what is None
     is NaN.

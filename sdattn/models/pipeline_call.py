@@ -219,12 +219,12 @@ def call_pipeline(
     if options.get("negative_prompt") is not None:  # diffusers needs a list beside a list
         options["negative_prompt"] = one_each(options["negative_prompt"], len(prompts))
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-    with labelled(pipe, "drawing"), watch_finite(pipe, options):
+    with named_bar(pipe, "drawing"), watch_finite(pipe, options):
         return pipe(prompt=prompts, generator=generators, **options)
 
 
 @contextmanager
-def labelled(pipe: Any, phase: str) -> Iterator[None]:
+def named_bar(pipe: Any, phase: str) -> Iterator[None]:
     """Inside, the pipeline's progress bar is named after what it does, unless it has a name."""
     before = getattr(pipe, "_progress_bar_config", {})
     show = getattr(pipe, "set_progress_bar_config", lambda **_: None)

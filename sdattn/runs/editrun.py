@@ -120,9 +120,8 @@ def _links(source: Heatmaps, target: Heatmaps, in_place: bool) -> list[Link]:
 
 def _numbers(heatmaps: Heatmaps) -> dict[int, int]:
     """The number among :meth:`Heatmaps.occurrences` of each word of the prompt that has a map."""
-    held, words = set(heatmaps.columns), heatmaps.prompt.words
-    own = [i for i, word in enumerate(words) if word.columns and held.issuperset(word.columns)]
-    return {word: number for number, word in enumerate(own)}
+    words = heatmaps.prompt.words
+    return {words.index(word): number for number, word in enumerate(heatmaps.held)}
 
 
 def _facts(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from ..inversion.pictures import at_own_size, encode, fit
 from ..maps.presets import Preset, preset_of
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.loading import check_text_to_image
-from ..models.pipeline_call import checked_options, checked_seeds, labelled, one_at_a_time
+from ..models.pipeline_call import checked_options, checked_seeds, named_bar, one_at_a_time
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
 from .info import Explained
@@ -108,7 +108,7 @@ def explain(
     seeds = checked_seeds(seed, len(read))
     way = _replayed(pipe, images, read, options) if invert else _noised(pipe, images, seeds, places)
     phase = "drawing" if invert else "looking"
-    with way as start, labelled(pipe, phase):
+    with way as start, named_bar(pipe, phase):
         run = sample(pipe, read, seeds, {**options, **start}, settings, preset=chosen, ask=ask)
     scheduler = type(pipe.scheduler).__name__  # whose noise schedule it was
     given = [image] if isinstance(image, Image.Image) else image

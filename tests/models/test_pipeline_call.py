@@ -16,7 +16,7 @@ from sdattn.models.pipeline_call import (
     checked_options,
     checked_seeds,
     is_of_pictures,
-    labelled,
+    named_bar,
     options_of_image,
 )
 from sdattn.prompts.tokens import TruncationWarning
@@ -151,15 +151,15 @@ def test_whole_numbers_of_numpy_are_whole_numbers():
 
 def test_the_bar_of_a_phase_has_its_name_for_as_long_as_it_lasts(tiny_pipe, capsys):
     tiny_pipe.set_progress_bar_config(leave=False)
-    with labelled(tiny_pipe, "looking"):
+    with named_bar(tiny_pipe, "looking"):
         list(tiny_pipe.progress_bar(range(2)))
-        with labelled(tiny_pipe, "inner"):
+        with named_bar(tiny_pipe, "inner"):
             list(tiny_pipe.progress_bar(range(2)))
     assert tiny_pipe._progress_bar_config == {"leave": False}
     err = capsys.readouterr().err
     assert err.count("looking: ") >= 2 and "inner" not in err
     with pytest.raises(RuntimeError, match="boom"):
-        with labelled(tiny_pipe, "looking"):
+        with named_bar(tiny_pipe, "looking"):
             raise RuntimeError("boom")
     list(tiny_pipe.progress_bar(range(2)))
     assert "looking" not in capsys.readouterr().err

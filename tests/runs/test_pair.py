@@ -1,14 +1,12 @@
 """The page of two pictures: its numbers, its links, its text; test_pair_browser opens it."""
 
-import base64
-import json
 import re
-import zlib
 from dataclasses import replace
 from html import unescape
 
 import numpy as np
 import pytest
+from page_data import data_of, maps_of
 from small_runs import small_run
 
 from sdattn import diff
@@ -20,21 +18,6 @@ from sdattn.runs.run import Run
 
 def compared(a="a red cat", b="a red dog", **options):
     return diff(*(Run([small_run(i, text)], None, None) for i, text in ((1, a), (2, b))), **options)
-
-
-def data_of(page):
-    found = re.search(rb'<script type="application/json" id="data">(.*?)</script>', page, re.S)
-    return json.loads(found[1])
-
-
-def maps_of(data):
-    cells, found = zlib.decompress(base64.b64decode(data["data"])), []
-    for rows, cols, low, high in data["maps"]:
-        part, cells = cells[: rows * cols], cells[rows * cols :]
-        differences = np.frombuffer(part, np.uint8).reshape(rows, cols).astype(int)
-        found.append(low + differences.cumsum(1) % 256 / 255 * (high - low))
-    assert not cells
-    return found
 
 
 def linked(data, other=1):

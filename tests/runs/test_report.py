@@ -2,16 +2,15 @@
 
 import base64
 import hashlib
-import json
 import re
 import shlex
-import zlib
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import torch
+from page_data import data_of, maps_of
 from random_run import random_run
 from small_runs import small_run
 
@@ -38,22 +37,6 @@ def run(demo):
         demo, PROMPT, negative_prompt="yellow", ask="star ring", capture_options=watch,
         num_inference_steps=6,
     )  # fmt: skip
-
-
-def data_of(page):
-    found = re.search(rb'<script type="application/json" id="data">(.*?)</script>', page, re.S)
-    return json.loads(found[1])
-
-
-def maps_of(data):
-    """The values of every map, decoded as the documentation says."""
-    cells, found = zlib.decompress(base64.b64decode(data["data"])), []
-    for rows, cols, low, high in data["maps"]:
-        part, cells = cells[: rows * cols], cells[rows * cols :]
-        differences = np.frombuffer(part, np.uint8).reshape(rows, cols).astype(int)
-        found.append(low + differences.cumsum(1) % 256 / 255 * (high - low))
-    assert not cells
-    return found
 
 
 def values(heatmaps):

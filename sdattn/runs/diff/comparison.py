@@ -102,10 +102,9 @@ class Comparison:
     def _rows(self, a: Image.Image, b: Image.Image) -> list[list[Image.Image]]:
         """The tiles of each word: in A, in B, and B - A."""
         maps = [heatmap for word in self.words for heatmap in (word.a, word.b) if heatmap]
-        tops = [heatmap.range[1] if heatmap.top is None else heatmap.top for heatmap in maps]
         differences = [word.difference for word in self.words if word.difference is not None]
         most = max((float(values.abs().max()) for values in differences), default=0.0)
-        scale = 0.0, max(tops, default=1.0)
+        scale = 0.0, max((heatmap.full for heatmap in maps), default=1.0)
         return [_row(word, a, b, scale, most) for word in self.words]
 
     def told_settings(self) -> dict[str, tuple[str, str]]:

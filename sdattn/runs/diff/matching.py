@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...maps.heatmap import Heatmap
 from ...maps.promptmaps import Heatmaps
+from ...maps.statistics import correlation
 from ...prompts.words import split_phrase
 
 
@@ -46,10 +47,7 @@ class WordDifference:
     def correlation(self) -> float | None:
         """Pearson's, of the two maps cell by cell, in [-1, 1]; None where a map is flat or is not
         there."""
-        if self._pair is None or any(bool(values.min() == values.max()) for values in self._pair):
-            return None
-        a, b = (values.double() - values.double().mean() for values in self._pair)
-        return max(-1.0, min(1.0, float((a * b).sum() / (a.norm() * b.norm()))))
+        return None if self._pair is None else correlation(*self._pair)
 
     @property
     def mean_a(self) -> float | None:

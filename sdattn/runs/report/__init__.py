@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from ...maps.aggregation import read_by
 from ...maps.heatmap import Heatmap
 from ...maps.presets import Preset
 from ...maps.promptmaps import Heatmaps
+from ...maps.statistics import correlation
 from ...models.loading import unlearnt
 from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word
 from ..imagerun import ImageRun, plain, step_names
+from ..option_names import PIPELINE
 from .command import command_of
-from .images import PIN_COLORS, as_uri, colour_tables
+from .images import MOST_PINS, PIN_COLORS, as_uri, colour_tables
 from .maps import page_maps
 from .pages import page
 from .text import MOST_CUT_OFF, pieces
@@ -27,14 +27,10 @@ _TITLES = {
     "special": "Other tokens",
     "phrases": "Phrases",
 }
-_SHORT = {
-    "num_inference_steps": "steps",
-    "guidance_scale": "guidance",
-    "negative_prompt": "negative prompt",
-}
+_SHORT = {**PIPELINE, "negative_prompt": "negative prompt"}
 _MOST_SPECIAL = 24  # columns of image prompts can be many
 _TIMES = "\N{MULTIPLICATION SIGN}"
-_MOST_PINS, _SAME_PLACE = 3, 0.5  # words of the first view, and how alike their maps may be
+_SAME_PLACE = 0.5  # maps of the first view are less alike
 
 
 def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
@@ -111,16 +107,11 @@ def _first_pins(heatmaps: Heatmaps) -> list[int]:
     content = [i for i, heatmap in enumerate(maps) if is_content_word(heatmap.label)]
     pins: list[int] = []
     for i in sorted(content, key=lambda i: -maps[i].range[1]):
-        apart = all(_alike(maps[i], maps[pin]) < _SAME_PLACE for pin in pins)
-        if apart and maps[i].range[1] >= 0.5 * heatmaps.top and len(pins) < _MOST_PINS:
+        alike = (correlation(maps[i].values, maps[pin].values) or 0.0 for pin in pins)
+        apart = all(part < _SAME_PLACE for part in alike)
+        if apart and maps[i].range[1] >= 0.5 * heatmaps.top and len(pins) < MOST_PINS:
             pins.append(i)
     return pins
-
-
-def _alike(a: Heatmap, b: Heatmap) -> float:
-    """The correlation of two maps, in [-1, 1]; 0 where one is flat."""
-    pair = torch.stack([a.values, b.values]).flatten(1).double()
-    return float(torch.corrcoef(pair)[0, 1].nan_to_num())
 
 
 def _reads(run: ImageRun) -> str:
@@ -160,9 +151,7 @@ def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, li
 
 def _spans(heatmaps: Heatmaps) -> dict[tuple[int, int], int]:
     """Where the words that have a map stand in the prompt's text, (start, end) to their number."""
-    held = set(heatmaps.columns)
-    words = [word for word in heatmaps.prompt.seen if held.issuperset(word.columns)]
-    return {(word.start, word.end): number for number, word in enumerate(words)}
+    return {(word.start, word.end): number for number, word in enumerate(heatmaps.held)}
 
 
 def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, Any]]:

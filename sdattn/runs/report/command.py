@@ -6,17 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...maps.presets import PRESETS
+from ...maps.presets import PRESETS, Preset
 from ..imagerun import ImageRun
 from ..info import Edited, Explained, RunSettings
-
-_OPTIONS = {
-    "num_inference_steps": "--steps",
-    "guidance_scale": "--guidance",
-    "negative_prompt": "--negative",
-    "width": "--width",
-    "height": "--height",
-}
+from ..option_names import PIPELINE
 
 
 def command_of(run: ImageRun) -> str:
@@ -56,15 +49,20 @@ def _check(run: ImageRun) -> None:
     settings, preset = run.settings, run.heatmaps.preset
     if not settings.model:
         raise ValueError("The pipeline was built in Python, so no name of a model is known.")
-    table = PRESETS.get(preset.name)
-    if table and settings.explained:  # it reads the timesteps that were chosen
-        table = replace(table, steps=preset.steps)
-    if table != replace(preset, refine=None):
+    if not is_known_by_name(preset, explained=settings.explained is not None):
         raise ValueError(f"The preset {preset.name!r} was made in Python.")
     ours = {"latents"} if settings.explained else set()
     left_out = sorted({*(settings.options_left_out or ())} - ours)
     if left_out and not settings.edited:
         raise ValueError(f"Options were given that only Python can: {', '.join(left_out)}.")
+
+
+def is_known_by_name(preset: Preset, *, explained: bool) -> bool:
+    """Whether a run's preset is that of the table, apart from refinement: a name makes it again."""
+    table = PRESETS.get(preset.name)
+    if table and explained:  # it reads the timesteps that were chosen
+        table = replace(table, steps=preset.steps)
+    return table == replace(preset, refine=None)
 
 
 def _generate(run: ImageRun) -> Iterator[str]:
@@ -81,9 +79,9 @@ def _generate(run: ImageRun) -> Iterator[str]:
 
 def _given(options: Mapping[str, Any]) -> Iterator[str]:
     given = {name: value for name, value in options.items() if value is not None}
-    for name, flag in _OPTIONS.items():
+    for name, option in PIPELINE.items():
         if name in given:
-            yield from (flag, str(given.pop(name)))
+            yield from (f"--{option}", str(given.pop(name)))
     for name in sorted(given.keys() - {"num_images_per_prompt"}):
         yield from ("--set", f"{name}={json.dumps(given[name], ensure_ascii=False)}")
 

@@ -14,6 +14,7 @@ from ...maps import render
 COLORMAPS = (render.COLORMAP, "viridis", "cividis")  # all readable to colour-blind people
 # Okabe and Ito 2008, "Color Universal Design": told apart by colour-blind people too
 PIN_COLORS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
+MOST_PINS = 3  # words of a page's first view
 LARGEST = 420_000  # bytes of a picture
 _SIDES = (1536, 768, 384)  # pixels of its longer side at most, the first that does it
 _KINDS: list[tuple[str, dict[str, int]]] = [

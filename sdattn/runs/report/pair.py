@@ -8,13 +8,12 @@ from PIL import Image
 from ...maps.heatmap import Heatmap
 from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word
-from .images import LARGEST, PIN_COLORS, as_uri, colour_tables
+from .images import LARGEST, MOST_PINS, PIN_COLORS, as_uri, colour_tables
 from .maps import packed_heatmaps
 from .pages import page
 from .text import pieces, places
 
 Link = tuple[int | None, int | None]
-_MOST_PINS = 3  # of the first view
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +79,7 @@ def pair_page(
         "sides": _sides(pictures),
         "links": [other.links for other in others],
         "first": [_first_pins(first, other) for other in others],
-        "top": max((hm.range[1] if hm.top is None else hm.top for hm in maps), default=0.0),
+        "top": max((heatmap.full for heatmap in maps), default=0.0),
         "unit": unit,
         "maps": shapes,
         "data": cells,
@@ -136,4 +135,4 @@ def _first_pins(first: Picture, other: Counterpart) -> list[int]:
         if any(is_content_word(heatmap.label) for heatmap in maps):
             peaks[number] = max(heatmap.range[1] for heatmap in maps)
     ordered = sorted(peaks, key=lambda number: -peaks[number])
-    return [number for number in ordered if number in other.about][:_MOST_PINS] or ordered[:1]
+    return [number for number in ordered if number in other.about][:MOST_PINS] or ordered[:1]

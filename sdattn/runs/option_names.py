@@ -1,0 +1,12 @@
+"""What the command line calls the options of a pipeline's call that have an option of their own.
+
+It imports nothing, so that the command line starts at once.
+"""
+
+PIPELINE = {
+    "num_inference_steps": "steps",
+    "guidance_scale": "guidance",
+    "negative_prompt": "negative",
+    "width": "width",
+    "height": "height",
+}

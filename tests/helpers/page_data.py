@@ -1,0 +1,24 @@
+"""What a page's script is given, decoded as the documentation says."""
+
+import base64
+import json
+import re
+import zlib
+
+import numpy as np
+
+
+def data_of(page):
+    found = re.search(rb'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return json.loads(found[1])
+
+
+def maps_of(data):
+    """The values of every map, decoded as the documentation says."""
+    cells, found = zlib.decompress(base64.b64decode(data["data"])), []
+    for rows, cols, low, high in data["maps"]:
+        part, cells = cells[: rows * cols], cells[rows * cols :]
+        differences = np.frombuffer(part, np.uint8).reshape(rows, cols).astype(int)
+        found.append(low + differences.cumsum(1) % 256 / 255 * (high - low))
+    assert not cells
+    return found
