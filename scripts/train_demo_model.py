@@ -27,9 +27,10 @@ from diffusers import StableDiffusionPipeline
 from safetensors.torch import load_file, save_file
 from scenes import WORDS, Scene
 from torch import Tensor
-from training.autoencoder import make_latents, polish_decoder, train_vae, vae_psnr
+from training.autoencoder import even_out, make_latents, polish_decoder, train_vae, vae_psnr
 from training.data import make_dataset, make_tokenizer
 from training.fit import say
+from training.models import assemble
 from training.record import begin_sitting, snapshot, write_record
 from training.stages import refine, train_text, train_unet
 
@@ -40,13 +41,26 @@ def train_from_nothing(
     """Stages 2 to 4: a pipeline that knows its places, and the scenes' latents."""
     tokenizer = make_tokenizer(scenes[:2000])  # the first two chunks
     vae = train_vae(pictures, args.work, args.vae_steps, args.seed)
-    latents = make_latents(vae, pictures, args.work)
+    latents = even_out(vae, make_latents(vae, pictures, args.work))
     polish_decoder(vae, latents, pictures, args.work, args.decoder_steps, args.seed + 3)
     say(f"vae: {vae_psnr(vae, seed=7):.2f} dB on unseen scenes")
     text = train_text(tokenizer, scenes, latents, args.work, args.text_steps, args.seed + 1)
     seed, steps = args.seed + 2, args.unet_steps
     pipe = train_unet(vae, text, tokenizer, scenes, latents, args.work, steps, seed)
     return pipe, latents
+
+
+def train_from(
+    start: StableDiffusionPipeline, args: argparse.Namespace, pictures: Tensor
+) -> tuple[StableDiffusionPipeline, Tensor]:
+    """A pipeline with the words and places of one that draws smaller pictures, and a new
+    autoencoder whose latents are like those that its UNet knows; and the scenes' latents."""
+    vae = train_vae(pictures, args.work, args.vae_steps, args.seed, like=start.vae)
+    vae.register_to_config(scaling_factor=1.0)
+    latents = make_latents(vae, pictures, args.work)
+    polish_decoder(vae, latents, pictures, args.work, args.decoder_steps, args.seed + 3)
+    say(f"vae: {vae_psnr(vae, seed=7):.2f} dB on unseen scenes")
+    return assemble(vae, start.text_encoder, start.tokenizer, start.unet), latents
 
 
 def train(process: int, args: argparse.Namespace) -> None:
@@ -57,7 +71,11 @@ def train(process: int, args: argparse.Namespace) -> None:
         dist.init_process_group("gloo", store, rank=process, world_size=args.processes)
     torch.manual_seed(args.seed)
     scenes, pictures = make_dataset(args.seed, args.chunks, args.work)
-    pipe, latents = train_from_nothing(args, scenes, pictures)
+    if args.start:
+        start = StableDiffusionPipeline.from_pretrained(args.start, torch_dtype=torch.float32)
+        pipe, latents = train_from(start, args, pictures)
+    else:
+        pipe, latents = train_from_nothing(args, scenes, pictures)
     if args.compile:
         pipe.unet.compile()  # takes minutes once, and makes every step shorter
     made = refine(pipe, scenes, latents, args.work, args.refine_steps, args.seed + 4)
@@ -95,6 +113,12 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("sdattn/models/demo"), help="model folder")
     parser.add_argument("--work", type=Path, default=Path("build/demo"), help="checkpoints")
+    parser.add_argument(
+        "--start",
+        type=Path,
+        help="a demo model of smaller pictures, to go on from with its words and places: the "
+        "autoencoder is new, and stages 3 and 4 are left out",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=40, help="thousands of training scenes")
     parser.add_argument("--vae-steps", type=int, default=6000)

@@ -11,17 +11,19 @@ import torch.distributed as dist
 from diffusers import AutoencoderKL
 from scenes import random_scene
 from torch import Tensor
+from torch.nn import functional as F
 
 from .data import SIZE
 from .fit import Fit, note, pick, rank, world
 from .models import new_vae
 
 CROPPED = 0.8  # part of the steps that see crops
+LIKENESS = 0.1  # how much the latents are held to those of a given autoencoder
 
 
 def as_pixels(pictures: Tensor) -> Tensor:
-    """uint8 in [0, 255] to float32 in [-1, 1]."""
-    return pictures.float() / 127.5 - 1
+    """uint8 in [0, 255] to float32 in [-1, 1], channels last in memory, which is faster."""
+    return (pictures.float() / 127.5 - 1).contiguous(memory_format=torch.channels_last)
 
 
 def window(rng: np.random.Generator, pictures: Tensor, side: int) -> Tensor:
@@ -30,12 +32,15 @@ def window(rng: np.random.Generator, pictures: Tensor, side: int) -> Tensor:
     return pictures[..., top : top + side, left : left + side]
 
 
-def train_vae(pictures: Tensor, work: Path, steps: int, seed: int) -> AutoencoderKL:
-    """An autoencoder of the pictures, its latents as they come.
+def train_vae(
+    pictures: Tensor, work: Path, steps: int, seed: int, like: AutoencoderKL | None = None
+) -> AutoencoderKL:
+    """An autoencoder of the pictures, its latents as they come, or those of ``like``.
 
     Most steps see a quarter of each picture, in a quarter of the time; the last see whole ones,
     since the norms' means are others there.
     """
+    torch.manual_seed(seed)
     vae = new_vae()
 
     def loss(step: int) -> Tensor:
@@ -44,13 +49,25 @@ def train_vae(pictures: Tensor, work: Path, steps: int, seed: int) -> Autoencode
         pixels = as_pixels(window(rng, pictures[chosen], side))
         posterior = vae.encode(pixels).latent_dist
         error = vae.decode(posterior.sample()).sample - pixels
-        return error.abs().mean() + 2 * error.square().mean() + 1e-7 * posterior.kl().mean()
+        seen = error.abs().mean() + 2 * error.square().mean() + 1e-7 * posterior.kl().mean()
+        if like is None:
+            return seen
+        off = posterior.mean - small_latents(like, pixels)
+        return seen + LIKENESS * off.square().mean()
 
     def watch(step: int) -> None:
         note(work, "vae", step, decibels=vae_psnr(vae, seed=7, count=64))
 
     Fit("vae", {"vae": vae}, (2e-3,), loss, steps, 0.05, {}, watch).run(work)
     return vae.eval()
+
+
+@torch.no_grad()
+def small_latents(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
+    """The latents that an autoencoder of smaller pictures has of these, with its scaling factor;
+    as many cells as the new one has."""
+    small = F.avg_pool2d(pixels, SIZE // vae.config.sample_size)
+    return vae.config.scaling_factor * vae.encode(small).latent_dist.mode()
 
 
 @torch.no_grad()
@@ -66,7 +83,7 @@ def vae_psnr(vae: AutoencoderKL, seed: int, count: int = 256) -> float:
 
 @torch.no_grad()
 def make_latents(vae: AutoencoderKL, pictures: Tensor, work: Path) -> Tensor:
-    """Latents [scenes, 4, 16, 16] of the pictures; see :func:`even_out`."""
+    """Latents [scenes, 4, 16, 16] of the pictures."""
     kept = [work / f"latents-{index}-of-{world()}.pt" for index in range(world())]
     if not kept[rank()].exists():
         mine = pictures.chunk(world())[rank()].split(8)
@@ -75,7 +92,7 @@ def make_latents(vae: AutoencoderKL, pictures: Tensor, work: Path) -> Tensor:
         os.replace(f"{kept[rank()]}.new", kept[rank()])
     if world() > 1:
         dist.barrier()
-    return even_out(vae, torch.cat([torch.load(path) for path in kept]))
+    return torch.cat([torch.load(path) for path in kept])
 
 
 @torch.no_grad()

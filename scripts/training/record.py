@@ -41,6 +41,7 @@ def begin_sitting(work: Path, args: argparse.Namespace) -> None:
         SystemExit: there is a run of other settings.
     """
     settings = {name: value for name, value in vars(args).items() if name not in ANY_TIME}
+    settings["start"] = digests(args.start) if args.start else None
     kept = work / "run.json"
     run = json.loads(kept.read_text()) if kept.exists() else {"settings": settings, "sittings": []}
     done = steps_done(work)
