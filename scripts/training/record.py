@@ -138,11 +138,13 @@ def snapshot(work: Path, seed: int) -> StableDiffusionPipeline:
         SystemExit: the UNet's training has not begun.
     """
     held = checkpoints(work)
-    if "unet" not in held:
+    last = held.get("refine", held.get("unet"))
+    if last is None:
         raise SystemExit(f"{work} has no unet.pt yet; it has {', '.join(held) or 'nothing'}.")
-    last = held.get("refine", held["unet"])
     tokenizer = make_tokenizer(all_scenes(seed, 2))
     text, unet = new_text_encoder(tokenizer), new_unet()
-    text.load_state_dict(last["mean"].get("text", held["text"]["state"]["text"]))
+    text.load_state_dict(
+        last["mean"]["text"] if "text" in last["mean"] else held["text"]["state"]["text"]
+    )
     unet.load_state_dict(last["mean"]["unet"])
     return assemble(AutoencoderKL.from_pretrained(work / "vae"), text, tokenizer, unet)

@@ -11,7 +11,7 @@ import training_process
 from scenes import COLOURS, SHAPES
 from torch import nn
 from training import fit, record
-from training.autoencoder import even_out
+from training.autoencoder import as_pixels, even_out, small_latents
 from training.data import TOKENS, make_scenes, make_tokenizer
 from training.fit import Fit, note
 from training.losses import Caption, captions, middle_times, split, text_states
@@ -173,7 +173,7 @@ def test_processes_that_began_apart_train_the_same_network(tmp_path):
 
 
 def settings(tmp_path, **changes):
-    made = {"seed": 1, "chunks": 2, "out": tmp_path / "out", "work": tmp_path}
+    made = {"seed": 1, "chunks": 2, "start": None, "out": tmp_path / "out", "work": tmp_path}
     return argparse.Namespace(**{**made, "compile": True, "snapshot": False, **changes})
 
 
@@ -213,7 +213,7 @@ def test_a_run_is_recorded_and_not_mixed_with_another(tmp_path):
     (out / "vae" / "w.safetensors").write_bytes(b"abc")
     record.write_record(tmp_path, out)
     made = json.loads((out / "training.json").read_text())
-    assert made["settings"] == {"seed": 1, "chunks": 2}
+    assert made["settings"] == {"seed": 1, "chunks": 2, "start": None}
     assert [one["from"] for one in made["sittings"]] == [{}, {"vae": 300}]
     assert all(one["versions"]["torch"] == torch.__version__ for one in made["sittings"])
     assert made["stages"] == {"vae": {"steps": 300, "seconds": 13}}
@@ -223,3 +223,28 @@ def test_a_run_is_recorded_and_not_mixed_with_another(tmp_path):
     # of "abc", from FIPS 180-2
     digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert made["sha256"] == {"vae/w.safetensors": digest}
+    after = tmp_path / "after"  # a run that begins with what this one made
+    after.mkdir()
+    record.begin_sitting(after, settings(after, start=out))
+    begun = json.loads((after / "run.json").read_text())
+    assert begun["settings"]["start"] == {"vae/w.safetensors": digest}
+    (out / "vae" / "w.safetensors").write_bytes(b"abd")
+    with pytest.raises(SystemExit, match="Pass the same options"):
+        record.begin_sitting(after, settings(after, start=out))
+
+
+def test_the_latents_that_one_of_smaller_pictures_has_of_larger_ones():
+    torch.manual_seed(4)
+    like = new_vae()
+    like.register_to_config(sample_size=64, scaling_factor=0.5)
+    like.encoder.down_blocks[2].downsamplers = None  # a quarter of the side: as many cells
+    pictures = torch.from_numpy(
+        np.stack([scene.draw(128) for scene in make_scenes(8, 12)])
+    ).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        pixels = pictures.float() / 127.5 - 1
+        halved = pixels.reshape(12, 3, 64, 2, 64, 2).mean((3, 5))
+        aim = 0.5 * like.encode(halved).latent_dist.mode()
+        read = small_latents(like, as_pixels(pictures))
+        torch.testing.assert_close(read, aim, atol=1e-3, rtol=0)
+    assert aim.shape == (12, 4, 16, 16) and aim.abs().max() > 0.1
