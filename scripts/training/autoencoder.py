@@ -38,14 +38,16 @@ def train_vae(
     """An autoencoder of the pictures, its latents as they come, or those of ``like``.
 
     Most steps see a quarter of each picture, in a quarter of the time; the last see whole ones,
-    since the norms' means are others there.
+    since the norms' means are others there. The latents of ``like`` are those of whole pictures,
+    so with it all steps see these, half as many of them.
     """
     torch.manual_seed(seed)
     vae = new_vae()
+    cropped, batch = (CROPPED, 8) if like is None else (0.0, 4)
 
     def loss(step: int) -> Tensor:
-        rng, chosen = pick(step, seed, torch.arange(len(pictures)), batch=8)
-        side = SIZE // 2 if step < CROPPED * steps else SIZE
+        rng, chosen = pick(step, seed, torch.arange(len(pictures)), batch=batch)
+        side = SIZE // 2 if step < cropped * steps else SIZE
         pixels = as_pixels(window(rng, pictures[chosen], side))
         posterior = vae.encode(pixels).latent_dist
         error = vae.decode(posterior.sample()).sample - pixels
