@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benching.machine import processor_name
+from benching.machine import machine_name, processor_name
 
 BATCH = 8
 LAUNCH = "-m accelerate.commands.launch --multi_gpu --num_processes {} --num_machines 1 "
@@ -59,23 +59,23 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def batch(prompts: Path, processes: int, options: list[str]) -> float:
+def batch(prompts: Path, device: str, processes: int, options: list[str]) -> float:
     """Items a second of the command."""
     with tempfile.TemporaryDirectory() as folder:
         start = LAUNCH.format(processes).split() if processes > 1 else ["-m", "sdattn"]
         out = ["batch", str(prompts), "--out", f"{folder}/run", "--batch-size", str(BATCH)]
-        out += ["--device", "cpu"]
+        out += ["--device", device]
         text = " ".join(run([*start, *out, *options]).split())
     return float(re.search(r"([\d.e+]+) a second", text)[1])
 
 
-def draw_plainly(prompts: Path) -> None:
+def draw_plainly(prompts: Path, device: str) -> None:
     """Print the items a second of a loop that only draws."""
     import torch
 
     from sdattn import load_pipeline
 
-    pipe = load_pipeline("demo", device="cpu")
+    pipe = load_pipeline("demo", device=device)
     pipe.set_progress_bar_config(disable=True)
     lines = prompts.read_text().splitlines()
     start = time.perf_counter()
@@ -87,8 +87,9 @@ def draw_plainly(prompts: Path) -> None:
     print(len(lines) / (time.perf_counter() - start))
 
 
-def measure_pace(items: int, rounds: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in ("plain", *VARIANTS)}
+def measure_pace(items: int, rounds: int, device: str, runs: list[str]) -> dict[str, list[float]]:
+    """Items a second in each round, by name of the run."""
+    found: dict[str, list[float]] = {name: [] for name in ("plain", *runs)}
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder, "prompts.txt")
         write_prompts(prompts, items)
@@ -96,21 +97,23 @@ def measure_pace(items: int, rounds: int) -> dict[str, list[float]]:
             names = list(found)
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 if name == "plain":
-                    pace = float(run([__file__, "--plain", str(prompts)]))
+                    pace = float(run([__file__, "--plain", str(prompts), "--device", device]))
                 else:
-                    pace = batch(prompts, *VARIANTS[name])
+                    pace = batch(prompts, device, *VARIANTS[name])
                 found[name].append(pace)
                 print(f"round {turn + 1}, {name}: {pace:.3g} items/s", file=sys.stderr)
     return found
 
 
-def print_pace(found: dict[str, list[float]]) -> None:
-    print(f"\n{processor_name().split(',')[0]}, {os.cpu_count()} cores, one thread a process\n")
+def print_pace(found: dict[str, list[float]], device: str) -> None:
+    machine = processor_name().split(",")[0] if device == "cpu" else machine_name(device)
+    print(f"\n{machine}, {os.cpu_count()} cores, one thread a process\n")
     print("| run | items/s | of plain | of one process |")
     print("|---|---|---|---|")
     for name, paces in found.items():
         one = {"image and maps, 2 processes": "image and maps"}.get(name)
         one = {"all, 2 processes": "all that generate writes"}.get(name, one)
+        one = one if one in found else None
         cells = [f"{statistics.median(paces):.2f}", ratio(paces, found["plain"])]
         print(f"| {name} | {' | '.join(cells)} | {ratio(paces, found[one]) if one else ''} |")
 
@@ -205,10 +208,12 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--writing", action="store_true")
     parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--device", default="cpu", help="of the pace")
+    parser.add_argument("--runs", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.plain:
-        draw_plainly(arguments.plain)
+        draw_plainly(arguments.plain, arguments.device)
         return
     if arguments.quick:
         arguments.items, arguments.rounds = 32, 2
@@ -220,8 +225,8 @@ def main() -> None:
         found = measure_writing()
         print_writing(found)
     else:
-        found = measure_pace(arguments.items, arguments.rounds)
-        print_pace(found)
+        found = measure_pace(arguments.items, arguments.rounds, arguments.device, arguments.runs)
+        print_pace(found, arguments.device)
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1))
 

@@ -48,14 +48,20 @@ def main() -> None:
         times = measure(bench, options)
         found["models"][name] = {"about": bench.about, "times": times}
         print_times(bench, times)
+        if device == "cuda":
+            found["models"][name]["peaks"] = peaks(bench, options)
+            sizes = (
+                f"{way} {size / 1e6:,.0f}" for way, size in found["models"][name]["peaks"].items()
+            )
+            print(f"\nPeak memory of a call in MB: {', '.join(sizes)}")
         del bench
     if not options.no_memory:
         held = {way: memory_of(way, device) for way in ways_for(make_thin(device).pipe, None)}
         found["memory"] = held
         print_memory(held)
         found["joint"] = joint_memory(device)
-    found["heatmaps"] = time_heatmaps()
-    found["import"] = time_import()
+        found["heatmaps"] = time_heatmaps()
+        found["import"] = time_import()
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n")
 
@@ -64,13 +70,16 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     models = [name for name in BENCHES if name != "thin"]
     parser.add_argument("--models", nargs="+", choices=models, default=models)
+    parser.add_argument("--ways", nargs="+", help="some of them only, by name")
     parser.add_argument("--images", type=int, default=1, help="half the batch, which is guided")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     parser.add_argument("--compile", action="store_true", help="compile inside each way")
     parser.add_argument("--whole", action="store_true", help="all layers of SDXL and SD3 on a CPU")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--quick", action="store_true", help="three rounds, no memory")
-    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument(
+        "--quick", action="store_true", help="three rounds, no memory, heatmaps and import"
+    )
+    parser.add_argument("--no-memory", action="store_true", help="nor heatmaps and import")
     parser.add_argument("--peer", choices=PEERS, help="a tool that is installed, beside the rest")
     parser.add_argument("--out", type=Path, help="write all figures as JSON")
     options = parser.parse_args()
@@ -88,6 +97,7 @@ def read_options() -> argparse.Namespace:
 def measure(bench: Bench, options: argparse.Namespace) -> Times:
     """Seconds of each round's call, and of its layers that see the text; the first is left out."""
     ways = ways_for(bench.pipe, options.peer)
+    ways = {name: way for name, way in ways.items() if name in (options.ways or ways)}
     times: Times = {name: defaultdict(list) for name in ways}
     with ExitStack() as stack:
         if options.compile:
@@ -109,6 +119,19 @@ def eager(bench: Bench, way: Way, layers: LayerClock) -> dict[str, float]:
     with way(bench.pipe):
         seconds = clock(bench.call)
     return {"call": seconds, "layers that see the text": layers.seconds()}
+
+
+@torch.no_grad()
+def peaks(bench: Bench, options: argparse.Namespace) -> dict[str, int]:
+    """The most bytes that a GPU held while the model was called, beyond what it held before."""
+    found = {}
+    for name, way in ways_for(bench.pipe, options.peer).items():
+        with way(bench.pipe):
+            before = torch.cuda.memory_allocated()
+            forget_peak("cuda")
+            bench.call()
+            found[name] = peak_bytes("cuda") - before
+    return found
 
 
 def compiled(bench: Bench, way: Way, stack: ExitStack) -> Callable[[], dict[str, float]]:

@@ -17,6 +17,21 @@ from sdattn import AttentionStore, cli, load_pipeline
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--device", help="where the tests that want a GPU run; 'cpu' to try them without one"
+    )
+
+
+@pytest.fixture(scope="session")
+def device(request) -> str:
+    """Of the tests that want a GPU: the first that torch finds, or what --device names."""
+    chosen = request.config.getoption("--device")
+    if not chosen and not torch.cuda.is_available():
+        pytest.skip("wants a GPU, and torch finds none here; --device cpu runs it without")
+    return chosen or "cuda"
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> Path:
     """The folder of a tiny pipeline, for all tests; none of them changes it."""

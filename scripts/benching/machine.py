@@ -28,12 +28,18 @@ def finish() -> None:
 
 
 def clock(call: Callable[[], Any]) -> float:
-    """Seconds that a call takes."""
+    """Seconds that a call takes, on a GPU by its own events."""
     finish()
-    start = perf_counter()
+    if torch.cuda.is_available():
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        finish()
+        return start.elapsed_time(end) / 1000
+    before = perf_counter()
     call()
-    finish()
-    return perf_counter() - start
+    return perf_counter() - before
 
 
 def forget_peak(device: str) -> None:

@@ -14,6 +14,8 @@ import torch
 from diffusers import (
     DDIMScheduler,
     FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
     StableDiffusionPipeline,
@@ -60,11 +62,17 @@ def make_bench(name: str, images: int, device: str, dtype: torch.dtype, whole: b
         name: of it.
         images: the batch has twice as many rows.
         device, dtype: of weights and inputs.
-        whole: all layers; else, of SDXL and SD3, one or two of each shape, which are enough to time
-            layers and fit into a small machine.
+        whole: all layers; else, of SDXL, SD3 and FLUX, one or two of each shape, which are enough
+            to time layers and fit into a small machine.
     """
     torch.manual_seed(0)
-    pipe, inputs, about = BENCHES[name](2 * images, whole)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # billions of weights are made where they stay, as they stay
+    try:
+        with torch.device(device):
+            pipe, inputs, about = BENCHES[name](2 * images, whole)
+    finally:
+        torch.set_default_dtype(before)
     model = _denoiser(pipe)
     model.eval().to(device, dtype)
     pipe.scheduler.set_timesteps(STEPS)
@@ -165,10 +173,36 @@ def _sd3(rows: int, whole: bool) -> tuple[Any, dict[str, Any], str]:
     return pipe, inputs, "SD3, 1024x1024" + ("" if whole else ", 2 of 24 layers")
 
 
+def _flux(rows: int, whole: bool) -> tuple[Any, dict[str, Any], str]:
+    transformer = FluxTransformer2DModel(
+        num_layers=19 if whole else 2,
+        num_single_layers=38 if whole else 2,
+        guidance_embeds=True,
+    )
+    names = "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"
+    pipe = FluxPipeline(
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        **dict.fromkeys(names),
+    )
+    places = torch.cartesian_prod(torch.zeros(1), torch.arange(64.0), torch.arange(64.0))
+    inputs = {
+        "hidden_states": torch.randn(rows, 64 * 64, 64),
+        "timestep": torch.full((rows,), 0.5),
+        "guidance": torch.full((rows,), 3.5),
+        "encoder_hidden_states": torch.randn(rows, 512, 4096),
+        "pooled_projections": torch.randn(rows, 768),
+        "img_ids": places,
+        "txt_ids": torch.zeros(512, 3),
+    }
+    return pipe, inputs, "FLUX.1, 1024x1024" + ("" if whole else ", 2 + 2 of 19 + 38 layers")
+
+
 BENCHES: dict[str, Callable[[int, bool], tuple[Any, dict[str, Any], str]]] = {
     "sd15": partial(_sd15, (320, 640, 1280, 1280), "SD 1.5, 512x512"),
     "sdxl": _sdxl,
     "sd3": _sd3,
+    "flux": _flux,
     "demo": _demo,
     "thin": partial(_sd15, (64, 128, 256, 256), "SD 1.5 at a fifth of its width"),
 }

@@ -1,0 +1,130 @@
+"""The laws on a GPU. They run on a CPU with ``--device cpu``, where less is at stake."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from matrix import PROCESSORS, ROWS
+from matrix_oracle import expected_maps, recorded
+from rows import Way
+from transformer_rows import flux
+from unet_rows import sd2
+
+import sdattn
+from sdattn.models.layers import find_denoiser, find_layers
+
+HALVES = (torch.float16, torch.bfloat16)
+NEGLIGIBLE = 1e-4  # of half types' probabilities
+pytestmark = pytest.mark.filterwarnings("ignore:.upcast_vae. is deprecated:FutureWarning")  # SDXL's
+
+
+def same(a, b):
+    """Bit for bit, where random weights made NaN in float16 too."""
+    return np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_the_laws_in_half_types(row, dtype, device, monkeypatch):
+    way = row.fitted(Way(prompts=2, dtype=dtype))
+    pipe = row.make()
+    pipe.to(device, dtype)
+    model, calls = find_denoiser(pipe).model, []
+    counter = model.register_forward_hook(lambda *_: calls.append(1))
+    with recorded(model, monkeypatch) as record:
+        row.run(pipe, way)
+    counter.remove()
+    plain, before = row.run(pipe, way), dict(model.attn_processors)
+    with sdattn.capture(pipe) as store:
+        watched = row.run(pipe, way)
+    assert same(plain, watched)
+    assert all(model.attn_processors[name] is before[name] for name in before)
+    texts = [layer.name for layer in find_layers(model) if layer.kind in ("cross", "joint")]
+    assert list(store.maps) == texts
+    for name, maps in store.maps.items():
+        assert maps.device.type == torch.device(device).type
+        found = maps.flatten(1, 2).double().cpu()
+        expected = expected_maps(record[name], len(calls), row, way).cpu()
+        torch.testing.assert_close(found, expected, atol=NEGLIGIBLE, rtol=0.02, equal_nan=True)
+
+
+@pytest.mark.parametrize("processor", [*PROCESSORS, "xformers"])
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
+def test_every_processor(processor, dtype, device):
+    row = ROWS[0]
+    pipe = row.make()
+    pipe.to(device, dtype)
+    if processor == "xformers":
+        if find_spec("xformers") is None or device == "cpu":
+            pytest.skip("xformers is not installed, or this is no GPU")
+        pipe.enable_xformers_memory_efficient_attention()
+    else:
+        PROCESSORS[processor](pipe.unet)
+    plain = row.run(pipe, Way(dtype=dtype))
+    with sdattn.capture(pipe) as store:
+        watched = row.run(pipe, Way(dtype=dtype))
+    assert same(plain, watched)
+    assert len(store.maps) == row.layers
+    for maps in store.maps.values():  # a row of the softmax, whole
+        torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]), atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize("how", ["enable_model_cpu_offload", "enable_sequential_cpu_offload"])
+def test_models_that_wait_on_the_cpu(how, device):
+    if device == "cpu":
+        pytest.skip("offload is from a GPU to the CPU")
+    row, way = ROWS[0], Way(dtype=torch.float16)
+    pipe = row.make()
+    pipe.to(torch.float16)
+    getattr(pipe, how)(device=device)
+    plain = row.run(pipe, way)
+    with sdattn.capture(pipe) as store:
+        watched = row.run(pipe, way)
+    assert same(plain, watched)
+    assert len(store.maps) == row.layers
+
+
+@pytest.mark.parametrize("make", [sd2, flux])
+def test_maps_that_are_held_on_the_cpu(make, device):
+    pipe = make()
+    pipe.to(device)
+    found = {}
+    for where in (None, "cpu"):
+        generator = torch.Generator().manual_seed(0)
+        with sdattn.capture(pipe, steps="all", device=where) as store:
+            pipe("a red cat", num_inference_steps=3, generator=generator, output_type="np")
+        found[where] = {name: maps.cpu() for name, maps in store.maps.items()}
+    assert found[None].keys() == found["cpu"].keys()
+    for name, maps in found[None].items():
+        torch.testing.assert_close(found["cpu"][name], maps, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("make", [sd2, flux])
+def test_the_device_is_not_waited_for(make, device):
+    """After the first pass; torch's own debug mode raises at every wait."""
+    if device == "cpu":
+        pytest.skip("nobody waits for a CPU; test_waits.py counts reads there")
+    pipe = make()
+    pipe.to(device)
+    model, passes = find_denoiser(pipe).model, []
+
+    def strict(*_):
+        passes.append(1)
+        torch.cuda.set_sync_debug_mode("error" if len(passes) > 1 else "default")
+
+    def lenient(*_):
+        torch.cuda.set_sync_debug_mode("default")
+
+    with sdattn.capture(pipe):
+        hooks = [
+            model.register_forward_pre_hook(strict, prepend=True),
+            model.register_forward_hook(lenient),
+        ]
+        try:
+            pipe("a red cat", num_inference_steps=4, output_type="np")
+        finally:
+            lenient()
+            for hook in hooks:
+                hook.remove()
+    assert len(passes) >= 4
