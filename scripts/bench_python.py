@@ -25,7 +25,7 @@ import sdattn
 from sdattn.models.denoiser_call import innermost
 from sdattn.models.layers import find_layers
 
-ROUNDS, CALLS = 30, 10
+ROUNDS, CALLS = 15, 10
 
 
 def main() -> None:
