@@ -18,7 +18,7 @@ TEXT = torch.linspace(-1, 1, 77 * 32).reshape(1, 77, 32)
 
 @torch.no_grad()
 def call(unet, timestep=5):
-    return unet(torch.ones(1, 4, 8, 8), timestep, TEXT).sample
+    return unet(torch.ones(1, 4, 16, 24), timestep, TEXT).sample
 
 
 def hooks(model):

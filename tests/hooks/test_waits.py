@@ -8,6 +8,7 @@ import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from joint_models import inputs
 from matrix import ROWS
+from PIL import Image
 from reads import Reads, reads_by_call
 from rows import Way
 from tiny_pipelines import make_pipeline, make_scheduler
@@ -315,7 +316,7 @@ def test_reference_pictures_join_the_ids_anew_in_every_step():
     """FLUX.2 does; in the run of a pipeline they are read once all the same."""
     pipe = klein()
     options = {"num_inference_steps": 4, "height": 64, "width": 96, "guidance_scale": 1.0}
-    options |= {"image": torch.rand(1, 3, 64, 64), "max_sequence_length": 24}
+    options |= {"image": Image.new("RGB", (64, 64), "red"), "max_sequence_length": 24}
     options |= {"output_type": "latent"}
     with reads_by_call(pipe.transformer) as plain:
         pipe(prompt="a red cat", **options)
