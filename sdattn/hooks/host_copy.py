@@ -1,5 +1,7 @@
 """A layer's maps on their way from a GPU to the host, while the GPU goes on with its work."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ class HostCopy:
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
-        self._done: torch.cuda.Event | None = None
+        self._done: Any = None  # an event of that stream
         self._sent: Tensor | None = None  # the buffer in pinned memory, where it came from a GPU
 
     def send(self, tensor: Tensor) -> None:

@@ -32,7 +32,7 @@ class Timestep:
         self._first = given
         self._home: tuple[int, int] | None = None
         if isinstance(given, Tensor):
-            self._home = given.untyped_storage().data_ptr(), given.storage_offset()
+            self._home = given.untyped_storage().data_ptr(), int(given.storage_offset())
             self._first = given.detach().flatten()[0].clone()
 
     def __float__(self) -> float:
@@ -51,7 +51,7 @@ class Timestep:
         memory, offset = self._home
         if not memory or memory != schedule.untyped_storage().data_ptr() or not len(schedule):
             return None
-        index, rest = divmod(offset - schedule.storage_offset(), schedule.stride(0) or 1)
+        index, rest = divmod(offset - int(schedule.storage_offset()), int(schedule.stride(0)) or 1)
         return index if not rest and 0 <= index < len(schedule) else None
 
 
