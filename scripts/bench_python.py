@@ -18,6 +18,7 @@ from time import thread_time_ns
 from typing import Any
 
 import torch
+from benching.models import stable_diffusion
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
@@ -37,7 +38,7 @@ def main() -> None:
     found = added_microseconds(unet)
     print(f"{len(found)} layers, one of two rows kept, a latent of 8x8, 77 keys")
     print(f"capture adds {statistics.median(found):.0f} µs a layer", end="")
-    print(f" ({min(found):.0f} to {max(found):.0f}) to {plain_microseconds(unet):.0f}")
+    print(f" ({min(found):.0f} to {max(found):.0f}) to its own {plain_microseconds(unet):.0f} µs")
     if options.profile:
         profile(unet)
 
@@ -110,9 +111,7 @@ def timed(call: Callable[[], Tensor]) -> float:
 
 def pipe_of(unet: Any) -> Any:
     """A pipeline whose run is guided, so that half of the batch is kept."""
-    from benching.models import _stable_diffusion  # of SD 1.x, around any UNet
-
-    pipe = _stable_diffusion(unet)
+    pipe = stable_diffusion(unet)
     pipe._guidance_scale = 7.5
     pipe.scheduler.set_timesteps(50)
     return pipe
