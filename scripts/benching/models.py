@@ -95,7 +95,7 @@ def _sd15(
     widths: tuple[int, ...], about: str, rows: int, _whole: bool
 ) -> tuple[Any, dict[str, Any], str]:
     unet = UNet2DConditionModel(sample_size=64, cross_attention_dim=768, block_out_channels=widths)
-    return _stable_diffusion(unet), _unet_inputs(rows, 64, 768), about
+    return stable_diffusion(unet), _unet_inputs(rows, 64, 768), about
 
 
 def _demo(rows: int, _whole: bool) -> tuple[Any, dict[str, Any], str]:
@@ -105,7 +105,7 @@ def _demo(rows: int, _whole: bool) -> tuple[Any, dict[str, Any], str]:
     return pipe, inputs, "the demo model, 64x64"
 
 
-def _stable_diffusion(unet: Any) -> StableDiffusionPipeline:
+def stable_diffusion(unet: Any) -> StableDiffusionPipeline:
     parts = ("vae", "text_encoder", "tokenizer", "safety_checker", "feature_extractor")
     scheduler = DDIMScheduler(steps_offset=1, clip_sample=False)
     return StableDiffusionPipeline(

@@ -77,6 +77,7 @@ class AttentionControlEdit(AttentionStore):
         self.self_replace = Part.of(self_replace_steps, num_steps).passes(num_steps)
         # A target that is the source has the source's attention already, up to how a batch rounds.
         self.edits = torch.tensor([target.text != prompts[0].text for target in prompts[1:]])
+        self._copies: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, int, Tensor]] = {}
         super().__init__(**store_options)
 
     def reset(self) -> None:
@@ -106,10 +107,24 @@ class AttentionControlEdit(AttentionStore):
             chosen = self.cross_replace[self.cur_step] & self.edits.view(-1, 1, 1, 1)
             if chosen.any():
                 edited = self.replace_cross_attention(source, targets)
-                targets.copy_(torch.where(chosen.to(attn.device), edited, targets))
+                schedule = self._on(attn.device, self.cross_replace)[self.cur_step]
+                chosen = schedule & self._on(attn.device, self.edits).view(-1, 1, 1, 1)
+                targets.copy_(torch.where(chosen, edited, targets))
         elif self.cur_step in self.self_replace and attn.shape[1] <= self.max_self_queries:
-            targets[self.edits.to(attn.device)] = source
+            for target, is_edited in zip(targets, self.edits.tolist(), strict=True):
+                if is_edited:
+                    target.copy_(source)
         return attn
+
+    def _on(self, device: torch.device, own: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """One of this controller's tensors on a device, copied there once: the device waits for
+        it."""
+        key = id(own), device, dtype or own.dtype
+        held, version, copied = self._copies.get(key, (None, 0, own))
+        if held is not own or version != own._version:
+            copied = own.to(device, dtype or own.dtype)
+            self._copies[key] = own, own._version, copied
+        return copied
 
     def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
         """The edited maps.
@@ -150,7 +165,9 @@ class AttentionReplace(AttentionControlEdit):
         self.mapper = torch.stack([alignment.swap(prompts[0], target) for target in prompts[1:]])
 
     def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
-        mapper = self.mapper.to(attn_base)  # [targets, T of the source, T]
+        mapper = self._on(
+            attn_base.device, self.mapper, attn_base.dtype
+        )  # [targets, T of source, T]
         return attn_base @ mapper[:, None]
 
 
@@ -165,7 +182,7 @@ class AttentionRefine(AttentionControlEdit):
         self.mapper = torch.stack([alignment.refine(prompts[0], target) for target in prompts[1:]])
 
     def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
-        mapper = self.mapper.to(attn_base.device)  # [targets, T]
+        mapper = self._on(attn_base.device, self.mapper)  # [targets, T]
         taken = attn_base[..., mapper.clamp(min=0)]  # [heads, N, targets, T]
         shared = (mapper >= 0)[:, None, None]
         return torch.where(shared, taken.permute(2, 0, 1, 3), attn_replace)
@@ -216,7 +233,7 @@ class AttentionReweight(AttentionControlEdit):
         edited = attn_base.expand_as(attn_replace)
         if self.controller is not None:
             edited = self.controller.replace_cross_attention(attn_base, attn_replace)
-        return edited * self.equalizer[:, None, None].to(edited)
+        return edited * self._on(edited.device, self.equalizer, edited.dtype)[:, None, None]
 
 
 def _cross_schedule(

@@ -130,10 +130,6 @@ def capture(
     store.check()
 
 
-def _nothing(_attended: Attended) -> None:
-    """What an observer does whose capture has ended."""
-
-
 @dataclass(eq=False)
 class _Watch:
     """One capture at work: the observers that it installs, and what they hand to the store."""
@@ -144,6 +140,7 @@ class _Watch:
     selection: tuple[LayerSelection, Sequence[str]]
     text_states: torch.Tensor | None
     observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
+    taken: frozenset[str] = frozenset()  # layers of which the pass that runs now is kept
     thread: int = field(default_factory=get_ident)
 
     def begin(self, model: Any) -> None:
@@ -174,27 +171,29 @@ class _Watch:
         from .observers import observing  # torch's compiler comes with it, which takes seconds
 
         inner, observe = layer.module.processor, partial(self.observe, layer)
+        wanted = partial(self.wants, layer.name)
         look: Look | None = None
         if self.text_states is not None:
             look = AskingLook(self.text_states)
         elif layer.kind == "joint":
             look = JointLook(self.passes.spans)
-        observer = observing(inner, observe, look)
+        observer = observing(inner, observe, look, wanted)
         for former, old in self.observers:
             if former is layer:  # it may have been set again since, and come to lie inside
-                old.observe = _nothing
+                old.end()
         self.observers.append((layer, observer))
         self.installed.put(layer, observer)
 
     def close(self) -> None:
         """Let go of all, so that the maps go with the store and not when garbage is collected."""
         for _, observer in self.observers:
-            observer.observe = _nothing  # it would hold this watch, and the watch the store
+            observer.end()  # it would hold this watch, and the watch the store
         self.observers.clear()
 
     def check(self) -> None:
-        """Refuse what processors of a user's own did after their first call: read now, so that the
-        device did not wait for it while the model ran."""
+        """Refuse what processors of a user's own did after their first call, and warn of branches
+        in turn: read now, so that the device did not wait for it while the model ran."""
+        self.passes.warn_of_branches()
         for layer, observer in self.observers:
             if observer.misfit is not None and observer.misfit > 1:
                 raise CaptureError(f"{layer.name}: {unknown_use(innermost(observer))}")
@@ -206,6 +205,7 @@ class _Watch:
         """
         if get_ident() != self.thread:
             return
+        self.taken = frozenset()
         self._notice_swaps()
         if not self.store.passes:  # it may have been chosen inside
             check_backends(self.store.layers)
@@ -217,23 +217,29 @@ class _Watch:
         if len(self.store.passes) == 1:  # resolutions and sizes are known only now
             self.store.layers = select_layers(self.store.layers, *self.selection, found.latent_size)
             self._log_bytes()
+        self.taken = self.store.taken()
 
     def after_pass(self, *_: Any) -> None:
         """Layers that run now are run again for a gradient (checkpointing): no news."""
         if get_ident() == self.thread:
-            self.passes.call = None
+            self.passes.call, self.taken = None, frozenset()
+
+    def wants(self, name: str) -> bool:
+        """Whether the call of a layer that begins now is kept."""
+        return name in self.taken
 
     def observe(self, layer: AttentionLayer, attended: Attended) -> None:
-        if self.passes.call is None or not self.store.takes(layer):
-            return
         running = self.store.passes[-1]
         if attended.batch != running.batch:
             raise CaptureError(
                 f"{layer.name} ran on {attended.batch} rows in a pass of {running.batch}, so which "
                 "image each row belongs to is not known. Leave this layer out (layers=…)."
             )
-        with torch.set_grad_enabled(self.store.keep.grad and torch.is_grad_enabled()):
-            self.store.add(layer, attended, running.rows)
+        if self.store.keep.grad or not torch.is_grad_enabled():
+            self.store.add(layer, attended, running.kept)
+        else:
+            with torch.no_grad():
+                self.store.add(layer, attended, running.kept)
 
     def _log_bytes(self) -> None:
         """Work out, before anything is held, how much will be; log it where it is much."""

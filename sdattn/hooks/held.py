@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .attended import AmongKeys, Attended, Columns
+from .host_copy import HostCopy, travels
 from .keep import Keep
 from .passes import CaptureError
 
@@ -31,8 +32,10 @@ class Held:
         self.calls = 0
         self.total: Tensor | None = None
         self.steps: list[Tensor] = []
+        self.copy = HostCopy()
 
     def tensors(self) -> list[Tensor]:
+        self._receive()
         return self.steps if self.total is None else [self.total]
 
     def add(self, attended: Attended, columns: Columns) -> None:
@@ -44,19 +47,40 @@ class Held:
             pieces = attended.head_sums(columns)
         self.calls += 1
         device, dtype = self.keep.device, self.keep.held_dtype
-        if self.keep.steps.each:
+        if self.keep.steps.each or device is not None:  # a copy to another device is made once
             step = reduce(self._sum, pieces)
-            step = step / self.summed if self.summed > 1 else step
-            self.steps.append(step.to(device=device, dtype=dtype))
+            if self.keep.steps.each and self.summed > 1:
+                step = step / self.summed
+            if not self.keep.grad and travels(step, device):
+                self._receive()
+                self.copy.send(step.to(dtype))
+            else:
+                self._hold(step.to(device=device, dtype=dtype))
             return
         if self.keep.steps.last:
             self.total = None
         for piece in pieces:
-            piece = piece.to(device=device, dtype=dtype)
+            piece = piece.to(dtype)
             self.total = piece if self.total is None else self._sum(self.total, piece)
+
+    def _hold(self, step: Tensor) -> None:
+        if self.keep.steps.each:
+            self.steps.append(step)
+        elif self.total is None or self.keep.steps.last:
+            self.total = step
+        else:
+            self.total = self._sum(self.total, step)
+
+    def _receive(self) -> None:
+        """Take in what is on its way from a GPU, out of the pinned memory that it came to."""
+        sent, steps = self.copy.take(), self.keep.steps
+        if sent is not None:
+            is_added = self.total is not None and not steps.last
+            self._hold(sent if is_added else sent.clone())
 
     def map(self) -> Tensor:
         """``[images, (steps,) (heads,) rows, cols, tokens]``."""
+        self._receive()
         if self.total is None:
             held = torch.stack(self.steps, dim=1)
         else:

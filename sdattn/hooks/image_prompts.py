@@ -6,44 +6,43 @@ masks say which image goes where.
 Source: Ye et al. 2023, "IP-Adapter", equation 4.
 """
 
-from functools import partial
-from threading import get_ident
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from .attended import Attended, QueryKey, SideBySide
+from .projections import Part
 
 
-class ImageKeys:
-    """The keys that a processor makes of its image prompts, seen while it runs.
+def image_projections(processor: Any) -> list[Part]:
+    """Those that make keys of image prompts, one an adapter, each under a name of its own; none
+    but in the processor of an IP-Adapter."""
+    found = getattr(processor, "to_k_ip", ())
+    return [(f"to_k_ip.{number}", projection) for number, projection in enumerate(found)]
+
+
+def beside_images(
+    text: Attended,
+    attn: Any,
+    query: Tensor,
+    states: Any,
+    adapters: Sequence[Part],
+    seen: Mapping[str, Sequence[Tensor]],
+) -> Attended:
+    """The image columns behind those of the text; nothing is paid to an adapter that is switched
+    off.
 
     Args:
-        processor: of an IP-Adapter, or any other, which has none.
         states: what the layer is handed as text: ``(text states, [image states [B, images, tokens,
             width] of each adapter])`` where there are image prompts.
+        adapters: what :func:`image_projections` gave.
+        seen: what each of them made, ``[B, (images,) tokens, heads*d]`` a call.
     """
-
-    def __init__(self, processor: Any, states: Any):
-        self.projections = list(getattr(processor, "to_k_ip", ()))
-        given = states[1][: len(self.projections)] if isinstance(states, tuple) else ()
-        self.columns = [images.shape[1] * images.shape[2] for images in given]
-        self.keys: list[list[Tensor]] = [[] for _ in self.projections]
-
-    def hooks(self, thread: int) -> list[Any]:
-        def keep(keys: list[Tensor], _module: nn.Module, _args: Any, output: Tensor) -> None:
-            if get_ident() == thread:
-                keys.append(output.flatten(1, -2))  # [B, tokens, width]
-
-        return [
-            projection.register_forward_hook(partial(keep, keys))
-            for projection, keys in zip(self.projections, self.keys, strict=True)
-        ]
-
-    def beside(self, text: Attended, attn: Any, query: Tensor) -> Attended:
-        """The image columns behind those of the text; nothing is paid to an adapter that is
-        switched off."""
-        others: list[Attended | int] = []
-        for keys, columns in zip(self.keys, self.columns, strict=False):
-            others += [QueryKey(attn, query, key) for key in keys] or [columns]
-        return SideBySide(text, others) if others else text
+    others: list[Attended | int] = []
+    given = states[1] if isinstance(states, tuple) else ()
+    for (name, _), images in zip(adapters, given, strict=False):
+        keys = [key.flatten(1, -2) for key in seen.get(name, ())]  # [B, tokens, width]
+        columns = images.shape[1] * images.shape[2]
+        others += [QueryKey(attn, query, key) for key in keys] or [columns]
+    return SideBySide(text, others) if others else text

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral, Real
 from typing import Any
 
@@ -237,7 +238,7 @@ class Keep:
         columns = None if tokens is None else _columns(tokens)
         return cls(Steps.of(steps), Heads.of(heads), columns, among, device, dtype, grad)
 
-    @property
+    @cached_property
     def held_dtype(self) -> torch.dtype:
         """The dtype of what is held: running sums are float32 at least."""
         return self.dtype if self.steps.each else torch.promote_types(self.dtype, torch.float32)

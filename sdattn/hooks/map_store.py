@@ -12,7 +12,7 @@ from ..attention import query_grid
 from ..files.tables import labelled
 from ..models.guidance import Branch
 from ..models.layers import AttentionLayer
-from .attended import Attended, row_index
+from .attended import Attended, Rows
 from .held import Held, HeldMaps
 from .keep import Keep, Selection
 from .passes import CaptureError, CaptureWarning, Pass
@@ -137,26 +137,29 @@ class MapStore:
             )
         self.passes.append(new)
 
-    def takes(self, layer: AttentionLayer) -> bool:
-        """Whether the pass that is running is kept of this layer."""
-        return bool(self.passes) and layer in self.layers and self.keeps(len(self.passes) - 1)
+    def taken(self) -> frozenset[str]:
+        """The names of the layers of which the pass that is running is kept."""
+        kept = bool(self.passes) and self.keeps(len(self.passes) - 1)
+        return frozenset(layer.name for layer in self.layers) if kept else frozenset()
 
     def keeps(self, number: int) -> bool:
         """Whether the maps of a pass, counted from 0, are kept."""
         return self.keep.steps.keeps(number, self.passes[number].position)
 
-    def add(self, layer: AttentionLayer, attended: Attended, rows: Tensor) -> None:
-        """Take in what the kept rows of one layer's call attended to."""
+    def add(self, layer: AttentionLayer, attended: Attended, rows: Rows | None) -> None:
+        """Take in what some rows of one layer's call attended to, None for all."""
         columns = self._columns(layer, attended)
-        held = self._held.get(layer.name)
-        if held is None:
-            size, cells = self.latent_size, attended.cells
-            grid = (1, cells) if size is None else query_grid(cells, size, self.levels)
-            held = self._held[layer.name] = Held(layer.name, self.keep, grid, attended.heads)
-        kept = attended.of(row_index(rows))
+        held = self._held.get(layer.name) or self._hold(layer, attended)
+        kept = attended if rows is None else attended.of(rows)
         if self.keep.among is not None and layer.kind != "self":
             kept = held.among(kept, self.n_text or attended.keys)
         held.add(kept, columns)
+
+    def _hold(self, layer: AttentionLayer, attended: Attended) -> Held:
+        size, cells = self.latent_size, attended.cells
+        grid = (1, cells) if size is None else query_grid(cells, size, self.levels)
+        held = self._held[layer.name] = Held(layer.name, self.keep, grid, attended.heads)
+        return held
 
     def _columns(self, layer: AttentionLayer, attended: Attended) -> Sequence[int] | None:
         """The key columns that are kept of a layer, None for all."""

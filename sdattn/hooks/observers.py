@@ -9,7 +9,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import wraps
 from threading import get_ident
 from typing import Any, cast
 
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from ..attention import TorchAttnProcessor, merge_heads, split_heads
 from ..models.denoiser_call import by_name, innermost
 from .attended import Attended, GivenProbs, QueryKey
-from .image_prompts import ImageKeys
+from .image_prompts import beside_images, image_projections
+from .projections import ARRIVED, Projections, named, output_projection
 from .sdpa import SdpaWatch, exact_call
 from .witness import UseWatch, is_plain, misfit, unknown_use, used_in
 
@@ -27,15 +28,18 @@ Observer = Callable[[Attended], None]
 Seen = tuple[Tensor, Attended | None]  # the output of a processor, and what it attended to
 # (observer, attn, *args, **kwargs): have the observer's inner processor run and see what it uses
 Look = Callable[..., Seen]
+Wanted = Callable[[], bool]
 QUERY_KEY = ("to_q", "to_k", "to_kv", "to_qkv")  # projections; the last two are fused ones
 LARGE = 1 << 20  # numbers in the hidden states; in smaller layers a watch costs more than it spares
 
 
-def observing(inner: Any, observe: Observer, look: Look | None = None) -> ObservingProcessor:
+def observing(
+    inner: Any, observe: Observer, look: Look | None = None, wanted: Wanted | None = None
+) -> ObservingProcessor:
     """An observer of ``inner``, which is a module where ``inner`` is: its weights then move with
     the model."""
     kind = ObservingModule if isinstance(inner, nn.Module) else ObservingProcessor
-    return kind(inner, observe, look)
+    return kind(inner, observe, look, wanted)
 
 
 def _of_innermost(name: str) -> property:
@@ -63,6 +67,7 @@ class ObservingProcessor:
         inner: the processor that is watched; see :func:`observing` for one that has weights.
         observe: is handed what each call attended to.
         look: sees that in another way than the above.
+        wanted: says, before a call, whether anybody would look; the call is else ``inner``'s alone.
 
     Attributes:
         misfit: of a processor that is not plain, the largest :func:`sdattn.hooks.witness.misfit`
@@ -76,9 +81,17 @@ class ObservingProcessor:
 
     is_observer = True
 
-    def __init__(self, inner: Any, observe: Observer, look: Look | None = None):
+    def __init__(
+        self,
+        inner: Any,
+        observe: Observer,
+        look: Look | None = None,
+        wanted: Wanted | None = None,
+    ):
         self.inner, self.observe, self.look = inner, observe, look
+        self.wanted = wanted or _always
         self.thread = get_ident()
+        self.projections = Projections()
         self.listeners: list[Callable[[list[Any]], object]] = []
         self.misfit: Tensor | None = None
 
@@ -97,20 +110,31 @@ class ObservingProcessor:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if get_ident() != self.thread:
+        if not self.looks():
             return cast(Tensor, self.inner(attn, *args, **kwargs))
-        look = self._see if self.look is None else partial(self.look, self)
-        output, attended = look(attn, *args, **kwargs)
+        if self.look is None:
+            output, attended = self._see(attn, *args, **kwargs)
+        else:
+            output, attended = self.look(self, attn, *args, **kwargs)
         if attended is not None:
             self.observe(attended)
         return output
+
+    def looks(self) -> bool:
+        """Whether a call that begins now, in this thread, is looked at."""
+        return self.wanted() and get_ident() == self.thread
+
+    def end(self) -> None:
+        """Look no more, and let go of everybody who was shown anything."""
+        self.observe, self.wanted = _nothing, _never
+        self.projections.remove()
 
     def _see(self, attn: Any, *args: Any, **kwargs: Any) -> Seen:
         inner = innermost(self)
         if isinstance(inner, TorchAttnProcessor):
             return self._shown(inner, attn, *args, **kwargs)
         if is_plain(attn, inner):
-            return self._followed(attn, *args, **kwargs)
+            return self._followed(inner, attn, *args, **kwargs)
         return self._witnessed(attn, *args, **kwargs)
 
     def _shown(self, inner: TorchAttnProcessor, attn: Any, *args: Any, **kwargs: Any) -> Seen:
@@ -133,30 +157,36 @@ class ObservingProcessor:
             )
         return cast(Tensor, output), GivenProbs(shown[0])  # [B, heads, N, T]
 
-    def _followed(self, attn: Any, *args: Any, **kwargs: Any) -> Seen:
+    def _followed(self, inner: Any, attn: Any, *args: Any, **kwargs: Any) -> Seen:
         """What a plain processor attended to, which follows from its query and key."""
         given = by_name(args, kwargs)
-        images = ImageKeys(innermost(self), given.get("encoder_hidden_states"))
+        hidden, states = given["hidden_states"], given.get("encoder_hidden_states")
+        adapters = image_projections(inner)
         calls: list[Any] = []
-        hidden = given["hidden_states"]
-        watch = hidden.device.type == "cpu" and hidden.numel() >= LARGE
-        call_inner = partial(self.watched, calls, SdpaWatch) if watch else self.inner
-        with self.projected(attn, *QUERY_KEY, images=images) as seen:
-            output: Tensor = call_inner(attn, *args, **kwargs)
+        with self.projections.during([*named(attn, QUERY_KEY), *adapters]) as seen:
+            if hidden.device.type == "cpu" and hidden.numel() >= LARGE:
+                output = self.watched(calls, SdpaWatch, attn, *args, **kwargs)
+            else:
+                output = self.inner(attn, *args, **kwargs)
         query, key = _query_and_key(seen, self.inner)
+        attended: Attended
         call = exact_call(calls, len(query), attn.heads, query.shape[1], key.shape[1])
         if call is not None:
-            return output, images.beside(call.attended(), attn, query)
-        text = QueryKey.masked(attn, query, key, given.get("attention_mask"))
-        return output, images.beside(text, attn, query)
+            attended = call.attended()
+        else:
+            attended = QueryKey.masked(attn, query, key, given.get("attention_mask"))
+        if adapters:
+            attended = beside_images(attended, attn, query, states, adapters, seen)
+        return output, attended
 
     def _witnessed(self, attn: Any, *args: Any, **kwargs: Any) -> Seen:
         """What any other processor attended to: what made its output of the values. Of a kernel
         that is not seen, the softmax of the query and key, where that makes the same of them."""
         events: list[Any] = []
-        arrived: list[Tensor] = []
-        with self.projected(attn, *QUERY_KEY, "to_v", arrived=arrived) as seen:
+        parts = [*named(attn, (*QUERY_KEY, "to_v")), (ARRIVED, output_projection(attn))]
+        with self.projections.during(parts) as seen:
             output = self.watched(events, UseWatch, attn, *args, **kwargs)
+        arrived = seen.pop(ARRIVED, [])
         used = used_in(events, arrived[-1], attn.heads) if arrived else None
         if used is None:
             mask = by_name(args, kwargs).get("attention_mask")
@@ -176,38 +206,13 @@ class ObservingProcessor:
             raise RuntimeError(unknown_use(innermost(self)))
 
     @contextmanager
-    def projected(
-        self,
-        attn: Any,
-        *names: str,
-        images: ImageKeys | None = None,
-        arrived: list[Tensor] | None = None,
-    ) -> Iterator[dict[str, Tensor]]:
-        """What the layer's projections give in this thread, by name; ``arrived`` takes what its
-        output projection gets."""
-        seen: dict[str, Tensor] = {}
-
-        def keep(name: str, _module: nn.Module, _args: Any, output: Tensor) -> None:
-            if get_ident() == self.thread:
-                seen.setdefault(name, output)
-
-        def arrive(_module: nn.Module, args: Any) -> None:
-            if get_ident() == self.thread and arrived is not None:
-                arrived.append(args[0])
-
-        hooks = [
-            module.register_forward_hook(partial(keep, name))
-            for name in names
-            if (module := getattr(attn, name, None)) is not None
-        ]
-        hooks += [] if images is None else images.hooks(self.thread)
-        if arrived is not None and (last := _output_projection(attn)) is not None:
-            hooks.append(last.register_forward_pre_hook(arrive))
-        try:
-            yield seen
-        finally:
-            for hook in hooks:
-                hook.remove()
+    def projected(self, attn: Any, *names: str) -> Iterator[dict[str, Tensor]]:
+        """What the layer's projections give inside, in this thread, by name; of one that is called
+        more than once the first."""
+        first: dict[str, Tensor] = {}
+        with self.projections.during(named(attn, names)) as seen:
+            yield first
+        first.update((name, calls[0]) for name, calls in seen.items())
 
     def watched(
         self, calls: list[Any], kind: type[SdpaWatch], attn: Any, *args: Any, **kwargs: Any
@@ -217,7 +222,7 @@ class ObservingProcessor:
         first = nested = self
         while isinstance(nested.inner, ObservingProcessor):
             nested = nested.inner
-            first = nested if nested.thread == self.thread else first
+            first = nested if nested.looks() else first
         first.listeners.append(calls.extend)
         try:
             if first is not self:
@@ -238,24 +243,31 @@ class ObservingProcessor:
 class ObservingModule(ObservingProcessor, nn.Module):
     """An observer of a processor with weights (IP-Adapter)."""
 
-    def __init__(self, inner: Any, observe: Observer, look: Look | None = None):
+    def __init__(self, inner: Any, *given: Any):
         nn.Module.__init__(self)
-        ObservingProcessor.__init__(self, inner, observe, look)
+        ObservingProcessor.__init__(self, inner, *given)
 
 
-def _output_projection(attn: Any) -> nn.Module | None:
-    to_out = getattr(attn, "to_out", None)
-    return to_out[0] if isinstance(to_out, nn.ModuleList) else to_out
+def _always() -> bool:
+    return True
 
 
-def _query_and_key(seen: dict[str, Tensor], inner: Any) -> tuple[Tensor, Tensor]:
+def _never() -> bool:
+    return False
+
+
+def _nothing(_attended: Attended) -> None:
+    """What an observer does whose capture has ended."""
+
+
+def _query_and_key(seen: dict[str, list[Tensor]], inner: Any) -> tuple[Tensor, Tensor]:
     if "to_qkv" in seen:
-        query, key, _ = seen["to_qkv"].chunk(3, dim=-1)
+        query, key, _ = seen["to_qkv"][0].chunk(3, dim=-1)
         return query, key
     if "to_q" in seen and "to_kv" in seen:
-        return seen["to_q"], seen["to_kv"].chunk(2, dim=-1)[0]
+        return seen["to_q"][0], seen["to_kv"][0].chunk(2, dim=-1)[0]
     if "to_q" in seen and "to_k" in seen:
-        return seen["to_q"], seen["to_k"]
+        return seen["to_q"][0], seen["to_k"][0]
     raise RuntimeError(
         f"The processor {type(inner).__name__} did not call the layer's own to_q and to_k "
         f"(called: {', '.join(seen) or 'none'}), so what it attended to cannot be known. Set "
@@ -264,7 +276,7 @@ def _query_and_key(seen: dict[str, Tensor], inner: Any) -> tuple[Tensor, Tensor]
 
 
 def _softmax_of(
-    attn: Any, seen: dict[str, Tensor], mask: Tensor | None, inner: Any
+    attn: Any, seen: dict[str, list[Tensor]], mask: Tensor | None, inner: Any
 ) -> tuple[Attended, Tensor]:
     """The softmax of the query and key, and what it makes of the values, ``[B, N, heads*d]``.
 
@@ -272,12 +284,12 @@ def _softmax_of(
     """
     query, key = _query_and_key(seen, inner)
     joined = seen.get("to_kv", seen.get("to_qkv"))
-    value = seen.get("to_v") if joined is None else joined[..., -key.shape[-1] :]
-    if value is None:
+    values = seen.get("to_v") if joined is None else [joined[0][..., -key.shape[-1] :]]
+    if values is None:
         raise RuntimeError(unknown_use(inner))
     attended = QueryKey.masked(attn, query, key, mask)
     with torch.no_grad():
-        values = split_heads(value, attn.heads).float()
+        value = split_heads(values[0], attn.heads).float()
         heads = [slice(head, head + 1) for head in range(attn.heads)]
-        made = torch.cat([attended.probs(head, None) @ values[:, head] for head in heads], dim=1)
-    return attended, merge_heads(made).to(value.dtype)
+        made = torch.cat([attended.probs(head, None) @ value[:, head] for head in heads], dim=1)
+    return attended, merge_heads(made).to(values[0].dtype)

@@ -3,15 +3,17 @@
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..models.denoiser_call import Call
+from ..models.denoiser_call import Call, Size, Timestep
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, is_own, joint_spans, read_call, unwrapped
+from .attended import Rows, row_index
 
 BRANCHES: dict[str, tuple[Branch, ...]] = {
     "conditional": ("conditional",),
@@ -28,30 +30,88 @@ class CaptureWarning(UserWarning):
     """Capture saw less than it was asked to see, or something changed under it."""
 
 
+class Schedule:
+    """The timesteps of one run, and where in them a pass is.
+
+    Args:
+        timesteps: as the scheduler holds them.
+    """
+
+    def __init__(self, timesteps: Any):
+        self.timesteps = timesteps
+        self._kept = timesteps.clone() if isinstance(timesteps, Tensor) else timesteps
+
+    def __len__(self) -> int:
+        return len(self.timesteps)
+
+    @cached_property
+    def _values(self) -> list[float]:
+        values: list[float] = torch.as_tensor(self._kept).float().tolist()
+        return values
+
+    def index(self, timestep: float | Timestep, scheduler: Any) -> int | None:
+        """Which entry a pass is of, as far as the host knows: that which the model got a view of
+        or, where the pipeline reckoned with it (FLUX, Sana), the one that the scheduler has come
+        to. It moves on between steps only, however often the model is called in one."""
+        found = timestep.index_in(self.timesteps) if isinstance(timestep, Timestep) else None
+        if found is None:
+            step = getattr(scheduler, "step_index", None)
+            found = step if isinstance(step, int) and 0 <= step < len(self) else None
+        return found
+
+    def position(self, index: int | None, timestep: float | Timestep) -> float:
+        """The middle of the part of the run that a pass is: of the entry ``index``, or of the one
+        nearest to its timestep. Of entries that are alike (second order) it is the first."""
+        values = self._values
+        if index is None:
+            at = float(timestep)
+            index = min(range(len(values)), key=lambda i: abs(values[i] - at))
+        return (values.index(values[index]) + 0.5) / len(values)
+
+
 @dataclass
 class Pass:
     """One call of the denoiser.
 
     Attributes:
-        timestep: the timestep the model was called with (its first, if rows differ).
+        given: the timestep as the model was called with it.
         latent_size: (rows, cols) of the latent; None where queries are a mere sequence.
         batch: rows in the batch.
         layout: the chunks that guidance makes of the batch, in order.
         rows: the rows that are kept, one an image.
         branches: the guidance branch of each of them.
         n_text: token columns of the text; 0 where only the layers will say.
-        position: where in the run it is, in [0, 1]: the middle of its part of the schedule; None
-            where no schedule is known.
+        schedule: of the run; None where none is known.
+        index: which of its entries the pass is of; None where the timestep has to say.
     """
 
-    timestep: float
-    latent_size: tuple[int, int] | None
+    given: float | Timestep
+    latent_size: Size | None
     batch: int
     layout: tuple[Branch | None, ...]
     rows: Tensor
     branches: tuple[Branch, ...]
     n_text: int
-    position: float | None = None
+    schedule: Schedule | None = None
+    index: int | None = None
+
+    @cached_property
+    def timestep(self) -> float:
+        """The timestep in the scheduler's unit (the batch's first, if rows differ). To read it is
+        to wait for the device that it is on."""
+        return float(self.given)
+
+    @cached_property
+    def position(self) -> float | None:
+        """Where in the run it is, in [0, 1]: the middle of its part of the schedule; None where no
+        schedule is known. To read it may be to wait for the device, the first time in a run."""
+        return None if self.schedule is None else self.schedule.position(self.index, self.given)
+
+    @cached_property
+    def kept(self) -> Rows | None:
+        """:attr:`rows` as an index of the batch; None where they are all of it."""
+        index = row_index(self.rows)
+        return None if index == slice(0, self.batch) else index
 
 
 class Passes:
@@ -92,9 +152,12 @@ class Passes:
             )
         self.call: Call | None = None
         self.begun = False
-        self._schedule: Any = None
-        self._last: Call | None = None
-        self._warned = False
+        self._schedule: Schedule | None = None
+        self._grid: tuple[Tensor, int, Size] | None = None  # ids, their version, what they told
+        self._size: Size | None = None  # of the pass that runs now
+        self._spans: tuple[slice, slice] | None = None
+        self._last: tuple[float | Timestep, Tensor | None] | None = None
+        self._doubtful: list[tuple[float | Timestep, float | Timestep]] = []
 
     @property
     def scheduled(self) -> int:
@@ -114,33 +177,50 @@ class Passes:
             CaptureError: it begins a second run, or the run has no such branch.
         """
         call = read_call(model, args, kwargs)
-        if self.latent_size is not None:
-            call = replace(call, latent_size=self.latent_size)
         self._refuse_second_run()
-        self._notice_branches(call)
+        self._note_text(call)
         order: Order = ("conditional",) if self.guidance is None else self.guidance.order()
         kept = None if call.skips_layers else self._kept(call, order)
         self.begun, self.call = True, None if kept is None else call
         if kept is None:
             return None
+        schedule, self._size, self._spans = self._schedule, self._size_of(call), None
+        scheduler = getattr(self.denoiser.pipeline, "scheduler", None)
         return Pass(
-            timestep=call.timestep,
-            latent_size=call.latent_size,
+            given=call.timestep,
+            latent_size=self._size,
             batch=call.batch,
             layout=order,
             rows=torch.tensor([row for row, _ in kept]),
             branches=tuple(name for _, name in kept),
             n_text=call.n_text if text_states is None else text_states.shape[1],
-            position=self._position(call.timestep),
+            schedule=schedule,
+            index=None if schedule is None else schedule.index(call.timestep, scheduler),
         )
 
     def spans(self) -> tuple[slice, slice] | None:
         """Of the pass that runs now: the picture's queries and the text's keys in joint attention;
         None if it is not kept."""
         call = self.call
-        if call is None or call.latent_size is None:
+        if call is None or self._size is None:
             return None
-        return joint_spans(self.denoiser.model, math.prod(call.latent_size), call.n_text)
+        if self._spans is None:
+            self._spans = joint_spans(self.denoiser.model, math.prod(self._size), call.n_text)
+        return self._spans
+
+    def warn_of_branches(self) -> None:
+        """On a model without its pipeline: warn where it seems to have run two branches in turn.
+        Asked at the end, since timesteps are read for it."""
+        for before, timestep in self._doubtful:
+            if float(before) == float(timestep):
+                warnings.warn(
+                    f"The model ran twice at timestep {float(timestep):g} with other text states, "
+                    "of the negative prompt perhaps. Both count as steps of the same images. "
+                    "Capture the pipeline to tell them apart, or steps='all' and choose.",
+                    CaptureWarning,
+                    stacklevel=5,
+                )
+                return
 
     def close(self) -> None:
         """Stop listening to the pipeline."""
@@ -161,17 +241,27 @@ class Passes:
         every = range(call.batch)
         return [(row, name) for name in BRANCHES[self.branch] for row in every[rows[name]]]
 
-    def _position(self, timestep: float) -> float | None:
-        """Where in the schedule a timestep is. Image to image begins in the middle of one."""
-        if self._schedule is None:
-            return None
-        distances = (torch.as_tensor(self._schedule).float() - timestep).abs()
-        return (int(distances.argmin()) + 0.5) / len(distances)
+    def _size_of(self, call: Call) -> Size | None:
+        """The latent's size. Where ids tell it, they are read where they are not those that were
+        read before; in a run of a pipeline, once: its picture keeps its shape."""
+        if self.latent_size is not None or call.grid_ids is None:
+            return self.latent_size or call.latent_size
+        ids = call.grid_ids
+        version = 0 if ids.is_inference() else ids._version
+        if self._grid is not None:
+            known, known_version, size = self._grid
+            same = ids is known and version == known_version
+            if same or (self._schedule is not None and ids.shape == known.shape):
+                return size
+        if call.latent_size is not None:
+            self._grid = ids, version, call.latent_size
+        return call.latent_size
 
     def _refuse_second_run(self) -> None:
         pipeline = self.denoiser.pipeline
         schedule = getattr(getattr(pipeline, "scheduler", None), "timesteps", None)
-        again = self.begun and schedule is not self._schedule
+        before = None if self._schedule is None else self._schedule.timesteps
+        again = self.begun and schedule is not before
         if again and getattr(pipeline, "free_init_enabled", False):
             raise CaptureError(
                 "FreeInit runs the whole schedule several times, which would mix the maps of all. "
@@ -182,19 +272,11 @@ class Passes:
                 "A second run of the pipeline began inside one capture(), which would mix the maps "
                 "of two pictures. Enter capture() once for each run."
             )
-        self._schedule = schedule
+        if schedule is not before:
+            self._schedule = Schedule(schedule)
 
-    def _notice_branches(self, call: Call) -> None:
-        """On a model without its pipeline: warn where it seems to run two branches in turn."""
-        before, self._last = self._last, call
-        if self.guidance is not None or before is None or self._warned:
-            return
-        if before.timestep == call.timestep and before.text is not call.text:
-            self._warned = True
-            warnings.warn(
-                f"The model ran twice at timestep {call.timestep:g} with other text states, of the "
-                "negative prompt perhaps. Both count as steps of the same images. Capture the "
-                "pipeline to tell them apart, or steps='all' and choose.",
-                CaptureWarning,
-                stacklevel=2,
-            )
+    def _note_text(self, call: Call) -> None:
+        """Of a model without its pipeline: calls in a row with other text states."""
+        before, self._last = self._last, (call.timestep, call.text)
+        if self.guidance is None and before is not None and before[1] is not call.text:
+            self._doubtful.append((before[0], call.timestep))

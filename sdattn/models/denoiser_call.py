@@ -5,37 +5,89 @@ Every model has arguments of its own for the timestep, the grid of its picture a
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Size = tuple[int, int]
+
+
+class Timestep:
+    """A timestep as a model got it: a number, or a tensor of which the batch's first counts.
+
+    ``float(timestep)`` reads it, which waits for the device that a tensor is on. Until then a copy
+    is kept, so that a tensor that is written to later tells what the model got.
+
+    Args:
+        given: the argument of the model, a tensor of any shape.
+        unit: what it is multiplied by to be in the scheduler's unit.
+    """
+
+    def __init__(self, given: Any, unit: float = 1.0):
+        self._unit = unit
+        self._first = given
+        self._home: tuple[int, int] | None = None
+        if isinstance(given, Tensor):
+            self._home = given.untyped_storage().data_ptr(), int(given.storage_offset())
+            self._first = given.detach().flatten()[0].clone()
+
+    def __float__(self) -> float:
+        return self._read
+
+    @cached_property
+    def _read(self) -> float:
+        return float(torch.as_tensor(self._first).flatten()[0]) * self._unit
+
+    def index_in(self, schedule: Any) -> int | None:
+        """Which entry of a schedule the model got, where it was a view of that very tensor, as
+        pipelines have it that loop over ``scheduler.timesteps``: known by its place in memory,
+        without a look at the value. None where it was not."""
+        if self._home is None or not isinstance(schedule, Tensor) or schedule.ndim != 1:
+            return None
+        memory, offset = self._home
+        if not memory or memory != schedule.untyped_storage().data_ptr() or not len(schedule):
+            return None
+        index, rest = divmod(offset - int(schedule.storage_offset()), int(schedule.stride(0)) or 1)
+        return index if not rest and 0 <= index < len(schedule) else None
 
 
 @dataclass(frozen=True)
 class Call:
     """One call of a denoiser.
 
+    What would have to be read back from the model's device, for which it would have to finish its
+    work first, is read when it is asked for.
+
     Attributes:
         timestep: in the scheduler's unit (the batch's first, if rows differ).
-        latent_size: (rows, cols) of the finest queries: the cells of a UNet's latent, the patches
-            of a transformer's; None for a model of one's own, whose grid no argument names.
+        size: :attr:`latent_size`, or what tells it.
         batch: rows that the attention layers see; the frames of a video are rows.
         text: the text states, ``[B, T, width]``; None for a model of one's own.
         sample: the latents as the model gets them; None for a model of one's own.
         n_image: columns of image prompts (IP-Adapter), which follow those of the text.
         skips_layers: whether this is the extra pass of skip-layer guidance (SD 3.5), which is
             neither branch of the guidance.
+        grid_ids: the tensor whose values tell the size; None where shapes or numbers do.
     """
 
-    timestep: float
-    latent_size: tuple[int, int] | None
+    timestep: float | Timestep
+    size: Size | Callable[[], Size] | None
     batch: int
     text: Tensor | None
     sample: Tensor | None = None
     n_image: int = 0
     skips_layers: bool = False
+    grid_ids: Tensor | None = None
+
+    @cached_property
+    def latent_size(self) -> Size | None:
+        """(rows, cols) of the finest queries: the cells of a UNet's latent, the patches of a
+        transformer's; None for a model of one's own, whose grid no argument names."""
+        return self.size() if callable(self.size) else self.size
 
     @property
     def n_text(self) -> int:
@@ -49,11 +101,6 @@ def arguments(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> d
     return forward.bind_partial(*args, **kwargs).arguments
 
 
-def first_timestep(timestep: Any) -> float:
-    """The batch's first, from a number or a tensor of any shape."""
-    return float(torch.as_tensor(timestep).flatten()[0])
-
-
 def grid_of_patches(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """The grid of a latent ``[B, C, rows, cols]`` that the model cuts into patches itself."""
     rows, cols = given["hidden_states"].shape[-2:]
@@ -63,7 +110,8 @@ def grid_of_patches(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
 def grid_of_ids(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """The grid of packed patches ``[B, N, C]`` with ``img_ids`` ``[(B,) N, (picture, row, col)]``.
 
-    The picture that is made is number 0 and comes first; reference pictures follow it.
+    The picture that is made is number 0 and comes first; reference pictures follow it. The values
+    are read, so a family with this grid names ``img_ids`` as its ``grid_argument``.
 
     Raises:
         ValueError: its patches form no grid.

@@ -16,10 +16,11 @@ import fnmatch
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 from ..attention import level_grids
-from .denoiser_call import Call, arguments, first_timestep, unwrapped
+from .denoiser_call import Call, Timestep, arguments, unwrapped
 from .encoders import Reader
 
 Place = Literal["down", "mid", "up", "double", "single", "block"]
@@ -87,6 +88,8 @@ class Family:
         name: as its users call it.
         grid: the grid of the picture's queries, ``(rows, cols)`` or ``(frames, rows, cols)``, from
             the model and the arguments of its call by name.
+        grid_argument: the argument whose values, not its shape, tell ``grid`` (a tensor of ids):
+            those of one run are read once, since the device waits for it. None where there is none.
         denoisers: its classes: the class itself, or the name of one of diffusers, which is then not
             imported. Their subclasses belong to the family too.
         layers: where the attention layers are, by patterns of module paths, and of what place and
@@ -111,6 +114,7 @@ class Family:
     joined: Joined | None = None
     timestep_unit: float = 1.0
     patch: int | None = None
+    grid_argument: str | None = None
     size_unit: int = 8
     readers: Mapping[str, Reader] = field(default_factory=dict)
     guidance: Mapping[str, Guidance] = field(default_factory=dict)
@@ -183,12 +187,13 @@ class Family:
         config = getattr(model, "config", None)
         unit = self.timestep_unit / getattr(config, "timestep_scale", 1.0)  # Sana's
         return Call(
-            timestep=first_timestep(given["timestep"]) * unit,
-            latent_size=self.rows_and_cols(model, given),
+            timestep=Timestep(given["timestep"], unit),
+            size=partial(self.rows_and_cols, model, given),
             batch=len(given["hidden_states"]),
             text=given["encoder_hidden_states"],
             sample=given["hidden_states"],
             skips_layers=given.get("skip_layers") is not None,
+            grid_ids=given[self.grid_argument] if self.grid_argument else None,
         )
 
     def rows_and_cols(self, model: Any, given: Mapping[str, Any]) -> tuple[int, int]:

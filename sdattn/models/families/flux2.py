@@ -71,6 +71,7 @@ FAMILY = Family(
     },
     joined="text first",
     grid=grid_of_ids,
+    grid_argument="img_ids",
     timestep_unit=1000.0,
     patch=2,  # cut by the pipelines; the model's own patches are of 1
     readers={"Flux2": read_flux2, "Flux2Klein": read_klein},

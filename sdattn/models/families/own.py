@@ -36,7 +36,7 @@ class OwnModels(Family):
     def read_call(self, _model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         given = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         batch = len(next((value for value in given if value.ndim), [0]))
-        return Call(timestep=0.0, latent_size=None, batch=batch, text=None)
+        return Call(timestep=0.0, size=None, batch=batch, text=None)
 
 
 FAMILY = OwnModels(

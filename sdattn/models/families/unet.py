@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..denoiser_call import Call, arguments, first_timestep, innermost, unwrapped
+from ..denoiser_call import Call, Timestep, arguments, innermost, unwrapped
 from ..encoders import read_clip
 from ..family import NEGATIVE_FIRST, PLACES, AttentionLayer, Family, Guidance, Kind
 
@@ -51,8 +51,8 @@ class UNets(Family):
         frames = sample.shape[2] if sample.ndim == 5 else 1  # [B, C, frames, rows, cols]
         text, *images = text if isinstance(text, tuple) else (text,)
         return Call(
-            timestep=first_timestep(given["timestep"]),
-            latent_size=self.rows_and_cols(model, given),
+            timestep=Timestep(given["timestep"]),
+            size=self.rows_and_cols(model, given),
             batch=len(sample) * frames,
             text=text,
             sample=sample,

@@ -1,0 +1,92 @@
+"""What the projections of an attention layer give while it runs, seen by hooks that stay."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+
+from torch import Tensor, nn
+
+ARRIVED = "to_out"  # the one whose input is seen
+Part = tuple[str, nn.Module | None]  # a projection by its name
+
+
+def named(attn: Any, names: Sequence[str]) -> list[Part]:
+    """Projections of an attention layer, None for those that it has not."""
+    modules = attn._modules  # at a tenth of what it costs to ask the module for each
+    return [(name, modules.get(name)) for name in names]
+
+
+def output_projection(attn: Any) -> nn.Module | None:
+    to_out = getattr(attn, "to_out", None)
+    return to_out[0] if isinstance(to_out, nn.ModuleList) else to_out
+
+
+class Projections:
+    """The outputs of some projections of one layer in the thread that made this, and the input of
+    its output projection.
+
+    The hooks are made at the first call and stay until :meth:`remove`. They are made anew where a
+    projection is another module than before (LoRA that was loaded, fused projections), or where a
+    user's hook has come behind them and may change what they saw.
+    """
+
+    def __init__(self) -> None:
+        self._thread = get_ident()
+        self._parts: Sequence[Part] = ()
+        self._hooks: list[_Hook] = []
+        self._seen: dict[str, list[Tensor]] | None = None  # of the call that runs now
+
+    @contextmanager
+    def during(self, parts: Sequence[Part]) -> Iterator[dict[str, list[Tensor]]]:
+        """What these give inside, by name, each call of them in order."""
+        if parts != self._parts or not all(hook.is_last() for hook in self._hooks):
+            self.remove()
+            self._parts = parts
+            self._hooks = [_Hook(self, *part) for part in parts if part[1] is not None]
+        before, self._seen = self._seen, {}
+        try:
+            yield self._seen
+        finally:
+            self._seen = before
+
+    def keep(self, name: str, given: Tensor) -> None:
+        if self._seen is not None and get_ident() == self._thread:
+            self._seen.setdefault(name, []).append(given)
+
+    def remove(self) -> None:
+        """Take the hooks out."""
+        for hook in self._hooks:
+            hook.handle.remove()
+        self._parts, self._hooks = (), []
+
+
+class _Hook:
+    """A hook of one projection."""
+
+    def __init__(self, owner: Projections, name: str, module: Any):
+        self.owner, self.name = owner, name
+        arrives = name == ARRIVED
+        self.beside = module._forward_pre_hooks if arrives else module._forward_hooks
+        register = module.register_forward_pre_hook if arrives else module.register_forward_hook
+        self.handle = register(self)
+
+    def __call__(self, _module: nn.Module, args: Any, output: Any = None) -> None:
+        self.owner.keep(self.name, args[0] if self.name == ARRIVED else output)
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+        """Of a model's copy, which is not watched."""
+        return _nothing
+
+    def is_last(self) -> bool:
+        """Whether only observers' hooks come behind it."""
+        for hook in reversed(self.beside.values()):
+            if not isinstance(hook, _Hook):
+                return False
+            if hook is self:
+                return True
+        return False  # somebody took it out
+
+
+def _nothing(*_: Any) -> None:
+    """What is left of a hook in a copy."""

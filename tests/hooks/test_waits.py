@@ -1,0 +1,360 @@
+"""While the model runs, capture reads nothing back from its device after the first pass of a run.
+
+On torch's meta device a read raises. On the CPU the operations are counted that would be reads.
+"""
+
+import pytest
+import torch
+from diffusers import EulerDiscreteScheduler, StableDiffusionPipeline, UNet2DConditionModel
+from joint_models import inputs
+from matrix import ROWS
+from PIL import Image
+from reads import Reads, reads_by_call
+from rows import Way
+from tiny_pipelines import make_pipeline, make_scheduler
+from tiny_tokenizers import tiny_tokenizer
+from transformer_rows import flux, klein
+
+import sdattn
+from sdattn import AttentionStore, CaptureError, capture
+from sdattn.control.removal import Removal
+from sdattn.edit import (
+    AttentionRefine,
+    AttentionReplace,
+    AttentionReweight,
+    register_attention_control,
+)
+from sdattn.models.denoiser_call import Timestep
+from sdattn.models.layers import find_denoiser, read_call
+from sdattn.prompts.tokens import read_prompt
+
+NAMED = {row.name: row for row in ROWS}
+PROMPTS = ["a red cat", "a red dog"]
+
+
+@pytest.fixture(autouse=True)
+def no_kernel_of_the_cpu(monkeypatch):
+    """Which hands out its logsumexp, so that capture may look at it: no other device has it."""
+    monkeypatch.setattr("sdattn.hooks.sdpa._kernel_tells", lambda *_: False)
+
+
+# -- the meta device ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sd15():
+    """SD 1.5's UNet at its full size, without weights."""
+    with torch.device("meta"):
+        return UNet2DConditionModel(sample_size=64, cross_attention_dim=768).eval()
+
+
+def meta_inputs(rows):
+    with torch.device("meta"):
+        return torch.empty(rows, 4, 64, 64), torch.empty(rows, 77, 768)
+
+
+KEPT = {
+    "mean": {},
+    "last": {"steps": "last"},
+    "all": {"steps": "all", "heads": "all"},
+    "chosen": {"steps": [0, 1], "heads": [1, 3], "tokens": [2, 5]},
+    "half": {"dtype": torch.float16},
+    "among": {"among": [[1, 2, 5]]},
+    "self": {"kinds": ("cross", "self"), "layers": ["mid"]},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kept", KEPT)
+def test_nothing_is_read_of_sd15_on_the_meta_device(sd15, kept):
+    """Nor in the first of the two calls."""
+    sample, text = meta_inputs(2)
+    with capture(sd15, **KEPT[kept]) as store:
+        for timestep in (801, 401):
+            sd15(sample, torch.tensor(timestep, device="meta"), text)
+    assert len(store.maps) == (2 if kept == "self" else 16)
+    assert all(maps.device.type == "meta" for maps in store.maps.values())
+    with pytest.raises(RuntimeError):  # there is no value, so that none was looked at
+        print(store.timesteps)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("steps", "kept"), [((0.5, 1.0), [1]), ((0.0, 1.0), [0, 1]), ("last", [1])]
+)
+@pytest.mark.parametrize("branch", ["conditional", "both"])
+def test_a_part_of_the_schedule_is_kept_without_a_look_at_the_timestep(sd15, steps, kept, branch):
+    """The pipeline reckons with its timestep; the scheduler knows how far it is."""
+    parts = ("vae", "text_encoder", "tokenizer", "safety_checker", "feature_extractor")
+    scheduler = EulerDiscreteScheduler.from_config(make_scheduler().config)
+    pipe = StableDiffusionPipeline(
+        unet=sd15, scheduler=scheduler, **dict.fromkeys(parts), requires_safety_checker=False
+    )
+    pipe._guidance_scale = 7.5
+    scheduler.set_timesteps(2)
+    sample, text = meta_inputs(2)
+    with capture(pipe, steps=steps, branch=branch) as store:
+        for timestep in scheduler.timesteps:
+            scheduler.scale_model_input(sample, timestep)
+            output = sd15(sample, timestep.to("meta"), text).sample
+            scheduler.step(output, timestep, sample)
+    if steps != "last":
+        assert [i for i in range(2) if store.keeps(i)] == kept
+    assert [one.position for one in store.passes] == [0.25, 0.75]
+    assert len(store.maps) == 16
+    assert store.images == (2 if branch == "both" else 1)
+
+
+CONTROLS = {
+    "store": lambda prompts: AttentionStore(),
+    "replace": lambda prompts: AttentionReplace(prompts, 2, 1.0, 1.0),
+    "refine": lambda prompts: AttentionRefine(prompts, 2, {"dog": (0.0, 0.5)}, 1.0),
+    "reweight": lambda prompts: AttentionReweight(
+        prompts, 2, 1.0, 1.0, {"dog": 2.0}, controller=AttentionReplace(prompts, 2, 1.0, 1.0)
+    ),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", CONTROLS)
+def test_our_controllers_read_nothing(kind):
+    with torch.device("meta"):
+        unet = make_pipeline().unet.to("meta")
+        given = torch.empty(4, 4, 16, 16), torch.tensor(5), torch.empty(4, 77, 32)
+    control = CONTROLS[kind]([read_prompt(tiny_tokenizer(), text) for text in PROMPTS])
+    with register_attention_control(unet, control):
+        for _ in range(2):
+            unet(*given)
+    assert control.cur_step == 2
+
+
+# -- whole runs, counted --------------------------------------------------------------------------
+
+FAMILIES = (
+    "Stable Diffusion 1.x",
+    "SDXL",
+    "InstructPix2Pix",
+    "PAG",
+    "IP-Adapter",
+    "LoRA",
+    "AnimateDiff",
+    "Heun scheduler (second order)",
+    "image to image",
+    "Stable Diffusion 3",
+    "Stable Diffusion 3, second-order scheduler",
+    "FLUX.1",
+    "FLUX.1, image to image",
+    "FLUX.1 Kontext",
+    "FLUX.2",
+    "FLUX.2 klein",
+    "Qwen-Image",
+    "PixArt Sigma",
+    "Sana",
+)
+SMALL = Way(size=(64, 96))
+
+
+def run(row, pipe, **options):
+    way = row.fitted(SMALL)
+    steps = 2 * row.options(pipe, way).get("num_inference_steps", 2)
+    return row.run(pipe, way, num_inference_steps=steps, **options)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_more_is_read_after_the_first_pass_than_without_capture(name):
+    row = NAMED[name]
+    pipe = row.make()
+    model = find_denoiser(pipe).model
+    with reads_by_call(model) as plain:
+        expected = run(row, pipe)
+    with capture(pipe, steps=(0.0, 1.0)) as store, reads_by_call(model) as watched:
+        assert (run(row, pipe) == expected).all()
+    assert len(plain) == len(watched) >= 3
+    assert watched[1:] == plain[1:]
+    # and yet all is known: each pass and its place are those that its timestep tells
+    schedule = pipe.scheduler.timesteps.double()
+    for one in store.passes:
+        nearest = (schedule - one.timestep).abs().argmin()
+        assert one.position == (int(nearest) + 0.5) / len(schedule)
+    assert store.kept_passes == len(store.passes) > 1
+
+
+def test_the_count_sees_what_would_be_read():
+    """Without it the test above would mean nothing."""
+    for look in (
+        lambda one: float(one[0]),
+        lambda one: bool((one == 0).any()),
+        lambda one: one[one > 0],
+        lambda one: one.nonzero(),
+        lambda one: one.unique(),
+        lambda one: torch.equal(one, one + 1),
+        lambda one: one.masked_fill_(one > 0, 1).masked_select(one > 0),
+    ):
+        with Reads() as reads:
+            look(torch.ones(3))
+        assert reads.number
+    with Reads() as reads:
+        torch.ones(3)[1:].add_(torch.ones(3)[torch.tensor([1])])
+    assert not reads.number
+
+
+def test_generate_and_knockouts_read_nothing_more():
+    pipe = make_pipeline()
+    options = {"num_inference_steps": 4, "height": 64, "width": 64}
+    with reads_by_call(pipe.unet) as plain:
+        pipe("a red cat", output_type="latent", **options)
+    with reads_by_call(pipe.unet) as generated:
+        sdattn.generate(pipe, "a red cat", **options)
+    with reads_by_call(pipe.unet) as removed, Removal(pipe, [(), (2,), (2, 3)], 77):
+        latents = torch.randn(1, 4, 8, 8).repeat(3, 1, 1, 1)
+        pipe(["a red cat"] * 3, output_type="latent", latents=latents, **options)
+    with reads_by_call(pipe.unet) as stored:
+        store = AttentionStore(pipeline=pipe)
+        pipe.unet.set_attn_processor(sdattn.TorchAttnProcessor(store))
+        pipe("a red cat", output_type="latent", **options)
+    assert generated[1:] == removed[1:] == stored[1:] == plain[1:]
+    assert len(plain) == len(stored) == 4
+
+
+# -- what is kept is what the model got ---------------------------------------------------------
+
+
+@torch.no_grad()
+def test_a_timestep_that_is_written_to_later_is_the_one_that_the_model_got(tiny_unet):
+    timestep = torch.tensor([7])
+    with capture(tiny_unet) as store:
+        for value in (7, 3):
+            timestep.fill_(value)
+            tiny_unet(torch.ones(1, 4, 16, 16), timestep, torch.ones(1, 77, 32))
+    timestep.fill_(0)
+    assert store.timesteps == [7.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        (3, 3.0),
+        (0.5, 0.5),
+        (torch.tensor(4), 4.0),
+        (torch.tensor([2.5, 9.0]), 2.5),
+        (torch.tensor([[6], [1]]), 6.0),
+        (torch.tensor([8.0], dtype=torch.bfloat16), 8.0),
+    ],
+)
+def test_the_batchs_first_timestep_counts(given, value):
+    assert float(Timestep(given)) == value
+    assert float(Timestep(given, unit=1000.0)) == 1000 * value
+
+
+def test_a_view_of_the_schedule_knows_its_place():
+    schedule = torch.arange(10.0)
+    for index, one in enumerate(schedule):
+        assert Timestep(one).index_in(schedule) == index
+        assert Timestep(one.expand(4)).index_in(schedule) == index
+        assert Timestep(one[None]).index_in(schedule[2:]) == (index - 2 if index > 1 else None)
+    later = schedule[3::3]
+    assert [Timestep(one).index_in(later) for one in later] == [0, 1, 2]
+    assert Timestep(schedule[4]).index_in(later) is None  # between two of them
+    assert Timestep(schedule[4] / 2).index_in(schedule) is None
+    assert Timestep(4).index_in(schedule) is None
+    assert Timestep(schedule[4]).index_in(schedule.clone()) is None
+    assert Timestep(schedule[4]).index_in(schedule.tolist()) is None
+    with torch.device("meta"):  # where all is at one place
+        assert Timestep(torch.empty(10)[4]).index_in(torch.empty(10)) is None
+
+
+# -- grids that ids tell --------------------------------------------------------------------------
+
+
+def read_grids(calls):
+    """Of calls of one FLUX under capture: (rows, cols), and how often it was read."""
+    model, found = flux().transformer, []
+    with capture(model, steps="all") as store:
+        for given in calls(model):
+            with Reads() as reads:
+                model(**given)
+            found.append((store.passes[-1].latent_size, reads.number))
+    return found
+
+
+@torch.no_grad()
+def test_a_grid_is_read_again_where_its_ids_are_others():
+    def calls(model):
+        given = inputs("FLUX.1", model, rows=2, cols=6)
+        yield from (given, given)
+        yield {**given, "img_ids": given["img_ids"].clone()}
+
+    (size, first), (again, second), (cloned, third) = read_grids(calls)
+    assert size == again == cloned == (2, 6)
+    assert second < third <= first
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", ["other ids", "the same, written to"])
+def test_another_shape_of_as_many_patches_is_refused(change):
+    def calls(model):
+        given = inputs("FLUX.1", model, rows=2, cols=6)
+        other = inputs("FLUX.1", model, rows=3, cols=4)["img_ids"]
+        yield given
+        if change == "other ids":
+            yield {**given, "img_ids": other}
+        given["img_ids"].copy_(other)
+        yield given
+
+    with pytest.raises(CaptureError, match=r"now called for 1 image\(s\) with \(3, 4\)"):
+        read_grids(calls)
+
+
+@torch.no_grad()
+def test_ids_of_inference_mode_have_no_versions():
+    with torch.inference_mode():
+        sizes = [size for size, _ in read_grids(lambda model: [inputs("FLUX.1", model)] * 2)]
+    assert sizes == [(3, 5), (3, 5)]
+
+
+def test_reference_pictures_join_the_ids_anew_in_every_step():
+    """FLUX.2 does; in the run of a pipeline they are read once all the same."""
+    pipe = klein()
+    options = {"num_inference_steps": 4, "height": 64, "width": 96, "guidance_scale": 1.0}
+    options |= {"image": Image.new("RGB", (64, 64), "red"), "max_sequence_length": 24}
+    options |= {"output_type": "latent"}
+    with reads_by_call(pipe.transformer) as plain:
+        pipe(prompt="a red cat", **options)
+    with capture(pipe) as store, reads_by_call(pipe.transformer) as watched:
+        pipe(prompt="a red cat", **options)
+    assert store.latent_size == (4, 6)
+    assert watched[1:] == plain[1:]
+
+
+def test_the_size_of_a_call_is_read_when_it_is_asked_for():
+    model = flux().transformer
+    with Reads() as reads:
+        call = read_call(model, (), inputs("FLUX.1", model))
+        assert not reads.number
+        assert call.latent_size == (3, 5)
+        assert reads.number
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["Stable Diffusion 1.x", "FLUX.1", "Stable Diffusion 3"])
+def test_a_gpu_does_not_wait(name):
+    row = NAMED[name]
+    pipe = row.make().to("cuda")
+    model, calls = find_denoiser(pipe).model, []
+
+    def begin(*_):
+        calls.append(1)
+        torch.cuda.set_sync_debug_mode("error" if len(calls) > 2 else "default")
+
+    hooks = (
+        model.register_forward_pre_hook(begin, prepend=True),
+        model.register_forward_hook(lambda *_: torch.cuda.set_sync_debug_mode("default")),
+    )
+    try:
+        with capture(pipe, steps=(0.0, 1.0)):
+            run(row, pipe)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        for hook in hooks:
+            hook.remove()
+    assert len(calls) >= 4
