@@ -30,7 +30,7 @@ from torch import Tensor
 from training.autoencoder import even_out, make_latents, polish_decoder, train_vae, vae_psnr
 from training.data import make_dataset, make_tokenizer
 from training.fit import say
-from training.models import assemble
+from training.models import assemble, new_text_encoder, new_unet
 from training.record import begin_sitting, snapshot, write_record
 from training.stages import refine, train_text, train_unet
 
@@ -51,16 +51,21 @@ def train_from_nothing(
 
 
 def train_from(
-    start: StableDiffusionPipeline, args: argparse.Namespace, pictures: Tensor
+    args: argparse.Namespace, scenes: list[Scene], pictures: Tensor
 ) -> tuple[StableDiffusionPipeline, Tensor]:
     """A pipeline with the words and places of one that draws smaller pictures, and a new
     autoencoder whose latents are like those that its UNet knows; and the scenes' latents."""
+    start = StableDiffusionPipeline.from_pretrained(args.start, dtype=torch.float32)
+    tokenizer = make_tokenizer(scenes[:2000])
+    text, unet = new_text_encoder(tokenizer), new_unet()
+    text.load_state_dict(start.text_encoder.state_dict())
+    unet.load_state_dict(start.unet.state_dict())
     vae = train_vae(pictures, args.work, args.vae_steps, args.seed, like=start.vae)
     vae.register_to_config(scaling_factor=1.0)
     latents = make_latents(vae, pictures, args.work)
     polish_decoder(vae, latents, pictures, args.work, args.decoder_steps, args.seed + 3)
     say(f"vae: {vae_psnr(vae, seed=7):.2f} dB on unseen scenes")
-    return assemble(vae, start.text_encoder, start.tokenizer, start.unet), latents
+    return assemble(vae, text, tokenizer, unet), latents
 
 
 def train(process: int, args: argparse.Namespace) -> None:
@@ -71,13 +76,8 @@ def train(process: int, args: argparse.Namespace) -> None:
         dist.init_process_group("gloo", store, rank=process, world_size=args.processes)
     torch.manual_seed(args.seed)
     scenes, pictures = make_dataset(args.seed, args.chunks, args.work)
-    if args.start:
-        start = StableDiffusionPipeline.from_pretrained(args.start, torch_dtype=torch.float32)
-        pipe, latents = train_from(start, args, pictures)
-    else:
-        pipe, latents = train_from_nothing(args, scenes, pictures)
-    if args.compile:
-        pipe.unet.compile()  # takes minutes once, and makes every step shorter
+    begin = train_from if args.start else train_from_nothing
+    pipe, latents = begin(args, scenes, pictures)
     made = refine(pipe, scenes, latents, args.work, args.refine_steps, args.seed + 4)
     if process == 0:
         write_model(made, args.work, args.out)
@@ -127,12 +127,6 @@ def main() -> None:
     parser.add_argument("--unet-steps", type=int, default=5400)
     parser.add_argument("--refine-steps", type=int, default=10000)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument(
-        "--compile",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="needs a C++ compiler",
-    )
     parser.add_argument(
         "--snapshot",
         action="store_true",

@@ -26,7 +26,7 @@ from .fit import FLAT
 from .models import assemble, new_text_encoder, new_unet
 
 RECORD = "training.json"
-ANY_TIME = ("out", "work", "compile", "snapshot")  # options that do not change what is learnt
+ANY_TIME = ("out", "work", "snapshot")  # options that do not change what is learnt
 STAGES = ("vae", "decoder", "text", "unet", "refine")
 PACKAGES = ("torch", "diffusers", "transformers", "tokenizers", "safetensors", "numpy")
 

@@ -174,7 +174,7 @@ def test_processes_that_began_apart_train_the_same_network(tmp_path):
 
 def settings(tmp_path, **changes):
     made = {"seed": 1, "chunks": 2, "start": None, "out": tmp_path / "out", "work": tmp_path}
-    return argparse.Namespace(**{**made, "compile": True, "snapshot": False, **changes})
+    return argparse.Namespace(**{**made, "snapshot": False, **changes})
 
 
 def test_the_steps_of_a_stage_can_be_changed_until_its_learning_rate_falls(tmp_path):
@@ -200,7 +200,7 @@ def test_the_steps_of_a_stage_can_be_changed_until_its_learning_rate_falls(tmp_p
 def test_a_run_is_recorded_and_not_mixed_with_another(tmp_path):
     record.begin_sitting(tmp_path, settings(tmp_path))
     torch.save({"step": 300, "seconds": 12.6}, tmp_path / "vae.pt")
-    record.begin_sitting(tmp_path, settings(tmp_path, compile=False))
+    record.begin_sitting(tmp_path, settings(tmp_path, snapshot=True))
     with pytest.raises(
         SystemExit, match="holds a run with .*'chunks': 2.* asked for .*'chunks': 3"
     ):
