@@ -37,6 +37,10 @@ class Held:
 
     def add(self, attended: Attended, columns: Columns) -> None:
         """Take in what the kept rows of one call attended to."""
+        if self._in_place:
+            self.total = attended.add_to(None if self.keep.steps.last else self.total, columns)
+            self.calls += 1
+            return
         pieces: Iterable[Tensor]  # to be summed, [images, (heads,) N, tokens]
         if self.keep.heads.each:
             pieces = [self._chosen_heads(attended.every_head(columns))]
@@ -54,6 +58,13 @@ class Held:
         for piece in pieces:
             piece = piece.to(device=device, dtype=dtype)
             self.total = piece if self.total is None else self._sum(self.total, piece)
+
+    @property
+    def _in_place(self) -> bool:
+        """Whether a layer's heads are summed where they are computed, in its running sum."""
+        keep = self.keep
+        moved = keep.device is not None or keep.held_dtype != torch.float32
+        return not (moved or keep.grad or keep.heads.each or keep.steps.each)
 
     def map(self) -> Tensor:
         """``[images, (steps,) (heads,) rows, cols, tokens]``."""

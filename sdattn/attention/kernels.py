@@ -1,0 +1,431 @@
+"""Triton's kernels behind :mod:`sdattn.attention.recording`; nothing loads them where there is no
+CUDA.
+
+A program has a block of queries, goes through the heads in turn and keeps their sum in registers,
+so nothing of ``[heads, N, T]`` is written. Scores are sums in float32 of exact products: no TF32.
+
+Sources: Tillet et al. 2019, "Triton"; Milakov and Gimelshein 2018, "Online normalizer calculation
+for softmax", for the logsumexp.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CHUNK = 32  # of a head's width that is multiplied at a time
+TILE = 4096  # scores of one head that a program holds
+WARPS = 4
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scores(
+    query: Any,
+    key: Any,
+    mask: Any,
+    rows: Any,
+    keys: Any,
+    n_queries: Any,
+    in_keys: Any,
+    query_n: Any,
+    query_d: Any,
+    key_t: Any,
+    key_d: Any,
+    mask_n: Any,
+    mask_t: Any,
+    scale: Any,
+    masked: tl.constexpr,
+    widened: tl.constexpr,
+    width: tl.constexpr,
+    chunk: tl.constexpr,
+) -> Any:
+    """Of some queries and keys of one head, ``[rows, keys]``; -inf outside of them."""
+    in_rows = rows < n_queries
+    scores = tl.zeros((rows.shape[0], keys.shape[0]), tl.float32)
+    for start in tl.static_range(0, width, chunk):
+        part = start + tl.arange(0, chunk)
+        q = tl.load(
+            query + rows[:, None] * query_n + part[None, :] * query_d,
+            mask=in_rows[:, None] & (part[None, :] < width),
+            other=0.0,
+        )
+        k = tl.load(
+            key + part[:, None] * key_d + keys[None, :] * key_t,
+            mask=(part[:, None] < width) & in_keys[None, :],
+            other=0.0,
+        )
+        if widened:
+            q, k = q.to(tl.float32), k.to(tl.float32)
+        scores = tl.dot(q, k, scores, input_precision="ieee")
+    scores *= scale
+    if masked:
+        scores += tl.load(
+            mask + rows[:, None].to(tl.int64) * mask_n + keys[None, :] * mask_t,
+            mask=in_rows[:, None] & in_keys[None, :],
+            other=0.0,
+        ).to(tl.float32)
+    return tl.where(in_keys[None, :], scores, float("-inf"))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def softmax_sums(
+    total: Any,
+    query: Any,
+    key: Any,
+    mask: Any,
+    columns: Any,
+    scale: Any,
+    heads: Any,
+    n_queries: Any,
+    n_keys: Any,
+    total_b: Any,
+    total_n: Any,
+    total_t: Any,
+    query_b: Any,
+    query_h: Any,
+    query_n: Any,
+    query_d: Any,
+    key_b: Any,
+    key_h: Any,
+    key_t: Any,
+    key_d: Any,
+    mask_b: Any,
+    mask_h: Any,
+    mask_n: Any,
+    mask_t: Any,
+    masked: tl.constexpr,
+    chosen: tl.constexpr,
+    widened: tl.constexpr,
+    width: tl.constexpr,
+    chunk: tl.constexpr,
+    block_n: tl.constexpr,
+    block_t: tl.constexpr,
+) -> None:
+    """Add the softmax of a block of queries over all keys, summed over heads, to ``total``."""
+    image = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    keys = tl.arange(0, block_t)
+    sums = tl.zeros((block_n, block_t), tl.float32)
+    for head in range(heads):
+        scores = _scores(
+            query + image * query_b + head * query_h,
+            key + image * key_b + head * key_h,
+            mask + image * mask_b + head * mask_h,
+            rows,
+            keys,
+            n_queries,
+            keys < n_keys,
+            query_n,
+            query_d,
+            key_t,
+            key_d,
+            mask_n,
+            mask_t,
+            scale,
+            masked,
+            widened,
+            width,
+            chunk,
+        )
+        most = tl.max(scores, 1)
+        most = tl.where(most == float("-inf"), 0.0, most)  # where all keys are shut out
+        exps = tl.exp(scores - most[:, None])
+        row_sums = tl.sum(exps, 1)
+        sums += exps / tl.where(row_sums == 0.0, 1.0, row_sums)[:, None]
+    at = keys
+    kept = keys < n_keys
+    if chosen:
+        at = tl.load(columns + keys, mask=kept, other=-1)
+        kept = kept & (at >= 0)
+    place = total + image * total_b + rows[:, None] * total_n + at[None, :] * total_t
+    inside = (rows < n_queries)[:, None] & kept[None, :]
+    tl.store(place, tl.load(place, mask=inside, other=0.0) + sums, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def share_sums(
+    total: Any,
+    query: Any,
+    key: Any,
+    mask: Any,
+    columns: Any,
+    logsumexp: Any,
+    scale: Any,
+    heads: Any,
+    n_queries: Any,
+    n_keys: Any,
+    total_b: Any,
+    total_n: Any,
+    total_t: Any,
+    query_b: Any,
+    query_h: Any,
+    query_n: Any,
+    query_d: Any,
+    key_b: Any,
+    key_h: Any,
+    key_t: Any,
+    key_d: Any,
+    mask_b: Any,
+    mask_h: Any,
+    mask_n: Any,
+    mask_t: Any,
+    lse_b: Any,
+    lse_h: Any,
+    lse_n: Any,
+    masked: tl.constexpr,
+    chosen: tl.constexpr,
+    widened: tl.constexpr,
+    width: tl.constexpr,
+    chunk: tl.constexpr,
+    block_n: tl.constexpr,
+    block_t: tl.constexpr,
+) -> None:
+    """Add ``exp(scores - logsumexp)`` of a block of queries and of keys, summed over heads."""
+    image = tl.program_id(2).to(tl.int64)
+    rows = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    slots = tl.program_id(1) * block_t + tl.arange(0, block_t)
+    kept = slots < n_keys
+    keys = slots
+    if chosen:
+        keys = tl.load(columns + slots, mask=kept, other=0)
+    sums = tl.zeros((block_n, block_t), tl.float32)
+    for head in range(heads):
+        scores = _scores(
+            query + image * query_b + head * query_h,
+            key + image * key_b + head * key_h,
+            mask + image * mask_b + head * mask_h,
+            rows,
+            keys,
+            n_queries,
+            kept,
+            query_n,
+            query_d,
+            key_t,
+            key_d,
+            mask_n,
+            mask_t,
+            scale,
+            masked,
+            widened,
+            width,
+            chunk,
+        )
+        of_rows = tl.load(
+            logsumexp + image * lse_b + head * lse_h + rows * lse_n,
+            mask=rows < n_queries,
+            other=0.0,
+        )
+        sums += tl.exp(scores - of_rows[:, None])
+    place = total + image * total_b + rows[:, None] * total_n + slots[None, :] * total_t
+    inside = (rows < n_queries)[:, None] & kept[None, :]
+    tl.store(place, tl.load(place, mask=inside, other=0.0) + sums, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def row_logsumexp(
+    out: Any,
+    query: Any,
+    key: Any,
+    mask: Any,
+    scale: Any,
+    n_queries: Any,
+    n_keys: Any,
+    out_b: Any,
+    out_h: Any,
+    query_b: Any,
+    query_h: Any,
+    query_n: Any,
+    query_d: Any,
+    key_b: Any,
+    key_h: Any,
+    key_t: Any,
+    key_d: Any,
+    mask_b: Any,
+    mask_h: Any,
+    mask_n: Any,
+    mask_t: Any,
+    masked: tl.constexpr,
+    widened: tl.constexpr,
+    width: tl.constexpr,
+    chunk: tl.constexpr,
+    block_n: tl.constexpr,
+    block_t: tl.constexpr,
+) -> None:
+    """The logsumexp of a block of queries of one head over all keys, a block of them at a time."""
+    image = tl.program_id(2).to(tl.int64)
+    head = tl.program_id(1)
+    rows = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    most = tl.full((block_n,), float("-inf"), tl.float32)
+    sums = tl.zeros((block_n,), tl.float32)
+    for start in range(0, n_keys, block_t):
+        keys = start + tl.arange(0, block_t)
+        scores = _scores(
+            query + image * query_b + head * query_h,
+            key + image * key_b + head * key_h,
+            mask + image * mask_b + head * mask_h,
+            rows,
+            keys,
+            n_queries,
+            keys < n_keys,
+            query_n,
+            query_d,
+            key_t,
+            key_d,
+            mask_n,
+            mask_t,
+            scale,
+            masked,
+            widened,
+            width,
+            chunk,
+        )
+        more = tl.maximum(most, tl.max(scores, 1))
+        finite = tl.where(more == float("-inf"), 0.0, more)
+        sums = sums * tl.exp(most - finite) + tl.sum(tl.exp(scores - finite[:, None]), 1)
+        most = more
+    place = out + image * out_b + head * out_h + rows
+    tl.store(place, tl.where(sums == 0.0, most, most + tl.log(sums)), mask=rows < n_queries)
+
+
+def add_softmax(
+    total: Tensor,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    columns: Sequence[int] | None = None,
+) -> None:
+    """As :func:`sdattn.attention.recording.record_softmax`; no column may come twice."""
+    (batch, heads, n, width), t = query.shape, key.shape[2]
+    block_t = tiling(t)
+    block_n = max(16, TILE // block_t)
+    slots = key if columns is None else _slots(tuple(columns), t, total.device)
+    with torch.cuda.device_of(total):
+        softmax_sums[triton.cdiv(n, block_n), batch](
+            total,
+            query,
+            key,
+            key if mask is None else mask,
+            slots,
+            scale,
+            heads,
+            n,
+            t,
+            *total.stride(),
+            *query.stride(),
+            *key.stride(),
+            *_strides(mask, query, t),
+            masked=mask is not None,
+            chosen=columns is not None,
+            widened=_widened(query),
+            width=width,
+            chunk=CHUNK,
+            block_n=block_n,
+            block_t=block_t,
+            num_warps=WARPS,
+        )
+
+
+def add_share(
+    total: Tensor,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    logsumexp: Tensor,
+    columns: Sequence[int] | None = None,
+) -> None:
+    """As :func:`sdattn.attention.recording.record_share`."""
+    batch, heads, n, width = query.shape
+    t = total.shape[2]
+    block_t = min(64, tiling(t))
+    block_n = 64
+    with torch.cuda.device_of(total):
+        share_sums[triton.cdiv(n, block_n), triton.cdiv(t, block_t), batch](
+            total,
+            query,
+            key,
+            key if mask is None else mask,
+            key if columns is None else _index(tuple(columns), total.device),
+            logsumexp,
+            scale,
+            heads,
+            n,
+            t,
+            *total.stride(),
+            *query.stride(),
+            *key.stride(),
+            *_strides(mask, query, key.shape[2]),
+            *logsumexp.stride(),
+            masked=mask is not None,
+            chosen=columns is not None,
+            widened=_widened(query),
+            width=width,
+            chunk=CHUNK,
+            block_n=block_n,
+            block_t=block_t,
+            num_warps=WARPS,
+        )
+
+
+def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """As :func:`sdattn.attention.recording.logsumexp`."""
+    (batch, heads, n, width), t = query.shape, key.shape[2]
+    out = torch.empty(batch, heads, n, dtype=torch.float32, device=query.device)
+    block_n = 64
+    with torch.cuda.device_of(query):
+        row_logsumexp[triton.cdiv(n, block_n), heads, batch](
+            out,
+            query,
+            key,
+            key if mask is None else mask,
+            scale,
+            n,
+            t,
+            *out.stride()[:2],
+            *query.stride(),
+            *key.stride(),
+            *_strides(mask, query, t),
+            masked=mask is not None,
+            widened=_widened(query),
+            width=width,
+            chunk=CHUNK,
+            block_n=block_n,
+            block_t=min(64, tiling(t)),
+            num_warps=WARPS,
+        )
+    return out
+
+
+def tiling(keys: int) -> int:
+    """Keys in a block that holds them all: a power of two, at least the 16 that a product needs."""
+    return max(16, triton.next_power_of_2(keys))
+
+
+def _widened(query: Tensor) -> bool:
+    """Whether to multiply in float32: Triton's interpreter would multiply the bits of bfloat16."""
+    return query.dtype == torch.bfloat16 and not query.is_cuda
+
+
+def _strides(mask: Tensor | None, query: Tensor, keys: int) -> tuple[int, ...]:
+    if mask is None:
+        return 0, 0, 0, 0
+    return mask.expand(*query.shape[:3], keys).stride()
+
+
+@lru_cache(maxsize=64)  # what is copied to a device makes the host wait
+def _index(columns: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(columns, dtype=torch.int32, device=device)
+
+
+@lru_cache(maxsize=64)
+def _slots(columns: tuple[int, ...], keys: int, device: torch.device) -> Tensor:
+    """Where each key's sums go, -1 for nowhere."""
+    slots = [-1] * keys
+    for slot, column in enumerate(columns):
+        slots[column] = slot
+    return torch.tensor(slots, dtype=torch.int32, device=device)
