@@ -48,7 +48,7 @@ def add_softmax(
 
     fits = key.shape[2] <= MOST_KEYS and (columns is None or len(set(columns)) == len(columns))
     case = _case("record_softmax", query, key, mask, columns)
-    kernel = fits and _agrees(case, compare)
+    kernel = fits and _agrees(case, query, compare)
     (_kernels() if kernel else plain).add_softmax(total, query, key, mask, scale, columns)
 
 
@@ -71,7 +71,7 @@ def add_share(
         return _difference(found[:, rows], expected, query)
 
     case = _case("record_share", query, key, mask, columns)
-    kernel = _agrees(case, compare)
+    kernel = _agrees(case, query, compare)
     chosen = _kernels() if kernel else plain
     chosen.add_share(total, query, key, mask, scale, logsumexp, columns)
 
@@ -88,7 +88,7 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
         return logsumexp_error(found, query, key, mask, scale) / ALLOWED
 
     case = _case("logsumexp", query, key, mask)
-    if _agrees(case, compare):
+    if _agrees(case, query, compare):
         return _kernels().logsumexp(query, key, mask, scale)
     scores = query.shape[:3].numel() * key.shape[2]
     if scores >= COSTLY:
@@ -122,7 +122,7 @@ def _kernels() -> ModuleType:
     return kernels
 
 
-def _agrees(case: Case, compare: Callable[[], float]) -> bool:
+def _agrees(case: Case, query: Tensor, compare: Callable[[], float]) -> bool:
     """Whether the kernel is used. A stream that is being captured into a graph cannot be read."""
     if case not in CHOICE.verdicts and torch.cuda.is_current_stream_capturing():
         return False

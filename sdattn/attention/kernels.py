@@ -8,9 +8,11 @@ Sources: Tillet et al. 2019, "Triton"; Milakov and Gimelshein 2018, "Online norm
 for softmax", for the logsumexp.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+# Triton reads an annotation of a kernel as its own: only constexpr is one.
+
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 import triton
@@ -19,30 +21,30 @@ from torch import Tensor
 
 CHUNK = 32  # of a head's width that is multiplied at a time
 TILE = 4096  # scores of one head that a program holds
-WARPS = 4
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}  # the default of the second is to change
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _scores(
-    query: Any,
-    key: Any,
-    mask: Any,
-    rows: Any,
-    keys: Any,
-    n_queries: Any,
-    in_keys: Any,
-    query_n: Any,
-    query_d: Any,
-    key_t: Any,
-    key_d: Any,
-    mask_n: Any,
-    mask_t: Any,
-    scale: Any,
+    query,
+    key,
+    mask,
+    rows,
+    keys,
+    n_queries,
+    in_keys,
+    query_n,
+    query_d,
+    key_t,
+    key_d,
+    mask_n,
+    mask_t,
+    scale,
     masked: tl.constexpr,
     widened: tl.constexpr,
     width: tl.constexpr,
     chunk: tl.constexpr,
-) -> Any:
+):
     """Of some queries and keys of one head, ``[rows, keys]``; -inf outside of them."""
     in_rows = rows < n_queries
     scores = tl.zeros((rows.shape[0], keys.shape[0]), tl.float32)
@@ -73,30 +75,30 @@ def _scores(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def softmax_sums(
-    total: Any,
-    query: Any,
-    key: Any,
-    mask: Any,
-    columns: Any,
-    scale: Any,
-    heads: Any,
-    n_queries: Any,
-    n_keys: Any,
-    total_b: Any,
-    total_n: Any,
-    total_t: Any,
-    query_b: Any,
-    query_h: Any,
-    query_n: Any,
-    query_d: Any,
-    key_b: Any,
-    key_h: Any,
-    key_t: Any,
-    key_d: Any,
-    mask_b: Any,
-    mask_h: Any,
-    mask_n: Any,
-    mask_t: Any,
+    total,
+    query,
+    key,
+    mask,
+    columns,
+    scale,
+    heads,
+    n_queries,
+    n_keys,
+    total_b,
+    total_n,
+    total_t,
+    query_b,
+    query_h,
+    query_n,
+    query_d,
+    key_b,
+    key_h,
+    key_t,
+    key_d,
+    mask_b,
+    mask_h,
+    mask_n,
+    mask_t,
     masked: tl.constexpr,
     chosen: tl.constexpr,
     widened: tl.constexpr,
@@ -104,7 +106,7 @@ def softmax_sums(
     chunk: tl.constexpr,
     block_n: tl.constexpr,
     block_t: tl.constexpr,
-) -> None:
+):
     """Add the softmax of a block of queries over all keys, summed over heads, to ``total``."""
     image = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * block_n + tl.arange(0, block_n)
@@ -148,34 +150,34 @@ def softmax_sums(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def share_sums(
-    total: Any,
-    query: Any,
-    key: Any,
-    mask: Any,
-    columns: Any,
-    logsumexp: Any,
-    scale: Any,
-    heads: Any,
-    n_queries: Any,
-    n_keys: Any,
-    total_b: Any,
-    total_n: Any,
-    total_t: Any,
-    query_b: Any,
-    query_h: Any,
-    query_n: Any,
-    query_d: Any,
-    key_b: Any,
-    key_h: Any,
-    key_t: Any,
-    key_d: Any,
-    mask_b: Any,
-    mask_h: Any,
-    mask_n: Any,
-    mask_t: Any,
-    lse_b: Any,
-    lse_h: Any,
-    lse_n: Any,
+    total,
+    query,
+    key,
+    mask,
+    columns,
+    logsumexp,
+    scale,
+    heads,
+    n_queries,
+    n_keys,
+    total_b,
+    total_n,
+    total_t,
+    query_b,
+    query_h,
+    query_n,
+    query_d,
+    key_b,
+    key_h,
+    key_t,
+    key_d,
+    mask_b,
+    mask_h,
+    mask_n,
+    mask_t,
+    lse_b,
+    lse_h,
+    lse_n,
     masked: tl.constexpr,
     chosen: tl.constexpr,
     widened: tl.constexpr,
@@ -183,7 +185,7 @@ def share_sums(
     chunk: tl.constexpr,
     block_n: tl.constexpr,
     block_t: tl.constexpr,
-) -> None:
+):
     """Add ``exp(scores - logsumexp)`` of a block of queries and of keys, summed over heads."""
     image = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(0) * block_n + tl.arange(0, block_n)
@@ -227,34 +229,34 @@ def share_sums(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def row_logsumexp(
-    out: Any,
-    query: Any,
-    key: Any,
-    mask: Any,
-    scale: Any,
-    n_queries: Any,
-    n_keys: Any,
-    out_b: Any,
-    out_h: Any,
-    query_b: Any,
-    query_h: Any,
-    query_n: Any,
-    query_d: Any,
-    key_b: Any,
-    key_h: Any,
-    key_t: Any,
-    key_d: Any,
-    mask_b: Any,
-    mask_h: Any,
-    mask_n: Any,
-    mask_t: Any,
+    out,
+    query,
+    key,
+    mask,
+    scale,
+    n_queries,
+    n_keys,
+    out_b,
+    out_h,
+    query_b,
+    query_h,
+    query_n,
+    query_d,
+    key_b,
+    key_h,
+    key_t,
+    key_d,
+    mask_b,
+    mask_h,
+    mask_n,
+    mask_t,
     masked: tl.constexpr,
     widened: tl.constexpr,
     width: tl.constexpr,
     chunk: tl.constexpr,
     block_n: tl.constexpr,
     block_t: tl.constexpr,
-) -> None:
+):
     """The logsumexp of a block of queries of one head over all keys, a block of them at a time."""
     image = tl.program_id(2).to(tl.int64)
     head = tl.program_id(1)
@@ -326,7 +328,7 @@ def add_softmax(
             chunk=CHUNK,
             block_n=block_n,
             block_t=block_t,
-            num_warps=WARPS,
+            **OPTIONS,
         )
 
 
@@ -368,7 +370,7 @@ def add_share(
             chunk=CHUNK,
             block_n=block_n,
             block_t=block_t,
-            num_warps=WARPS,
+            **OPTIONS,
         )
 
 
@@ -396,7 +398,7 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
             chunk=CHUNK,
             block_n=block_n,
             block_t=min(64, tiling(t)),
-            num_warps=WARPS,
+            **OPTIONS,
         )
     return out
 

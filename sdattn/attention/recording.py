@@ -66,6 +66,7 @@ def record_share(
     torch.ops.sdattn.record_share.default(total, query, key, mask, scale, logsumexp, columns)
 
 
+@torch.no_grad()
 def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Of the scores of each query over all keys, float32 ``[B, heads, N]``; without gradient."""
     return torch.ops.sdattn.logsumexp.default(query, key, mask, scale)
