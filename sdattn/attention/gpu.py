@@ -124,7 +124,8 @@ def _kernels() -> ModuleType:
 
 def _agrees(case: Case, query: Tensor, compare: Callable[[], float]) -> bool:
     """Whether the kernel is used. A stream that is being captured into a graph cannot be read."""
-    if case not in CHOICE.verdicts and torch.cuda.is_current_stream_capturing():
+    unknown = case not in CHOICE.verdicts and query.is_cuda
+    if unknown and torch.cuda.is_current_stream_capturing():
         return False
     return CHOICE.agrees(case, compare)
 

@@ -19,9 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK = 32  # of a head's width that is multiplied at a time
-TILE = 4096  # scores of one head that a program holds
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}  # the default of the second is to change
+CHUNK = 16  # of a head's width that is multiplied at a time; the width is no constant, for a loop
+# that were unrolled would take all registers for its addresses
+TILE = 2048  # scores of one head that a program holds
+ROWS = 32  # queries of a program that holds some of the keys
+OPTIONS = {"num_warps": 8, "enable_fp_fusion": True}  # the default of the second is to change
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -42,13 +44,13 @@ def _scores(
     scale,
     masked: tl.constexpr,
     widened: tl.constexpr,
-    width: tl.constexpr,
+    width,
     chunk: tl.constexpr,
 ):
     """Of some queries and keys of one head, ``[rows, keys]``; -inf outside of them."""
     in_rows = rows < n_queries
     scores = tl.zeros((rows.shape[0], keys.shape[0]), tl.float32)
-    for start in tl.static_range(0, width, chunk):
+    for start in range(0, width, chunk):
         part = start + tl.arange(0, chunk)
         q = tl.load(
             query + rows[:, None] * query_n + part[None, :] * query_d,
@@ -102,7 +104,7 @@ def softmax_sums(
     masked: tl.constexpr,
     chosen: tl.constexpr,
     widened: tl.constexpr,
-    width: tl.constexpr,
+    width,
     chunk: tl.constexpr,
     block_n: tl.constexpr,
     block_t: tl.constexpr,
@@ -181,7 +183,7 @@ def share_sums(
     masked: tl.constexpr,
     chosen: tl.constexpr,
     widened: tl.constexpr,
-    width: tl.constexpr,
+    width,
     chunk: tl.constexpr,
     block_n: tl.constexpr,
     block_t: tl.constexpr,
@@ -252,7 +254,7 @@ def row_logsumexp(
     mask_t,
     masked: tl.constexpr,
     widened: tl.constexpr,
-    width: tl.constexpr,
+    width,
     chunk: tl.constexpr,
     block_n: tl.constexpr,
     block_t: tl.constexpr,
@@ -345,7 +347,7 @@ def add_share(
     batch, heads, n, width = query.shape
     t = total.shape[2]
     block_t = min(64, tiling(t))
-    block_n = 64
+    block_n = ROWS
     with torch.cuda.device_of(total):
         share_sums[triton.cdiv(n, block_n), triton.cdiv(t, block_t), batch](
             total,
@@ -378,7 +380,7 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
     """As :func:`sdattn.attention.recording.logsumexp`."""
     (batch, heads, n, width), t = query.shape, key.shape[2]
     out = torch.empty(batch, heads, n, dtype=torch.float32, device=query.device)
-    block_n = 64
+    block_n = ROWS
     with torch.cuda.device_of(query):
         row_logsumexp[triton.cdiv(n, block_n), heads, batch](
             out,

@@ -74,7 +74,7 @@ def test_a_kernel_that_agrees_is_compared_once_and_used(name, sums, columns, use
             torch.testing.assert_close(sums(columns=columns), expected, atol=1e-6, rtol=0)
             assert kernels.ran == [f"add_{name}"] * calls
     [line] = gpu.kernels_in_use()
-    assert line.startswith(f"record_{name} on cpu for float32, head size 8, keys up to 8")
+    assert line.startswith(f"record_{name} on cpu for dtype float32, head size 8, keys up to 8")
     assert line.endswith("mask float32: kernel")
 
 

@@ -51,11 +51,12 @@ def test_the_kernels_agree_with_float64_in_every_case():
 
 # What a launch of torch's tensors makes of the arguments: the last strides are 1.
 KERNELS = {
-    "softmax_sums": {"block_n": 32, "block_t": 128, "chosen": False},
-    "share_sums": {"block_n": 64, "block_t": 64, "chosen": True},
-    "row_logsumexp": {"block_n": 64, "block_t": 64},
+    "softmax_sums": {"block_n": 16, "block_t": 128, "chosen": False},
+    "share_sums": {"block_n": 32, "block_t": 64, "chosen": True},
+    "row_logsumexp": {"block_n": 32, "block_t": 64},
 }
 POINTERS = {"total": "*fp32", "columns": "*i32", "logsumexp": "*fp32", "out": "*fp32"}
+ALIGNED = {"query_b", "query_n", "key_b", "key_t"}  # widths of layers, in multiples of 16
 HALVES = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
 
 
@@ -68,26 +69,41 @@ def compiled(name, dtype, width, capability, masked):
     from sdattn.attention import kernels
 
     kernel = getattr(kernels, name)
-    constants = {**KERNELS[name], "masked": masked, "widened": False, "width": width}
-    constants |= {"chunk": kernels.CHUNK, "query_d": 1, "key_d": 1}
+    constants = {**KERNELS[name], "masked": masked, "widened": False}
+    constants |= {"chunk": kernels.CHUNK, "query_d": 1, "key_d": 1, "mask_t": 1, "total_t": 1}
     given = {**POINTERS, "query": HALVES[dtype], "key": HALVES[dtype], "mask": HALVES[dtype]}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     signature = {
         argument: "constexpr" if argument in constants else given.get(argument, "i32")
         for argument in kernel.arg_names
     }
     signature["scale"] = "fp32"
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    aligned = {
+        (at,): [["tt.divisibility", 16]]
+        for at, (argument, kind) in enumerate(signature.items())
+        if kind.startswith("*") or argument in ALIGNED
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=kernels.OPTIONS)
     return made.metadata.shared, *assembled(made.asm["ptx"], capability)
 
 
 def assembled(ptx, capability):
-    import triton
+    from triton.backends.nvidia.compiler import get_ptxas
 
-    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    arch = f"sm_{capability}a" if capability >= 90 else f"sm_{capability}"
-    command = [ptxas, "-v", f"--gpu-name={arch}", "-o", os.devnull, "/dev/stdin"]
-    said = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
+    arch = re.search(r"\.target (\w+)", ptx)[1]
+    assert str(capability) in arch
+    command = [
+        get_ptxas(capability).path,
+        "-v",
+        f"--gpu-name={arch}",
+        "-o",
+        os.devnull,
+        "/dev/stdin",
+    ]
+    done = subprocess.run(command, input=ptx, capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    assert not done.returncode, said
     registers = int(re.search(r"Used (\d+) registers", said)[1])
     spills = sum(map(int, re.findall(r"(\d+) bytes spill", said)))
     return registers, spills
@@ -134,4 +150,4 @@ def test_a_tile_of_many_keys_compiles_without_spills():
     try:
         check_compiled(90, [("softmax_sums", "float16", 160, True)])
     finally:
-        KERNELS["softmax_sums"] |= {"block_n": 32, "block_t": 128}
+        KERNELS["softmax_sums"] |= {"block_n": 16, "block_t": 128}
