@@ -15,7 +15,8 @@ from . import plain
 from .choice import Case, Choice, KernelWarning
 from .core import HALF_TYPES
 
-ALLOWED = 1e-5  # of a probability, and of a logsumexp as a part of its size
+ALLOWED = 1e-5  # of a probability, and of a logsumexp
+DIGITS = 1e-6  # of a logsumexp, as a part of its size
 RELATIVE = 2e-3  # of a probability in half types
 SAMPLE = 64  # queries at either end, which the comparison looks at
 MOST_KEYS = 512  # that the kernel of a whole softmax holds at a time
@@ -85,7 +86,7 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
 
     def compare() -> float:
         found = _kernels().logsumexp(query, key, mask, scale)
-        return logsumexp_error(found, query, key, mask, scale) / ALLOWED
+        return logsumexp_error(found, query, key, mask, scale, ALLOWED)
 
     case = _case("logsumexp", query, key, mask)
     if _agrees(case, query, compare):
@@ -105,14 +106,14 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
 
 
 def logsumexp_error(
-    found: Tensor, query: Tensor, key: Tensor, mask: Tensor | None, scale: float
+    found: Tensor, query: Tensor, key: Tensor, mask: Tensor | None, scale: float, allowed: float
 ) -> float:
     """How far a logsumexp ``[B, heads, N]`` is from the float64 of its first and last rows, as a
-    part of its size where that is above 1."""
+    multiple of ``allowed`` and of the digits that float32 has."""
     rows = _ends(query.shape[2], query.device)
     of_rows = query[:, :, rows].double()
     expected = plain.logsumexp(of_rows, key.double(), _of(mask, rows), scale)
-    return _largest(found[:, :, rows].double(), expected, expected.abs().clamp_min(1))
+    return _largest(found[:, :, rows].double(), expected, allowed + DIGITS * expected.abs())
 
 
 def _kernels() -> ModuleType:

@@ -81,7 +81,7 @@ def told_if_same(kernel: Callable[[Call], Told], attend: Callable[[], Tensor], c
         if logsumexp is None or not torch.equal(output, attend()):
             return math.inf
         scale = 1 / math.sqrt(call.query.shape[-1]) if call.scale is None else call.scale
-        return logsumexp_error(logsumexp, call.query, call.key, None, scale) / ALLOWED
+        return logsumexp_error(logsumexp, call.query, call.key, None, scale, ALLOWED)
 
     case = _case(kernel.__name__, call)
     unknown = case not in CHOICE.verdicts
