@@ -66,11 +66,11 @@ def compiled(name, dtype, width, capability, masked):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from sdattn.attention import kernels
+    from sdattn.attention import kernels, launching
 
     kernel = getattr(kernels, name)
     constants = {**KERNELS[name], "masked": masked, "widened": False}
-    constants |= {"chunk": kernels.CHUNK, "query_d": 1, "key_d": 1, "mask_t": 1, "total_t": 1}
+    constants |= {"chunk": launching.CHUNK, "query_d": 1, "key_d": 1, "mask_t": 1, "total_t": 1}
     given = {**POINTERS, "query": HALVES[dtype], "key": HALVES[dtype], "mask": HALVES[dtype]}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     signature = {
@@ -84,7 +84,9 @@ def compiled(name, dtype, width, capability, masked):
         if kind.startswith("*") or argument in ALIGNED
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=kernels.OPTIONS)
+    made = triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options=launching.OPTIONS
+    )
     return made.metadata.shared, *assembled(made.asm["ptx"], capability)
 
 
@@ -141,12 +143,12 @@ def test_every_kernel_compiles_without_spills(capability):
 
 
 def test_a_tile_of_many_keys_compiles_without_spills():
-    from sdattn.attention import kernels
+    from sdattn.attention import launching
     from sdattn.attention.gpu import MOST_KEYS
 
-    block_t = kernels.tiling(MOST_KEYS)
+    block_t = launching.tiling(MOST_KEYS)
     assert block_t == MOST_KEYS
-    KERNELS["softmax_sums"] |= {"block_n": max(16, kernels.TILE // block_t), "block_t": block_t}
+    KERNELS["softmax_sums"] |= {"block_n": max(16, launching.TILE // block_t), "block_t": block_t}
     try:
         check_compiled(90, [("softmax_sums", "float16", 160, True)])
     finally:
