@@ -1,11 +1,12 @@
 """`Attended`: what one call of an attention layer attended to, computed when it is asked for.
 
-A faster kernel is one more subclass, with ``of`` and ``probs``, and a ``head_sums`` of its own
-where it needs no heads for their sum.
+A faster kernel is one more subclass, with ``of`` and ``probs``, and an ``add_to`` of its own where
+it needs no heads for their sum.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ..attention import attention_probs
 from ..attention.processor import heads_of, mask_by_head
+from ..attention.recording import record_softmax
 
 Rows = slice | Tensor
 Columns = Sequence[int] | None  # of the keys; None for all
@@ -55,6 +57,14 @@ class Attended(ABC):
         for part in self._parts(columns):
             yield part.sum(1)
 
+    def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
+        """``total`` with the sum over heads added in place, float32 ``[batch, N, T]``, without
+        gradient; where it is None, a new tensor."""
+        for part in self.head_sums(columns):
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total
+
     def _parts(self, columns: Columns) -> Iterator[Tensor]:
         step = max(1, PART // (self.batch * self.cells * self.keys))
         for start in range(0, self.heads, step):
@@ -72,6 +82,20 @@ def row_index(rows: Tensor) -> Rows:
 def chosen_columns(probs: Tensor, columns: Columns) -> Tensor:
     """Some of the keys of ``[..., T]``, None for all."""
     return probs if columns is None else probs[..., list(columns)]
+
+
+def new_sums(attended: Attended, like: Tensor, columns: Columns) -> Tensor:
+    """Zeros for what :meth:`Attended.add_to` adds, where ``like`` is."""
+    width = attended.keys if columns is None else len(columns)
+    shape = attended.batch, attended.cells, width
+    return torch.zeros(shape, dtype=torch.float32, device=like.device)
+
+
+def addend(mask: Tensor | None) -> Tensor | None:
+    """A mask as what is added to the scores; of a bool one, True takes part."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -math.inf)
 
 
 class GivenProbs(Attended):
@@ -123,6 +147,13 @@ class QueryKey(Attended):
         mask = self.mask if self.mask is None or self.mask.shape[1] == 1 else self.mask[:, heads]
         probs = attention_probs(query[:, heads].float(), key[:, heads].float(), mask)
         return chosen_columns(probs, columns)
+
+    def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
+        query, key = self._by_head
+        total = new_sums(self, query, columns) if total is None else total
+        scale = 1 / math.sqrt(query.shape[-1])
+        record_softmax(total, query, key, addend(self.mask), scale, columns)
+        return total
 
 
 class SideBySide(Attended):

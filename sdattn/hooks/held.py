@@ -40,6 +40,10 @@ class Held:
 
     def add(self, attended: Attended, columns: Columns) -> None:
         """Take in what the kept rows of one call attended to."""
+        if self._in_place:
+            self.total = attended.add_to(None if self.keep.steps.last else self.total, columns)
+            self.calls += 1
+            return
         pieces: Iterable[Tensor]  # to be summed, [images, (heads,) N, tokens]
         if self.keep.heads.each:
             pieces = [self._chosen_heads(attended.every_head(columns))]
@@ -77,6 +81,13 @@ class Held:
         if sent is not None:
             is_added = self.total is not None and not steps.last
             self._hold(sent if is_added else sent.clone())
+
+    @property
+    def _in_place(self) -> bool:
+        """Whether a layer's heads are summed where they are computed, in its running sum."""
+        keep = self.keep
+        moved = keep.device is not None or keep.held_dtype != torch.float32
+        return not (moved or keep.grad or keep.heads.each or keep.steps.each)
 
     def map(self) -> Tensor:
         """``[images, (steps,) (heads,) rows, cols, tokens]``."""

@@ -1,9 +1,9 @@
 """What is handed to torch's ``scaled_dot_product_attention``, and the probabilities that follow.
 
 A row of the softmax is ``exp(scores - logsumexp)``, where the logsumexp of a row is one number. So
-where the logsumexp is known, the probabilities of some keys need the scores of those keys only. On
-the CPU the kernel that makes the model's output gives the logsumexp as well; elsewhere it is
-computed in slices of queries.
+where the logsumexp is known, the probabilities of some keys need the scores of those keys only. The
+kernel that makes the model's output gives it as well, in the cases of :mod:`sdattn.hooks.telling`;
+elsewhere it is computed beside it.
 
 Source: Dao et al. 2022, "FlashAttention", algorithm 1, for the logsumexp.
 """
@@ -17,14 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
 
-from ..attention import HALF_TYPES
-from .attended import Attended, Columns, Rows
+from ..attention import HALF_TYPES, plain
+from ..attention.recording import logsumexp, record_share, record_softmax
+from .attended import Attended, Columns, Rows, addend, new_sums
+from .telling import Call, attend_and_tell, backend_that_tells
 
-FLASH = 1  # of SDPBackend, what torch._fused_sdp_choice answers
-SLICE = 1 << 24  # scores in one slice of queries, where the kernel gives no logsumexp
-EXACT = 16  # of a larger logsumexp float32 holds too few digits for probabilities within 1e-5
+FEW = 512  # keys, of which a softmax is made at once where the kernel gives no logsumexp
 
 
 @dataclass(eq=False)
@@ -103,23 +102,42 @@ class Handed(Attended):
         return Handed(*given, self.scale, logsumexp)
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
-        query, key, mask = self.query[:, heads].float(), self.key[:, heads], self._addend
+        query, key = self.query[:, heads].float(), self.key[:, heads]
+        mask = addend(self.mask)
         mask = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
-        if self.logsumexp is not None:
-            logsumexp = self.logsumexp[:, heads]
+        if self.logsumexp is None and self._has_graph:
+            of_rows = plain.logsumexp(query, key, mask, self.scale).unsqueeze(-1)
         else:
-            logsumexp = _logsumexp(query, key.float() * self.scale, mask)
+            of_rows = self._of_rows[:, heads]
         scores = query @ (_chosen(key, self.shown, columns).float() * self.scale).mT
         if mask is not None:
             scores += _chosen(mask.mT, self.shown, columns).mT
-        return scores.sub_(logsumexp).exp_()
+        return scores.sub_(of_rows).exp_()
+
+    def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
+        total = new_sums(self, self.query, columns) if total is None else total
+        query, key, mask = self.query, self.key, addend(self.mask)
+        if self.logsumexp is None and key.shape[2] <= FEW:
+            shown = range(self.shown.start, self.shown.stop)
+            of_all = shown if columns is None else [shown[column] for column in columns]
+            every = list(of_all) == list(range(key.shape[2]))
+            record_softmax(total, query, key, mask, self.scale, None if every else list(of_all))
+            return total
+        mask = mask if mask is None else mask[..., self.shown]
+        of_rows = self._of_rows.squeeze(-1)
+        record_share(total, query, key[:, :, self.shown], mask, self.scale, of_rows, columns)
+        return total
 
     @cached_property
-    def _addend(self) -> Tensor | None:
-        mask = self.mask
-        if mask is not None and mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -math.inf)
-        return None if mask is None else mask.float()
+    def _of_rows(self) -> Tensor:
+        """The logsumexp, computed where the kernel did not give it, ``[B, heads, N, 1]``."""
+        if self.logsumexp is not None:
+            return self.logsumexp
+        return logsumexp(self.query, self.key, addend(self.mask), self.scale).unsqueeze(-1)
+
+    @property
+    def _has_graph(self) -> bool:
+        return torch.is_grad_enabled() and (self.query.requires_grad or self.key.requires_grad)
 
 
 def exact_call(calls: Sequence[Seen], *shape: int) -> Seen | None:
@@ -136,30 +154,6 @@ def _chosen(every: Tensor, keys: slice, columns: Columns) -> Tensor:
     """Of ``[..., T, width]`` some keys, or some columns of those."""
     chosen = every[..., keys, :]
     return chosen if columns is None else chosen[..., list(columns), :]
-
-
-def _logsumexp(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-    """Of each query's scores over all keys, ``[images, heads, N, 1]``, a slice at a time.
-
-    Where a gradient is needed, the scores of a slice are computed again for it, not kept.
-    """
-    images, heads, n, _ = query.shape
-    step = max(1, SLICE // (images * heads * key.shape[-2]))
-
-    def of_slice(part: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-        scores = part @ key.mT
-        return (scores if mask is None else scores + mask).logsumexp(-1, keepdim=True)
-
-    parts = []
-    for start in range(0, n, step):
-        rows = slice(start, start + step)
-        of_rows = mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
-        given = query[:, :, rows], key, of_rows
-        graph = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
-        parts.append(
-            checkpoint(of_slice, *given, use_reentrant=False) if graph else of_slice(*given)
-        )
-    return torch.cat(parts, dim=2)
 
 
 class SdpaWatch(TorchFunctionMode):
@@ -196,28 +190,12 @@ class SdpaWatch(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         plain = not (dropout_p or is_causal or enable_gqa)
-        logsumexp = None
-        if plain and attn_mask is None and _kernel_tells(query, key, value, scale):
-            output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query, key, value, 0.0, False, scale=scale
-            )
-            logsumexp = logsumexp if logsumexp.abs().max() <= EXACT else None
+        call, logsumexp = Call(query, key, value, scale), None
+        backend = backend_that_tells(call) if plain and attn_mask is None else 0
+        if backend:
+            output, logsumexp = attend_and_tell(attend, backend, call)
         else:
             output = attend()
         self.calls.append(Seen(query, key, attn_mask, scale, logsumexp, plain))
         self.calls[-1].value = value
         return output
-
-
-def _kernel_tells(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> bool:
-    """Whether torch would run the CPU's flash kernel, whose logsumexp is then free.
-
-    With a mask it would too, but not without preparing it first; under autocast, not without
-    casting; with a graph the logsumexp has no gradient.
-    """
-    given = query, key, value
-    if query.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
-        return False
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
-        return False
-    return torch._fused_sdp_choice(*given, scale=scale) == FLASH

@@ -82,8 +82,8 @@ class Largest(TorchDispatchMode):
 @torch.no_grad()
 def test_no_matrix_of_all_by_all_is_made(told, monkeypatch):
     if not told:
-        monkeypatch.setattr("sdattn.hooks.sdpa._kernel_tells", lambda *_: False)
-        monkeypatch.setattr("sdattn.hooks.sdpa.SLICE", 2**16)
+        monkeypatch.setattr("sdattn.hooks.sdpa.backend_that_tells", lambda *_: False)
+        monkeypatch.setattr("sdattn.attention.plain.SLICE", 2**16)
     model = flux().transformer
     rows = cols = 32
     with Largest() as plain:
@@ -96,7 +96,7 @@ def test_no_matrix_of_all_by_all_is_made(told, monkeypatch):
 
 
 def test_a_gradient_keeps_no_matrix_of_all_by_all(monkeypatch):
-    monkeypatch.setattr("sdattn.hooks.sdpa.SLICE", 2**14)
+    monkeypatch.setattr("sdattn.attention.plain.SLICE", 2**14)
     model = flux().transformer
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(

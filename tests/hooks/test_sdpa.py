@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from sdattn.hooks.sdpa import SdpaWatch, Seen, _logsumexp
+from sdattn.attention.plain import logsumexp
+from sdattn.hooks.sdpa import SdpaWatch, Seen
 
 
 @pytest.mark.parametrize("scale", [1, 5, 20])
@@ -52,7 +53,7 @@ def test_the_logsumexp_of_large_negative_scores_is_as_little_exact():
 @torch.no_grad()
 def test_the_scale_is_that_of_the_call(told, monkeypatch):
     if not told:
-        monkeypatch.setattr("sdattn.hooks.sdpa._kernel_tells", lambda *_: False)
+        monkeypatch.setattr("sdattn.hooks.sdpa.backend_that_tells", lambda *_: False)
     query, key = torch.randn(2, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
     with SdpaWatch() as watch:
         scaled_dot_product_attention(query, key, key, scale=0.1)
@@ -66,7 +67,7 @@ def test_the_scale_is_that_of_the_call(told, monkeypatch):
 @pytest.mark.parametrize("slices", [1, 2**10, 2**30])
 @pytest.mark.parametrize("mask", ["none", "keys", "keys and queries", "added"])
 def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
-    monkeypatch.setattr("sdattn.hooks.sdpa.SLICE", slices)
+    monkeypatch.setattr("sdattn.attention.plain.SLICE", slices)
     monkeypatch.setattr("sdattn.hooks.attended.PART", slices)  # a head at a time, or all
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 3, 2, 11, 8, generator=generator)  # [B, heads, N, d]
@@ -86,7 +87,7 @@ def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
 
 
 def test_the_logsumexp_in_slices(monkeypatch):
-    monkeypatch.setattr("sdattn.hooks.sdpa.SLICE", 100)
+    monkeypatch.setattr("sdattn.attention.plain.SLICE", 100)
     query, key = torch.randn(2, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
-    expected = (query.double() @ key.double().mT).logsumexp(-1, keepdim=True)
-    torch.testing.assert_close(_logsumexp(query, key, None).double(), expected)
+    expected = (0.5 * query.double() @ key.double().mT).logsumexp(-1)
+    torch.testing.assert_close(logsumexp(query, key, None, 0.5).double(), expected)

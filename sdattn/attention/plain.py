@@ -1,0 +1,148 @@
+"""Attention summed over heads, and its logsumexp, by torch's own operations, on any device.
+
+The sums are computed in the dtype of ``total``: float32, or float64 for what a kernel is compared
+with.
+
+Source: Dao et al. 2022, "FlashAttention", algorithm 1, for the logsumexp.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+PART = 1 << 23  # probabilities that are computed at a time: all heads of SD 1.x, some of SD3
+LARGE = 1 << 21  # probabilities of a call on the CPU; of fewer, blocks cost more than they spare
+BLOCK = 1 << 18  # probabilities of one head in a block, 1 MB, which stays in a core's cache
+SLICE = 1 << 24  # scores in one slice of queries
+
+
+def add_softmax(
+    total: Tensor,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    columns: Sequence[int] | None = None,
+) -> None:
+    """As :func:`sdattn.attention.recording.record_softmax`."""
+    sums = total if columns is None else total.new_zeros(*total.shape[:2], key.shape[2])
+    if _is_large(sums, query, mask):
+        for out, kept, _ in _blocks(sums, query, key, scale):
+            kept.add_(torch.softmax(out, -1, out=out))
+    else:
+        for scores, _ in _parts(query, key, mask, scale, sums.dtype):
+            shut = None if mask is None else scores.amax(-1, keepdim=True) == -math.inf
+            probs = torch.softmax(scores, -1, out=scores)
+            sums.add_((probs if shut is None else probs.masked_fill_(shut, 0.0)).sum(1))
+    if columns is not None:
+        total.add_(sums[..., list(columns)])
+
+
+def add_share(
+    total: Tensor,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    logsumexp: Tensor,
+    columns: Sequence[int] | None = None,
+) -> None:
+    """As :func:`sdattn.attention.recording.record_share`."""
+    if columns is not None:
+        key = key[:, :, list(columns)]
+        mask = mask if mask is None else mask[..., list(columns)]
+    of_rows = logsumexp.to(total.dtype).unsqueeze(-1)  # [B, heads, N, 1]
+    if _is_large(total, query, mask):
+        for out, kept, (image, head, rows) in _blocks(total, query, key, scale):
+            kept.add_(out.sub_(of_rows[image, head, rows]).exp_())
+    else:
+        for scores, heads in _parts(query, key, mask, scale, total.dtype):
+            total.add_(scores.sub_(of_rows[:, heads]).exp_().sum(1))
+
+
+def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Of each query's scores over all keys, a slice of queries at a time.
+
+    Where a gradient is needed, the scores of a slice are computed again for it, not kept.
+
+    Args:
+        query: ``[B, heads, N, d]``.
+        key: ``[B, heads, T, d]``.
+        mask: None or the addend, ``[B or 1, heads or 1, N or 1, T]``.
+        scale: of the scores.
+
+    Returns:
+        ``[B, heads, N]``, float32, of float64 float64.
+    """
+    images, heads, n, _ = query.shape
+    step = max(1, SLICE // (images * heads * key.shape[-2]))
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    scaled = key.to(dtype) * scale
+
+    def of_slice(part: Tensor, scaled: Tensor, mask: Tensor | None) -> Tensor:
+        scores = part.to(dtype) @ scaled.mT
+        return (scores if mask is None else scores + mask).logsumexp(-1)
+
+    parts = []
+    for start in range(0, n, step):
+        rows = slice(start, start + step)
+        of_rows = mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
+        given = query[:, :, rows], scaled, of_rows
+        graph = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+        parts.append(
+            checkpoint(of_slice, *given, use_reentrant=False) if graph else of_slice(*given)
+        )
+    return torch.cat(parts, dim=2)
+
+
+def _parts(
+    query: Tensor, key: Tensor, mask: Tensor | None, scale: float, dtype: torch.dtype
+) -> Iterator[tuple[Tensor, slice]]:
+    """The scores of some heads each, ``[B, heads, N, T]``, in one buffer, and which heads."""
+    (batch, heads, n, _), t = query.shape, key.shape[2]
+    step = min(heads, max(1, PART // (batch * n * t)))
+    buffer = torch.empty(batch * step, n, t, dtype=dtype, device=query.device)
+    for start in range(0, heads, step):
+        some = slice(start, min(start + step, heads))
+        of_keys = _folded(key[:, some], dtype)
+        out = buffer[: len(of_keys)]
+        by_head = out.unflatten(0, (batch, -1))
+        if mask is not None:
+            by_head.copy_(mask if mask.shape[1] == 1 else mask[:, some])
+        of_queries = _folded(query[:, some], dtype)
+        out.baddbmm_(of_queries, of_keys.mT, beta=int(mask is not None), alpha=scale)
+        yield by_head, some
+
+
+def _folded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[B*heads, ...]``; of one image a view, where the dtype is the same."""
+    if len(x) == 1:
+        return x[0].to(dtype)
+    return x.to(dtype, memory_format=torch.contiguous_format).flatten(0, 1)
+
+
+def _is_large(sums: Tensor, query: Tensor, mask: Tensor | None) -> bool:
+    large = sums.numel() * query.shape[1] >= LARGE
+    return large and mask is None and sums.device.type == "cpu" and query.dtype == sums.dtype
+
+
+def _blocks(
+    sums: Tensor, query: Tensor, key: Tensor, scale: float
+) -> Iterator[tuple[Tensor, Tensor, tuple[int, int, slice]]]:
+    """The scores of some queries of one head each, ``[rows, T]``, in one buffer that stays in the
+    cache; the part of ``sums`` that they belong to; and image, head and rows."""
+    (batch, heads, n, _), t = query.shape, key.shape[2]
+    of_keys = (key * scale).mT  # [B, heads, d, T]
+    step = max(16, BLOCK // t)
+    buffer = sums.new_empty(min(step, n), t)
+    for image in range(batch):
+        for start in range(0, n, step):
+            rows = slice(start, min(start + step, n))
+            kept = sums[image, rows]
+            out = buffer[: len(kept)]
+            for head in range(heads):
+                torch.mm(query[image, head, rows], of_keys[image, head], out=out)
+                yield out, kept, (image, head, rows)

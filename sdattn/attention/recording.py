@@ -1,0 +1,111 @@
+"""What a layer attends to added to a running sum over heads, as one operation of torch a layer.
+
+    record_softmax(total, query, key, mask, scale)             total += softmax, summed over heads
+    record_share(total, query, key, mask, scale, logsumexp)    the same of some of the keys
+    logsumexp(query, key, mask, scale)                         what the second is told
+
+On the CPU and wherever else there is no kernel they are torch's own operations
+(:mod:`sdattn.attention.plain`); on CUDA Triton's kernels (:mod:`sdattn.attention.kernels`), in the
+cases where those were found to agree with torch's on this machine. They are registered with torch,
+so that a compiled model stays in one graph, by ``torch.library.Library``: the wrapper around it,
+``custom_op``, loads torch's compiler at the first call and takes ten times as long for each.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import gpu, plain
+
+
+def record_softmax(
+    total: Tensor,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    columns: Sequence[int] | None = None,
+) -> None:
+    """Add ``softmax(scale * query @ key.T + mask)``, summed over heads, to ``total`` in place.
+
+    It has no gradient.
+
+    Args:
+        total: float32 ``[B, N, T]``, of ``columns`` alone where they are given.
+        query: ``[B, heads, N, d]``, any floating dtype and strides.
+        key: ``[B, heads, T, d]``.
+        mask: None or the addend to the scores, ``[B or 1, heads or 1, N or 1, T]``, a floating
+            dtype. A row that may attend to nothing adds nothing.
+        scale: of the scores.
+        columns: of the keys, those that are added; the softmax is over all of them.
+    """
+    torch.ops.sdattn.record_softmax.default(total, query, key, mask, scale, columns)
+
+
+def record_share(
+    total: Tensor,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    logsumexp: Tensor,
+    columns: Sequence[int] | None = None,
+) -> None:
+    """Add ``exp(scale * query @ key.T + mask - logsumexp)``, summed over heads, to ``total``.
+
+    Args:
+        total: float32 ``[B, N, T]``, of ``columns`` alone where they are given.
+        query: ``[B, heads, N, d]``, any floating dtype and strides.
+        key: ``[B, heads, T, d]``, some of the keys that the softmax is over.
+        mask: of these keys, as in :func:`record_softmax`.
+        scale: of the scores.
+        logsumexp: float32 ``[B, heads, N]``, of the scores of all keys.
+        columns: of these keys, those that are added.
+    """
+    torch.ops.sdattn.record_share.default(total, query, key, mask, scale, logsumexp, columns)
+
+
+@torch.no_grad()
+def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Of the scores of each query over all keys, float32 ``[B, heads, N]``; without gradient."""
+    return torch.ops.sdattn.logsumexp.default(query, key, mask, scale)
+
+
+@torch.no_grad()
+def _plain_logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    return plain.logsumexp(query, key, mask, scale)
+
+
+def _fake_logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    return query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+def _nothing(*_: object) -> None:
+    """Of tensors without values."""
+
+
+_CALL = "Tensor query, Tensor key, Tensor? mask, float scale"
+_OPERATIONS = {
+    f"record_softmax(Tensor(a!) total, {_CALL}, int[]? columns=None) -> ()": (
+        torch.no_grad()(plain.add_softmax),
+        torch.no_grad()(gpu.add_softmax),
+        _nothing,
+    ),
+    f"record_share(Tensor(a!) total, {_CALL}, Tensor logsumexp, int[]? columns=None) -> ()": (
+        torch.no_grad()(plain.add_share),
+        torch.no_grad()(gpu.add_share),
+        _nothing,
+    ),
+    f"logsumexp({_CALL}) -> Tensor": (
+        _plain_logsumexp,
+        torch.no_grad()(gpu.logsumexp),
+        _fake_logsumexp,
+    ),
+}
+_library = torch.library.Library("sdattn", "DEF")
+for _schema, (_anywhere, _on_cuda, _fake) in _OPERATIONS.items():
+    _name = _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(_name, _anywhere, "CompositeExplicitAutograd")
+    _library.impl(_name, _on_cuda, "CUDA")
+    torch.library.register_fake(f"sdattn::{_name}", _fake, lib=_library)
