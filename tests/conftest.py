@@ -19,16 +19,23 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--device", help="where the tests that want a GPU run; 'cpu' to try them without one"
+        "--device",
+        help="where the tests run that need a GPU; 'cpu' tries those that can do without",
     )
+
+
+def pytest_runtest_setup(item):
+    here = torch.cuda.is_available() or "device" in item.fixturenames
+    if item.get_closest_marker("gpu") and not here:
+        pytest.skip("needs a GPU, and torch finds none here")
 
 
 @pytest.fixture(scope="session")
 def device(request) -> str:
-    """Of the tests that want a GPU: the first that torch finds, or what --device names."""
+    """Of tests that need a GPU but can be tried without: the GPU, or what --device names."""
     chosen = request.config.getoption("--device")
     if not chosen and not torch.cuda.is_available():
-        pytest.skip("wants a GPU, and torch finds none here; --device cpu runs it without")
+        pytest.skip("needs a GPU, and torch finds none here; --device cpu runs it without")
     return chosen or "cuda"
 
 

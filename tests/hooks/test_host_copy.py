@@ -12,7 +12,6 @@ from sdattn.hooks.host_copy import HostCopy, travels
 from sdattn.hooks.keep import Keep
 
 STEPS = ["mean", "last", "all"]
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def probs(seed):
@@ -86,7 +85,7 @@ def test_only_what_comes_from_a_gpu_to_the_host_travels():
     assert not any(travels(tensor, device) for device in (None, "cpu", torch.device("cpu"), "meta"))
 
 
-@on_gpu
+@pytest.mark.gpu
 @torch.no_grad()
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -106,7 +105,7 @@ def test_maps_of_a_gpu_on_the_host_are_those_on_the_gpu(steps, dtype):
         torch.testing.assert_close(found, maps.cpu(), atol=1e-6, rtol=1e-3)
 
 
-@on_gpu
+@pytest.mark.gpu
 @torch.no_grad()
 def test_no_copy_to_the_host_waits_for_the_model():
     unet = make_unet().to("cuda")

@@ -110,10 +110,7 @@ def test_sums_over_heads_are_those_of_the_probabilities(mask, few, among, monkey
     torch.testing.assert_close(total.double(), expected, atol=2e-6, rtol=0)
 
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-@CUDA
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("backend", [FLASH, EFFICIENT, CUDNN])
 @torch.no_grad()
@@ -132,7 +129,7 @@ def test_on_cuda_the_output_is_plain_attentions_bit_by_bit(backend, dtype):
     torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=0.02)
 
 
-@CUDA
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("keys", [77, 700])
 @torch.no_grad()

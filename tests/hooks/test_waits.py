@@ -35,7 +35,7 @@ PROMPTS = ["a red cat", "a red dog"]
 @pytest.fixture(autouse=True)
 def no_kernel_of_the_cpu(monkeypatch):
     """Which hands out its logsumexp, so that capture may look at it: no other device has it."""
-    monkeypatch.setattr("sdattn.hooks.sdpa._kernel_tells", lambda *_: False)
+    monkeypatch.setattr("sdattn.hooks.sdpa.backend_that_tells", lambda _call: 0)
 
 
 # -- the meta device ------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ def test_the_size_of_a_call_is_read_when_it_is_asked_for():
         assert reads.number
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["Stable Diffusion 1.x", "FLUX.1", "Stable Diffusion 3"])
 def test_a_gpu_does_not_wait(name):
     row = NAMED[name]

@@ -16,7 +16,10 @@ from sdattn.models.layers import find_denoiser, find_layers
 
 HALVES = (torch.float16, torch.bfloat16)
 NEGLIGIBLE = 1e-4  # of half types' probabilities
-pytestmark = pytest.mark.filterwarnings("ignore:.upcast_vae. is deprecated:FutureWarning")  # SDXL's
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:.upcast_vae. is deprecated:FutureWarning"),  # SDXL's
+]
 
 
 def same(a, b):
@@ -98,33 +101,3 @@ def test_maps_that_are_held_on_the_cpu(make, device):
     assert found[None].keys() == found["cpu"].keys()
     for name, maps in found[None].items():
         torch.testing.assert_close(found["cpu"][name], maps, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("make", [sd2, flux])
-def test_the_device_is_not_waited_for(make, device):
-    """After the first pass; torch's own debug mode raises at every wait."""
-    if device == "cpu":
-        pytest.skip("nobody waits for a CPU; test_waits.py counts reads there")
-    pipe = make()
-    pipe.to(device)
-    model, passes = find_denoiser(pipe).model, []
-
-    def strict(*_):
-        passes.append(1)
-        torch.cuda.set_sync_debug_mode("error" if len(passes) > 1 else "default")
-
-    def lenient(*_):
-        torch.cuda.set_sync_debug_mode("default")
-
-    with sdattn.capture(pipe):
-        hooks = [
-            model.register_forward_pre_hook(strict, prepend=True),
-            model.register_forward_hook(lenient),
-        ]
-        try:
-            pipe("a red cat", num_inference_steps=4, output_type="np")
-        finally:
-            lenient()
-            for hook in hooks:
-                hook.remove()
-    assert len(passes) >= 4
