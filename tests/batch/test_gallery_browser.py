@@ -296,7 +296,7 @@ def test_a_typed_word_shows_its_heatmaps_over_the_items_that_have_it(tmp_path, o
     type_word(page, "red  CAT")  # a phrase: each of its words, where an item has all of them
     first = [["02-red.png", "Heatmap of “red”"], ["03-cat.png", "Heatmap of “cat”"]]
     assert pictures.evaluate_all(SOURCES) == [*first, plain, plain]
-    assert page.inner_text("#shown") == "“red  CAT” over 1 of 3"
+    assert page.inner_text("#shown") == "“red CAT” over 1 of 3"
     assert pictures.evaluate_all(SEEN)
     left, right = (pictures.nth(i).bounding_box() for i in (0, 1))
     assert left["x"] + left["width"] <= right["x"] and left["y"] == right["y"]
