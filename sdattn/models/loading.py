@@ -16,11 +16,11 @@ import torch
 
 from .devices import checked_device
 from .encoders import option_of
-from .families import registered
+from .families import family_of, registered
 from .families.unet import CHECKPOINTS, TEXT_TO_IMAGE
 from .guidance import guided_order
 from .hub import needs_the_hub
-from .layers import find_denoiser, find_layers
+from .layers import find_denoiser, find_layers, what_it_holds
 from .model_index import check_whole, named_errors, read_index, without_weights
 from .reading import read_prompts
 
@@ -84,13 +84,13 @@ def _check_family(folder: Path, index: Mapping[str, Any]) -> None:
     import diffusers
 
     for name in ("unet", "transformer"):
-        _, kind = index.get(name) or (None, None)
-        cls = getattr(diffusers, str(kind), None)
-        known = any(
-            family.lists(base) for base in getattr(cls, "__mro__", ()) for family in registered()
-        )
-        if cls is not None and not known:  # it may be recognised by its parts
-            find_denoiser(without_weights(cls, folder / name))
+        match index.get(name):
+            case ["diffusers", str(kind)] if cls := getattr(diffusers, kind, None):
+                lists = (family.lists(base) for base in cls.__mro__ for family in registered())
+                if not any(lists):  # it may be recognised by its parts
+                    model = without_weights(cls, folder / name)
+                    asked = f"Asked to capture a {index['_class_name']}"
+                    family_of(model, f"{asked}, which {what_it_holds(None, model)}")
 
 
 def find_model(model: str | Path) -> Path | None:

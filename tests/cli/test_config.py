@@ -112,7 +112,7 @@ def test_a_picture_is_looked_at_again_with_the_run_json_of_its_run(sdattn):
     typed = ("explain", "--config", "first", "--device", "cpu", "--out", "third")
     Path("photo.png").rename("first.png")
     code, _, err = sdattn(*typed)
-    assert code == 2 and "Missing argument 'IMAGE'" in said(err)
+    assert code == 2 and "missing argument 'image'" in said(err).lower()
     Path("first.png").rename("first/photo.png")  # beside its run.json
     assert sdattn(*typed)[0] == 0
     assert load_run("third").settings.explained == first.explained
