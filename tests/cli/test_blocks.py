@@ -78,7 +78,7 @@ def open_app(browser, address):
         context = browser.new_context(viewport={"width": width, "height": 844}, **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(40_000)
+        page.set_default_timeout(120_000)
         page.asked = []
         page.on("request", lambda one: page.asked.append(one.url))
         page.goto(address)
