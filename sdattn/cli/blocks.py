@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..maps.notebook import framed
@@ -20,11 +18,12 @@ from ..models.pipeline_call import turn
 from ..runs.generation import generate
 from ..runs.option_names import PIPELINE
 from ..runs.run import Run
-from .kept import KeptRuns
+from .kept import KeptRuns, own_folder
 from .serving import import_gradio, launch_settings
 
 gradio: Any = import_gradio()
 
+_STOPPED = "Stopped: no picture is drawn for this page now."
 _MOST_RUNS = 10  # that a browser has on offer
 _EXAMPLES = {
     True: ["a red circle left of a blue square", "on the left a green star, on the right a ring"],
@@ -48,9 +47,10 @@ def serve(
     Raises:
         OSError: the port is taken.
     """
-    with TemporaryDirectory(prefix="sdattn-app-") as folder:
-        os.environ["GRADIO_TEMP_DIR"] = str(Path(folder).resolve())  # gradio hands out what is here
-        app = build_app(pipe, KeptRuns(Path(folder).resolve() / "runs"))
+    with own_folder() as folder:
+        served = folder / "served"
+        os.environ["GRADIO_TEMP_DIR"] = str(served)  # gradio hands out what is here
+        app = build_app(pipe, KeptRuns(served / "runs"))
         settings = launch_settings(host, port)
         app.launch(**settings, inbrowser=browser, quiet=True, prevent_thread_lock=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl+C, which cleans up
@@ -77,19 +77,28 @@ def build_app(pipe: Any, kept: KeptRuns) -> Any:
         examples = gradio.Examples(_EXAMPLES[is_demo(pipe)], prompt)
         settings = _settings(pipe)
         seen = gradio.BrowserState([], storage_key="sdattn-runs")  # keys of kept runs
+        drawn = gradio.State()  # a run, until it is kept
         *view, gallery = _view()
         drawing = {
             "fn": live.draw,
-            "inputs": [seen, prompt, *settings],
-            "outputs": [*view, seen, gallery],
+            "inputs": [prompt, *settings],
+            "outputs": [drawn],
             "show_progress_on": view[0],
             "concurrency_limit": 1,  # the pipeline draws one picture at a time
             "concurrency_id": "pipe",
         }
         typed = gradio.on([button.click, prompt.submit], **drawing)
         example = examples.load_input_event.then(**drawing, api_visibility="private")
-        stop.click(None, cancels=[typed, example])
+        keeping = {
+            "fn": live.keep,  # meanwhile the next picture is drawn
+            "inputs": [drawn, seen],
+            "outputs": [drawn, *view, seen, gallery],
+            "show_progress_on": view[0],
+        }
+        kept_runs = [typed.success(**keeping), example.success(**keeping, api_visibility="private")]
         private = {"api_visibility": "private", "show_progress": "hidden"}
+        jobs = [typed, example, *kept_runs]
+        stop.click(lambda: _STOPPED, None, view[0], cancels=jobs, queue=False, **private)
         gallery.select(live.show, seen, view, **private)
         app.load(live.recall, seen, [seen, gallery], **private)
     app.queue(api_open=False)  # no request passes the queue by
@@ -161,7 +170,6 @@ class _Live:
 
     def draw(
         self,
-        seen: list[str],
         prompt: str,
         negative: str | None,
         seed: int | None,
@@ -172,7 +180,7 @@ class _Live:
         preset: str,
         each_step: bool,
         progress: Any = gradio.Progress(),  # noqa: B008  gradio looks for it here
-    ) -> list[Any]:
+    ) -> Run:
         if seed is None:
             raise _refusal("The seed is empty. Write a whole number, 0 for one.")
         own_size = (height, width) == default_size(self.pipe)
@@ -186,15 +194,16 @@ class _Live:
         options = {name: value for name, value in given.items() if value is not None}
         watch = {"steps": "all"} if each_step else {}
         with _refused(), turn(self.pipe), _progress_of(self.pipe, progress, self.app):
-            run = generate(
+            return generate(
                 self.pipe, prompt, seed=seed, preset=preset, capture_options=watch, **options
             )
-        return self._drawn(run, seen)
 
-    def _drawn(self, run: Run, seen: list[str]) -> list[Any]:
-        _check_awaited(self.app)
+    def keep(self, run: Run | None, seen: list[str]) -> list[Any]:
+        """A run that was drawn, as files and on the page, which then holds it no longer."""
+        if run is None:
+            raise _refusal("Nothing was drawn.")
         key = self.kept.keep(run)
-        return [*self._viewed(key), *self.recall([key, *seen])]
+        return [None, *self._viewed(key), *self.recall([key, *seen])]
 
     def show(self, seen: list[str], event: gradio.SelectData) -> list[Any]:
         """One of the last runs again."""

@@ -106,6 +106,8 @@ def _of_run(path: Path, data: bytes) -> tuple[str, dict[str, Any]]:
         return "edit", {}
     entries = {**_of_any(vars(info)), **_of_preset(path, info), "ask": info.asked}
     options = info.options or {}
+    if info.explained and info.explained.file:
+        entries["image"] = _beside(path, info.explained.file)
     if info.explained and info.explained.way == "inversion":
         return "explain", {**entries, "invert": True, "steps": options.get("num_inference_steps")}
     if info.explained:
@@ -121,6 +123,12 @@ def _of_run(path: Path, data: bytes) -> tuple[str, dict[str, Any]]:
         "negative-maps": "negative" in info.more,
     }
     return "generate", {**entries, **_of_options(options), **further}
+
+
+def _beside(path: Path, name: str) -> str | None:
+    """A picture by the name that a run has of it: in the run's folder, that around it, or here."""
+    places = (folder / Path(name).name for folder in (path.parent, path.parent.parent, Path()))
+    return next((str(place) for place in places if place.is_file()), None)
 
 
 def _of_any(held: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,16 +2,41 @@
 
 import secrets
 import shutil
+import time
 import zipfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 
+from ..batch.locks import Lock
 from ..files.places import file_name
 from ..runs.folder import pack_with_page
 from ..runs.run import Run, run_folders
 
 _SIDE = 160  # pixels of the longer side of a small picture
+_PREFIX, _LOCK = "sdattn-app-", "lock"
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """A temporary folder that goes at the end. First those go that killed processes left behind:
+    whoever uses one holds its lock, where the system has locks."""
+    for left in Path(gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # another user's
+            lock = left / _LOCK
+            if time.time() - lock.stat().st_mtime > 60 and Lock(lock, left).free():
+                shutil.rmtree(left, ignore_errors=True)
+    with TemporaryDirectory(prefix=_PREFIX) as name:
+        folder = Path(name).resolve()
+        lock = Lock(folder / _LOCK, folder)
+        with suppress(OSError):
+            lock.take("app")
+        try:
+            yield folder
+        finally:
+            lock.release()
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,10 @@ def launch_settings(host: str, port: int | None) -> dict[str, Any]:
         "footer_links": [],
         "head": f"<script>{_FIT}</script>",
         "css": _STYLE,
-        "theme": gradio.themes.Default(font=sans, font_mono=mono),  # its own come from a network
+        "theme": gradio.themes.Default(font=sans, font_mono=mono).set(  # its own are of a network
+            **{f"button_primary_background_fill{mode}": "*primary_700" for mode in ("", "_dark")},
+            **{f"button_primary_background_fill_hover{m}": "*primary_800" for m in ("", "_dark")},
+        ),
     }
 
 

@@ -28,9 +28,9 @@ _FUNCTIONS = {
 _ITEM = re.compile(r"""["']?([^"':,{}]+)["']?:\s*([^\s,}]+)""")
 _VALUE = r"""\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|'[^']*'|"[^"]*"|-?[\w.*+/-]*\w"""
 _SPOKEN = re.compile(
-    rf"""(?P<quoted>(?<!\w)'[^']*'|(?<!\w)"[^"]*")
+    rf"""(?P<quoted>(?<!\w)'(?:[^'\\]|\\.)*'|(?<!\w)"(?:[^"\\]|\\.)*")
     |\bbranch='both'(?P<both>)
-    |\b(?P<name>{"|".join(_OPTIONS)})=(?P<value>{_VALUE})
+    |(?<![\w./\\-])(?P<name>{"|".join(_OPTIONS)})=(?P<value>{_VALUE})
     |\b(?P<set>(?:{"|".join(_SET)})=)
     |\b(?P<alone>{"|".join(_ALONE)})\b
     |(?<![\w.])(?P<function>{"|".join(_FUNCTIONS)})\(\)""",

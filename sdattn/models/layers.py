@@ -61,11 +61,11 @@ def find_denoiser(target: Any) -> Denoiser:
     else:
         denoiser = Denoiser(model, target)
     asked = type(unwrapped(target)).__name__
-    family_of(denoiser.model, f"Asked to capture a {asked}, which {_found(target, model)}")
+    family_of(denoiser.model, f"Asked to capture a {asked}, which {what_it_holds(target, model)}")
     return denoiser
 
 
-def _found(target: Any, model: Any) -> str:
+def what_it_holds(target: Any, model: Any) -> str:
     """What a message says of a target that is of no family: the classes that could have been."""
     if model is not None:
         return f"holds a {type(model).__name__}, of no family that is known"

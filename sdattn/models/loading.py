@@ -16,11 +16,12 @@ import torch
 
 from .devices import checked_device
 from .encoders import option_of
+from .families import family_of, registered
 from .families.unet import CHECKPOINTS, TEXT_TO_IMAGE
 from .guidance import guided_order
 from .hub import needs_the_hub
-from .layers import find_denoiser, find_layers
-from .model_index import check_whole, named_errors, read_index
+from .layers import find_denoiser, find_layers, what_it_holds
+from .model_index import check_whole, named_errors, read_index, without_weights
 from .reading import read_prompts
 
 DEMO = Path(__file__).parent / "demo"
@@ -65,8 +66,9 @@ def load_pipeline(
         pipe = _load_single_file(path, dtype)
     else:
         folder = path or download(str(model))
-        read_index(folder)
+        index = read_index(folder)
         with named_errors(folder):
+            _check_family(folder, index)
             pipe = DiffusionPipeline.from_pretrained(
                 folder, use_safetensors=True, **_as_dtype(dtype)
             )
@@ -75,6 +77,20 @@ def load_pipeline(
         pipe.register_to_config(_name_or_path=path or str(model))
     find_denoiser(pipe)
     return pipe.to(device)
+
+
+def _check_family(folder: Path, index: Mapping[str, Any]) -> None:
+    """Refuse a denoiser of no known family before its weights are read, which takes long."""
+    import diffusers
+
+    for name in ("unet", "transformer"):
+        match index.get(name):
+            case ["diffusers", str(kind)] if cls := getattr(diffusers, kind, None):
+                lists = (family.lists(base) for base in cls.__mro__ for family in registered())
+                if not any(lists):  # it may be recognised by its parts
+                    model = without_weights(cls, folder / name)
+                    asked = f"Asked to capture a {index['_class_name']}"
+                    family_of(model, f"{asked}, which {what_it_holds(None, model)}")
 
 
 def find_model(model: str | Path) -> Path | None:

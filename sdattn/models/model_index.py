@@ -62,6 +62,22 @@ def check_whole(folder: Path, models: Mapping[str, Any]) -> None:
             )
 
 
+def without_weights(cls: Any, folder: Path) -> Any | None:
+    """A model of diffusers or transformers from its ``config.json``; None for a class that holds
+    several models and has none."""
+    import torch
+
+    if hasattr(cls, "config_class"):  # of transformers
+        config = cls.config_class.from_pretrained(folder)
+        with torch.device("meta"):
+            return cls(config)
+    if not hasattr(cls, "load_config"):
+        return None
+    config = cls.load_config(folder)
+    with torch.device("meta"):
+        return cls.from_config(config)
+
+
 def _object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())

@@ -15,7 +15,7 @@ import torch
 
 from .layers import find_denoiser
 from .loading import download, find_model
-from .model_index import named_errors, read_index
+from .model_index import named_errors, read_index, without_weights
 
 
 def outline(model: str | Path = "demo") -> Any | None:
@@ -74,22 +74,8 @@ def _models(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
                 cls = getattr(home, kind, None)
                 if isinstance(cls, type) and issubclass(cls, torch.nn.Module):
                     part = folder / name
-                    found[name] = _without_weights(cls, part if part.is_dir() else folder)
+                    found[name] = without_weights(cls, part if part.is_dir() else folder)
     return found
-
-
-def _without_weights(cls: Any, folder: Path) -> Any | None:
-    """A model of diffusers or transformers from its ``config.json``; None for a class that holds
-    several models and has none."""
-    if hasattr(cls, "config_class"):  # of transformers
-        config = cls.config_class.from_pretrained(folder)
-        with torch.device("meta"):
-            return cls(config)
-    if not hasattr(cls, "load_config"):
-        return None
-    config = cls.load_config(folder)
-    with torch.device("meta"):
-        return cls.from_config(config)
 
 
 @contextmanager

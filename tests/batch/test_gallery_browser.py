@@ -293,12 +293,34 @@ def test_a_typed_word_shows_its_heatmaps_over_the_items_that_have_it(tmp_path, o
     page.reload()
     assert page.input_value("#word") == "<"
     assert pictures.evaluate_all(SOURCES)[2][0] == "03-sign.png"
-    for missing in ("red cat", "constructor"):
+    type_word(page, "red  CAT")  # a phrase: each of its words, where an item has all of them
+    first = [["02-red.png", "Heatmap of “red”"], ["03-cat.png", "Heatmap of “cat”"]]
+    assert pictures.evaluate_all(SOURCES) == [*first, plain, plain]
+    assert page.inner_text("#shown") == "“red CAT” over 1 of 3"
+    assert pictures.evaluate_all(SEEN)
+    left, right = (pictures.nth(i).bounding_box() for i in (0, 1))
+    assert left["x"] + left["width"] <= right["x"] and left["y"] == right["y"]
+    type_word(page, "a dog")  # not beside each other
+    assert pictures.evaluate_all(SOURCES)[1:3] == [
+        ["01-a.png", "Heatmap of “a”"],
+        ["03-dog.png", "Heatmap of “dog”"],
+    ]
+    for missing in ("blue cat", "constructor"):
         type_word(page, missing)
-        assert page.inner_text("#shown") == f"none of these has the word “{missing}”"
+        assert page.inner_text("#shown").startswith(f"none of these has “{missing}”; ")
         assert pictures.evaluate_all(SOURCES) == [plain] * 3
     type_word(page, "")
     assert not page.is_visible("#shown")
+
+
+def test_the_words_of_a_phrase_are_those_that_stand_together(tmp_path, open_page):
+    rows = drawn(tmp_path, ["a red dog and a red cat"])
+    page = open_page(written(tmp_path, rows) / "index.html")
+    type_word(page, "red cat")
+    files = [src for src, _ in page.locator("#cards img").evaluate_all(SOURCES)]
+    assert files == ["06-red.png", "07-cat.png"]
+    type_word(page, "red")
+    assert page.locator("#cards img").evaluate_all(SOURCES)[0][0] == "02-red.png"
 
 
 def test_an_overlay_that_is_gone_leaves_the_picture(tmp_path, open_page, troubles):

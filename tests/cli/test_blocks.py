@@ -10,7 +10,7 @@ import zipfile
 from contextlib import closing, contextmanager
 
 import pytest
-from browser import start_browser, wait_for  # noqa: F401
+from browser import faults_for_people, start_browser, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.slow
 
@@ -74,11 +74,11 @@ def open_app(browser, address):
     """Open the app in a browser that knows nothing of it, as wide as said."""
     contexts = []
 
-    def opened(width):
-        context = browser.new_context(viewport={"width": width, "height": 844})
+    def opened(width, **options):
+        context = browser.new_context(viewport={"width": width, "height": 844}, **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(40_000)
+        page.set_default_timeout(120_000)
         page.asked = []
         page.on("request", lambda one: page.asked.append(one.url))
         page.goto(address)
@@ -149,6 +149,56 @@ def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, addres
     assert [url for url in page.asked if not url.startswith(own)] == []
 
 
+# Of gradio: the alternative text of a picture in its gallery is the caption that is below it.
+OF_GRADIO = "image-redundant-alt: <img src="
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_nothing_keeps_people_from_using_it(open_app, width, scheme):
+    page = open_app(width, color_scheme=scheme, has_touch=width < 1000)
+    press = "tap" if width < 1000 else "click"
+    page.get_by_role("button", name="Draw").wait_for()
+    found = faults_for_people(page)
+    say(page, "a red cat", Steps="1")
+    getattr(page.get_by_role("button", name="Draw"), press)()
+    frame = shown(page, "a red cat")
+    page.get_by_role("button", name="Thumbnail 1 of 1").wait_for()
+    found += faults_for_people(page)
+    assert [fault for fault in found if not fault.startswith(OF_GRADIO)] == []
+    assert len(found) == 1 and "/runs/" in found[0]
+    dark = frame.locator("body").evaluate(
+        "(b) => getComputedStyle(b).backgroundColor.match(/\\d+/g)[0] < 99"
+    )
+    assert dark is (scheme == "dark")
+    picture = frame.locator("#stage").bounding_box()
+    assert picture["width"] > 250 and picture["height"] > 250
+    assert frame.locator("#prompt").bounding_box()["height"] > 20
+    getattr(frame.locator(".word").filter(has_text="red"), press)()
+    assert frame.locator(".word").filter(has_text="red").get_attribute("aria-pressed") == "true"
+
+
+def test_all_can_be_done_with_the_keyboard(open_app):
+    page = open_app(1280)
+    page.get_by_label("Prompt", exact=True).wait_for()
+    reached = []
+    for _ in range(12):
+        label = "(a.innerText || a.ariaLabel || a.tagName).trim().split('\\n')[0]"
+        reached.append(
+            page.evaluate(f"(() => {{ const a = document.activeElement; return {label} }})()")
+        )
+        page.keyboard.press("Tab")
+    for name in ("Draw", "Stop", "Settings", "a red circle left of a blue square"):
+        assert name in reached, (name, reached)
+    page.get_by_role("button", name="a red circle left of a blue square").press("Enter")
+    frame = shown(page, "a red circle left of a blue square")
+    page.get_by_role("button", name="Thumbnail 1 of 1").wait_for()
+    frame.locator(".word").first.press("Enter")
+    assert frame.locator(".word").first.get_attribute("aria-pressed") == "true"
+    with page.expect_download():
+        page.get_by_role("button", name="Save the page").press("Enter")
+
+
 def test_what_cannot_be_drawn_is_said_and_not_on_the_server(open_app, served_folder):
     page = open_app(1280)
     page.evaluate("localStorage.setItem('sdattn-runs', 'of another server')")
@@ -179,11 +229,13 @@ def test_stop_ends_a_drawing_and_those_who_wait_see_their_place(open_app):
     other.get_by_role("button", name="Draw").click()
     other.get_by_text("queue: 1/1").wait_for()
     page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Stopped: no picture is drawn").wait_for()
     shown(other, "a red dog")
     page.get_by_text("of 1000").wait_for(state="hidden")
     page.get_by_label("Steps", exact=True).fill("1")
     page.get_by_role("button", name="Draw").click()
     shown(page, "a cat")
+    assert page.get_by_text("Stopped").count() == 0
 
 
 def test_it_is_served_to_this_machine_only(address):
@@ -216,9 +268,14 @@ def ask(port, path, body=None, **headers):
 
 def join(port, session, steps, seed=0):
     """Have a picture drawn, as the page does: by way of the queue."""
+    return call(
+        port, session, "draw", ["a red cat", "", seed, steps, 2.0, 64, 64, "default", False]
+    )
+
+
+def call(port, session, name, data):
     known = json.loads(ask(port, "/config")[1])["dependencies"]
-    number = next(one["id"] for one in known if one["api_name"] == "draw")
-    data = [[], "a red cat", "", seed, steps, 2.0, 64, 64, "default", False]
+    number = next(one["id"] for one in known if one["api_name"] == name)
     body = {"data": data, "fn_index": number, "session_hash": session, "event_data": None}
     status, said = ask(port, "/gradio_api/queue/join", json.dumps(body))
     assert status == 200, said
@@ -241,7 +298,7 @@ def until(messages, kind):
 def test_nobody_passes_the_queue_by(counted):
     port, _ = counted
     for path in ("/gradio_api/run/draw", "/gradio_api/api/draw"):
-        body = json.dumps({"data": [[], "a red cat", "", 0, 1, 2.0, 64, 64, "default", False]})
+        body = json.dumps({"data": ["a red cat", "", 0, 1, 2.0, 64, 64, "default", False]})
         status, said = ask(port, path, body)
         assert status == 404 and "join the queue" in said
 
@@ -281,7 +338,14 @@ def test_a_picture_that_was_stopped_or_whose_page_was_closed_is_given_up(counted
     join(port, "second", steps=1)
     with listening(port, "second") as messages:
         done = until(messages, "process_completed")
-    assert done["success"] and "iframe" in done["output"]["data"][3]
+    assert done["success"]
+    call(port, "second", "keep", [None, []])
+    with listening(port, "second") as messages:
+        done = until(messages, "process_completed")
+    assert done["success"] and "iframe" in done["output"]["data"][4]
+    call(port, "second", "keep", [None, []])  # it is held no longer
+    with listening(port, "second") as messages:
+        assert not until(messages, "process_completed")["success"]
     join(port, "third", steps=1, seed=None)  # draws nothing
     with listening(port, "third") as messages:
         done = until(messages, "process_completed")

@@ -109,6 +109,13 @@ def test_a_picture_is_looked_at_again_with_the_run_json_of_its_run(sdattn):
     first, again = load_run("first").settings, load_run("again").settings
     for name in ("prompt", "seed", "asked", "explained", "preset", "options", "timesteps"):
         assert getattr(first, name) == getattr(again, name)
+    typed = ("explain", "--config", "first", "--device", "cpu", "--out", "third")
+    Path("photo.png").rename("first.png")
+    code, _, err = sdattn(*typed)
+    assert code == 2 and "missing argument 'image'" in said(err).lower()
+    Path("first.png").rename("first/photo.png")  # beside its run.json
+    assert sdattn(*typed)[0] == 0
+    assert load_run("third").settings.explained == first.explained
     code, _, err = sdattn("generate", "--config", "first")
     assert code == 2 and "is of a run of `sdattn explain`" in " ".join(
         err.replace("│", " ").split()

@@ -1,13 +1,17 @@
 """The runs that the live page keeps."""
 
 import io
+import os
+import subprocess
+import sys
+import tempfile
 import zipfile
 
 from PIL import Image
 from tiny_pipelines import make_pipeline
 
 from sdattn import generate
-from sdattn.cli.kept import KeptRuns
+from sdattn.cli.kept import KeptRuns, own_folder
 from sdattn.runs.folder import load_run
 
 SMALL = {"height": 64, "width": 96, "num_inference_steps": 1}
@@ -52,3 +56,43 @@ def test_the_oldest_go_when_there_is_no_room_and_the_last_stays(tmp_path):
     kept.most = 1
     last = kept.keep(run)
     assert [key for key, _ in kept.known([first, second, third, last])] == [last]
+
+
+HOLDS = """
+import time
+from sdattn.cli.kept import own_folder
+
+with own_folder() as folder:
+    (folder / "a.txt").write_text("a")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_killed_processes_left_goes_and_what_is_used_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", HOLDS]
+    held = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(2)
+    ]
+    try:
+        killed, used = (tmp_path / process.stdout.readline().strip() for process in held)
+        held[0].kill()
+        held[0].wait()
+        unknown = tmp_path / "sdattn-app-without-a-lock"
+        unknown.mkdir()
+        with own_folder() as new:
+            assert {*tmp_path.iterdir()} == {killed, used, unknown, new}  # it may just start
+        for folder in (killed, used):
+            os.utime(folder / "lock", (1, 1))
+        with own_folder() as new:
+            assert {*tmp_path.iterdir()} == {used, unknown, new}
+            assert (used / "a.txt").read_text() == "a"
+        assert {*tmp_path.iterdir()} == {used, unknown}
+    finally:
+        for process in held:
+            process.kill()
+            process.wait()
+            process.stdout.close()

@@ -41,6 +41,9 @@ def test_arguments_become_options(python, typed):
         "'seed=3 cat' is not in the prompt. Its words are: a, cat.",
         '"mode=x and weights={}" is no prompt',
         "a model's scheduler's most",
+        r"""'it\'s "a" seed=3 cat' is not in the prompt.""",
+        "/runs/seed=3/run.json holds no run",
+        r"C:\runs\mode='x'\run.json holds no run",
         "the seed is a number, modes are words",
         "steps='all' keeps each",  # of capture(): --steps is the number of steps
     ],

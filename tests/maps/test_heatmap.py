@@ -233,3 +233,12 @@ def test_words_are_drawn_on_the_scale_of_the_strongest_content_word():
 def test_where_no_word_names_anything_all_set_the_scale():
     assert of_peaks("a", a=0.25).top == 0.25
     assert of_peaks("a red cat", a=0.8, red=0.2, cat=0.5).keep([1]).top == pytest.approx(0.8)
+
+
+def test_an_overlay_starts_at_zero_and_not_at_the_lowest_value():
+    values = torch.full((8, 8), 0.5)
+    values[0, 0] = 1.0
+    seen = Heatmap("cat", values, (1,), top=1.0).overlay(Image.new("RGB", (256, 256), "white"))
+    part = 0.85 * 0.5
+    tint = np.array(pyplot.get_cmap("inferno")(0.5)[:3]) * 255
+    np.testing.assert_allclose(seen.getpixel((200, 200)), part * tint + (1 - part) * 255, atol=2.5)

@@ -200,3 +200,11 @@ def test_a_long_thin_picture_is_not_enlarged_without_end(size):
 def test_what_is_no_picture_is_refused(image):
     with pytest.raises(TypeError, match="Pass the PIL image of the same run"):
         render.overlay(image, np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize(("stretch", "note"), [(False, "peak 0.5"), (True, "0.25 to 0.5")])
+def test_a_caption_gives_the_highest_value_or_the_range_that_is_stretched(stretch, note):
+    values, image = np.array([[0.25, 0.5], [0.25, 0.25]], np.float32), Image.new("RGB", (256, 256))
+    bare = render.overlay(image, values, stretch=stretch)
+    named = render.overlay(image, values, "cat", stretch=stretch)
+    assert named.tobytes() == render.caption(bare, "cat", note).tobytes()

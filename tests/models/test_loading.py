@@ -1,5 +1,7 @@
 """Loading pipelines: a folder as it is, and what is said of a model that cannot be had."""
 
+import json
+
 import pytest
 import torch
 from matrix import ROWS, WAYS
@@ -46,6 +48,24 @@ def test_a_model_that_cannot_be_loaded_is_told(tmp_path, monkeypatch, model, err
     save_file({"lora.up": torch.zeros(2)}, tmp_path / "lora.safetensors")
     with pytest.raises(error, match=message):
         load_pipeline(model)
+
+
+def test_a_model_of_no_family_is_refused_before_its_weights_are_read(tmp_path):
+    from diffusers import DiTTransformer2DModel
+
+    make_pipeline().save_pretrained(tmp_path)
+    shape = {"num_attention_heads": 1, "attention_head_dim": 4, "num_layers": 1, "in_channels": 4}
+    DiTTransformer2DModel(**shape, norm_num_groups=4).save_pretrained(tmp_path / "transformer")
+    index = json.loads((tmp_path / "model_index.json").read_text())
+    index["transformer"] = ["diffusers", "DiTTransformer2DModel"]
+    del index["unet"]
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    for weights in tmp_path.rglob("*.safetensors"):
+        weights.write_bytes(b"broken")  # reading them would be reported
+    with pytest.raises(
+        TypeError, match="holds a DiTTransformer2DModel, of no family .*Supported: "
+    ):
+        load_pipeline(tmp_path, device="cpu")
 
 
 def test_a_hub_that_cannot_be_reached_is_told(monkeypatch, tmp_path):

@@ -94,7 +94,6 @@ def check_heat(page, part, heatmap, top, picture):
 def test_pointing_at_a_word_shows_it_in_one_picture_and_the_linked_word_in_the_other(page_of):
     run = edited(*TEXTS[:2])
     page = page_of(run)
-    page.locator("#beside").check()
     clear(page)
     top = max(heatmaps.top for heatmaps in run.heatmaps)
     for side, number in ((0, 2), (1, 2)):  # cat, dog: either shows both
@@ -124,6 +123,10 @@ def test_left_of_the_slider_is_one_picture_and_right_of_it_the_other(page_of):
     run = edited(*TEXTS[:2])
     page = page_of(run)
     clear(page)
+    left, right = (page.locator(f"#{name}").bounding_box() for name in "ab")
+    assert left["x"] + left["width"] <= right["x"] and left["y"] == right["y"]
+    assert not page.locator("#wipe").is_visible()
+    page.locator("#over").check()
     slider = page.locator("#wipe")
 
     def seen(x):
@@ -147,16 +150,87 @@ def test_left_of_the_slider_is_one_picture_and_right_of_it_the_other(page_of):
     page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 60)
     page.mouse.up()
     assert slider.input_value() == "80"
-    page.locator("#beside").check()
+    page.locator("#over").uncheck()
     assert not slider.is_visible()
-    left, right = (page.locator(f"#{name}").bounding_box() for name in "ab")
-    assert left["x"] + left["width"] <= right["x"] and left["y"] == right["y"]
+    assert page.locator("#b").bounding_box() == right
+
+
+def test_the_words_at_a_spot_are_told_for_both_pictures_by_share(page_of):
+    run = edited(*TEXTS[:2])
+    page = page_of(run)
+
+    def check(x, y):
+        """The numbers there, of both pictures."""
+        for half, heatmaps in enumerate(run.heatmaps):
+            shares = {}
+            for heatmap in heatmaps.occurrences():
+                values = heatmap.values.numpy()
+                rows, cols = values.shape
+                shares[heatmap.label] = values[int(y * rows), int(x * cols)], np.ptp(values)
+            items = page.locator(f"#spot-{half} li").all_inner_texts()
+            found = {
+                name: float(share)
+                for name, share in (item.split()[:: len(item.split()) - 1] for item in items)
+            }
+            assert list(found) == sorted(shares, key=lambda word: -shares[word][0]), (x, y)
+            for name, (share, width) in shares.items():
+                assert abs(found[name] - share) <= 0.06 * share + 0.01 * width
+
+    for figure, x, y in (("#a", 0.2, 0.3), ("#b", 0.7, 0.8)):
+        box = page.locator(figure).bounding_box()
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
+        check(x, y)
+        places = [cross.bounding_box() for cross in page.locator(".cross").all()]
+        for name, place in zip("ab", places, strict=True):
+            around = page.locator(f"#{name}").bounding_box()
+            middle = (place["x"] + place["width"] / 2 - around["x"]) / around["width"]
+            assert middle == pytest.approx(x, abs=0.01)
+    page.mouse.down()
+    page.mouse.up()
+    page.mouse.move(1, 1)
+    check(0.7, 0.8)  # a click keeps it
+    page.locator("#stage").focus()
+    page.keyboard.press("Escape")
+    assert page.locator(".spot li").count() == 0
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    rows, cols = run.heatmaps[0]["cat"].values.shape
+    check((cols // 2 + 1.5) / cols, (rows // 2 + 0.5) / rows)  # from the middle, a cell further
+    assert "source: " in page.locator("#spot-told").inner_text()
+
+
+def test_what_is_shown_is_saved_with_its_words(page_of):
+    run = edited(*TEXTS[:2])
+    page = page_of(run)
+
+    def saved():
+        with page.expect_download() as waiting:
+            page.locator("#save").click()
+        assert waiting.value.suggested_filename.startswith("heatmap")
+        return np.asarray(Image.open(waiting.value.path()).convert("RGB"), dtype=int)
+
+    width, height = 512, 341
+    alone = saved()
+    assert alone.shape[:2] == (24 + height + 6 + 24, 2 * width + 12)  # names, pictures, a word
+    word(page, 0, 1).click()
+    several = saved()
+    assert several.shape[0] == alone.shape[0] + 24
+    for line, number in enumerate((0, 1)):
+        swatch = several[24 + height + 6 + 24 * line + 12, 10]
+        style = page.locator("#pins i").nth(number).get_attribute("style")
+        assert list(swatch) == [int(part) for part in re.findall(r"\d+", style)]
+        text = several[24 + height + 6 + 24 * line :][:24, 26:]
+        assert 50 < (text.sum(-1) < 200).sum() < 4000  # something is written there
+    page.keyboard.press("Escape")
+    bare = saved()
+    assert bare.shape[:2] == (24 + height, 2 * width + 12)
+    for x, picture in ((100, COLOURS[0]), (700, COLOURS[1])):
+        assert np.abs(bare[200, x] - picture).max() <= 2
 
 
 def test_a_word_of_one_side_is_shown_there_alone_and_named(page_of):
     found = compared(*TEXTS[:2])
     page = page_of(found)
-    page.locator("#beside").check()
     pins = page.locator("#pins li").all_inner_texts()
     assert sorted(re.sub(r"peak [\d.]+", "", pin).split() for pin in pins) == [
         ["cat", ",", "only", "in", "A"], ["dog", ",", "only", "in", "B"],
@@ -178,7 +252,6 @@ def test_a_word_of_one_side_is_shown_there_alone_and_named(page_of):
 def test_each_target_is_compared_with_the_source(page_of):
     run = edited(*TEXTS)
     page = page_of(run)
-    page.locator("#beside").check()
     assert page.locator(".side:visible h3").all_inner_texts() == ["source", "target-1"]
     page.locator("#other").select_option("target-2")
     assert page.locator(".side:visible h3").all_inner_texts() == ["source", "target-2"]
@@ -221,6 +294,7 @@ def test_it_fits_a_phone_and_fingers(page_of, width):
     page.locator("#unpin").tap()
     word(page, 1, 2).tap()
     assert word(page, 0, 2).get_attribute("aria-pressed") == "true"
+    page.locator("#over").check()
     box = page.locator("#stage").bounding_box()
     page.locator("#stage").tap(position={"x": 0.25 * box["width"], "y": 50})
     assert page.locator("#wipe").input_value() == "25"
@@ -238,7 +312,7 @@ def test_it_fits_a_phone_and_fingers(page_of, width):
 def test_axe_finds_no_fault(page_of, theme, width):
     page = page_of(edited(*TEXTS), color_scheme=theme, viewport={"width": width, "height": 900})
     assert faults_for_people(page) == []
-    page.locator("#beside").check()
+    page.locator("#over").check()
     assert faults_for_people(page) == []
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 from tiny_pipelines import make_pipeline
 
 from sdattn import generate, load_pipeline
+from sdattn.maps.notebook import framed
 from sdattn.runs.imagerun import group_heatmaps, head_heatmaps, step_groups
 from sdattn.runs.report import report
 from sdattn.runs.report.command import command_of
@@ -200,10 +201,57 @@ def test_the_view_is_saved_as_it_is_seen(run, page_of):
         page.locator("#save").click()
     assert waiting.value.suggested_filename == "heatmap-circle.png"
     saved = Image.open(waiting.value.path()).convert("RGB")
-    assert saved.size == (512, 512)
+    assert saved.size == (512, 512 + 6 + 24)  # below it is the word
     for x, y in ((0.25, 0.5), (0.7, 0.4), (0.5, 0.9), (0.05, 0.05)):
         pixel = np.array(saved.getpixel((int(x * 512), int(y * 512))))
         assert np.abs(pixel - colour(page, x, y)).max() <= 8
+
+
+def test_words_that_are_saved_have_their_colours_below_the_picture(run, page_of):
+    page = page_of(run.image_run(0), viewport={"width": 1280, "height": 900})
+
+    def saved():
+        with page.expect_download() as waiting:
+            page.locator("#save").click()
+        return np.array(Image.open(waiting.value.path()).convert("RGB"), dtype=int)
+
+    pins = page.locator("#pins i").all()
+    sheet = saved()
+    assert sheet.shape == (512 + 6 + 24 * len(pins), 512, 3) and len(pins) == 2
+    for line, swatch in enumerate(pins):
+        wanted = swatch.evaluate(
+            "(e) => getComputedStyle(e).backgroundColor.match(/\\d+/g).map(Number)"
+        )
+        middle = 512 + 6 + 24 * line + 12
+        assert list(sheet[middle, 10]) == wanted
+        assert (sheet[middle - 12 : middle + 12, 26:].sum(-1) < 200).sum() > 50  # its name
+    page.locator("#unpin").click()
+    word(page, 2).click()
+    page.mouse.move(1, 1)
+    ramp = saved()[512 + 6 + 12, 4:76]
+    for place in (0.02, 0.5, 0.98):
+        assert np.abs(ramp[int(place * 72)] - inferno(place)).max() <= 12
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_the_head_of_a_phones_page_is_two_lines_at_most(run, page_of, width):
+    page = page_of(run.image_run(0), viewport={"width": width, "height": 844})
+    lines = "(e) => e.getBoundingClientRect().height / parseFloat(getComputedStyle(e).lineHeight)"
+    assert page.locator("h1").evaluate(lines) < 2.1
+    assert page.locator("header").bounding_box()["height"] <= 56
+
+
+def test_a_frame_that_is_shown_later_has_the_picture_and_the_prompt(run, tmp_path, open_page):
+    """A frame that is not laid out is 0 high while the page's script runs."""
+    frame = framed(report(run.image_run(0))).replace('style="', 'style="display:none;', 1)
+    (tmp_path / "around.html").write_text(f"<!doctype html>{frame}", encoding="utf-8")
+    page = open_page(tmp_path / "around.html", viewport={"width": 1280, "height": 844})
+    inner = page.frame(url="about:srcdoc")
+    wait_for(inner, "'ready' in document.documentElement.dataset")
+    page.evaluate("document.querySelector('iframe').style.display = 'block'")
+    picture, prompt = (inner.locator(name).bounding_box() for name in ("#stage", "#prompt"))
+    assert min(picture["width"], picture["height"]) > 300
+    assert prompt["height"] > 30
 
 
 def test_a_head_that_was_kept_can_be_chosen(demo, page_of):

@@ -75,7 +75,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     }
     return page(
         "run",
-        shared=("heat",),
+        shared=("heat", "spot"),
         run=run,
         data=data,
         picture=as_uri(run.image),

@@ -37,18 +37,34 @@ function picture(place, width, height) {
   return image;
 }
 
-// The word whose heatmaps are asked for, and where an item has it: the first time, from 0; else -1
+// The words whose heatmaps are asked for, and where an item has them: a word or phrase that has one
+// map; else its words one after another; else each the first time. None unless it has all of them.
 const asked = () => plain($("word")?.value.trim() ?? "");
-const placeOf = (words) => (asked() ? words.findIndex((word) => plain(word) === asked()) : -1);
+function placesOf(words) {
+  if (!asked()) return [];
+  const own = words.map(plain), whole = own.indexOf(asked()), parts = asked().split(/\s+/);
+  if (whole >= 0) return [whole];
+  const together = own.findIndex((_, at) => parts.every((part, i) => own[at + i] === part));
+  const places = parts.map((part, i) => (together >= 0 ? together + i : own.indexOf(part)));
+  return places.includes(-1) ? [] : places;
+}
 
-function heat(place, words, width, height) {
-  const at = placeOf(words), image = picture(place, width, height);
+function heat(at, place, words, width, height) {
+  const image = picture(place, width, height);
   const name = `${String(at + 1).padStart(2, "0")}-${files.get(words[at]) ?? words[at]}.png`;
   image.className = "heat";
   image.alt = `Heatmap of “${words[at]}”`;
   image.addEventListener("error", () => image.replaceWith(...(data.pictures ? [picture(place, width, height)] : [])));
   image.src = address(place, `heatmaps/${encodeURIComponent(name)}`);
   return image;
+}
+
+function heats(places, ...item) {
+  const images = places.map((at) => heat(at, ...item));
+  if (images.length === 1) return images[0];
+  const row = make("div", "heats");
+  row.append(...images);
+  return row;
 }
 
 function badge(text, title) {
@@ -82,7 +98,8 @@ async function copy(button, id) {
 function card([id, place, prompt, seed, words, width, height, cut, blanked]) {
   const item = make(data.opens ? "a" : "div", "card item");
   if (data.opens) item.href = address(place, data.opens);
-  if (placeOf(words) >= 0) item.append(heat(place, words, width, height));
+  const places = placesOf(words);
+  if (places.length) item.append(heats(places, place, words, width, height));
   else if (data.pictures) item.append(picture(place, width, height));
   const text = make("div", "text");
   const said = make("p", "prompt", prompt);
@@ -142,10 +159,10 @@ function search(count = CHUNK) {
 
 function tellHeat() {
   if (!$("shown")) return;
-  const having = asked() ? found.filter((index) => placeOf(data.rows[index][4]) >= 0).length : 0;
+  const having = asked() ? found.filter((index) => placesOf(data.rows[index][4]).length).length : 0;
   const word = `“${$("word").value.trim()}”`;
   const some = `${word} over ${number.format(having)} of ${number.format(found.length)}`;
-  $("shown").textContent = asked() && found.length ? (having ? some : `none of these has the word ${word}`) : "";
+  $("shown").textContent = asked() && found.length ? (having ? some : `none of these has ${word}; one with all of its words would show a heatmap of each`) : "";
 }
 
 function near(sightings) {

@@ -168,6 +168,73 @@ $("unpin").addEventListener("click", () => {
   document.querySelector(".word")?.focus();
 });
 
+/* ---- saving ---- */
+
+/* What stands below a picture that is saved: the colours of one word, or those of several. */
+function linesOf(some, textOf) {
+  if (!some.length) return [];
+  if (some.length > 1) return some.map((word) => ({ tint: pinColour(word), text: textOf(word) }));
+  const scale = $("scale").hidden ? "" : ` (colours: ${$("low").textContent} to ${$("high").textContent})`;
+  return [{ tint: null, text: textOf(some[0]) + scale }];
+}
+
+/* A picture as it is shown, with the heat on it, in the canvas's size. */
+function withHeat({ picture, heat }) {
+  const view = document.createElement("canvas"), brush = view.getContext("2d");
+  [view.width, view.height] = [heat.width, heat.height];
+  brush.drawImage(picture, 0, 0, view.width, view.height);
+  if (shown().length) {
+    const image = brush.getImageData(0, 0, view.width, view.height), pixels = image.data;
+    for (let i = 0; i < pixels.length; i += 4) // the weights of CSS's grayscale()
+      pixels[i] = pixels[i + 1] = pixels[i + 2] = 0.2126 * pixels[i] + 0.7152 * pixels[i + 1] + 0.0722 * pixels[i + 2];
+    brush.putImageData(image, 0, 0);
+    brush.drawImage(heat, 0, 0);
+  }
+  return view;
+}
+
+/* Pictures beside each other with their names, below them the words in their colours, as a PNG. */
+function save(parts, lines, names) {
+  const gap = 12, line = 24, views = parts.map(withHeat), named = parts.some(({ name }) => name) ? line : 0;
+  const sheet = document.createElement("canvas"), brush = sheet.getContext("2d");
+  const high = Math.max(...views.map(({ height }) => height)) + named;
+  sheet.width = Math.max(320, views.reduce((sum, { width }) => sum + width, gap * (views.length - 1)));
+  sheet.height = high + (lines.length ? gap / 2 + line * lines.length : 0);
+  brush.fillStyle = "#fff";
+  brush.fillRect(0, 0, sheet.width, sheet.height);
+  brush.font = "15px system-ui, sans-serif";
+  brush.textBaseline = "middle";
+  const write = (text, left, middle, most) => {
+    brush.fillStyle = "#000";
+    let end = text.length;
+    const cut = () => (end < text.length ? `${text.slice(0, end)}…` : text);
+    while (end > 1 && brush.measureText(cut()).width > most) end--;
+    brush.fillText(cut(), left, middle);
+  };
+  let left = 0;
+  for (const [i, view] of views.entries()) {
+    if (named) write(parts[i].name, left + 4, line / 2, view.width - 8);
+    brush.drawImage(view, left, named);
+    left += view.width + gap;
+  }
+  for (const [i, { tint, text }] of lines.entries()) {
+    const middle = high + gap / 2 + line * (i + 0.5), wide = tint ? 14 : 72;
+    brush.fillStyle = tint ? `rgb(${tint})` : "#fff";
+    brush.fillRect(4, middle - 7, wide, 14);
+    if (!tint) brush.drawImage($("ramp"), 4, middle - 7, wide, 14);
+    write(text, wide + 12, middle, sheet.width - wide - 16);
+  }
+  sheet.toBlob((blob) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = `${["heatmap", ...names].join("-").replace(/[^\p{L}\p{N}-]+/gu, "_").slice(0, 80)}.png`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  });
+}
+
+/* ---- controls ---- */
+
 const sliders = []; // each tells where it stands, which may hang on the others
 function slider(id, name, change) {
   const input = $(id);

@@ -3,7 +3,7 @@
 
 const stage = $("stage"), halves = [$("a"), $("b")];
 const buttons = [...document.querySelectorAll(".word")];
-const state = { other: 1, opacity: 0.85, stretch: false, colormap: "", hovered: null, pinned: [] };
+const state = { other: 1, opacity: 0.85, stretch: false, colormap: "", hovered: null, pinned: [], spot: null, kept: false };
 
 /* ---- what is linked ---- */
 
@@ -40,6 +40,7 @@ function draw() {
   $("caption").textContent = alone ? captionOf(some[0]) : some.map((row) => `${nameOf(row)}: ${peaksOf(row)}`).join("; ");
   drawLegend((row) => [nameOf(row), peaksOf(row)]);
   for (const button of buttons) drawButton(button);
+  drawSpot();
 }
 
 const rangeOf = (row, half) => (state.stretch ? page.maps[mapOf(row, half)].slice(2) : [0, page.top]);
@@ -66,6 +67,28 @@ function captionOf(row) {
   });
   return parts.join(" · ");
 }
+
+/* ---- a spot ---- */
+
+const isOver = () => Boolean($("over")?.checked);
+
+function drawSpot() {
+  for (const cross of stage.querySelectorAll(".cross")) drawCross(cross);
+  const there = state.spot !== null && cells !== null;
+  $("spot-where").textContent = there ? "" : isOver() && touch.matches ? "Put the pictures side by side, then tap one." : touch.matches ? "Tap a picture." : "Point at a picture.";
+  $("spot-rest").textContent = there ? `Bars and numbers: ${page.unit}.` : "";
+  const most = Math.max(...[0, 1].flatMap((half) => rows().map((_, row) => peakOf(row, half) ?? 0)));
+  for (const half of [0, 1]) {
+    const own = there ? [...rows().keys()].filter((row) => rows()[row][half] !== null) : [];
+    const { words, start } = sides()[half], numbers = [...new Set(own.map((row) => rows()[row][half]))];
+    drawWords($(`spot-${half}`), numbers.map((word) => ({ label: words[word], value: valueAt(start + word, state.spot) })), most);
+    if (!there) continue;
+    const [width, height] = sides()[half].size;
+    $("spot-where").textContent += `${half ? " · " : ""}${sides()[half].name}: pixel ${Math.floor(state.spot.x * width)}, ${Math.floor(state.spot.y * height)}`;
+  }
+}
+
+const say = () => ($("spot-told").textContent = [0, 1].map((half) => `${sides()[half].name}: ${toldOf($(`spot-${half}`))}`).join(". "));
 
 function drawTable() {
   const cell = (text, name = "") => {
@@ -96,7 +119,7 @@ function choose(other) {
   const again = kept.map((word) => rows().findIndex((row) => row[0] === word)).filter((row) => row >= 0);
   state.pinned = again.length ? again : [...page.first[other - 1]];
   for (const part of document.querySelectorAll("#b img, .side:not([data-side='0'])")) part.hidden = Number(part.dataset.side) !== other;
-  $("b-name").textContent = $("linked-other").textContent = sides()[1].name;
+  for (const id of ["b-name", "linked-other", "spot-1-name"]) $(id).textContent = sides()[1].name;
   for (const [half, figure] of halves.entries()) {
     const [width, height] = sides()[half].size;
     fit(figure.querySelector("canvas"), [width, height]);
@@ -122,12 +145,14 @@ function listenToWipe() {
     wipe((100 * (event.clientX - box.left)) / box.width);
   };
   $("wipe").addEventListener("input", () => wipe(Number($("wipe").value)));
-  $("beside").addEventListener("change", () => {
-    stage.classList.toggle("beside", $("beside").checked);
-    $("wiping").hidden = $("edge").hidden = $("beside").checked;
+  $("over").addEventListener("change", () => {
+    stage.classList.toggle("beside", !isOver());
+    $("wiping").hidden = $("edge").hidden = !isOver();
+    [state.spot, state.kept] = [null, false];
+    drawSpot();
   });
   stage.addEventListener("pointerdown", (event) => {
-    if ($("beside").checked) return;
+    if (!isOver()) return;
     stage.setPointerCapture(event.pointerId);
     follow(event);
     event.preventDefault();
@@ -137,7 +162,19 @@ function listenToWipe() {
 
 for (const button of buttons) listen(button, () => rowOf(button));
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !event.target.matches?.("select, input")) { state.pinned = []; draw(); }
+  if (event.key === "Escape" && event.target !== stage && !event.target.matches?.("select, input")) { state.pinned = []; state.spot = null; state.kept = false; draw(); }
+});
+listenToSpots({
+  boxOf: ({ clientX }) => $(isOver() || clientX < $("b").getBoundingClientRect().left ? "a" : "b"),
+  gridOf: () => page.maps[0] ?? [1, 1],
+  keeps: () => !isOver(),
+  say,
+});
+$("save").addEventListener("click", () => {
+  const some = shown(), parts = halves.map((figure, half) => ({
+    picture: figure.querySelector("img:not([hidden])"), heat: figure.querySelector("canvas"), name: sides()[half].name,
+  }));
+  save(parts, linesOf(some, (row) => `${nameOf(row)}: ${peaksOf(row)}`), some.map(nameOf));
 });
 $("other")?.addEventListener("change", () => choose(Number($("other").value)));
 choose(1);

@@ -89,7 +89,7 @@ def pair_page(
     shown = [_shown(picture, 2 * LARGEST // len(pictures)) for picture in pictures]
     return page(
         "pair",
-        shared=("heat",),
+        shared=("heat", "spot"),
         data=data,
         title=title,
         pictures=shown,

@@ -2,7 +2,6 @@
 
 const buttons = [...document.querySelectorAll(".word")];
 const stage = $("stage"), canvas = $("heat");
-const MOST_ROWS = 12;
 
 const texts = [{ name: "prompt", words: page.words, content: page.content }, ...page.texts];
 const words = texts.flatMap((text) => text.words.map((label) => ({ label, text })));
@@ -13,8 +12,6 @@ const state = {
   hovered: null, pinned: [...page.first], spot: null, kept: false,
 };
 
-const touch = matchMedia("(hover: none)");
-
 /* ---- maps ---- */
 
 /* The number of the map that a word has in the step and group of layers, or head, that are chosen. */
@@ -24,13 +21,6 @@ function mapOf(word) {
   return (state.head ? looks + state.head - 1 : state.step * groups + state.group) * own + word;
 }
 const peakOf = (word) => page.maps[mapOf(word)][3];
-
-function valueAt(word, x, y) {
-  const number = mapOf(word);
-  const [rows, cols, low, high] = page.maps[number];
-  const row = Math.min(rows - 1, Math.floor(y * rows)), col = Math.min(cols - 1, Math.floor(x * cols));
-  return low + (cells[starts[number] + row * cols + col] / 255) * (high - low);
-}
 
 /* The highest values of the words of a text; of its content words, where it has any. */
 const peaksOf = ({ first, words: labels }) => labels.map((_, i) => peakOf(first + i));
@@ -88,8 +78,8 @@ function textInView() {
 }
 
 function drawSpot() {
-  const cross = $("cross"), list = $("spot-words"), text = textInView();
-  cross.hidden = state.spot === null;
+  const list = $("spot-words"), text = textInView();
+  drawCross($("cross"));
   for (const button of buttons) button.style.setProperty("--glow", 0);
   if (state.spot === null || !cells) {
     list.replaceChildren();
@@ -97,17 +87,10 @@ function drawSpot() {
     $("spot-rest").textContent = "";
     return;
   }
-  const { x, y } = state.spot;
-  cross.style.left = `${100 * x}%`;
-  cross.style.top = `${100 * y}%`;
-  const most = Math.max(...peaksOf(text));
-  const found = text.words.map((label, i) => {
-    const word = text.first + i, value = valueAt(word, x, y);
-    return { label, word, value, place: most > 0 ? value / most : 0 };
-  });
-  for (const one of found) buttons[one.word].style.setProperty("--glow", one.place.toFixed(3));
-  found.sort((a, b) => b.value - a.value);
-  list.replaceChildren(...found.slice(0, MOST_ROWS).map(spotRow));
+  const { x, y } = state.spot, most = Math.max(...peaksOf(text));
+  const found = text.words.map((label, i) => ({ label, word: text.first + i, value: valueAt(mapOf(text.first + i), state.spot) }));
+  for (const { word, value } of found) buttons[word].style.setProperty("--glow", most > 0 ? (value / most).toFixed(3) : 0);
+  drawWords(list, found, most);
   const [rows, cols] = page.maps[mapOf(text.first)];
   const [width, height] = page.size;
   $("spot-where").textContent = `Pixel ${Math.floor(x * width)}, ${Math.floor(y * height)} · ` +
@@ -121,54 +104,17 @@ function drawSpot() {
   $("spot-rest").textContent = rest.join(" ");
 }
 
-function spotRow({ label, value, place }) {
-  const item = document.createElement("li"), name = document.createElement("bdi");
-  const track = document.createElement("span"), fill = document.createElement("span"), number = document.createElement("span");
-  name.className = "label"; name.textContent = label; name.title = label;
-  track.className = "track"; fill.className = "fill"; fill.style.width = `${100 * place}%`; track.append(fill);
-  number.className = "number"; number.textContent = told(value);
-  item.append(name, track, number);
-  return item;
-}
-
-function sayMore() {
-  const first = [...$("spot-words").children].slice(0, 5);
-  const said = first.map((one) => `${one.firstChild.textContent} ${one.lastChild.textContent}`);
-  $("spot-told").textContent = `${$("spot-where").textContent}. ${said.join(", ")}`;
-}
+const say = () => ($("spot-told").textContent = `${$("spot-where").textContent}. ${toldOf($("spot-words"))}`);
 
 /* ---- what people do ---- */
 
 for (const [i, button] of buttons.entries()) listen(button, () => i);
 
-function spotOf(event) {
-  const box = $("picture").getBoundingClientRect();
-  const inside = (value) => Math.min(0.999999, Math.max(0, value));
-  return { x: inside((event.clientX - box.left) / box.width), y: inside((event.clientY - box.top) / box.height) };
-}
-stage.addEventListener("pointermove", (event) => { if (!state.kept && event.pointerType !== "touch") { state.spot = spotOf(event); drawSpot(); } });
-stage.addEventListener("pointerleave", () => { if (!state.kept && document.activeElement !== stage) { state.spot = null; drawSpot(); } });
-stage.addEventListener("click", (event) => {
-  const spot = spotOf(event), old = state.spot;
-  const near = state.kept && old && Math.hypot(spot.x - old.x, spot.y - old.y) < 0.02;
-  state.kept = !near;
-  state.spot = near && event.pointerType === "touch" ? null : spot;
-  drawSpot();
-});
-stage.addEventListener("keydown", (event) => {
-  const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-  if (event.key in moves) {
-    const [rows, cols] = page.maps[mapOf(textInView().first)] ?? [1, 1];
-    const move = (at, by, many) => (Math.min(many - 1, Math.max(0, Math.floor(at * many) + by)) + 0.5) / many;
-    const { x, y } = state.spot ?? { x: 0.5, y: 0.5 }, [right, down] = state.spot ? moves[event.key] : [0, 0];
-    state.spot = { x: move(x, right, cols), y: move(y, down, rows) };
-    state.kept = true;
-  } else if (event.key === "Enter" || event.key === " ") state.kept = !state.kept && state.spot !== null;
-  else if (event.key === "Escape") { state.spot = null; state.kept = false; }
-  else return;
-  event.preventDefault();
-  drawSpot();
-  sayMore();
+listenToSpots({
+  boxOf: () => $("picture"),
+  gridOf: () => page.maps[mapOf(textInView().first)] ?? [1, 1],
+  keeps: () => true,
+  say,
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && event.target !== stage && !event.target.matches?.("select, input")) { state.pinned = []; state.spot = null; state.kept = false; draw(); }
@@ -181,30 +127,11 @@ $("head")?.addEventListener("change", () => {
   for (const id of ["group", "step"]) if ($(id)) $(id).disabled = state.head > 0;
   draw();
 });
-touch.addEventListener("change", drawSpot);
 
-/* The picture as it is shown, with the heat on it, in the canvas's size. */
-function viewOf() {
-  const view = document.createElement("canvas"), brush = view.getContext("2d");
-  view.width = canvas.width;
-  view.height = canvas.height;
-  brush.drawImage($("picture"), 0, 0, view.width, view.height);
-  if (shown().length) {
-    const image = brush.getImageData(0, 0, view.width, view.height), pixels = image.data;
-    for (let i = 0; i < pixels.length; i += 4) // the weights of CSS's grayscale()
-      pixels[i] = pixels[i + 1] = pixels[i + 2] = 0.2126 * pixels[i] + 0.7152 * pixels[i + 1] + 0.0722 * pixels[i + 2];
-    brush.putImageData(image, 0, 0);
-    brush.drawImage(canvas, 0, 0);
-  }
-  return view;
-}
-$("save").addEventListener("click", () => viewOf().toBlob((blob) => {
-  const link = document.createElement("a"), names = shown().map((word) => words[word].label);
-  link.href = URL.createObjectURL(blob);
-  link.download = `${["heatmap", ...names].join("-").replace(/[^\p{L}\p{N}-]+/gu, "_").slice(0, 80)}.png`;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}));
+$("save").addEventListener("click", () => {
+  const some = shown(), names = some.map((word) => words[word].label);
+  save([{ picture: $("picture"), heat: canvas, name: "" }], linesOf(some, (word) => `${words[word].label}: peak ${told(peakOf(word))}`), names);
+});
 
 $("copy")?.addEventListener("click", async () => {
   const text = $("command").textContent;

@@ -31,7 +31,8 @@ const $ = (id) => document.getElementById(id);
 if (parent !== window) { // in a frame, whose height may follow the page's
   const root = document.documentElement, height = () => Math.ceil(root.getBoundingClientRect().height);
   const tell = () => parent.postMessage({ sdattnHeight: height() }, "*");
-  root.style.setProperty("--screen", `${innerHeight}px`); // 1vh would grow with the frame
+  // 1vh would grow with the frame, and a frame that is not laid out yet is 0 high
+  root.style.setProperty("--screen", `${Math.min(820, screen.availHeight || 820)}px`);
   addEventListener("load", tell); // observers wait until the frame is in view
   new ResizeObserver(tell).observe(root);
 }
