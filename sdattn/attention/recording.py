@@ -11,7 +11,8 @@ so that a compiled model stays in one graph, by ``torch.library.Library``: the w
 ``custom_op``, loads torch's compiler at the first call and takes ten times as long for each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,7 +87,7 @@ def _nothing(*_: object) -> None:
 
 
 _CALL = "Tensor query, Tensor key, Tensor? mask, float scale"
-_OPERATIONS = {
+_OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
     f"record_softmax(Tensor(a!) total, {_CALL}, int[]? columns=None) -> ()": (
         torch.no_grad()(plain.add_softmax),
         torch.no_grad()(gpu.add_softmax),
