@@ -143,8 +143,10 @@ class MapStore:
         return frozenset(layer.name for layer in self.layers) if kept else frozenset()
 
     def keeps(self, number: int) -> bool:
-        """Whether the maps of a pass, counted from 0, are kept."""
-        return self.keep.steps.keeps(number, self.passes[number].position)
+        """Whether the maps of a pass, counted from 0, are kept. Where it is in the run is read only
+        where that matters."""
+        steps = self.keep.steps
+        return steps.keeps(number, None if steps.part is None else self.passes[number].position)
 
     def add(self, layer: AttentionLayer, attended: Attended, rows: Rows | None) -> None:
         """Take in what some rows of one layer's call attended to, None for all."""
