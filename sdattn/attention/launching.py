@@ -101,7 +101,7 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
     """As :func:`sdattn.attention.recording.logsumexp`."""
     (batch, heads, n, width), t = query.shape, key.shape[2]
     out = torch.empty(batch, heads, n, dtype=torch.float32, device=query.device)
-    block_n = ROWS
+    block_n, block_t = logsumexp_tile(query.dtype)
     with torch.cuda.device_of(query):
         kernels.row_logsumexp[triton.cdiv(n, block_n), heads, batch](
             out,
@@ -120,10 +120,15 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
             width=width,
             chunk=CHUNK,
             block_n=block_n,
-            block_t=min(64, tiling(t)),
+            block_t=min(block_t, tiling(t)),
             **OPTIONS,
         )
     return out
+
+
+def logsumexp_tile(dtype: torch.dtype) -> tuple[int, int]:
+    """Queries and keys of a program: the largest of which no register is spilled."""
+    return (16, 32) if dtype == torch.float32 else (ROWS, 64)
 
 
 def tiling(keys: int) -> int:
