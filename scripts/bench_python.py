@@ -23,10 +23,12 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 import sdattn
+from sdattn.attention.recording import record_softmax
 from sdattn.models.denoiser_call import innermost
 from sdattn.models.layers import find_layers
 
 ROUNDS, CALLS = 15, 10
+WIDTH, HEADS = 32, 8
 
 
 def main() -> None:
@@ -36,17 +38,23 @@ def main() -> None:
     torch.set_num_threads(1)
     unet = tiny_unet()
     found = added_microseconds(unet)
+    added = [whole for whole, _ in found]
+    python = [whole - operation for whole, operation in found]
     print(f"{len(found)} layers, one of two rows kept, a latent of 8x8, 77 keys")
-    print(f"capture adds {statistics.median(found):.0f} µs a layer", end="")
-    print(f" ({min(found):.0f} to {max(found):.0f}) to its own {plain_microseconds(unet):.0f} µs")
+    print(f"capture adds {statistics.median(added):.0f} µs a layer", end="")
+    print(f" ({min(added):.0f} to {max(added):.0f}) to its own {plain_microseconds(unet):.0f} µs")
+    print(
+        f"of it {statistics.median(python):.0f} µs ({min(python):.0f} to {max(python):.0f})", end=""
+    )
+    print(" are not the operation that adds up the softmax, so Python")
     if options.profile:
         profile(unet)
 
 
 def tiny_unet() -> Any:
     torch.manual_seed(0)
-    widths = 32, 32, 32, 32
-    parts = {"cross_attention_dim": 32, "attention_head_dim": 8, "norm_num_groups": 8}
+    widths = (WIDTH,) * 4
+    parts = {"cross_attention_dim": WIDTH, "attention_head_dim": HEADS, "norm_num_groups": 8}
     return UNet2DConditionModel(sample_size=8, block_out_channels=widths, **parts).eval()
 
 
@@ -60,7 +68,7 @@ def in_pass(unet: Any, work: Callable[[Any, Callable[[], Any]], None], name: str
         work(module, lambda: module.forward(*args, **kwargs))
 
     hook = layer.register_forward_pre_hook(before, with_kwargs=True)
-    sample, text = torch.randn(2, 4, 8, 8), torch.randn(2, 77, 32)
+    sample, text = torch.randn(2, 4, 8, 8), torch.randn(2, 77, WIDTH)
     unet(sample, 500, text)
 
 
@@ -68,9 +76,9 @@ def names(unet: Any) -> list[str]:
     return [layer.name for layer in find_layers(unet) if layer.kind == "cross"]
 
 
-def added_microseconds(unet: Any) -> list[float]:
-    """Of each layer that sees the text."""
-    found: list[float] = []
+def added_microseconds(unet: Any) -> list[tuple[float, float]]:
+    """Of each layer that sees the text, and how much of it is :func:`record_softmax`."""
+    found: list[tuple[float, float]] = []
 
     def compare(layer: Any, call: Callable[[], Tensor]) -> None:
         watched = layer.processor
@@ -81,12 +89,23 @@ def added_microseconds(unet: Any) -> list[float]:
                 least[processor] = min(least[processor], timed(call))
         layer.set_processor(watched)
         ours, own = least.values()
-        found.append((ours - own) / 1000)
+        cells = call().shape[1]
+        found.append(((ours - own) / 1000, operation_microseconds(cells)))
 
     for name in names(unet):
         with sdattn.capture(pipe_of(unet)):
             in_pass(unet, compare, name)
     return found
+
+
+def operation_microseconds(cells: int) -> float:
+    """What adds the softmax of one row of the batch to a sum, by itself."""
+    total = torch.zeros(1, cells, 77)
+    query, key = (torch.randn(1, HEADS, n, WIDTH // HEADS) for n in (cells, 77))
+    scale = (WIDTH // HEADS) ** -0.5
+    return min(
+        timed(lambda: record_softmax(total, query, key, None, scale)) / 1000 for _ in range(ROUNDS)
+    )
 
 
 def plain_microseconds(unet: Any) -> float:
@@ -101,7 +120,7 @@ def plain_microseconds(unet: Any) -> float:
     return statistics.median(found)
 
 
-def timed(call: Callable[[], Tensor]) -> float:
+def timed(call: Callable[[], Any]) -> float:
     """Nanoseconds a call."""
     start = thread_time_ns()
     for _ in range(CALLS):
