@@ -82,6 +82,8 @@ def open_app(browser, address):
         page.asked = []
         page.on("request", lambda one: page.asked.append(one.url))
         page.goto(address)
+        page.get_by_role("button", name="Draw").wait_for()
+        page.get_by_text("Loading...").wait_for(state="hidden")  # gradio's own, while it begins
         return page
 
     yield opened
@@ -95,6 +97,7 @@ def say(page, prompt, **settings):
         page.get_by_role("button", name="Settings").click()
     for name, value in settings.items():
         page.get_by_label(name, exact=True).fill(value)
+        page.get_by_label(name, exact=True).press("Tab")  # taken over when it is left
     page.get_by_label("Prompt", exact=True).fill(prompt)
 
 

@@ -246,7 +246,7 @@ def test_a_frame_that_is_shown_later_has_the_picture_and_the_prompt(run, tmp_pat
     frame = framed(report(run.image_run(0))).replace('style="', 'style="display:none;', 1)
     (tmp_path / "around.html").write_text(f"<!doctype html>{frame}", encoding="utf-8")
     page = open_page(tmp_path / "around.html", viewport={"width": 1280, "height": 844})
-    inner = page.frame(url="about:srcdoc")
+    inner = page.wait_for_selector("iframe", state="attached").content_frame()
     wait_for(inner, "'ready' in document.documentElement.dataset")
     page.evaluate("document.querySelector('iframe').style.display = 'block'")
     picture, prompt = (inner.locator(name).bounding_box() for name in ("#stage", "#prompt"))
