@@ -25,8 +25,8 @@ def own_folder() -> Iterator[Path]:
     whoever uses one holds its lock, where the system has locks."""
     for left in Path(gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):  # another user's
-            lock = left / _LOCK
-            if time.time() - lock.stat().st_mtime > 60 and Lock(lock, left).free():
+            path = left / _LOCK
+            if time.time() - path.stat().st_mtime > 60 and Lock(path, left).free():
                 shutil.rmtree(left, ignore_errors=True)
     with TemporaryDirectory(prefix=_PREFIX) as name:
         folder = Path(name).resolve()
