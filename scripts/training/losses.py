@@ -181,5 +181,5 @@ def diffusion_loss(
     if hush:
         loud = (1.5 * torch.rand(len(t))).clamp(max=1.0)
         noisy = noisy * torch.where(t == 999, loud, 1.0)[:, None, None, None]
-    noisy = noisy.contiguous(memory_format=torch.channels_last)  # a tenth faster
+    noisy = noisy.contiguous(memory_format=torch.channels_last)  # faster on a CPU
     return F.mse_loss(unet(noisy, t, states).sample, noise_of.get_velocity(latents, noise, t))

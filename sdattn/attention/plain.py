@@ -29,7 +29,7 @@ def add_softmax(
     sums = total if columns is None else total.new_zeros(*total.shape[:2], key.shape[2])
     for scores, _ in _parts(query, key, mask, scale, sums.dtype):
         shut = None if mask is None else scores.amax(-1, keepdim=True) == -math.inf
-        probs = torch.softmax(scores, -1)  # in place it takes a tenth longer on a CPU
+        probs = torch.softmax(scores, -1)  # in place it is slower on a CPU
         sums.add_((probs if shut is None else probs.masked_fill_(shut, 0.0)).sum(1))
     if columns is not None:
         total.add_(sums[..., list(columns)])

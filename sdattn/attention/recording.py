@@ -8,7 +8,7 @@ On the CPU and wherever else there is no kernel they are torch's own operations
 (:mod:`sdattn.attention.plain`); on CUDA Triton's kernels (:mod:`sdattn.attention.kernels`), in the
 cases where those were found to agree with torch's on this machine. They are registered with torch,
 so that a compiled model stays in one graph, by ``torch.library.Library``: the wrapper around it,
-``custom_op``, loads torch's compiler at the first call and takes ten times as long for each.
+``custom_op``, loads torch's compiler at the first call and takes longer for each.
 """
 
 from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ Part = tuple[str, nn.Module | None]  # a projection by its name
 
 def named(attn: Any, names: Sequence[str]) -> list[Part]:
     """Projections of an attention layer, None for those that it has not."""
-    modules = attn._modules  # at a tenth of what it costs to ask the module for each
+    modules = attn._modules  # to ask the module for each costs more
     return [(name, modules.get(name)) for name in names]
 
 
