@@ -6,8 +6,9 @@ need the scores of those keys only.
 Which kernel runs is torch's choice; what each gives, by torch's sources (``attention.cpp``,
 ``attention.cu``, ``MHA.cpp``): the natural logsumexp of the scaled scores in float32, of CPU and
 CUDA flash ``[B, heads, N]``, of the efficient kernel ``[B, heads, N rounded up to 32]``, of cuDNN
-``[B, heads, N, 1]`` (before torch 2.7 without the last axis). The last two are asked for it. cuDNN
-may plan otherwise then, so on CUDA its output is compared with plain attention's once a shape.
+``[B, heads, N, 1]`` (in some versions of torch without the last axis). The last two are asked for
+it. cuDNN may plan otherwise then, so on CUDA its output is compared with plain attention's once a
+shape.
 
 On CUDA these kernels are asked in half types alone: there float32 scores have digits to spare. In
 float32 a logsumexp above :data:`EXACT` is too coarse beside scores that another kernel rounded
