@@ -28,9 +28,9 @@ from safetensors.torch import load_file, save_file
 from scenes import WORDS, Scene
 from torch import Tensor
 from training.autoencoder import even_out, make_latents, polish_decoder, train_vae, vae_psnr
-from training.data import make_dataset, make_tokenizer
-from training.fit import say
-from training.models import assemble, new_text_encoder, new_unet
+from training.data import SIZE, make_dataset, make_tokenizer
+from training.fit import rank, say
+from training.models import assemble, new_text_encoder, new_unet, new_vae
 from training.record import begin_sitting, snapshot, write_record
 from training.stages import refine, train_text, train_unet
 
@@ -53,17 +53,25 @@ def train_from_nothing(
 def train_from(
     args: argparse.Namespace, scenes: list[Scene], pictures: Tensor
 ) -> tuple[StableDiffusionPipeline, Tensor]:
-    """A pipeline with the words and places of one that draws smaller pictures, and a new
-    autoencoder whose latents are like those that its UNet knows; and the scenes' latents."""
+    """A pipeline with the words and places of another, and the scenes' latents. The autoencoder is
+    that one's too; where it makes smaller pictures, a new one whose latents are like its own."""
     start = StableDiffusionPipeline.from_pretrained(args.start, dtype=torch.float32)
     tokenizer = make_tokenizer(scenes[:2000])
     text, unet = new_text_encoder(tokenizer), new_unet()
     text.load_state_dict(start.text_encoder.state_dict())
     unet.load_state_dict(start.unet.state_dict())
-    vae = train_vae(pictures, args.work, args.vae_steps, args.seed, like=start.vae)
-    vae.register_to_config(scaling_factor=1.0)
-    latents = make_latents(vae, pictures, args.work)
-    polish_decoder(vae, latents, pictures, args.work, args.decoder_steps, args.seed + 3)
+    if start.vae.config.sample_size == SIZE:
+        vae = new_vae().eval()
+        vae.load_state_dict(start.vae.state_dict())
+        vae.register_to_config(scaling_factor=start.vae.config.scaling_factor)
+        latents = make_latents(vae, pictures, args.work)
+        if rank() == 0:
+            vae.save_pretrained(args.work / "vae")
+    else:
+        vae = train_vae(pictures, args.work, args.vae_steps, args.seed, like=start.vae)
+        vae.register_to_config(scaling_factor=1.0)
+        latents = make_latents(vae, pictures, args.work)
+        polish_decoder(vae, latents, pictures, args.work, args.decoder_steps, args.seed + 3)
     say(f"vae: {vae_psnr(vae, seed=7):.2f} dB on unseen scenes")
     return assemble(vae, text, tokenizer, unet), latents
 
@@ -116,8 +124,8 @@ def main() -> None:
     parser.add_argument(
         "--start",
         type=Path,
-        help="a demo model of smaller pictures, to go on from with its words and places: the "
-        "autoencoder is new, and stages 3 and 4 are left out",
+        help="a demo model to go on from with its words and places, stages 3 and 4 left out; its "
+        "autoencoder is kept, or made anew where its pictures are smaller",
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=40, help="thousands of training scenes")

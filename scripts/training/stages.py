@@ -115,7 +115,7 @@ def refine(
 
     def loss(step: int) -> Tensor:
         rng, chosen = pick(step, seed, shown, batch=32)
-        readings = READINGS if step < 0.8 * steps else LAST_READINGS
+        readings = READINGS if step < 0.4 * steps else LAST_READINGS
         said = captions(rng, scenes, chosen, readings)
         states = text_states(pipe.text_encoder, pipe.tokenizer, said)
         t = middle_times(rng, len(said))
