@@ -92,12 +92,16 @@ def open_app(browser, address):
 
 
 def say(page, prompt, **settings):
-    """Type a prompt, and settings by their labels."""
+    """Type a prompt, and settings by their labels, no faster than a person does: what is put into
+    a field of gradio's before it is alive is seen there, but not taken over."""
     if settings:
         page.get_by_role("button", name="Settings").click()
     for name, value in settings.items():
-        page.get_by_label(name, exact=True).fill(value)
-        page.get_by_label(name, exact=True).press("Tab")  # taken over when it is left
+        field = page.get_by_label(name, exact=True)
+        field.click(delay=100)
+        field.press("ControlOrMeta+a")
+        field.press_sequentially(value, delay=100)
+        field.press("Tab")  # taken over when it is left
     page.get_by_label("Prompt", exact=True).fill(prompt)
 
 
