@@ -93,10 +93,12 @@ def train(process: int, args: argparse.Namespace) -> None:
 
 def write_model(made: StableDiffusionPipeline, work: Path, out: Path) -> None:
     """The model's folder as it ships, with the record of how it was made."""
+    tokenizer = made.tokenizer.backend_tokenizer
+    tokenizer.no_padding()  # as in its last use, otherwise
+    tokenizer.no_truncation()
     made.to(dtype=torch.float16).save_pretrained(out, safe_serialization=True)
     name_as_before(out / "text_encoder" / "model.safetensors")
-    vocabulary = made.tokenizer.backend_tokenizer.model
-    vocabulary.save(str(out / "tokenizer"))  # the two files that older readers know
+    tokenizer.model.save(str(out / "tokenizer"))  # the two files that older readers know
     (out / "words.json").write_text(json.dumps(WORDS, indent=1) + "\n")
     write_record(work, out)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
