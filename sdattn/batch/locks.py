@@ -75,8 +75,8 @@ class Lock:
         self._hold(fcntl.LOCK_SH)
         return True
 
-    def free(self) -> bool:
-        """Whether no job holds the lock."""
+    def free(self, *, unknown: bool = True) -> bool:
+        """Whether no job holds the lock; ``unknown`` is the answer on a disk without locks."""
         import fcntl
 
         if not self.path.exists():
@@ -87,7 +87,7 @@ class Lock:
             except BlockingIOError:
                 return False
             except OSError:
-                return True
+                return unknown
         return True
 
     def release(self) -> None:

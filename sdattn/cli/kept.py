@@ -26,7 +26,8 @@ def own_folder() -> Iterator[Path]:
     for left in Path(gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):  # another user's
             path = left / _LOCK
-            if time.time() - path.stat().st_mtime > 60 and Lock(path, left).free():
+            is_old = time.time() - path.stat().st_mtime > 60
+            if is_old and Lock(path, left).free(unknown=False):
                 shutil.rmtree(left, ignore_errors=True)
     with TemporaryDirectory(prefix=_PREFIX) as name:
         folder = Path(name).resolve()

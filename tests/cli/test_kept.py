@@ -1,5 +1,7 @@
 """The runs that the live page keeps."""
 
+import errno
+import fcntl
 import io
 import os
 import subprocess
@@ -7,6 +9,7 @@ import sys
 import tempfile
 import zipfile
 
+import pytest
 from PIL import Image
 from tiny_pipelines import make_pipeline
 
@@ -96,3 +99,17 @@ def test_what_killed_processes_left_goes_and_what_is_used_stays(tmp_path, monkey
             process.kill()
             process.wait()
             process.stdout.close()
+
+
+def test_where_the_disk_has_no_locks_no_folder_goes(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    used = tmp_path / "sdattn-app-1"
+    used.mkdir()
+    (used / "lock").touch()
+    os.utime(used / "lock", (1, 1))
+    with pytest.warns(UserWarning, match="without locks"), own_folder() as new:
+        assert {*tmp_path.iterdir()} == {used, new}
