@@ -23,57 +23,64 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from diffusers import StableDiffusionPipeline
+from diffusers import AutoencoderKL, StableDiffusionPipeline
 from safetensors.torch import load_file, save_file
 from scenes import WORDS, Scene
 from torch import Tensor
-from training.autoencoder import even_out, make_latents, polish_decoder, train_vae, vae_psnr
-from training.data import SIZE, make_dataset, make_tokenizer
+from training.autoencoder import (
+    even_out,
+    make_latents,
+    polish_decoder,
+    train_vae,
+    train_vae_of,
+    vae_psnr,
+)
+from training.data import make_dataset, make_tokenizer
 from training.fit import rank, say
-from training.models import assemble, new_text_encoder, new_unet, new_vae
+from training.models import assemble, new_text_encoder, new_unet
 from training.record import begin_sitting, snapshot, write_record
 from training.stages import refine, train_text, train_unet
 
 
 def train_from_nothing(
     args: argparse.Namespace, scenes: list[Scene], pictures: Tensor
-) -> tuple[StableDiffusionPipeline, Tensor]:
-    """Stages 2 to 4: a pipeline that knows its places, and the scenes' latents."""
+) -> StableDiffusionPipeline:
+    """Stages 2 to 5."""
     tokenizer = make_tokenizer(scenes[:2000])  # the first two chunks
     vae = train_vae(pictures, args.work, args.vae_steps, args.seed)
     latents = even_out(vae, make_latents(vae, pictures, args.work))
     polish_decoder(vae, latents, pictures, args.work, args.decoder_steps, args.seed + 3)
-    say(f"vae: {vae_psnr(vae, seed=7):.2f} dB on unseen scenes")
+    keep_vae(vae, args.work)
     text = train_text(tokenizer, scenes, latents, args.work, args.text_steps, args.seed + 1)
     seed, steps = args.seed + 2, args.unet_steps
     pipe = train_unet(vae, text, tokenizer, scenes, latents, args.work, steps, seed)
-    return pipe, latents
+    return refine(pipe, scenes, latents, args.work, args.refine_steps, args.seed + 4)
 
 
 def train_from(
     args: argparse.Namespace, scenes: list[Scene], pictures: Tensor
-) -> tuple[StableDiffusionPipeline, Tensor]:
-    """A pipeline with the words and places of another, and the scenes' latents. The autoencoder is
-    that one's too; where it makes smaller pictures, a new one whose latents are like its own."""
+) -> StableDiffusionPipeline:
+    """Stage 5 for a given pipeline, then an autoencoder of larger pictures for its latents."""
     start = StableDiffusionPipeline.from_pretrained(args.start, dtype=torch.float32)
     tokenizer = make_tokenizer(scenes[:2000])
     text, unet = new_text_encoder(tokenizer), new_unet()
     text.load_state_dict(start.text_encoder.state_dict())
     unet.load_state_dict(start.unet.state_dict())
-    if start.vae.config.sample_size == SIZE:
-        vae = new_vae().eval()
-        vae.load_state_dict(start.vae.state_dict())
-        vae.register_to_config(scaling_factor=start.vae.config.scaling_factor)
-        latents = make_latents(vae, pictures, args.work)
-        if rank() == 0:
-            vae.save_pretrained(args.work / "vae")
-    else:
-        vae = train_vae(pictures, args.work, args.vae_steps, args.seed, like=start.vae)
-        vae.register_to_config(scaling_factor=1.0)
-        latents = make_latents(vae, pictures, args.work)
-        polish_decoder(vae, latents, pictures, args.work, args.decoder_steps, args.seed + 3)
+    latents = make_latents(start.vae, pictures, args.work)
+    keep_vae(start.vae, args.work)
+    pipe = assemble(start.vae, text, tokenizer, unet)
+    steps, seed = args.refine_steps, args.seed + 4
+    made = refine(pipe, scenes, latents, args.work, steps, seed, gently=True)
+    vae = train_vae_of(latents, pictures, args.work, args.vae_steps, args.seed)
+    keep_vae(vae, args.work)
+    return assemble(vae, made.text_encoder, tokenizer, made.unet)
+
+
+def keep_vae(vae: AutoencoderKL, work: Path) -> None:
+    """Write what snapshots need of it, and say how well it does."""
     say(f"vae: {vae_psnr(vae, seed=7):.2f} dB on unseen scenes")
-    return assemble(vae, text, tokenizer, unet), latents
+    if rank() == 0:
+        vae.save_pretrained(work / "vae")
 
 
 def train(process: int, args: argparse.Namespace) -> None:
@@ -84,9 +91,7 @@ def train(process: int, args: argparse.Namespace) -> None:
         dist.init_process_group("gloo", store, rank=process, world_size=args.processes)
     torch.manual_seed(args.seed)
     scenes, pictures = make_dataset(args.seed, args.chunks, args.work)
-    begin = train_from if args.start else train_from_nothing
-    pipe, latents = begin(args, scenes, pictures)
-    made = refine(pipe, scenes, latents, args.work, args.refine_steps, args.seed + 4)
+    made = (train_from if args.start else train_from_nothing)(args, scenes, pictures)
     if process == 0:
         write_model(made, args.work, args.out)
 
@@ -126,8 +131,8 @@ def main() -> None:
     parser.add_argument(
         "--start",
         type=Path,
-        help="a demo model to go on from with its words and places, stages 3 and 4 left out; its "
-        "autoencoder is kept, or made anew where its pictures are smaller",
+        help="a demo model of smaller pictures, to go on from: stage 5, and an autoencoder of "
+        "larger pictures for its latents",
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=40, help="thousands of training scenes")

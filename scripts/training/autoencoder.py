@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,9 @@ from torch.nn import functional as F
 
 from .data import SIZE
 from .fit import Fit, note, pick, rank, world
-from .models import new_vae
+from .models import NARROW, new_vae
 
 CROPPED = 0.8  # part of the steps that see crops
-LIKENESS = 0.1  # how much the latents are held to those of a given autoencoder
 
 
 def as_pixels(pictures: Tensor) -> Tensor:
@@ -32,44 +33,62 @@ def window(rng: np.random.Generator, pictures: Tensor, side: int) -> Tensor:
     return pictures[..., top : top + side, left : left + side]
 
 
-def train_vae(
-    pictures: Tensor, work: Path, steps: int, seed: int, like: AutoencoderKL | None = None
-) -> AutoencoderKL:
-    """An autoencoder of the pictures, its latents as they come, or those of ``like``.
+def train_vae(pictures: Tensor, work: Path, steps: int, seed: int) -> AutoencoderKL:
+    """An autoencoder of the pictures, its latents as they come.
 
     Most steps see a quarter of each picture, in a quarter of the time; the last see whole ones,
-    since the norms' means are others there. The latents of ``like`` are those of whole pictures,
-    so with it all steps see these, half as many of them.
+    since the norms' means are others there.
     """
     torch.manual_seed(seed)
     vae = new_vae()
-    cropped, batch = (CROPPED, 8) if like is None else (0.0, 4)
 
     def loss(step: int) -> Tensor:
-        rng, chosen = pick(step, seed, torch.arange(len(pictures)), batch=batch)
-        side = SIZE // 2 if step < cropped * steps else SIZE
+        rng, chosen = pick(step, seed, torch.arange(len(pictures)), batch=8)
+        side = SIZE // 2 if step < CROPPED * steps else SIZE
         pixels = as_pixels(window(rng, pictures[chosen], side))
         posterior = vae.encode(pixels).latent_dist
-        error = vae.decode(posterior.sample()).sample - pixels
-        seen = error.abs().mean() + 2 * error.square().mean() + 1e-7 * posterior.kl().mean()
-        if like is None:
-            return seen
-        off = posterior.mean - small_latents(like, pixels)
-        return seen + LIKENESS * off.square().mean()
+        again = vae.decode(posterior.sample()).sample
+        return unlike(again, pixels) + 1e-7 * posterior.kl().mean()
+
+    return fit_vae(vae, loss, work, steps)
+
+
+def train_vae_of(
+    latents: Tensor, pictures: Tensor, work: Path, steps: int, seed: int
+) -> AutoencoderKL:
+    """An autoencoder whose latents are given: its encoder learns to make them of the pictures, and
+    its decoder to draw the pictures from them."""
+    torch.manual_seed(seed)
+    vae = new_vae()
+
+    def loss(step: int) -> Tensor:
+        _, chosen = pick(step, seed, torch.arange(len(pictures)), batch=4)
+        pixels, given = as_pixels(pictures[chosen]), latents[chosen]
+        posterior = vae.encode(pixels).latent_dist
+        noisy = given + math.exp(NARROW / 2) * torch.randn_like(given)
+        wide = (posterior.logvar - NARROW).square().mean()
+        off = (posterior.mean - given).square().mean()
+        return unlike(vae.decode(noisy).sample, pixels) + off + 0.01 * wide
+
+    return fit_vae(vae, loss, work, steps)
+
+
+def unlike(drawn: Tensor, pixels: Tensor) -> Tensor:
+    """How far drawn pictures are from given ones."""
+    error = drawn - pixels
+    return error.abs().mean() + 2 * error.square().mean()
+
+
+def fit_vae(
+    vae: AutoencoderKL, loss: Callable[[int], Tensor], work: Path, steps: int
+) -> AutoencoderKL:
+    """Train it on a loss; the figures on the way are of pictures that it never sees."""
 
     def watch(step: int) -> None:
         note(work, "vae", step, decibels=vae_psnr(vae, seed=7, count=64))
 
     Fit("vae", {"vae": vae}, (2e-3,), loss, steps, 0.05, {}, watch).run(work)
     return vae.eval()
-
-
-@torch.no_grad()
-def small_latents(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
-    """The latents that an autoencoder of smaller pictures has of these, with its scaling factor;
-    as many cells as the new one has."""
-    small = F.avg_pool2d(pixels, SIZE // vae.config.sample_size)
-    return vae.config.scaling_factor * vae.encode(small).latent_dist.mode()
 
 
 @torch.no_grad()
@@ -85,12 +104,15 @@ def vae_psnr(vae: AutoencoderKL, seed: int, count: int = 256) -> float:
 
 @torch.no_grad()
 def make_latents(vae: AutoencoderKL, pictures: Tensor, work: Path) -> Tensor:
-    """Latents [scenes, 4, 16, 16] of the pictures."""
+    """Latents [scenes, 4, 16, 16] of the pictures, or of smaller ones where it is made for these,
+    with its scaling factor."""
+    smaller, factor = SIZE // vae.config.sample_size, vae.config.scaling_factor
     kept = [work / f"latents-{index}-of-{world()}.pt" for index in range(world())]
     if not kept[rank()].exists():
         mine = pictures.chunk(world())[rank()].split(8)
-        parts = [vae.encode(as_pixels(part)).latent_dist.mode() for part in mine]
-        torch.save(torch.cat(parts), f"{kept[rank()]}.new")
+        small = (F.avg_pool2d(as_pixels(part), smaller) for part in mine)
+        parts = [vae.encode(part).latent_dist.mode() for part in small]
+        torch.save(factor * torch.cat(parts), f"{kept[rank()]}.new")
         os.replace(f"{kept[rank()]}.new", kept[rank()])
     if world() > 1:
         dist.barrier()
@@ -102,7 +124,7 @@ def even_out(vae: AutoencoderKL, latents: Tensor) -> Tensor:
     """Give each channel of the latents [scenes, channels, rows, cols] the mean 0 and the deviation
     1, by way of the 1x1 convolutions in which the encoder ends and the decoder begins.
 
-    The autoencoder is the same as before from picture to picture, and its scaling factor is 1. With
+    The autoencoder is the same as before from picture to picture. With
     one factor for channels of 0.5 and 6, the small ones would drown in the noise of all times.
     """
     mean, deviation = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
@@ -112,7 +134,6 @@ def even_out(vae: AutoencoderKL, latents: Tensor) -> Tensor:
     ends.bias[count:] -= 2 * deviation.log()  # log variances
     begins.bias += begins.weight[:, :, 0, 0] @ mean
     begins.weight *= deviation[:, None, None]
-    vae.register_to_config(scaling_factor=1.0)
     return (latents - mean[:, None, None]) / deviation[:, None, None]
 
 
@@ -123,14 +144,10 @@ def polish_decoder(
 
     def loss(step: int) -> Tensor:
         _, chosen = pick(step, seed, torch.arange(len(pictures)), batch=8)
-        error = vae.decode(latents[chosen]).sample
-        error = error - as_pixels(pictures[chosen])
-        return error.abs().mean() + 2 * error.square().mean()
+        return unlike(vae.decode(latents[chosen]).sample, as_pixels(pictures[chosen]))
 
     def watch(step: int) -> None:
         note(work, "decoder", step, decibels=vae_psnr(vae, seed=7, count=64))
 
     modules = {"decoder": vae.decoder, "post_quant_conv": vae.post_quant_conv}
     Fit("decoder", modules, (1e-3, 1e-3), loss, steps, 0.05, {}, watch).run(work)
-    if rank() == 0:
-        vae.save_pretrained(work / "vae")

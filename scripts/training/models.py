@@ -15,6 +15,7 @@ from .data import SIZE, TOKENS
 
 WIDTH = 128  # of the text encoder
 FACTOR = 8  # pixels a side of a latent's cell
+NARROW = -6.0  # log variance of latents: exp(-6 / 2) is 5 % of one
 
 
 def new_vae() -> AutoencoderKL:
@@ -28,9 +29,10 @@ def new_vae() -> AutoencoderKL:
         norm_num_groups=8,
         sample_size=SIZE,
         mid_block_add_attention=False,
+        scaling_factor=1.0,
     )
-    # A posterior that starts wide drowns the colours in noise; exp(-6 / 2) is 5 % of a latent.
-    nn.init.constant_(vae.quant_conv.bias[4:], -6.0)
+    # A posterior that starts wide drowns the colours in noise.
+    nn.init.constant_(vae.quant_conv.bias[4:], NARROW)
     return vae
 
 
