@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import re
 
 import numpy as np
@@ -11,7 +12,7 @@ import training_process
 from scenes import COLOURS, SHAPES
 from torch import nn
 from training import fit, record
-from training.autoencoder import as_pixels, even_out, small_latents
+from training.autoencoder import even_out, make_latents, train_vae_of
 from training.data import TOKENS, make_scenes, make_tokenizer
 from training.fit import Fit, note
 from training.losses import Caption, captions, middle_times, split, text_states
@@ -233,18 +234,34 @@ def test_a_run_is_recorded_and_not_mixed_with_another(tmp_path):
         record.begin_sitting(after, settings(after, start=out))
 
 
-def test_the_latents_that_one_of_smaller_pictures_has_of_larger_ones():
+def drawn(seed, count):
+    pictures = np.stack([scene.draw(128) for scene in make_scenes(seed, count)])
+    return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous()
+
+
+def test_the_latents_that_one_of_smaller_pictures_has_of_larger_ones(tmp_path):
     torch.manual_seed(4)
     like = new_vae()
     like.register_to_config(sample_size=64, scaling_factor=0.5)
     like.encoder.down_blocks[2].downsamplers = None  # a quarter of the side: as many cells
-    pictures = torch.from_numpy(
-        np.stack([scene.draw(128) for scene in make_scenes(8, 12)])
-    ).permute(0, 3, 1, 2)
+    pictures = drawn(8, 12)
     with torch.no_grad():
         pixels = pictures.float() / 127.5 - 1
         halved = pixels.reshape(12, 3, 64, 2, 64, 2).mean((3, 5))
         aim = 0.5 * like.encode(halved).latent_dist.mode()
-        read = small_latents(like, as_pixels(pictures))
+        read = make_latents(like, pictures, tmp_path)
         torch.testing.assert_close(read, aim, atol=1e-3, rtol=0)
     assert aim.shape == (12, 4, 16, 16) and aim.abs().max() > 0.1
+
+
+def test_an_autoencoder_learns_the_latents_that_are_given(tmp_path):
+    pictures, given = drawn(8, 4), torch.randn(4, 4, 16, 16).sign()
+    vae = train_vae_of(given, pictures, tmp_path, 40, seed=1)
+    with torch.no_grad():
+        pixels = pictures.float() / 127.5 - 1
+        posterior = vae.encode(pixels).latent_dist
+        off = (posterior.mode() - given).square().mean()
+        error = (vae.decode(given).sample - pixels).square().mean()
+    assert off < 0.9 and error < 0.5 * pixels.square().mean()  # without the pictures it is 1
+    torch.testing.assert_close(posterior.std, torch.full_like(given, math.exp(-3)), atol=0.02, rtol=0)
+    assert vae.config.scaling_factor == 1
