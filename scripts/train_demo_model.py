@@ -35,7 +35,7 @@ from training.autoencoder import (
     train_vae_of,
     vae_psnr,
 )
-from training.data import make_dataset, make_tokenizer
+from training.data import SIZE, make_dataset, make_tokenizer
 from training.fit import rank, say
 from training.models import assemble, new_text_encoder, new_unet
 from training.record import begin_sitting, snapshot, write_record
@@ -60,20 +60,25 @@ def train_from_nothing(
 def train_from(
     args: argparse.Namespace, scenes: list[Scene], pictures: Tensor
 ) -> StableDiffusionPipeline:
-    """Stage 5 for a given pipeline, then an autoencoder of larger pictures for its latents."""
+    """Stage 5 for a given pipeline, and an autoencoder for its latents where its own is of smaller
+    pictures."""
     start = StableDiffusionPipeline.from_pretrained(args.start, dtype=torch.float32)
     tokenizer = make_tokenizer(scenes[:2000])
     text, unet = new_text_encoder(tokenizer), new_unet()
     text.load_state_dict(start.text_encoder.state_dict())
     unet.load_state_dict(start.unet.state_dict())
-    latents = make_latents(start.vae, pictures, args.work)
-    keep_vae(start.vae, args.work)
-    pipe = assemble(start.vae, text, tokenizer, unet)
-    steps, seed = args.refine_steps, args.seed + 4
-    made = refine(pipe, scenes, latents, args.work, steps, seed, gently=True)
-    vae = train_vae_of(latents, pictures, args.work, args.vae_steps, args.seed)
+    config = {name: value for name, value in start.vae.config.items() if name[0] != "_"}
+    vae = AutoencoderKL.from_config(config)
+    vae.load_state_dict(start.vae.state_dict())
+    latents = make_latents(vae.eval(), pictures, args.work)
     keep_vae(vae, args.work)
-    return assemble(vae, made.text_encoder, tokenizer, made.unet)
+    pipe = assemble(vae, text, tokenizer, unet)
+    made = refine(pipe, scenes, latents, args.work, args.refine_steps, args.seed + 4)
+    if vae.config.sample_size == SIZE:
+        return made
+    larger = train_vae_of(latents, pictures, args.work, args.vae_steps, args.seed)
+    keep_vae(larger, args.work)
+    return assemble(larger, made.text_encoder, tokenizer, made.unet)
 
 
 def keep_vae(vae: AutoencoderKL, work: Path) -> None:
@@ -131,8 +136,8 @@ def main() -> None:
     parser.add_argument(
         "--start",
         type=Path,
-        help="a demo model of smaller pictures, to go on from: stage 5, and an autoencoder of "
-        "larger pictures for its latents",
+        help="a demo model to go on from: stage 5, and where its pictures are smaller an "
+        "autoencoder of larger ones for its latents",
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=40, help="thousands of training scenes")

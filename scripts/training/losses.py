@@ -19,7 +19,7 @@ from .data import TOKENS, token_ids
 # How often a prompt is read as it is, with its end forgotten, or with each word relied on only for
 # what it says itself.
 READINGS = (0.3, 0.1, 0.6)
-LAST_READINGS = (0.6, 0.05, 0.35)  # towards the end, when words have found their objects
+LAST_READINGS = (0.75, 0.05, 0.2)  # when words have found their objects
 ALL_OBJECTS = 0.6  # of the mistaken prompts: about all objects, the rest about the first alone
 ARTICLES = ("a", "an")
 

@@ -52,6 +52,8 @@ def begin_sitting(work: Path, args: argparse.Namespace) -> None:
             "options to take it up again, or another --work."
         )
     run["settings"] = settings
+    if args.start and (before_it := args.start / RECORD).exists():
+        run["start"] = json.loads(before_it.read_text())  # how that model came about
     run["sittings"].append(
         {
             "began": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),

@@ -106,13 +106,8 @@ def refine(
     work: Path,
     steps: int,
     seed: int,
-    *,
-    gently: bool = False,
 ) -> StableDiffusionPipeline:
-    """Train UNet and text encoder together; returns a pipeline with their running means.
-
-    ``gently``, at half the rates, goes on with a model that has been through this stage.
-    """
+    """Train UNet and text encoder together; returns a pipeline with their running means."""
     shown = often(scenes)
     modules = {"unet": pipe.unet, "text": pipe.text_encoder}
     mean = copy.deepcopy(modules)
@@ -130,6 +125,6 @@ def refine(
         report_use_of_text(averaged, scenes, latents, "refine", step, work)
         report_pictures(averaged, "refine", step, work)
 
-    rates, flat = (4e-4, 2.5e-4) if gently else (8e-4, 5e-4), FLAT["refine"]
+    rates, flat = (8e-4, 5e-4), FLAT["refine"]
     Fit("refine", modules, rates, loss, steps, flat, mean, watch, memory=0.998).run(work)
     return averaged
