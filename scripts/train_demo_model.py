@@ -40,6 +40,7 @@ from training.fit import rank, say
 from training.models import assemble, new_text_encoder, new_unet
 from training.record import begin_sitting, snapshot, write_record
 from training.stages import refine, train_text, train_unet
+from transformers import CLIPTokenizer
 
 
 def train_from_nothing(
@@ -50,7 +51,7 @@ def train_from_nothing(
     vae = train_vae(pictures, args.work, args.vae_steps, args.seed)
     latents = even_out(vae, make_latents(vae, pictures, args.work))
     polish_decoder(vae, latents, pictures, args.work, args.decoder_steps, args.seed + 3)
-    keep_vae(vae, args.work)
+    keep(vae, tokenizer, args.work)
     text = train_text(tokenizer, scenes, latents, args.work, args.text_steps, args.seed + 1)
     seed, steps = args.seed + 2, args.unet_steps
     pipe = train_unet(vae, text, tokenizer, scenes, latents, args.work, steps, seed)
@@ -63,7 +64,7 @@ def train_from(
     """Stage 5 for a given pipeline, and an autoencoder for its latents where its own is of smaller
     pictures."""
     start = StableDiffusionPipeline.from_pretrained(args.start, dtype=torch.float32)
-    tokenizer = make_tokenizer(scenes[:2000])
+    tokenizer = start.tokenizer
     text, unet = new_text_encoder(tokenizer), new_unet()
     text.load_state_dict(start.text_encoder.state_dict())
     unet.load_state_dict(start.unet.state_dict())
@@ -71,21 +72,24 @@ def train_from(
     vae = AutoencoderKL.from_config(config)
     vae.load_state_dict(start.vae.state_dict())
     latents = make_latents(vae.eval(), pictures, args.work)
-    keep_vae(vae, args.work)
+    keep(vae, tokenizer, args.work)
     pipe = assemble(vae, text, tokenizer, unet)
-    made = refine(pipe, scenes, latents, args.work, args.refine_steps, args.seed + 4)
-    if vae.config.sample_size == SIZE:
+    again = vae.config.sample_size == SIZE  # what this script makes; the first draws 64x64
+    steps, seed = args.refine_steps, args.seed + 4
+    made = refine(pipe, scenes, latents, args.work, steps, seed, again)
+    if again:
         return made
     larger = train_vae_of(latents, pictures, args.work, args.vae_steps, args.seed)
-    keep_vae(larger, args.work)
+    keep(larger, tokenizer, args.work)
     return assemble(larger, made.text_encoder, tokenizer, made.unet)
 
 
-def keep_vae(vae: AutoencoderKL, work: Path) -> None:
-    """Write what snapshots need of it, and say how well it does."""
+def keep(vae: AutoencoderKL, tokenizer: CLIPTokenizer, work: Path) -> None:
+    """Write what snapshots need of both, and say how well the autoencoder does."""
     say(f"vae: {vae_psnr(vae, seed=7):.2f} dB on unseen scenes")
     if rank() == 0:
         vae.save_pretrained(work / "vae")
+        tokenizer.save_pretrained(work / "tokenizer")
 
 
 def train(process: int, args: argparse.Namespace) -> None:
@@ -154,7 +158,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.snapshot:
-        write_model(snapshot(args.work, args.seed), args.work, args.out)
+        write_model(snapshot(args.work), args.work, args.out)
         return
     args.work.mkdir(parents=True, exist_ok=True)
     begin_sitting(args.work, args)

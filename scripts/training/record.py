@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, StableDiffusionPipeline
+from transformers import CLIPTokenizer
 
-from .data import all_scenes, make_tokenizer
 from .fit import FLAT
 from .models import assemble, new_text_encoder, new_unet
 
@@ -133,7 +133,7 @@ def digests(out: Path) -> dict[str, str]:
     }
 
 
-def snapshot(work: Path, seed: int) -> StableDiffusionPipeline:
+def snapshot(work: Path) -> StableDiffusionPipeline:
     """The pipeline of the last checkpoint, with the running means of its weights.
 
     Raises:
@@ -143,7 +143,7 @@ def snapshot(work: Path, seed: int) -> StableDiffusionPipeline:
     last = held.get("refine", held.get("unet"))
     if last is None:
         raise SystemExit(f"{work} has no unet.pt yet; it has {', '.join(held) or 'nothing'}.")
-    tokenizer = make_tokenizer(all_scenes(seed, 2))
+    tokenizer = CLIPTokenizer.from_pretrained(work / "tokenizer")
     text, unet = new_text_encoder(tokenizer), new_unet()
     text.load_state_dict(
         last["mean"]["text"] if "text" in last["mean"] else held["text"]["state"]["text"]
