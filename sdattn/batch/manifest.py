@@ -34,8 +34,9 @@ def read_manifest(root: Path) -> dict[str, Any]:
             f"{root} has no batch.json, so it is no batch run's folder. Those are made by "
             f"`sdattn batch`.{' ' + ADOPT if has_items else ''}"
         )
-    manifest = read_unchecked(root)
-    if manifest["format"] == FORMAT and sealed(manifest) != path.read_bytes():
+    written = path.read_bytes()  # once: a run that goes on may replace the file at any time
+    manifest = parsed(written, path)
+    if manifest["format"] == FORMAT and sealed(manifest) != written:
         raise ValueError(f"{path} is damaged: its own checksum differs. {ADOPT}")
     return manifest
 
@@ -43,8 +44,17 @@ def read_manifest(root: Path) -> dict[str, Any]:
 def read_unchecked(root: Path) -> dict[str, Any]:
     """``batch.json`` of a format that can be read, its checksum aside."""
     path = inside(root, "batch.json")
+    return parsed(path.read_bytes(), path)
+
+
+def parsed(written: bytes, path: Path) -> dict[str, Any]:
+    """What ``batch.json`` says, if it is of a format that can be read.
+
+    Raises:
+        ValueError: it is no JSON, or of another version.
+    """
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(written)
     except ValueError as error:
         raise ValueError(f"{path} is corrupt: {error}. {ADOPT}") from error
     if not isinstance(manifest, dict) or manifest.get("format") not in (FORMAT, FIRST_FORMAT):

@@ -227,6 +227,24 @@ def test_a_damaged_batch_json_is_named_and_the_items_are_read(run):
     assert problems[1].startswith("000003: image.png is missing")
 
 
+def test_batch_json_may_be_replaced_while_it_is_read(run, monkeypatch):
+    """By the run itself, which writes it anew when it begins and when it ends."""
+    folder = BatchFolder(run())
+    folder.temporary.mkdir(parents=True, exist_ok=True)
+    told, read = folder.manifest, Path.read_bytes
+    later = {name: value for name, value in told.items() if name != "ended"}
+
+    def read_then_replaced(path):
+        data = read(path)
+        folder.write_manifest(later)
+        return data
+
+    monkeypatch.setattr(Path, "read_bytes", read_then_replaced)
+    assert folder.manifest == told
+    monkeypatch.undo()
+    assert "ended" in told and "ended" not in folder.manifest
+
+
 def test_a_run_that_was_killed_is_no_problem(run):
     root = run()
     told = json.loads((root / "batch.json").read_bytes())

@@ -254,15 +254,17 @@ def test_the_latents_that_one_of_smaller_pictures_has_of_larger_ones(tmp_path):
     assert aim.shape == (12, 4, 16, 16) and aim.abs().max() > 0.1
 
 
+@pytest.mark.slow
 def test_an_autoencoder_learns_the_latents_that_are_given(tmp_path):
-    pictures, given = drawn(8, 4), torch.randn(4, 4, 16, 16).sign()
-    vae = train_vae_of(given, pictures, tmp_path, 16, seed=1)
+    """It is trained on one set of latents; the same pictures with others are the control."""
+    torch.manual_seed(4)
+    pictures, given = drawn(8, 4), 0.5 * torch.randn(4, 4, 1, 1).expand(4, 4, 16, 16)
+    vae = train_vae_of(given, pictures, tmp_path, 50, seed=1)
     with torch.no_grad():
-        pixels = pictures.float() / 127.5 - 1
-        posterior = vae.encode(pixels).latent_dist
-        off = (posterior.mode() - given).square().mean()
-        error = (vae.decode(given).sample - pixels).abs().mean()
-    flat = (pixels - pixels.median()).abs().mean()  # of a grey picture, however bright
-    assert off < 1 and error < flat  # to say nothing of the latents is to be off by 1
-    torch.testing.assert_close(posterior.std, torch.full_like(given, math.exp(-3)), atol=0.02, rtol=0)
+        posterior = vae.encode(pictures.float() / 127.5 - 1).latent_dist
+    off, other = (
+        (posterior.mode() - aim).square().mean() for aim in (given, given.roll(1, dims=0))
+    )
+    assert off < 0.5 * given.square().mean() < other
+    assert posterior.std.mean().item() == pytest.approx(math.exp(-3), rel=0.1)
     assert vae.config.scaling_factor == 1
