@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..attention.device_copies import DeviceCopies
 from ..models.denoiser_call import innermost
 from ..models.layers import (
     TEXT_KINDS,
@@ -122,7 +123,8 @@ def capture(
     store = MapStore(chosen, keep, denoiser.levels)
     passes = Passes(denoiser, branch, latent_size)
     with closing(passes), Installation(found) as installed:  # a user may replace any of them
-        watch = _Watch(passes, installed, store, (layers, kinds), text_states)
+        asked = None if text_states is None else DeviceCopies(text_states)
+        watch = _Watch(passes, installed, store, (layers, kinds), asked)
         with closing(watch):
             watch.begin(denoiser.model)
             yield store
@@ -138,7 +140,7 @@ class _Watch:
     installed: Installation
     store: MapStore
     selection: tuple[LayerSelection, Sequence[str]]
-    text_states: torch.Tensor | None
+    text_states: DeviceCopies | None
     observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
     taken: frozenset[str] = frozenset()  # layers of which the pass that runs now is kept
     thread: int = field(default_factory=get_ident)
@@ -209,7 +211,8 @@ class _Watch:
         self._notice_swaps()
         if not self.store.passes:  # it may have been chosen inside
             check_backends(self.store.layers)
-        found = self.passes.read(model, args, kwargs, self.text_states)
+        asked = None if self.text_states is None else self.text_states.own
+        found = self.passes.read(model, args, kwargs, asked)
         if found is None:
             self.store.skipped += 1
             return
