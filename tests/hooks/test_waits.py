@@ -11,14 +11,14 @@ from matrix import ROWS
 from PIL import Image
 from reads import Reads, copies_after_the_first, reads_by_call
 from rows import Way
-from tiny_pipelines import make_pipeline, make_scheduler, make_unet
+from tiny_pipelines import make_pipeline, make_scheduler, make_small_unet
 from tiny_tokenizers import tiny_tokenizer
 from transformer_rows import flux, klein, sd3
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, capture
 from sdattn.attention.plain import add_share, add_softmax
-from sdattn.control.removal import Removal
+from sdattn.control.removal import Removal, without_columns
 from sdattn.edit import (
     AttentionRefine,
     AttentionReplace,
@@ -119,14 +119,13 @@ CONTROLS = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", CONTROLS)
-def test_our_controllers_read_nothing(kind):
+def test_our_controllers_read_nothing_and_copy_once(kind):
     with torch.device("meta"):
         unet = make_pipeline().unet.to("meta")
         given = torch.empty(4, 4, 16, 16), torch.tensor(5), torch.empty(4, 77, 32)
     control = CONTROLS[kind]([read_prompt(tiny_tokenizer(), text) for text in PROMPTS])
     with register_attention_control(unet, control):
-        for _ in range(2):
-            unet(*given)
+        assert copies_after_the_first(lambda: unet(*given)) == 0
     assert control.cur_step == 2
 
 
@@ -136,17 +135,10 @@ def test_our_controllers_read_nothing(kind):
 @pytest.fixture(scope="module")
 def tiny():
     """A call of a small UNet on the meta device."""
-    small = make_unet(
-        layers_per_block=1,
-        block_out_channels=(8, 16),
-        attention_head_dim=(2, 4),
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-    )
-    pipe = make_pipeline(unet=small.to("meta"))
+    pipe = make_pipeline(unet=make_small_unet().to("meta"))
     with torch.device("meta"):
         given = torch.empty(3, 4, 16, 16), torch.tensor(5), torch.empty(3, 77, 32)
-    return pipe, lambda: small(*given)
+    return pipe, lambda: pipe.unet(*given)
 
 
 CHOSEN = {
@@ -208,6 +200,11 @@ def test_the_words_of_a_local_blend_are_copied_once():
     store = {"up_cross": [torch.empty(4, 64, 77, device="meta")]}
     latents = torch.empty(2, 4, 16, 16, device="meta")
     assert copies_after_the_first(lambda: blend(latents, store)) == 0
+
+
+def test_columns_that_are_taken_away_are_copied_once():
+    probs = torch.empty(2, 4, 77, device="meta")
+    assert copies_after_the_first(lambda: without_columns(probs, (2, 3))) == 0
 
 
 def test_the_count_sees_what_would_be_copied():
