@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 
 from . import kernels
+from .device_copies import index_on
 
 CHUNK = 16  # of a head's width that is multiplied at a time; the width is no constant, for a loop
 # that were unrolled would take all registers for its addresses
@@ -28,7 +29,7 @@ def add_softmax(
     (batch, heads, n, width), t = query.shape, key.shape[2]
     block_t = tiling(t)
     block_n = max(16, TILE // block_t)
-    slots = key if columns is None else _slots(tuple(columns), t, total.device)
+    slots = key if columns is None else _on(total.device, _slots(tuple(columns), t))
     with torch.cuda.device_of(total):
         kernels.softmax_sums[triton.cdiv(n, block_n), batch](
             total,
@@ -75,7 +76,7 @@ def add_share(
             query,
             key,
             key if mask is None else mask,
-            key if columns is None else _index(tuple(columns), total.device),
+            key if columns is None else _on(total.device, columns),
             logsumexp,
             scale,
             heads,
@@ -147,15 +148,14 @@ def _strides(mask: Tensor | None, query: Tensor, keys: int) -> tuple[int, ...]:
     return mask.expand(*query.shape[:3], keys).stride()
 
 
-@lru_cache(maxsize=64)  # what is copied to a device makes the host wait
-def _index(columns: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(columns, dtype=torch.int32, device=device)
-
-
 @lru_cache(maxsize=64)
-def _slots(columns: tuple[int, ...], keys: int, device: torch.device) -> Tensor:
+def _slots(columns: tuple[int, ...], keys: int) -> tuple[int, ...]:
     """Where each key's sums go, -1 for nowhere."""
     slots = [-1] * keys
     for slot, column in enumerate(columns):
         slots[column] = slot
-    return torch.tensor(slots, dtype=torch.int32, device=device)
+    return tuple(slots)
+
+
+def _on(device: torch.device, numbers: Sequence[int]) -> Tensor:
+    return index_on(device, tuple(numbers), torch.int32)

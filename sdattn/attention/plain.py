@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from .device_copies import chosen
+
 PART = 1 << 23  # probabilities that are computed at a time: all heads of SD 1.x, some of SD3
 SLICE = 1 << 24  # scores in one slice of queries
 
@@ -32,7 +34,7 @@ def add_softmax(
         probs = torch.softmax(scores, -1)  # in place it is slower on a CPU
         sums.add_((probs if shut is None else probs.masked_fill_(shut, 0.0)).sum(1))
     if columns is not None:
-        total.add_(sums[..., list(columns)])
+        total.add_(chosen(sums, -1, tuple(columns)))
 
 
 def add_share(
@@ -46,8 +48,8 @@ def add_share(
 ) -> None:
     """As :func:`sdattn.attention.recording.record_share`."""
     if columns is not None:
-        key = key[:, :, list(columns)]
-        mask = mask if mask is None else mask[..., list(columns)]
+        key = chosen(key, 2, tuple(columns))
+        mask = mask if mask is None else chosen(mask, -1, tuple(columns))
     of_rows = logsumexp.to(total.dtype).unsqueeze(-1)  # [B, heads, N, 1]
     for scores, heads in _parts(query, key, mask, scale, total.dtype):
         total.add_(scores.sub_(of_rows[:, heads]).exp_().sum(1))

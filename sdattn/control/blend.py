@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..attention import query_grid
+from ..attention.device_copies import DeviceCopies
 from ..prompts.tokens import Prompt
 
 
@@ -48,8 +49,10 @@ class LocalBlend:
     ):
         if not 0 <= start <= 1 or not 0 <= threshold <= 1:
             raise ValueError(f"start={start}, threshold={threshold}: pass numbers from 0 to 1.")
-        self.alpha = _chosen_columns(prompts, words)  # [prompts, T]
-        self.subtracted = None if subtract is None else _chosen_columns(prompts, subtract)
+        self.alpha = DeviceCopies(_chosen_columns(prompts, words))
+        self.subtracted = None
+        if subtract is not None:
+            self.subtracted = DeviceCopies(_chosen_columns(prompts, subtract))
         self.start = round(start * num_steps)
         self.threshold = threshold
         self.grid = grid
@@ -62,10 +65,11 @@ class LocalBlend:
             ValueError: the latents are not one a prompt; no layer of the grid is stored.
         """
         self.counter += 1
-        if len(x_t) != len(self.alpha):
+        n_prompts = len(self.alpha.own)
+        if len(x_t) != n_prompts:
             raise ValueError(
-                f"LocalBlend was made for {len(self.alpha)} prompts and the batch has {len(x_t)} "
-                "images. Use num_images_per_prompt=1."
+                f"LocalBlend was made for {n_prompts} prompts and the batch has {len(x_t)} images. "
+                "Use num_images_per_prompt=1."
             )
         if self.counter <= self.start:
             return x_t
@@ -92,12 +96,14 @@ class LocalBlend:
                 f"{sorted(by_grid) or 'none'}. Register the controller that holds it, or choose "
                 "another grid."
             )
-        prompts = len(self.alpha)
+        prompts = len(self.alpha.own)
         parts = [m.unflatten(0, (prompts, -1)).unflatten(2, grid) for m in by_grid[grid]]
         return torch.cat(parts, dim=1)
 
-    def _mask(self, maps: Tensor, alpha: Tensor, size: tuple[int, int], spread: bool) -> Tensor:
-        chosen = alpha.to(maps)[:, None, None, None]
+    def _mask(
+        self, maps: Tensor, alpha: DeviceCopies, size: tuple[int, int], spread: bool
+    ) -> Tensor:
+        chosen = alpha.on(maps.device, maps.dtype)[:, None, None, None]
         heat = (maps * chosen).sum(-1).mean(1, keepdim=True)  # [prompts, 1, rows, cols]
         if spread:
             heat = F.max_pool2d(heat, 3, stride=1, padding=1)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attention.device_copies import DeviceCopies
 from ..hooks.attention_store import AttentionStore
 from ..hooks.keep import Part, Span
 from ..prompts.tokens import Prompt
@@ -77,7 +78,7 @@ class AttentionControlEdit(AttentionStore):
         self.self_replace = Part.of(self_replace_steps, num_steps).passes(num_steps)
         # A target that is the source has the source's attention already, up to how a batch rounds.
         self.edits = torch.tensor([target.text != prompts[0].text for target in prompts[1:]])
-        self._copies: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, int, Tensor]] = {}
+        self._copies: dict[int, DeviceCopies] = {}  # by the id of the tensor, which they hold
         super().__init__(**store_options)
 
     def reset(self) -> None:
@@ -117,14 +118,8 @@ class AttentionControlEdit(AttentionStore):
         return attn
 
     def _on(self, device: torch.device, own: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """One of this controller's tensors on a device, copied there once: the device waits for
-        it."""
-        key = id(own), device, dtype or own.dtype
-        held, version, copied = self._copies.get(key, (None, 0, own))
-        if held is not own or version != own._version:
-            copied = own.to(device, dtype or own.dtype)
-            self._copies[key] = own, own._version, copied
-        return copied
+        """One of this controller's tensors on a device."""
+        return self._copies.setdefault(id(own), DeviceCopies(own)).on(device, dtype)
 
     def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
         """The edited maps.

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import TorchAttnProcessor
+from ..attention.device_copies import index_on
 from ..hooks.installer import Installation
 from ..hooks.keep import Part, Span
 from ..hooks.passes import CaptureError
@@ -35,16 +36,13 @@ from ..models.layers import (
 Columns = tuple[int, ...]
 
 
-def without_columns(probs: Tensor, columns: Columns | Tensor) -> Tensor:
+def without_columns(probs: Tensor, columns: Columns) -> Tensor:
     """Probabilities ``[..., T]`` as they are with these keys masked out of the softmax.
-
-    Args:
-        columns: their numbers; as a tensor they are on the device of ``probs``.
 
     Returns:
         the same shape and dtype. Rows sum to 1; those in which nothing is left are zero.
     """
-    kept = probs.float().index_fill(-1, torch.as_tensor(columns, device=probs.device), 0.0)
+    kept = probs.float().index_fill(-1, index_on(probs.device, columns), 0.0)
     left = kept.sum(-1, keepdim=True)
     return (kept / left.clamp_min(torch.finfo(kept.dtype).tiny)).to(probs.dtype)
 
@@ -89,7 +87,6 @@ class Removal:
         self._passes = self._expected = 0
         self._during: list[int] = []
         self._edits: dict[int, Columns] = {}  # row of the batch -> what it loses in this pass
-        self._there: dict[tuple[Columns, torch.device], Tensor] = {}  # columns on a device
         self._batch = 0
 
     def __enter__(self) -> Removal:
@@ -135,14 +132,7 @@ class Removal:
         """The controller of the chosen layers; ``probs`` is ``[B*heads, N, T]``."""
         by_row = probs.unflatten(0, (self._batch, -1))  # [B, heads, N, T], a view
         for row, columns in self._edits.items():
-            by_row[row] = without_columns(by_row[row], self._on(probs.device, columns))
-
-    def _on(self, device: torch.device, columns: Columns) -> Tensor:
-        """Columns on a device, copied there once, since the device waits for it."""
-        found = self._there.get((columns, device))
-        if found is None:
-            found = self._there[columns, device] = torch.tensor(columns, device=device)
-        return found
+            by_row[row] = without_columns(by_row[row], columns)
 
     def _check_start(self, call: Call, order: Order, sample: Tensor) -> None:
         if call.batch != len(order) * len(self.rows):

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..attention.device_copies import DeviceCopies
 from ..models.layers import find_denoiser, is_unet
-from .attended import Attended, Columns, QueryKey, Rows
+from .attended import Attended, Columns, QueryKey, Rows, chosen_rows
 
 if TYPE_CHECKING:
     from .observers import ObservingProcessor
@@ -91,7 +92,7 @@ class AskingLook:
         RuntimeError: the processor did not call the layer's own ``to_q``.
     """
 
-    def __init__(self, text_states: Tensor):
+    def __init__(self, text_states: DeviceCopies):
         self.text_states = text_states
 
     def __call__(
@@ -111,13 +112,13 @@ class AskingLook:
 class Asked(Attended):
     """Of a layer's query ``[B, N, heads*d]`` and the keys that it makes of another text."""
 
-    def __init__(self, attn: Any, query: Tensor, text_states: Tensor):
-        super().__init__(len(query), attn.heads, query.shape[1], text_states.shape[1])
+    def __init__(self, attn: Any, query: Tensor, text_states: DeviceCopies):
+        super().__init__(len(query), attn.heads, query.shape[1], text_states.own.shape[1])
         self.attn, self.query, self.text_states = attn, query, text_states
 
     def of(self, rows: Rows) -> Attended:
-        query = self.query[rows]
-        states = self.text_states.to(query.device, query.dtype)
+        query = chosen_rows(self.query, rows)
+        states = self.text_states.on(query.device, query.dtype)
         if getattr(self.attn, "norm_cross", None):
             states = self.attn.norm_encoder_hidden_states(states)
         key = self.attn.to_k(states)  # [1 or images, T, heads*d]

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from ..attention import attention_probs
+from ..attention.device_copies import DeviceCopies, chosen
 from ..attention.processor import heads_of, mask_by_head
 from ..attention.recording import record_softmax
 
-Rows = slice | Tensor
+Rows = slice | tuple[int, ...]  # of the batch
 Columns = Sequence[int] | None  # of the keys; None for all
 PART = 1 << 23  # probabilities that are computed at a time: all heads of SD 1.x, some of SD3
 ALL = slice(None)
@@ -40,7 +41,7 @@ class Attended(ABC):
 
     @abstractmethod
     def of(self, rows: Rows) -> Attended:
-        """The same of some rows of the batch: a slice, or an index of its axis."""
+        """The same of some rows of the batch: a slice, or their numbers."""
 
     @abstractmethod
     def probs(self, heads: slice, columns: Columns) -> Tensor:
@@ -71,17 +72,25 @@ class Attended(ABC):
             yield self.probs(slice(start, min(start + step, self.heads)), columns)
 
 
-def row_index(rows: Tensor) -> Rows:
-    """Rows ``[images]`` of a batch, on the CPU, as a slice where they are in a row: what it picks
-    is then a view, not a copy."""
-    numbers = rows.tolist()
-    first, last = numbers[0], numbers[-1]
-    return slice(first, last + 1) if numbers == list(range(first, last + 1)) else rows
+def row_index(rows: tuple[int, ...]) -> Rows:
+    """Rows of a batch as a slice where they are in a row: what it picks is then a view."""
+    first, last = rows[0], rows[-1]
+    return slice(first, last + 1) if rows == tuple(range(first, last + 1)) else rows
 
 
-def chosen_columns(probs: Tensor, columns: Columns) -> Tensor:
+def chosen_rows(tensor: Tensor, rows: Rows) -> Tensor:
+    """Some rows of the batch of ``[B, ...]``."""
+    return tensor[rows] if isinstance(rows, slice) else chosen(tensor, 0, rows)
+
+
+def chosen_mask(mask: Tensor | None, rows: Rows) -> Tensor | None:
+    """The same of a mask ``[B or 1, ...]``."""
+    return mask if mask is None or len(mask) == 1 else chosen_rows(mask, rows)
+
+
+def chosen_columns(probs: Tensor, columns: Columns, dim: int = -1) -> Tensor:
     """Some of the keys of ``[..., T]``, None for all."""
-    return probs if columns is None else probs[..., list(columns)]
+    return probs if columns is None else chosen(probs, dim, tuple(columns))
 
 
 def new_sums(attended: Attended, like: Tensor, columns: Columns) -> Tensor:
@@ -106,7 +115,7 @@ class GivenProbs(Attended):
         self.given = given
 
     def of(self, rows: Rows) -> Attended:
-        return GivenProbs(self.given[rows])
+        return GivenProbs(chosen_rows(self.given, rows))
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         return chosen_columns(self.given[:, heads].to(torch.float32, copy=True), columns)
@@ -134,8 +143,8 @@ class QueryKey(Attended):
         return cls(attn, query, key, mask)
 
     def of(self, rows: Rows) -> Attended:
-        mask = self.mask if self.mask is None or len(self.mask) == 1 else self.mask[rows]
-        return QueryKey(self.attn, self.query[rows], self.key[rows], mask)
+        query, key = chosen_rows(self.query, rows), chosen_rows(self.key, rows)
+        return QueryKey(self.attn, query, key, chosen_mask(self.mask, rows))
 
     @cached_property
     def _by_head(self) -> tuple[Tensor, Tensor]:
@@ -192,15 +201,15 @@ class AmongKeys(Attended):
         kept: bool ``[B, 1, 1, T]``, of the T keys of the text, which come first.
     """
 
-    def __init__(self, whole: Attended, kept: Tensor):
+    def __init__(self, whole: Attended, kept: DeviceCopies):
         super().__init__(whole.batch, whole.heads, whole.cells, whole.keys)
         self.whole, self.kept = whole, kept
 
     def of(self, rows: Rows) -> Attended:
-        return AmongKeys(self.whole.of(rows), self.kept[rows])
+        return AmongKeys(self.whole.of(rows), DeviceCopies(chosen_rows(self.kept.own, rows)))
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
-        probs, n_text = self.whole.probs(heads, None), self.kept.shape[-1]
-        text = probs[..., :n_text] * self.kept.to(probs.device)
+        probs, n_text = self.whole.probs(heads, None), self.kept.own.shape[-1]
+        text = probs[..., :n_text] * self.kept.on(probs.device)
         text = text / text.sum(-1, keepdim=True).clamp(min=torch.finfo(text.dtype).tiny)
         return chosen_columns(torch.cat([text, probs[..., n_text:]], dim=-1), columns)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..models.denoiser_call import innermost
+from ..attention.device_copies import DeviceCopies
+from ..models.denoiser_call import innermost, is_compiled
 from ..models.layers import (
     TEXT_KINDS,
     AttentionLayer,
@@ -32,6 +33,7 @@ from .joint import JointLook, check_backends
 from .keep import MUCH, Heads, Keep, Selection, Steps
 from .map_store import MapStore
 from .passes import CaptureError, CaptureWarning, Passes
+from .recorders import Recorders, can_record
 from .witness import unknown_use
 
 if TYPE_CHECKING:
@@ -64,8 +66,9 @@ def capture(
         store.maps["mid_block.attentions.0.transformer_blocks.0.attn2"]  # [1, rows, cols, tokens]
 
     Each layer's own processor goes on making the output. On leaving, by any way, every layer holds
-    the very processor it held before. One ``with`` holds one run; captures may be nested. A model
-    that is compiled runs eagerly inside, with a warning.
+    the very processor it held before. One ``with`` holds one run; captures may be nested. A UNet
+    that is compiled stays so where means over heads are kept; else it runs eagerly inside, with a
+    warning.
 
     Args:
         target: a pipeline, or its UNet or transformer. On a bare model no guidance is known, so
@@ -122,7 +125,8 @@ def capture(
     store = MapStore(chosen, keep, denoiser.levels)
     passes = Passes(denoiser, branch, latent_size)
     with closing(passes), Installation(found) as installed:  # a user may replace any of them
-        watch = _Watch(passes, installed, store, (layers, kinds), text_states)
+        asked = None if text_states is None else DeviceCopies(text_states)
+        watch = _Watch(passes, installed, store, (layers, kinds), asked)
         with closing(watch):
             watch.begin(denoiser.model)
             yield store
@@ -138,25 +142,23 @@ class _Watch:
     installed: Installation
     store: MapStore
     selection: tuple[LayerSelection, Sequence[str]]
-    text_states: torch.Tensor | None
+    text_states: DeviceCopies | None
     observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
     taken: frozenset[str] = frozenset()  # layers of which the pass that runs now is kept
     thread: int = field(default_factory=get_ident)
+    recorders: Recorders = field(default_factory=Recorders)  # of a model that stays compiled
 
     def begin(self, model: Any) -> None:
         """Install the observers, and warn of what is not as a user may expect."""
-        if self.installed.run_eagerly(model):
-            warnings.warn(
-                f"The {type(unwrapped(model)).__name__} is compiled. Inside capture() it runs "
-                "eagerly, so the picture can differ from the compiled model's in its last bits. To "
-                "keep it compiled, enter capture() first and compile inside: each watched layer is "
-                "then a graph break.",
-                CaptureWarning,
-                stacklevel=5,
-            )
         layers = self.store.layers
-        for layer in layers:
-            self.install(layer)
+        compiled = is_compiled(model)
+        if compiled and self.text_states is None and can_record(model, layers, self.store.keep):
+            self.recorders.put(self.installed, layers)
+        else:
+            if self.installed.run_eagerly(model):
+                self._warn_of_running_eagerly(model)
+            for layer in layers:
+                self.install(layer)
         processors = (innermost(la.module.processor) for la in layers if la.kind == "joint")
         if any(hasattr(processor, "to_k_ip") for processor in processors):
             warnings.warn(
@@ -166,6 +168,17 @@ class _Watch:
                 stacklevel=5,
             )
         self.installed.watch(model, self.before_pass, self.after_pass)
+
+    def _warn_of_running_eagerly(self, model: Any) -> None:
+        warnings.warn(
+            f"The {type(unwrapped(model)).__name__} is compiled, and in its graph can be recorded "
+            "only means over heads of a UNet's own processors. Inside capture() it runs eagerly, "
+            "so the picture can differ from the compiled model's in its last bits. To keep it "
+            "compiled, enter capture() first and compile inside: each watched layer is then a "
+            "graph break.",
+            CaptureWarning,
+            stacklevel=6,
+        )
 
     def install(self, layer: AttentionLayer) -> None:
         from .observers import observing  # torch's compiler comes with it, which takes seconds
@@ -181,6 +194,7 @@ class _Watch:
         for former, old in self.observers:
             if former is layer:  # it may have been set again since, and come to lie inside
                 old.end()
+        self.recorders.forget(layer)
         self.observers.append((layer, observer))
         self.installed.put(layer, observer)
 
@@ -189,11 +203,13 @@ class _Watch:
         for _, observer in self.observers:
             observer.end()  # it would hold this watch, and the watch the store
         self.observers.clear()
+        self.recorders.close()
 
     def check(self) -> None:
         """Refuse what processors of a user's own did after their first call, and warn of branches
         in turn: read now, so that the device did not wait for it while the model ran."""
         self.passes.warn_of_branches()
+        self.recorders.check()
         for layer, observer in self.observers:
             if observer.misfit is not None and observer.misfit > 1:
                 raise CaptureError(f"{layer.name}: {unknown_use(innermost(observer))}")
@@ -204,12 +220,13 @@ class _Watch:
         A capture belongs to the thread that entered it: calls of other threads are not looked at.
         """
         if get_ident() != self.thread:
-            return
+            return self.recorders.disturb()
         self.taken = frozenset()
         self._notice_swaps()
         if not self.store.passes:  # it may have been chosen inside
             check_backends(self.store.layers)
-        found = self.passes.read(model, args, kwargs, self.text_states)
+        asked = None if self.text_states is None else self.text_states.own
+        found = self.passes.read(model, args, kwargs, asked)
         if found is None:
             self.store.skipped += 1
             return
@@ -218,10 +235,14 @@ class _Watch:
             self.store.layers = select_layers(self.store.layers, *self.selection, found.latent_size)
             self._log_bytes()
         self.taken = self.store.taken()
+        if self.passes.call is not None and self.passes.call.text is not None:
+            self.recorders.begin(self.store.layers, found, self.passes.call.text.device)
 
     def after_pass(self, *_: Any) -> None:
         """Layers that run now are run again for a gradient (checkpointing): no news."""
         if get_ident() == self.thread:
+            if self.passes.call is not None:
+                self.recorders.end(self.taken, self.store)
             self.passes.call, self.taken = None, frozenset()
 
     def wants(self, name: str) -> bool:

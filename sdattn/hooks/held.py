@@ -6,6 +6,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from ..attention.device_copies import DeviceCopies, chosen
 from .attended import AmongKeys, Attended, Columns
 from .host_copy import HostCopy, travels
 from .keep import Keep
@@ -33,6 +34,7 @@ class Held:
         self.total: Tensor | None = None
         self.steps: list[Tensor] = []
         self.copy = HostCopy()
+        self._kept: DeviceCopies | None = None  # of the keys that ``among`` names
 
     def tensors(self) -> list[Tensor]:
         self._receive()
@@ -104,18 +106,23 @@ class Held:
         Raises:
             CaptureError: they are of other images, or beyond the text.
         """
+        shape = attended.batch, 1, 1, n_text
+        if self._kept is None or self._kept.own.shape != shape:
+            self._kept = DeviceCopies(self._among_mask(attended.batch, n_text))
+        return AmongKeys(attended, self._kept)
+
+    def _among_mask(self, images: int, n_text: int) -> Tensor:
         lists = list(self.keep.among or ())
-        images = attended.batch
         if len(lists) not in (1, images) or max(map(max, lists)) >= n_text:
             raise CaptureError(
                 f"among has {len(lists)} list(s) of columns up to {max(map(max, lists))}; "
                 f"{self.name} has {images} image(s) and {n_text} columns of text. Pass one list, "
                 "or one for each image."
             )
-        kept = torch.zeros(images, 1, 1, n_text, dtype=torch.bool)
+        kept = torch.zeros(images, 1, 1, n_text, dtype=torch.bool, device="cpu")
         for image in range(images):
             kept[image, ..., list(lists[image % len(lists)])] = True
-        return AmongKeys(attended, kept)
+        return kept
 
     def _sum(self, total: Tensor, piece: Tensor) -> Tensor:
         return total + piece if self.keep.grad else total.add_(piece)
@@ -129,7 +136,7 @@ class Held:
                 f"Asked for head {max(numbers)} of {self.name}, which has {probs.shape[1]} "
                 f"(0 to {probs.shape[1] - 1})."
             )
-        return probs[:, list(numbers)]
+        return chosen(probs, 1, numbers)
 
 
 class HeldMaps(Mapping[str, Tensor]):

@@ -89,7 +89,7 @@ class Pass:
     latent_size: Size | None
     batch: int
     layout: tuple[Branch | None, ...]
-    rows: Tensor
+    rows: tuple[int, ...]
     branches: tuple[Branch, ...]
     n_text: int
     schedule: Schedule | None = None
@@ -191,7 +191,7 @@ class Passes:
             latent_size=self._size,
             batch=call.batch,
             layout=order,
-            rows=torch.tensor([row for row, _ in kept]),
+            rows=tuple(row for row, _ in kept),
             branches=tuple(name for _, name in kept),
             n_text=call.n_text if text_states is None else text_states.shape[1],
             schedule=schedule,

@@ -20,7 +20,16 @@ from torch.overrides import TorchFunctionMode
 
 from ..attention import HALF_TYPES, plain
 from ..attention.recording import logsumexp, record_share, record_softmax
-from .attended import Attended, Columns, Rows, addend, new_sums
+from .attended import (
+    Attended,
+    Columns,
+    Rows,
+    addend,
+    chosen_columns,
+    chosen_mask,
+    chosen_rows,
+    new_sums,
+)
 from .telling import Call, attend_and_tell, backend_that_tells
 
 FEW = 512  # keys, of which a softmax is made at once where the kernel gives no logsumexp
@@ -96,10 +105,10 @@ class Handed(Attended):
         self.mask, self.scale, self.logsumexp = mask, scale, logsumexp
 
     def of(self, rows: Rows) -> Attended:
-        mask = self.mask if self.mask is None or len(self.mask) == 1 else self.mask[rows]
-        logsumexp = None if self.logsumexp is None else self.logsumexp[rows]
-        given = self.query[rows], self.key[rows], self.shown, mask
-        return Handed(*given, self.scale, logsumexp)
+        query, key = chosen_rows(self.query, rows), chosen_rows(self.key, rows)
+        logsumexp = None if self.logsumexp is None else chosen_rows(self.logsumexp, rows)
+        mask = chosen_mask(self.mask, rows)
+        return Handed(query, key, self.shown, mask, self.scale, logsumexp)
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         query, key = self.query[:, heads].float(), self.key[:, heads]
@@ -109,9 +118,10 @@ class Handed(Attended):
             of_rows = plain.logsumexp(query, key, mask, self.scale).unsqueeze(-1)
         else:
             of_rows = self._of_rows[:, heads]
-        scores = query @ (_chosen(key, self.shown, columns).float() * self.scale).mT
+        shown = chosen_columns(key[:, :, self.shown], columns, dim=2)
+        scores = query @ (shown.float() * self.scale).mT
         if mask is not None:
-            scores += _chosen(mask.mT, self.shown, columns).mT
+            scores += chosen_columns(mask[..., self.shown], columns)
         return scores.sub_(of_rows).exp_()
 
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
@@ -148,12 +158,6 @@ def exact_call(calls: Sequence[Seen], *shape: int) -> Seen | None:
     if len(calls) != 1 or calls[0].shape != shape or calls[0].query.dtype in HALF_TYPES:
         return None
     return calls[0] if calls[0].logsumexp is not None else None
-
-
-def _chosen(every: Tensor, keys: slice, columns: Columns) -> Tensor:
-    """Of ``[..., T, width]`` some keys, or some columns of those."""
-    chosen = every[..., keys, :]
-    return chosen if columns is None else chosen[..., list(columns), :]
 
 
 class SdpaWatch(TorchFunctionMode):

@@ -1,9 +1,12 @@
-"""What would make a GPU wait, counted on the CPU: operations whose result the host has to know."""
+"""What would make a GPU wait, counted without one: operations whose result the host has to know,
+and what the host knows copied to the device."""
 
 from contextlib import contextmanager
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 aten = torch.ops.aten
 READS = {
@@ -60,3 +63,39 @@ def reads_by_call(model):
     finally:
         for hook in hooks:
             hook.remove()
+
+
+class Copies(TorchDispatchMode):
+    """How often something is copied from the host to torch's meta device, which stands for a GPU.
+
+    A copy is an operation that has a tensor of the CPU, not a mere number, and gives one of the
+    device. A list that indexes a tensor is copied by none: an operation is then handed a tensor of
+    the device that no operation gave, and that was not there before.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.number, self._known = 0, WeakTensorKeyDictionary()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        result = func(*args, **(kwargs or {}))
+        made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
+        there = [one for one in given if one.is_meta]
+        self.number += sum(one not in self._known for one in there)
+        if any(one.is_meta for one in made):
+            to_copy = func.overloadpacket in (aten._to_copy, aten.copy_)
+            self.number += sum(not one.is_meta and (one.ndim > 0 or to_copy) for one in given)
+        for one in (*there, *made):
+            self._known[one] = True
+        return result
+
+
+def copies_after_the_first(call):
+    """How often something is copied in the second call of a function; the first sees what is
+    there."""
+    with Copies() as copies:
+        call()
+        copies.number = 0
+        call()
+    return copies.number

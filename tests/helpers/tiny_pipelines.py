@@ -45,6 +45,18 @@ def make_unet(**changes) -> UNet2DConditionModel:
     return UNet2DConditionModel(**{**config, **changes}).eval()
 
 
+def make_small_unet() -> UNet2DConditionModel:
+    """One of few layers, for what takes long in each: on the way down, in the middle, and two on
+    the way up."""
+    return make_unet(
+        layers_per_block=1,
+        block_out_channels=(8, 16),
+        attention_head_dim=(2, 4),
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+    )
+
+
 def make_sd15_unet() -> UNet2DConditionModel:
     """SD 1.5's own configuration, which is diffusers' default, at a fifth of its width."""
     return make_unet(

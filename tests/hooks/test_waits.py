@@ -9,19 +9,21 @@ from diffusers import EulerDiscreteScheduler, StableDiffusionPipeline, UNet2DCon
 from joint_models import inputs
 from matrix import ROWS
 from PIL import Image
-from reads import Reads, reads_by_call
+from reads import Reads, copies_after_the_first, reads_by_call
 from rows import Way
-from tiny_pipelines import make_pipeline, make_scheduler
+from tiny_pipelines import make_pipeline, make_scheduler, make_small_unet
 from tiny_tokenizers import tiny_tokenizer
-from transformer_rows import flux, klein
+from transformer_rows import flux, klein, sd3
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, capture
-from sdattn.control.removal import Removal
+from sdattn.attention.plain import add_share, add_softmax
+from sdattn.control.removal import Removal, without_columns
 from sdattn.edit import (
     AttentionRefine,
     AttentionReplace,
     AttentionReweight,
+    LocalBlend,
     register_attention_control,
 )
 from sdattn.models.denoiser_call import Timestep
@@ -117,15 +119,111 @@ CONTROLS = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", CONTROLS)
-def test_our_controllers_read_nothing(kind):
+def test_our_controllers_read_nothing_and_copy_once(kind):
     with torch.device("meta"):
         unet = make_pipeline().unet.to("meta")
         given = torch.empty(4, 4, 16, 16), torch.tensor(5), torch.empty(4, 77, 32)
     control = CONTROLS[kind]([read_prompt(tiny_tokenizer(), text) for text in PROMPTS])
     with register_attention_control(unet, control):
-        for _ in range(2):
-            unet(*given)
+        assert copies_after_the_first(lambda: unet(*given)) == 0
     assert control.cur_step == 2
+
+
+# -- what the host knows, copied to the device once ------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """A call of a small UNet on the meta device."""
+    pipe = make_pipeline(unet=make_small_unet().to("meta"))
+    with torch.device("meta"):
+        given = torch.empty(3, 4, 16, 16), torch.tensor(5), torch.empty(3, 77, 32)
+    return pipe, lambda: pipe.unet(*given)
+
+
+CHOSEN = {
+    "columns": {"tokens": [5, 2]},
+    "columns of heads": {"tokens": [5, 2], "heads": "all", "steps": "last"},
+    "heads": {"heads": [1, 0], "kinds": ("cross", "self")},
+    "a softmax over some columns": {"among": [[1, 5], [2], [3, 4]]},
+    "another text": {"text_states": torch.zeros(1, 7, 32), "tokens": [2]},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("chosen", CHOSEN)
+def test_what_is_chosen_is_copied_to_the_device_once(tiny, chosen):
+    pipe, call = tiny
+    with capture(pipe.unet, **CHOSEN[chosen]):
+        assert copies_after_the_first(call) == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"heads": "all"}, {"heads": [1, 0]}], ids=str)
+def test_columns_of_joint_attention_are_copied_once(options):
+    model = sd3().transformer
+    given = {name: part.to("meta") for name, part in inputs("SD3", model).items()}
+    model.to("meta")
+    with capture(model, tokens=[3, 1], **options):
+        found = copies_after_the_first(lambda: model(**given))
+    assert found == copies_after_the_first(lambda: model(**given))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"heads": "all"}, {"among": [[1, 5]]}], ids=str)
+def test_rows_that_are_not_in_a_row_are_copied_once(tiny, options, monkeypatch):
+    """InstructPix2Pix has the prompt first and the negative prompt last."""
+    pipe, call = tiny
+    order = "conditional", None, "unconditional"
+    monkeypatch.setattr("sdattn.hooks.passes.GuidanceWatch.order", lambda _: order)
+    with capture(pipe, branch="both", **options) as store:
+        assert copies_after_the_first(call) == 0
+    assert store.passes[0].kept == (2, 0)
+
+
+def test_columns_are_copied_once_where_there_is_no_kernel():
+    query, key, mask = (torch.empty(2, 3, n, 8, device="meta") for n in (4, 5, 5))
+    mask, of_rows = mask[:, :1, None, :, 0], query[..., 0]
+    total = torch.empty(2, 4, 2, device="meta")
+
+    def call():
+        add_softmax(total, query, key, mask, 1.0, [3, 1])
+        add_share(total, query, key, mask, 1.0, of_rows, [3, 1])
+
+    assert copies_after_the_first(call) == 0
+
+
+@torch.no_grad()
+def test_the_words_of_a_local_blend_are_copied_once():
+    prompts = [read_prompt(tiny_tokenizer(), text) for text in PROMPTS]
+    blend = LocalBlend(prompts, ["cat", "dog"], 1, subtract=["red", "red"], start=0.0)
+    store = {"up_cross": [torch.empty(4, 64, 77, device="meta")]}
+    latents = torch.empty(2, 4, 16, 16, device="meta")
+    assert copies_after_the_first(lambda: blend(latents, store)) == 0
+
+
+def test_columns_that_are_taken_away_are_copied_once():
+    probs = torch.empty(2, 4, 77, device="meta")
+    assert copies_after_the_first(lambda: without_columns(probs, (2, 3))) == 0
+
+
+def test_the_count_sees_what_would_be_copied():
+    there, index = torch.empty(3, 4, device="meta"), torch.tensor([2, 0])
+    for look in (
+        lambda: there[:, [2, 0]],
+        lambda: there[index],
+        lambda: there * torch.tensor([1.0, 2.0], device="meta").sum(),
+        lambda: index.to("meta"),
+        lambda: torch.empty(2, device="meta").copy_(index),
+        lambda: torch.tensor(1.0).to("meta"),
+    ):
+        assert copies_after_the_first(look) == 1
+    known = torch.tensor([2, 0], device="meta")
+
+    def numbers():
+        return there[1:].index_select(0, known[:1]).add(torch.tensor(1.0))
+
+    assert copies_after_the_first(numbers) == 0
 
 
 # -- whole runs, counted --------------------------------------------------------------------------

@@ -319,67 +319,6 @@ def test_savers_that_need_a_gpu_change_nothing(saver):
     assert len(store.maps) == 16
 
 
-COMPILED = {
-    "torch.compile(model)": lambda pipe: setattr(
-        pipe, "unet", torch.compile(pipe.unet, backend="aot_eager")
-    ),
-    "model.compile()": lambda pipe: pipe.unet.compile(backend="aot_eager"),
-    "blocks": lambda pipe: pipe.unet.mid_block.compile(backend="aot_eager"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("how", COMPILED)
-def test_a_compiled_model_runs_eagerly_inside_and_is_compiled_again_after(how):
-    pipe = make_pipeline()
-    eager = run(pipe)
-    with capture(pipe) as store:
-        run(pipe)
-    expected = dict(store.maps)
-    COMPILED[how](pipe)
-    compiled = run(pipe)
-    with pytest.warns(CaptureWarning, match="UNet2DConditionModel is compiled"):
-        with capture(pipe) as store:
-            watched = run(pipe)
-    assert (watched == eager).all()
-    assert all(torch.equal(store.maps[name], one) for name, one in expected.items())
-    torch._dynamo.utils.counters.clear()
-    assert (run(pipe) == compiled).all()
-    assert not torch._dynamo.utils.counters["frames"]  # nothing had to be compiled anew
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_model_that_is_compiled_inside_stays_compiled():
-    pipe = make_pipeline()
-    with capture(pipe) as store:
-        run(pipe)
-    expected = dict(store.maps)
-    torch._dynamo.utils.counters.clear()
-    with capture(pipe) as store:
-        pipe.unet.compile(backend="aot_eager")
-        run(pipe)
-    for name, one in expected.items():
-        torch.testing.assert_close(store.maps[name], one, atol=1e-5, rtol=0)
-    breaks = torch._dynamo.utils.counters["graph_break"]  # around the model, in watched layers
-    ours = ("before_pass", "after_pass", "ObservingProcessor.__call__")
-    assert all(any(name in reason for name in ours) for reason in breaks)
-    assert any(ours[-1] in reason for reason in breaks)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_what_is_compiled_anew_inside_stays():
-    pipe = make_pipeline()
-    pipe.unet.compile(backend="aot_eager")
-    with pytest.warns(CaptureWarning, match="is compiled"), capture(pipe):
-        pipe.unet.compile(backend="eager")
-        anew = pipe.unet._compiled_call_impl
-        run(pipe)
-    assert pipe.unet._compiled_call_impl is anew
-
-
 # -- ends that come early -------------------------------------------------------------------------
 
 

@@ -1,0 +1,208 @@
+"""Attention recorded inside the graph of a compiled model, so that it stays compiled.
+
+What an observer does at a call (which pass it is, which rows are kept, what is held of them) would
+break the graph in every layer. So it is done around the model: the graph has the processor, and one
+operation that adds what was attended to to a tensor; between two passes that tensor is read.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+from ..attention.device_copies import index_on
+from ..attention.recording import record_softmax
+from ..models.denoiser_call import Size
+from ..models.layers import AttentionLayer, is_unet
+from .attended import Attended, Columns, Rows, addend, chosen_columns, chosen_rows
+from .installer import Installation
+from .keep import Keep
+from .map_store import MapStore
+from .passes import CaptureError, Pass
+from .witness import is_plain
+
+TRACED = "AttnProcessor2_0"  # the processor that models have by themselves
+
+
+def can_record(model: Any, layers: Sequence[AttentionLayer], keep: Keep) -> bool:
+    """Whether what is kept of these layers can be recorded in a graph: means over heads, of cross-
+    and self-attention of a UNet that calls torch's attention, without gradient."""
+    if keep.grad or keep.heads.each or keep.among is not None or not is_unet(model):
+        return False
+    return all(_is_traced(layer) for layer in layers)
+
+
+def _is_traced(layer: AttentionLayer) -> bool:
+    processor = layer.module.processor
+    while isinstance(processor, Recorder):
+        processor = processor.inner
+    known = layer.kind in ("cross", "self") and type(processor).__name__ == TRACED
+    return known and is_plain(layer.module, processor)
+
+
+class Recorder:
+    """Let ``inner`` make the output, and add what it attended to, summed over heads, to a tensor.
+
+    torch's compiler puts all of it into the layer's graph, and needs no other graph where the
+    tensors are others of the same shapes.
+
+    Attributes:
+        sums: float32 ``[images, N, T]``; None where nothing is recorded.
+        rows: int64 ``[images]``, which rows of the batch those are.
+    """
+
+    is_observer = True
+
+    def __init__(self, inner: Any):
+        self.inner = inner
+        self.sums: Tensor | None = None
+        self.rows: Tensor | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Of a model's copy: the copy is not watched."""
+        return copy.deepcopy(self.inner, memo)
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        temb: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        given = hidden_states, encoder_hidden_states, attention_mask, temb
+        if self.sums is None:
+            return self.inner(attn, *given, *args, **kwargs)
+        with _Recording(self.sums, self.rows):
+            return self.inner(attn, *given, *args, **kwargs)
+
+
+class _Recording(TorchFunctionMode):
+    """Adds what the calls of torch's attention in a block attend to."""
+
+    def __init__(self, sums: Tensor, rows: Any):
+        super().__init__()
+        self.sums, self.rows = sums, rows
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is scaled_dot_product_attention:
+            _record(self.sums, self.rows, args[0], args[1], kwargs.get("attn_mask"))
+        return func(*args, **kwargs)
+
+
+def _record(sums: Tensor, rows: Tensor, query: Tensor, key: Tensor, mask: Tensor | None) -> None:
+    """Of query ``[B, heads, N, d]`` and key ``[B, heads, T, d]``, by torch's own scale."""
+    if sums.shape[1:] != (query.shape[2], key.shape[2]):
+        raise RuntimeError(
+            f"A layer has {query.shape[2]} queries and {key.shape[2]} keys, and its model was "
+            f"called for {sums.shape[1]} and {sums.shape[2]}. Capture the model before it is "
+            "compiled, or leave this layer out (layers=…)."
+        )
+    mask = addend(mask)
+    if mask is not None:
+        mask = mask[(None,) * (4 - mask.ndim)]
+        mask = mask if len(mask) == 1 else mask.index_select(0, rows)
+    given = query.detach().index_select(0, rows), key.detach().index_select(0, rows)
+    record_softmax(sums, *given, mask, 1 / math.sqrt(query.shape[-1]))
+
+
+class Recorders:
+    """Those of one capture; none, of a model that runs eagerly."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Recorder] = {}
+        self._ran: frozenset[str] | None = None  # layers in the first pass
+        self._disturbed = False
+
+    def put(self, installed: Installation, layers: Sequence[AttentionLayer]) -> None:
+        """Have each layer hold one."""
+        for layer in layers:
+            self._of[layer.name] = Recorder(layer.module.processor)
+            installed.put(layer, self._of[layer.name])
+
+    def forget(self, layer: AttentionLayer) -> None:
+        """It is observed in another way now."""
+        self._of.pop(layer.name, None)
+
+    def begin(self, layers: Sequence[AttentionLayer], found: Pass, device: torch.device) -> None:
+        """Before a pass: nothing is recorded yet.
+
+        Args:
+            layers: those of the chosen resolutions.
+            device: where they run.
+        """
+        for layer, recorder in self._held(layers):
+            cells = math.prod(layer.grid(cast(Size, found.latent_size)))
+            shape = len(found.rows), cells, cells if layer.kind == "self" else found.n_text
+            sums = recorder.sums
+            if sums is None or (sums.shape, sums.device) != (shape, device):
+                with torch.inference_mode(False):  # the graph is made for either
+                    recorder.sums = torch.zeros(shape, device=device)
+            else:
+                sums.zero_()
+            recorder.rows = index_on(device, found.rows)
+
+    def end(self, taken: Collection[str], store: MapStore) -> None:
+        """Behind a pass: hand what was recorded of some layers to the store."""
+        if self._ran is None:  # read back once
+            sums = {name: recorder.sums for name, recorder in self._of.items()}
+            self._ran = frozenset(n for n, s in sums.items() if s is not None and bool(s.any()))
+        for layer, recorder in self._held(store.layers):
+            if layer.name in taken and layer.name in self._ran:
+                store.add(layer, Recorded(cast(Tensor, recorder.sums), layer.heads), None)
+
+    def disturb(self) -> None:
+        """Another thread calls the model, which is recorded with the rest."""
+        self._disturbed = bool(self._of)
+
+    def check(self) -> None:
+        """Refuse what was recorded of two threads.
+
+        Raises:
+            CaptureError: another thread called the model.
+        """
+        if self._disturbed:
+            raise CaptureError(
+                "Another thread called this compiled model inside capture(), and what it attended "
+                "to was recorded with the rest. Run one after the other, or capture a model that "
+                "is not compiled."
+            )
+
+    def close(self) -> None:
+        """Let go of what was recorded."""
+        for recorder in self._of.values():
+            recorder.sums = recorder.rows = None
+
+    def _held(self, layers: Sequence[AttentionLayer]) -> Iterator[tuple[AttentionLayer, Recorder]]:
+        return ((layer, self._of[layer.name]) for layer in layers if layer.name in self._of)
+
+
+class Recorded(Attended):
+    """Of sums over heads ``[B, N, T]``, which are all that is known."""
+
+    def __init__(self, sums: Tensor, heads: int):
+        super().__init__(len(sums), heads, *sums.shape[1:])
+        self.sums = sums
+
+    def of(self, rows: Rows) -> Attended:
+        return Recorded(chosen_rows(self.sums, rows), self.heads)
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        raise NotImplementedError("single heads were not recorded")
+
+    def head_sums(self, columns: Columns) -> Iterator[Tensor]:
+        yield self.add_to(None, columns)
+
+    def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
+        found = chosen_columns(self.sums, columns)
+        return found.clone() if total is None else total.add_(found)
