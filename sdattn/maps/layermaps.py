@@ -70,6 +70,20 @@ class LayerMaps:
         kept = {n: replace(layer, maps=layer.maps[..., places]) for n, layer in self.layers.items()}
         return replace(self, layers=kept, columns=tuple(columns))
 
+    def as_saved(self) -> LayerMaps:
+        """As they are read again from a file."""
+        kept = {
+            name: replace(layer, maps=halved(layer.maps).float())
+            for name, layer in self.layers.items()
+        }
+        affinity = None if self.affinity is None else halved(self.affinity).float()
+        return replace(self, layers=kept, affinity=affinity)
+
+
+def halved(maps: Tensor) -> Tensor:
+    """Maps as a file holds them: float16, row-major, on the CPU."""
+    return maps.to("cpu", torch.float16).contiguous()
+
 
 def layer_maps(
     store: MapStore, preset: Preset, self_attention: MapStore | None = None

@@ -12,7 +12,6 @@ import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-import torch
 from PIL import Image
 from safetensors.torch import load, save
 from torch import Tensor
@@ -22,7 +21,10 @@ from ..maps.aggregation import aggregate
 from ..maps.details import Details
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import finish
-from ..maps.layermaps import LayerMap, LayerMaps
+from ..maps.layermaps import LayerMap, LayerMaps, halved
+from ..maps.presets import Preset
+from ..maps.promptmaps import Heatmaps
+from ..prompts.tokens import Prompt
 from .drawings import USUAL, drawings, named, png
 from .imagerun import Further, ImageRun
 from .info import (
@@ -100,13 +102,16 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
     """``run.json`` of a run with these files."""
     layers, details, prompt = run.layers, run.details, run.heatmaps.prompt
     kept = details.steps or details.heads
+    preset = run.heatmaps.preset
+    shown = _heatmaps(layers.as_saved(), prompt, preset)
     return RunInfo(
         **vars(run.settings.alone()),
         words=prompt.words,
         truncated=[word.text for word in prompt.truncated],
         tokens=prompt.tokens,
         columns=layers.columns,
-        preset=run.heatmaps.preset,
+        preset=preset,
+        statistics=tuple(found.rounded() for found in shown.statistics()),
         passes=layers.passes,
         layers={
             name: LayerEntry(layer.place, layer.level, layer.heads, layer.grid)
@@ -124,6 +129,11 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
         },
         files={name: sha256(data) for name, data in files.items()},
     )
+
+
+def _heatmaps(layers: LayerMaps, prompt: Prompt, preset: Preset) -> Heatmaps:
+    """Of the maps of one image's layers."""
+    return finish(aggregate(layers, preset)[0], prompt, preset, layers.columns)
 
 
 def _check_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -149,7 +159,7 @@ def _tensors(layers: LayerMaps) -> dict[str, Tensor]:
 def pack_maps(maps: Mapping[str, Tensor]) -> bytes:
     """Maps as the bytes of a safetensors file in float16, the same for the same maps in any
     order."""
-    halves = {name: values.to("cpu", torch.float16).contiguous() for name, values in maps.items()}
+    halves = {name: halved(values) for name, values in maps.items()}
     # One key only: safetensors writes several in an order that changes from run to run.
     return save(halves, metadata={"format": FORMAT})
 
@@ -177,7 +187,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
         layers = _unpack_layers(files[MAPS], info)
         return ImageRun(
             image,
-            finish(aggregate(layers, info.preset)[0], info.read_prompt, info.preset, info.columns),
+            _heatmaps(layers, info.read_prompt, info.preset),
             layers,
             info,
             _unpack_details(files, info),
