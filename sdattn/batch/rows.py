@@ -26,7 +26,8 @@ class NotedRow(NamedTuple):
 
 
 def row_of(info: RunInfo, place: str, checksum: str, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The row of ``metadata.jsonl`` for an item.
+    """The row of ``metadata.jsonl`` for an item. Of an item that an earlier version drew it has no
+    ``statistics``, which is a list with :meth:`WordStatistics.flat` of each of the ``words``.
 
     Args:
         info: what its ``run.json`` says.

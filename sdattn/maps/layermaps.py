@@ -71,12 +71,9 @@ class LayerMaps:
         return replace(self, layers=kept, columns=tuple(columns))
 
     def as_saved(self) -> LayerMaps:
-        """As they are read again from a file."""
-        kept = {
-            name: replace(layer, maps=halved(layer.maps).float())
-            for name, layer in self.layers.items()
-        }
-        affinity = None if self.affinity is None else halved(self.affinity).float()
+        """As a file holds them, in float16."""
+        kept = {n: replace(layer, maps=halved(layer.maps)) for n, layer in self.layers.items()}
+        affinity = None if self.affinity is None else halved(self.affinity)
         return replace(self, layers=kept, affinity=affinity)
 
 

@@ -10,6 +10,7 @@ negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, 
 import io
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from PIL import Image
@@ -73,6 +74,7 @@ def pack_run(
     Raises:
         ValueError: a map holds values that are not finite.
     """
+    run = replace(run, layers=run.layers.as_saved())
     tensors = {MAPS: _tensors(run.layers)}
     for name, kept in ((STEPS, run.details.steps), (HEADS, run.details.heads)):
         if kept is not None:
@@ -101,9 +103,8 @@ def pack_run(
 def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
     """``run.json`` of a run with these files."""
     layers, details, prompt = run.layers, run.details, run.heatmaps.prompt
-    kept = details.steps or details.heads
-    preset = run.heatmaps.preset
-    shown = _heatmaps(layers.as_saved(), prompt, preset)
+    kept, preset = details.steps or details.heads, run.heatmaps.preset
+    words = _heatmaps(layers, prompt, preset).statistics()
     return RunInfo(
         **vars(run.settings.alone()),
         words=prompt.words,
@@ -111,7 +112,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
         tokens=prompt.tokens,
         columns=layers.columns,
         preset=preset,
-        statistics=tuple(found.rounded() for found in shown.statistics()),
+        statistics=tuple(word.rounded() for word in words),
         passes=layers.passes,
         layers={
             name: LayerEntry(layer.place, layer.level, layer.heads, layer.grid)
