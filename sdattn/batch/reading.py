@@ -1,18 +1,24 @@
 """A batch run's folder read back: its items, how far it is, whether it is as it was written."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..files.places import inside
+from ..maps.statistics import to_dataframe
 from ..runs.folder import SavedRun, saved_run
 from ..runs.packing import READ
 from .checking import check_item
 from .folder import BatchFolder
-from .rows import NotedRow, row_at
+from .rows import WORD_LABELS, NotedRow, row_at, word_rows
 from .whole import find_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class SavedBatch(Mapping[str, SavedRun]):
@@ -20,6 +26,7 @@ class SavedBatch(Mapping[str, SavedRun]):
 
     batch = open_batch("RUN")
     batch["000012"].heatmaps["cat"].map
+    batch.to_dataframe()  # a row a word of each item
     """
 
     def __init__(self, root: str | Path):
@@ -49,6 +56,28 @@ class SavedBatch(Mapping[str, SavedRun]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """The numbers of the words of all items as a table of pandas: a row a word, the items in
+        the order of the input, the words in that of the prompt.
+
+        Its columns are ``id``, ``prompt`` and ``seed`` of the item; ``word`` and ``occurrence``,
+        0 for the first in its prompt, so that ``batch[id].heatmaps.find(word)[occurrence]`` is its
+        heatmap; and the numbers of :class:`sdattn.maps.statistics.WordStatistics`, float64, to six
+        significant digits: ``peak``, ``mean``, ``mass``, ``centre_row``, ``centre_col``, ``area``,
+        ``entropy``. What a map of 0 has not is NaN.
+
+        They are in the rows of ``metadata.jsonl``, which are read one at a time: no item is
+        opened, items that were saved without maps are there too, and memory holds the table and
+        where each row lies.
+
+        Raises:
+            ImportError: pandas is not installed.
+            ValueError: an earlier version, which noted no numbers, drew some of the items; the
+                message names them.
+        """
+        rows = sorted(self._folder.journals.rows().values(), key=lambda row: row[:2])
+        return to_dataframe(word_rows(rows, self._folder.root), WORD_LABELS)
 
 
 def open_batch(root: str | Path) -> SavedBatch:

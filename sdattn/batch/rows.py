@@ -1,12 +1,17 @@
 """The rows of ``metadata.jsonl``: what they say of an item, and how they are read again."""
 
 import json
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..runs.info import RunInfo
+
+# Of a word among those of all items, the columns of a table before its numbers
+WORD_LABELS = ("id", "prompt", "seed", "word", "occurrence")
 
 
 class NotedRow(NamedTuple):
@@ -21,7 +26,8 @@ class NotedRow(NamedTuple):
 
 
 def row_of(info: RunInfo, place: str, checksum: str, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The row of ``metadata.jsonl`` for an item.
+    """The row of ``metadata.jsonl`` for an item. Of an item that an earlier version drew it has no
+    ``statistics``, which is a list with :meth:`WordStatistics.flat` of each of the ``words``.
 
     Args:
         info: what its ``run.json`` says.
@@ -62,7 +68,7 @@ def _said(info: RunInfo, place: str) -> dict[str, Any]:
     image = {}
     if "image.png" in info.files and not place.endswith(".safetensors"):
         image = {"file_name": f"{place}/image.png"}  # the key that imagefolder looks for
-    guidance = options.get("guidance_scale")
+    guidance, statistics = options.get("guidance_scale"), info.statistics
     return {
         **image,
         "id": info.id,
@@ -77,6 +83,7 @@ def _said(info: RunInfo, place: str) -> dict[str, Any]:
         "words": [
             word.text for word in info.words if word.columns and columns.issuperset(word.columns)
         ],
+        **({} if statistics is None else {"statistics": [word.flat() for word in statistics]}),
         "truncated": info.truncated,
         "blanked": bool(info.blanked),  # by the pipeline's safety checker
         "place": place,
@@ -87,6 +94,33 @@ def _said(info: RunInfo, place: str) -> dict[str, Any]:
 def rows_in(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of items in a file, perhaps none; a line that a crash cut off is none."""
     return (row for row, _, _ in _placed_rows(path))
+
+
+def word_rows(rows: Iterable[NotedRow], root: Path) -> Iterator[dict[str, Any]]:
+    """The words of items, one after the other, as rows of a table with :data:`WORD_LABELS` and
+    the numbers of :class:`sdattn.maps.statistics.WordStatistics`.
+
+    Raises:
+        ValueError: items of an earlier version have no statistics in their rows; raised at the
+            end, when all of them are known.
+    """
+    lacking = []
+    for line in copies_of(rows):
+        row, seen = json.loads(line), Counter[str]()
+        item = {name: row[name] for name in ("id", "prompt", "seed")}
+        if "statistics" not in row:
+            lacking.append(row["id"])
+        for found in row.get("statistics", ()):
+            word = sys.intern(found["word"])  # millions of rows share few words
+            yield {**item, **found, "word": word, "occurrence": seen[word.casefold()]}
+            seen[word.casefold()] += 1
+    if lacking:
+        named = ", ".join(lacking[:3]) + (" and others" if len(lacking) > 3 else "")
+        raise ValueError(
+            f"{root} holds {len(lacking):,} item(s) without word statistics, {named}: an earlier "
+            "version drew them. Where they have maps, open_batch(root)[id].heatmaps.to_dataframe() "
+            "has the numbers of each."
+        )
 
 
 def bad_lines_in(path: Path) -> Iterator[dict[str, Any]]:

@@ -39,10 +39,11 @@ def aggregate(maps: LayerMaps, preset: Preset) -> Tensor:
     weights, divisor = _weights(layers, preset)
     by_grid: dict[tuple[int, int], Tensor] = {}
     for layer, weight in zip(layers, weights, strict=True):
+        own = layer.maps.float()  # one layer at a time, where they are as a file holds them
         if preset.each_head:
-            part = _resized(layer.maps, finest, preset.resize).mean(1) * weight
+            part = _resized(own, finest, preset.resize).mean(1) * weight
         else:  # one resize a resolution: bilinear is linear
-            part = layer.maps * weight
+            part = own * weight
         grid = finest if preset.each_head else layer.grid
         by_grid[grid] = by_grid[grid] + part if grid in by_grid else part
     total = sum(_resized(part, finest, preset.resize) for part in by_grid.values())
@@ -150,6 +151,6 @@ def spread(maps: Tensor, layers: LayerMaps) -> Tensor:
     size = maps.shape[1], maps.shape[2]
     # [images, tokens, rows, cols]; each cell counts, also where the grid is much coarser
     coarse = adaptive_avg_pool2d(maps.movedim(-1, 1), layers.affinity_grid)
-    refined = coarse.flatten(2) @ layers.affinity.mT  # [images, tokens, N]
+    refined = coarse.flatten(2) @ layers.affinity.float().mT  # [images, tokens, N]
     back = resize_maps(refined.unflatten(2, layers.affinity_grid), size)
     return back.movedim(1, -1)

@@ -70,6 +70,17 @@ class LayerMaps:
         kept = {n: replace(layer, maps=layer.maps[..., places]) for n, layer in self.layers.items()}
         return replace(self, layers=kept, columns=tuple(columns))
 
+    def as_saved(self) -> LayerMaps:
+        """As a file holds them, in float16."""
+        kept = {n: replace(layer, maps=halved(layer.maps)) for n, layer in self.layers.items()}
+        affinity = None if self.affinity is None else halved(self.affinity)
+        return replace(self, layers=kept, affinity=affinity)
+
+
+def halved(maps: Tensor) -> Tensor:
+    """Maps as a file holds them: float16, row-major, on the CPU."""
+    return maps.to("cpu", torch.float16).contiguous()
+
 
 def layer_maps(
     store: MapStore, preset: Preset, self_attention: MapStore | None = None

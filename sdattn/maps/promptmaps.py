@@ -18,7 +18,7 @@ from ..prompts.words import is_content_word
 from .heatmap import Heatmap
 from .masks import label_map, smooth
 from .presets import PRESETS, Preset
-from .statistics import to_dataframe
+from .statistics import WordStatistics, to_dataframe
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -181,6 +181,11 @@ class Heatmaps(Mapping[str, Heatmap]):
         values = [hm.values if size is None else hm.resize(size) for hm in maps]
         return label_map(torch.stack(values), torch.stack(masks))
 
+    def statistics(self) -> list[WordStatistics]:
+        """The numbers of each word that has a map, in prompt order, repeats on their own; raises
+        as :meth:`WordStatistics.of` does."""
+        return [heatmap.statistics() for heatmap in self.occurrences()]
+
     def to_dataframe(self) -> pd.DataFrame:
         """The numbers of the words as a table of pandas: a row a word, in prompt order, repeats on
         their own.
@@ -194,7 +199,8 @@ class Heatmaps(Mapping[str, Heatmap]):
             ImportError: pandas is not installed.
             ValueError: a map holds values that are not finite.
         """
-        return to_dataframe([heatmap.statistics() for heatmap in self.occurrences()])
+        rows = ({**found.flat(), "columns": found.columns} for found in self.statistics())
+        return to_dataframe(rows, ("word", "columns"))
 
     def to_xarray(self) -> xr.DataArray:
         """The maps of the words as an array of xarray, float32 ``(word, row, col)``.

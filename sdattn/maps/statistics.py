@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from ..files.records import Record
@@ -16,12 +17,17 @@ from .masks import mask_of
 if TYPE_CHECKING:
     import pandas as pd
 
+# The numbers of a word as columns of a table, see WordStatistics.flat()
+NUMBERS = ("peak", "mean", "mass", "centre_row", "centre_col", "area", "entropy")
+_DIGITS = 6  # significant ones in files, of maps in float16, which has three to four
+
 
 @dataclass(frozen=True)
 class WordStatistics(Record):
     """What the values ``v[r, c]`` of a heatmap with ``R`` rows and ``C`` columns come to.
 
-    All sums are over the cells and in float64. Peak, mean and mass have the unit of the values, by
+    All sums are over the cells, in float64 and in numpy's order, so that they do not depend on the
+    number of threads. Peak, mean and mass have the unit of the values, by
     default a share of the cell's attention. The centre and the area are parts of the picture, so
     they do not depend on the grid.
 
@@ -58,7 +64,7 @@ class WordStatistics(Record):
             ValueError: a value that is not finite, or below 0.
         """
         area = float(mask_of(values.detach()).double().mean())  # refuses what is not finite
-        held = values.detach().double()
+        held = np.ascontiguousarray(values.detach().cpu().double())
         if (lowest := float(held.min())) < 0:
             raise ValueError(
                 f"The map of {word!r} has values below 0, the least {lowest:.3g}. Statistics are "
@@ -69,19 +75,42 @@ class WordStatistics(Record):
             word,
             tuple(columns),
             peak=float(held.max()),
-            mean=mass / held.numel(),
+            mean=mass / held.size,
             mass=mass,
             centre=(_centre(held, 0), _centre(held, 1)) if mass else None,
             area=area,
-            entropy=float(torch.special.entr(held / mass).sum()) if mass else None,
+            entropy=_entropy(held / mass) if mass else None,
         )
 
+    def rounded(self) -> WordStatistics:
+        """To six significant digits, as files have them."""
+        names = ("peak", "mean", "mass", "centre", "area", "entropy")
+        return replace(self, **{name: _rounded(getattr(self, name)) for name in names})
 
-def _centre(values: Tensor, axis: int) -> float:
+    def flat(self) -> dict[str, Any]:
+        """``word`` and the numbers by ``NUMBERS``; what there is not is None."""
+        row, col = self.centre or (None, None)
+        numbers = self.peak, self.mean, self.mass, row, col, self.area, self.entropy
+        return {"word": self.word, **dict(zip(NUMBERS, numbers, strict=True))}
+
+
+def _centre(values: np.ndarray, axis: int) -> float:
     """The mean place along an axis of a map that is not 0 everywhere, as a part of its length."""
     along = values.sum(1 - axis)
-    places = (torch.arange(len(along)).to(along) + 0.5) / len(along)
+    places = (np.arange(len(along)) + 0.5) / len(along)
     return float((places * along).sum() / along.sum())
+
+
+def _entropy(shares: np.ndarray) -> float:
+    """In nats; ``0 ln 0`` is 0."""
+    some = shares[shares > 0]
+    return abs(float((some * np.log(some)).sum()))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_rounded, value))
+    return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 
 def correlation(a: Tensor, b: Tensor) -> float | None:
@@ -93,24 +122,25 @@ def correlation(a: Tensor, b: Tensor) -> float | None:
     return max(-1.0, min(1.0, float((a * b).sum() / (a.norm() * b.norm()))))
 
 
-def to_dataframe(rows: Sequence[WordStatistics]) -> pd.DataFrame:
-    """A row each; the centre is two columns, ``centre_row`` and ``centre_col``, and what is None
-    is NaN.
+def to_dataframe(rows: Iterable[Mapping[str, Any]], labels: Sequence[str]) -> pd.DataFrame:
+    """A table of pandas, read a row at a time.
+
+    Args:
+        rows: with the names of ``labels`` and of ``NUMBERS``.
+        labels: the first columns.
+
+    Returns:
+        Its columns are ``labels`` and then ``NUMBERS``, float64, where None is NaN.
 
     Raises:
         ImportError: pandas is not installed.
     """
-    nan = float("nan")
-    centres = [row.centre or (nan, nan) for row in rows]
-    numbers = {
-        "peak": [row.peak for row in rows],
-        "mean": [row.mean for row in rows],
-        "mass": [row.mass for row in rows],
-        "centre_row": [row for row, _ in centres],
-        "centre_col": [col for _, col in centres],
-        "area": [row.area for row in rows],
-        "entropy": [nan if row.entropy is None else row.entropy for row in rows],
-    }
-    words = {"word": [row.word for row in rows], "columns": [row.columns for row in rows]}
-    table = library("pandas").DataFrame(words | numbers)
-    return table.astype(dict.fromkeys(numbers, "float64"))
+    table, nan = library("pandas").DataFrame, float("nan")
+    held: dict[str, list[Any]] = {name: [] for name in labels}
+    numbers = {name: array("d") for name in NUMBERS}
+    for row in rows:
+        for name, column in held.items():
+            column.append(row[name])
+        for name, values in numbers.items():
+            values.append(nan if row[name] is None else row[name])
+    return table({**held, **{name: np.asarray(values) for name, values in numbers.items()}})

@@ -10,6 +10,7 @@ from typing import Any
 from ..files.records import Record, RecordError, read_record, shortened
 from ..files.writing import sha256, to_json
 from ..maps.presets import Preset
+from ..maps.statistics import WordStatistics
 from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, Word
 
@@ -136,6 +137,8 @@ class RunInfo(RunSettings):
         words, truncated, tokens: of the prompt; those that were cut off; its token columns.
         columns: that the maps have.
         preset: how the heatmaps are made of them.
+        statistics: of the heatmap of each word that has one, in prompt order, as they are made of
+            the saved maps, to six significant digits; None in runs of earlier versions.
         passes: how many calls of the model the maps are the mean of.
         layers: what ``maps.safetensors`` holds, by name.
         self_attention: (rows, cols) of what refines the maps.
@@ -150,6 +153,7 @@ class RunInfo(RunSettings):
     tokens: tuple[Token, ...]
     columns: tuple[int, ...]
     preset: Preset
+    statistics: tuple[WordStatistics, ...] | None = None
     passes: int
     layers: dict[str, LayerEntry]
     self_attention: tuple[int, int] | None

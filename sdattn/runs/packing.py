@@ -10,9 +10,9 @@ negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, 
 import io
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-import torch
 from PIL import Image
 from safetensors.torch import load, save
 from torch import Tensor
@@ -22,7 +22,10 @@ from ..maps.aggregation import aggregate
 from ..maps.details import Details
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import finish
-from ..maps.layermaps import LayerMap, LayerMaps
+from ..maps.layermaps import LayerMap, LayerMaps, halved
+from ..maps.presets import Preset
+from ..maps.promptmaps import Heatmaps
+from ..prompts.tokens import Prompt
 from .drawings import USUAL, drawings, named, png
 from .imagerun import Further, ImageRun
 from .info import (
@@ -71,6 +74,7 @@ def pack_run(
     Raises:
         ValueError: a map holds values that are not finite.
     """
+    run = replace(run, layers=run.layers.as_saved())
     tensors = {MAPS: _tensors(run.layers)}
     for name, kept in ((STEPS, run.details.steps), (HEADS, run.details.heads)):
         if kept is not None:
@@ -99,14 +103,16 @@ def pack_run(
 def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
     """``run.json`` of a run with these files."""
     layers, details, prompt = run.layers, run.details, run.heatmaps.prompt
-    kept = details.steps or details.heads
+    kept, preset = details.steps or details.heads, run.heatmaps.preset
+    words = _heatmaps(layers, prompt, preset).statistics()
     return RunInfo(
         **vars(run.settings.alone()),
         words=prompt.words,
         truncated=[word.text for word in prompt.truncated],
         tokens=prompt.tokens,
         columns=layers.columns,
-        preset=run.heatmaps.preset,
+        preset=preset,
+        statistics=tuple(word.rounded() for word in words),
         passes=layers.passes,
         layers={
             name: LayerEntry(layer.place, layer.level, layer.heads, layer.grid)
@@ -124,6 +130,11 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
         },
         files={name: sha256(data) for name, data in files.items()},
     )
+
+
+def _heatmaps(layers: LayerMaps, prompt: Prompt, preset: Preset) -> Heatmaps:
+    """Of the maps of one image's layers."""
+    return finish(aggregate(layers, preset)[0], prompt, preset, layers.columns)
 
 
 def _check_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -149,7 +160,7 @@ def _tensors(layers: LayerMaps) -> dict[str, Tensor]:
 def pack_maps(maps: Mapping[str, Tensor]) -> bytes:
     """Maps as the bytes of a safetensors file in float16, the same for the same maps in any
     order."""
-    halves = {name: values.to("cpu", torch.float16).contiguous() for name, values in maps.items()}
+    halves = {name: halved(values) for name, values in maps.items()}
     # One key only: safetensors writes several in an order that changes from run to run.
     return save(halves, metadata={"format": FORMAT})
 
@@ -177,7 +188,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
         layers = _unpack_layers(files[MAPS], info)
         return ImageRun(
             image,
-            finish(aggregate(layers, info.preset)[0], info.read_prompt, info.preset, info.columns),
+            _heatmaps(layers, info.read_prompt, info.preset),
             layers,
             info,
             _unpack_details(files, info),

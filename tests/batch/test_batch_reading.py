@@ -4,10 +4,12 @@ import io
 import json
 import os
 import shutil
+import sys
 
+import numpy as np
 import pytest
 import torch
-from batch_runs import BOTH, FORMATS, as_layers, new_run, pack, three
+from batch_runs import BOTH, FORMATS, as_before, as_layers, new_run, pack, three
 from PIL import Image
 from safetensors.torch import load
 
@@ -71,3 +73,76 @@ def test_status_tells_how_far_a_run_is(tmp_path):
 def test_whether_an_item_is_there_is_known_without_reading_it(tmp_path):
     run = open_batch(new_run(tmp_path / "run", three(parts=("image",))))
     assert "a" in run and "x" not in run
+
+
+# A table of words
+
+REPEATED = "A cat and a red cat"
+COLUMNS = ["id", "prompt", "seed", "word", "occurrence", "peak", "mean", "mass"]
+COLUMNS += ["centre_row", "centre_col", "area", "entropy"]
+
+
+def test_a_table_has_a_row_a_word_of_each_item(tmp_path):
+    items = {"z": pack("z", 1, prompt=REPEATED), "m": pack("m", 2)}
+    root = new_run(tmp_path / "run", items)
+    maps = {item: one.heatmaps for item, one in open_batch(root).items()}
+    shutil.rmtree(root / "items")  # the rows alone are read
+    table = open_batch(root).to_dataframe()
+    assert [*table.columns] == COLUMNS
+    assert {str(kind) for kind in table.dtypes[5:]} == {"float64"}
+    assert [*table.id] == ["z"] * 6 + ["m"] * 3  # the order of the input
+    assert [*table.word] == [*REPEATED.split(), "a", "red", "cat"]
+    assert [*table.occurrence] == [0, 0, 0, 1, 0, 1, 0, 0, 0]
+    assert set(table.prompt[:6]) == {REPEATED} and [*table.seed] == [1] * 6 + [2] * 3
+    for row in table.to_dict("records"):
+        own = maps[row["id"]].find(row["word"])[row["occurrence"]]
+        values = np.asarray(own, np.float64)
+        assert row["mass"] == pytest.approx(values.sum(), rel=5e-6)
+        assert {name: row[name] for name in COLUMNS[5:]} == {
+            name: value
+            for name, value in own.statistics().rounded().flat().items()
+            if name != "word"
+        }
+
+
+def test_a_table_has_what_was_noted_since_rows_were_gathered_and_the_latest_of_it(tmp_path):
+    root = new_run(tmp_path / "run", three())
+    folder, again = (
+        BatchFolder(root),
+        json.loads((root / "metadata.jsonl").read_text()[:-1].split("\n")[0]),
+    )
+    folder.open("job")
+    again["statistics"][0]["peak"] = 0.75
+    folder.journals.note("done", "job-0", again)
+    try:
+        table = open_batch(root).to_dataframe()
+    finally:
+        folder.close()
+    assert [*table.id] == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
+    assert table.peak[0] == 0.75 and (table.peak[1:] < 0.5).all()
+
+
+def test_what_a_map_of_0_has_not_is_nan_in_a_table(tmp_path):
+    table = open_batch(new_run(tmp_path / "run", {"a": pack("a", empty=(2,))})).to_dataframe()
+    missing = table[["centre_row", "centre_col", "entropy"]].isna()
+    assert [*missing.all(axis=1)] == [*missing.any(axis=1)] == [False, True, False]
+
+
+def test_items_of_the_version_before_are_named_where_a_table_is_asked_for(tmp_path):
+    items = {name: as_before(pack(name, line)) for line, name in enumerate("abcd", 1)}
+    root = new_run(tmp_path / "run", {**items, "c": pack("c", 3)})
+    with pytest.raises(ValueError, match=r"holds 3 item\(s\) without word statistics, a, b, d: an"):
+        open_batch(root).to_dataframe()
+    assert len(open_batch(root)["a"].heatmaps.to_dataframe()) == 3  # as the message says
+
+
+def test_a_run_without_items_is_an_empty_table(tmp_path):
+    table = open_batch(new_run(tmp_path / "run", {})).to_dataframe()
+    assert (len(table), [*table.columns]) == (0, COLUMNS)
+
+
+def test_without_pandas_the_error_says_how_to_get_it(tmp_path, monkeypatch):
+    run = open_batch(new_run(tmp_path / "run", {"a": pack("a")}))
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        run.to_dataframe()

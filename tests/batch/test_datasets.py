@@ -1,7 +1,7 @@
 """A batch run as a data set of Hugging Face's datasets."""
 
 import pytest
-from batch_runs import draw, new_run, pack, rows_of
+from batch_runs import as_before, draw, new_run, pack, rows_of
 
 from sdattn.batch import open_batch
 from sdattn.runs.drawings import PARTS
@@ -61,6 +61,19 @@ def test_columns_that_are_empty_throughout_are_there(tmp_path, load_dataset, num
     found = load_dataset("imagefolder", data_dir=str(root))
     check_rows(found, root)
     assert found["negative_prompt"] == found["num_inference_steps"] == [None] * number
+
+
+def test_rows_with_and_without_numbers_of_words_are_of_one_kind(tmp_path, load_dataset):
+    """An item of the version before, maps of 0, and numbers, in each order."""
+    zero, plain = pack("a", 1, empty=range(77)), pack("c", 3)
+    items = {"a": zero, "b": as_before(pack("b", 2)), "c": plain}
+    for order in ("abc", "cba", "bca"):
+        root = new_run(tmp_path / order, {name: items[name] for name in order})
+        found = load_dataset("imagefolder", data_dir=str(root))
+        rows = {row["id"]: row for row in rows_of(root / "metadata.jsonl")}
+        assert {row["id"]: row["statistics"] for row in found} == {
+            name: rows[name].get("statistics") for name in "abc"
+        }
 
 
 @pytest.fixture(scope="module")

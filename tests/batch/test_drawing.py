@@ -103,6 +103,33 @@ def test_items_that_run_together_are_what_they_are_alone(model, varied, watched,
         assert np.abs(pair[0] - pair[1]).max() <= 2
 
 
+def test_rows_have_the_numbers_of_the_saved_maps(varied):
+    """The default preset written out, where the way up's finest maps are all of one grid."""
+    for row in rows_of(varied / "metadata.jsonl"):
+        folder = varied / row["place"]
+        info = json.loads((folder / "run.json").read_bytes())
+        maps = load_file(folder / "maps.safetensors")
+        ups = [maps[name].double().numpy() for name in maps if name.startswith("up_blocks")]
+        rows, cols = max(one.shape[:2] for one in ups)
+        mean = np.mean([one for one in ups if one.shape[:2] == (rows, cols)], 0)
+        r, c = np.mgrid[:rows, :cols]
+        assert [word["text"] for word in info["words"]] == row["prompt"].split()
+        for word, said in zip(info["words"], row["statistics"], strict=True):
+            v = mean[..., word["columns"]].sum(-1)
+            p = v / v.sum()
+            expected = {
+                "peak": v.max(),
+                "mean": v.sum() / (rows * cols),
+                "mass": v.sum(),
+                "centre_row": (p * (r + 0.5)).sum() / rows,
+                "centre_col": (p * (c + 0.5)).sum() / cols,
+                "area": (v >= (v.min() + v.max()) / 2).mean(),
+                "entropy": -(p * np.log(p)).sum(),
+            }
+            assert said.pop("word") == word["text"]
+            assert said == pytest.approx(expected, rel=1e-5)
+
+
 def test_words_keep_their_columns_only(model, tmp_path):
     rows = [{"prompt": "cat, red cat and dog", "id": "all", "seed": 5}]
     rows.append({**rows[0], "id": "few", "words": ["red cat", "dog", "<sos>"]})

@@ -18,7 +18,7 @@ from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import Preset
 from sdattn.runs.folder import pack_with_page
 from sdattn.runs.imagerun import ImageRun
-from sdattn.runs.info import RunSettings
+from sdattn.runs.info import RunSettings, sealed
 
 FORMATS = ("folder", "shard")
 TOKENIZER = tiny_tokenizer()
@@ -32,19 +32,36 @@ def pack(item, line=1, **more):
 
 
 @cache
-def _pack(item, line, *, fingerprint=None, parts=("image", "overlays", "maps"), **options):
+def _pack(
+    item,
+    line,
+    *,
+    prompt=PROMPT,
+    fingerprint=None,
+    parts=("image", "overlays", "maps"),
+    empty=(),  # token columns without attention
+    **options,
+):
     numbers = torch.Generator().manual_seed(line)
     maps = {
         "down.a": torch.rand(4, 6, 77, generator=numbers).softmax(-1),
         "up.b": torch.rand(2, 3, 77, generator=numbers).softmax(-1),
     }
+    for held in maps.values():
+        held[..., list(empty)] = 0
     noise = np.random.default_rng(line).integers(0, 256, (64, 96, 3), np.uint8)
     layers = as_layers(maps)
     own = {"id": item, "line": line, "fingerprint": fingerprint or f"of-{item}"}
-    info = RunSettings(**own, prompt=PROMPT, seed=line, options=options, size=(96, 64))
-    prompt = read_prompt(TOKENIZER, PROMPT)
-    heatmaps = Heatmaps(prompt, aggregate(layers, BOTH)[0], preset=BOTH)
+    info = RunSettings(**own, prompt=prompt, seed=line, options=options, size=(96, 64))
+    heatmaps = Heatmaps(read_prompt(TOKENIZER, prompt), aggregate(layers, BOTH)[0], preset=BOTH)
     return pack_with_page(ImageRun(Image.fromarray(noise), heatmaps, layers, info), parts).files
+
+
+def as_before(files):
+    """The files of an item as the version before word statistics wrote them."""
+    info = json.loads(files["run.json"])
+    del info["statistics"]
+    return {**files, "run.json": sealed(info)}
 
 
 def as_layers(maps):

@@ -27,6 +27,7 @@ def test_a_table_has_a_row_a_word(hm):
     ]  # fmt: skip
     first, second = (found.columns for found in hm.find("a"))
     assert [*table[table.word == "a"]["columns"]] == [first, second]
+    assert hm.statistics() == [heatmap.statistics() for heatmap in hm.occurrences()]
     cat, own = table[table.word == "cat"].iloc[0], hm["cat"].statistics()
     for name in ("peak", "mean", "mass", "area", "entropy"):
         assert cat[name] == getattr(own, name)

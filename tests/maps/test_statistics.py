@@ -82,6 +82,32 @@ def test_maps_that_have_no_such_numbers_are_refused(value, message):
         of([[0.5, value]])
 
 
+def test_numbers_do_not_depend_on_the_number_of_threads():
+    values = torch.rand(256, 320, generator=torch.Generator().manual_seed(0)) ** 3
+    threads, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            found.append(Heatmap("cat", values, (2,)).statistics())
+    finally:
+        torch.set_num_threads(threads)
+    assert found[0] == found[1] == found[2]
+
+
+def test_files_have_six_digits():
+    values = np.random.default_rng(4).random((8, 8), np.float32)
+    exact = of(values.tolist())
+    found = exact.rounded()
+    assert (found.word, found.columns) == ("cat", (2, 5))
+    for name, value in exact.flat().items():
+        if name != "word":
+            assert found.flat()[name] == pytest.approx(value, rel=5e-6)
+            assert len(f"{found.flat()[name]:.12g}".lstrip("0.").replace(".", "")) <= 6
+    nothing = of([[0.0, 0.0]])
+    assert nothing.rounded() == nothing
+    assert {type(value) for value in of([[3.0, 0.0]]).rounded().flat().values()} == {str, float}
+
+
 def test_statistics_go_through_json():
     for found in (of([[0.25, 0.5]]), of([[0.0, 0.0]])):
         held = json.loads(json.dumps(found.to_json(), allow_nan=False))

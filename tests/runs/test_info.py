@@ -69,6 +69,7 @@ def spelled(place):
 
 OPTIONAL = {"truncated", "seed", "model", "pipeline", "scheduler", "options", "options_left_out"}
 OPTIONAL |= {"device", "dtype", "timesteps", "captured", "versions", "size", "asked", "checksum"}
+OPTIONAL |= {"statistics"}
 
 
 def entries():
@@ -139,6 +140,8 @@ def test_nothing_of_the_wrong_kind_is_a_traceback(whole, junk):
         (lambda i: i["details"].update(steps=[0]), "RUN: .* the shape .2, 4, 6, 77., where .1, 4"),
         (lambda i: i.update(options=[]), r"'options' is \[\], where an object is expected"),
         (lambda i: i.update(asked=3), "'asked' is 3, where a text is expected"),
+        (lambda i: i["statistics"][1].pop("mass"), r"'statistics\[1\].mass' is missing"),
+        (lambda i: i["statistics"][0].update(centre=[0.5]), r"'statistics\[0\].centre' is \[0.5\]"),
     ],
 )
 def test_what_is_wrong_is_named(whole, change, message):

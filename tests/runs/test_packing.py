@@ -69,6 +69,7 @@ def test_a_run_comes_back_with_its_heatmaps(run_of, preset, refine):
             torch.testing.assert_close(
                 back[word].values, expected[word].values, atol=6e-3 * scale, rtol=0
             )
+        assert info.statistics == tuple(word.rounded() for word in back.statistics())
         tensors = load(files[MAPS])
         assert {name: tuple(one.shape) for name, one in tensors.items()} == map_shapes(info)
         assert (AFFINITY in tensors) == (refine == "self")
