@@ -15,7 +15,8 @@ def test_a_process_alone_is_a_team():
     assert team.share(lambda: value) is value
     assert team.together(lambda: value) is value
     assert team.gather(value) == [value]
-    team.wait()
+    assert team.meet(value) == {0: value}
+    assert list(team.deal([value, 2], "name")) == [value, 2]
     for ask in (team.share, team.together):
         with pytest.raises(KeyError, match="boom"):
             ask(lambda: {}["boom"])
