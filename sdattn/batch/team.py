@@ -82,8 +82,8 @@ class Team:
         results = [_attempt(make) if self.first else (None, None)]
         try:
             torch.distributed.broadcast_object_list(results, src=0, group=self._group)
-        except RuntimeError as error:
-            raise RuntimeError(_GONE) from error
+        except RuntimeError as gone:
+            raise RuntimeError(_GONE) from gone
         [(error, made)] = results
         self._raise([error])
         return made  # type: ignore[return-value]
