@@ -1,8 +1,9 @@
 """`run_batch()`: read the input, share it out, draw what is missing, write it, report."""
 
+import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +25,7 @@ from .progress import Progress
 from .request import Outcome, Request
 from .sizing import find_batch_size
 from .team import Team, heard
+from .whole import settle
 
 _LOOKS = 8  # for the lock of another machine, before the disk counts as one of its own
 
@@ -58,6 +60,8 @@ class _BatchRun:
         self.request, self.team = request, team
         self.folder = BatchFolder(request.out)
         self.job_name = team.share(lambda: uuid4().hex[:12])
+        self.here = set(range(team.size))  # the processes that have not ended
+        self.disks = 1  # that hold a folder of this run
         self.keeper = team.first  # of the folder: the first process, and of each disk of its own
         self.fingerprints: dict[str, str] = {}  # of each item of the run, by id
 
@@ -138,14 +142,18 @@ class _BatchRun:
 
     def _draw_missing(self, pipe: Any, jobs: list[Job], bad: list[BadLine]) -> Outcome:
         batches, missing = self._claim(pipe, jobs, bad)
-        start = time.monotonic()
+        start, total = time.monotonic(), len(self.fingerprints)
+        before = total - len(missing)
         with heard(self._stop):
-            error = self._work(pipe, batches[self.team.rank :: self.team.size], missing)
-            self.team.wait()
+            for again in itertools.count():
+                error = self._work(pipe, batches, missing, f"{self.job_name}/{again}")
+                missing = self._undone(error)
+                if not missing:
+                    break
+                batches = _touching(batches, missing)
             seconds = time.monotonic() - start
             whole, failed = self._end(bad, error)
-        total, stopped = len(self.fingerprints), self.folder.stopped
-        return Outcome(total, total - len(missing), whole, failed, len(bad), stopped, seconds)
+        return Outcome(total, before, whole, failed, len(bad), self.folder.stopped, seconds)
 
     def _claim(
         self, pipe: Any, jobs: list[Job], bad: list[BadLine]
@@ -166,17 +174,18 @@ class _BatchRun:
         made_of = describe_input(request, jobs, len(self.fingerprints), len(bad))
         claim = Claim(self.folder, request, settings, made_of, size, self.fingerprints)
 
-        def make() -> set[str]:
+        def make() -> set[str] | None:
             if not self.keeper:
-                return set()
+                return None
             whole = claim.make(job.item.id for job in jobs)
             # what failed in a run that crashed is not counted for this one
             self.folder.journals.gather_errors(map(asdict, bad), whole, self.fingerprints)
             return whole
 
-        missing = set(self.fingerprints).difference(*team.gather(team.together(make)))
-        unfinished = [batch for batch in batches if any(job.item.id in missing for job in batch)]
-        return unfinished, missing
+        kept = [whole for whole in team.gather(team.together(make)) if whole is not None]
+        self.disks = len(kept)
+        missing = set(self.fingerprints).difference(*kept)
+        return _touching(batches, missing), missing
 
     def _batch_size(self, pipe: Any, jobs: Sequence[Job]) -> int:
         asked = self.request.batch_size
@@ -185,8 +194,10 @@ class _BatchRun:
         before = None if self.folder.is_new else self.folder.manifest["batch_size"]
         return before or find_batch_size(pipe, jobs, self.request.preset, self.team.size)
 
-    def _work(self, pipe: Any, batches: list[list[Job]], missing: set[str]) -> Exception | None:
-        """Draw batches until all are done or the run is to stop; returns what ended it."""
+    def _work(
+        self, pipe: Any, batches: list[list[Job]], missing: set[str], deal: str
+    ) -> Exception | None:
+        """Draw batches until all are dealt or the run is to stop; returns what ended it."""
         request, folder, total = self.request, self.folder, len(self.fingerprints)
         name = f"{self.job_name}-{self.team.rank}"
         try:
@@ -196,7 +207,7 @@ class _BatchRun:
                     stack.enter_context(progress)
                 writer = stack.enter_context(writer_for(max(map(len, batches), default=1)))
                 drawer = Drawer(pipe, folder, writer, name, self.fingerprints, request)
-                for batch in batches:
+                for batch in self.team.deal(batches, deal):
                     if folder.stopped:
                         break
                     drawer.draw(batch, missing)
@@ -204,7 +215,29 @@ class _BatchRun:
         except Exception as error:
             self._stop(f"a process ended with: {error}")
             return error
+        finally:
+            folder.journals.close()  # whoever gathers them removes them
         return None
+
+    def _undone(self, error: Exception | None) -> set[str]:
+        """Wait for the others; returns the items that those left undone that have ended since."""
+        team, here = self.team, self.team.meet(error is None)
+        lost, self.here = self.here - here.keys(), set(here)
+        if not lost:
+            return set()
+        ending = not all(here.values()) or self.folder.stopped or self.disks > 1
+        undone = team.meet(set() if ending or not team.first else self._find_undone())[0]
+        if team.first:
+            who = f"process {', '.join(map(str, sorted(lost)))} of {team.size} has ended too soon"
+            then = "the others draw" if undone else "the same command draws"
+            print(f"sdattn: {who}; {then} what is missing", file=sys.stderr, flush=True)
+        return undone
+
+    def _find_undone(self) -> set[str]:
+        """The items that are neither whole nor have failed, while no process draws."""
+        self.folder.tidy()
+        found = settle(self.folder, self.fingerprints).keys()
+        return self.fingerprints.keys() - found - self.folder.journals.failures(new=True).keys()
 
     def _stop(self, reason: str) -> None:
         with suppress(OSError):  # a full disk: the others will notice too, and the error is raised
@@ -225,10 +258,15 @@ class _BatchRun:
                 self.folder.seal(number)
         except OSError as another:
             error = error or another
-        found = self.team.gather((whole, failed))
+        found = self.team.meet((whole, failed)).values()
         if error is not None:
             raise _with_advice(error, self.folder) from error
         return len(whole.union(*(ids for ids, _ in found))), sum(count for _, count in found)
+
+
+def _touching(batches: list[list[Job]], items: Container[str]) -> list[list[Job]]:
+    """The batches that hold some of the items."""
+    return [batch for batch in batches if any(job.item.id in items for job in batch)]
 
 
 def _same(digests: list[str]) -> str:

@@ -134,8 +134,8 @@ class BatchFolder:
         self.hidden.mkdir(exist_ok=True)
         self.lock.take(owner)
         (self.hidden / "stop").unlink(missing_ok=True)
-        shutil.rmtree(self.temporary, ignore_errors=True)
-        for name in ("tmp", "done", "failed"):
+        self.tidy()
+        for name in ("done", "failed"):
             (self.hidden / name).mkdir(exist_ok=True)
 
     def _is_orphan(self) -> bool:
@@ -164,6 +164,11 @@ class BatchFolder:
                 f"{self.root} has no batch.json, but {', '.join(sorted(names - {'.batch'})[:3])}. "
                 f"{ADOPT} Otherwise choose another --out."
             )
+
+    def tidy(self) -> None:
+        """Remove what processes that have ended left unfinished."""
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        self.temporary.mkdir(exist_ok=True)
 
     def close(self) -> None:
         """Close what was noted, and let other jobs write here."""

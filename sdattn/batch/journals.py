@@ -52,9 +52,10 @@ class Journals:
         """Every row that has been noted, the latest of each item, by id."""
         return {item: row for path in self.files() for item, row in noted_in(path)}
 
-    def failures(self) -> dict[str, dict[str, Any]]:
-        """The rows of items that failed, the latest of each, by id."""
-        paths = inside(self.root, "errors.jsonl"), *sorted((self.hidden / "failed").glob("*"))
+    def failures(self, *, new: bool = False) -> dict[str, dict[str, Any]]:
+        """The rows of items that failed, the latest of each, by id; ``new``: in this run only."""
+        before = [] if new else [inside(self.root, "errors.jsonl")]
+        paths = [*before, *sorted((self.hidden / "failed").glob("*"))]
         return {row["id"]: row for path in paths for row in rows_in(path)}
 
     def gather(self, there: Mapping[str, str] | None = None) -> int:

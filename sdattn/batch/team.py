@@ -9,9 +9,11 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +29,10 @@ _ONE_PROCESS = (
     "accelerate launch --multi_gpu --num_processes N -m sdattn batch ... --device cpu"
 )
 _PATIENCE = timedelta(days=30)  # ranks may end hours apart
+_GONE = (
+    "Another process of this run has ended. What was finished stays; the same command does the "
+    "rest."
+)
 _ECHO = 3.0  # seconds in which a launcher repeats a signal that its processes got as well
 
 
@@ -74,8 +80,10 @@ class Team:
         if self.size == 1:
             return make()
         results = [_attempt(make) if self.first else (None, None)]
-        with _together():
+        try:
             torch.distributed.broadcast_object_list(results, src=0, group=self._group)
+        except RuntimeError as gone:
+            raise RuntimeError(_GONE) from gone
         [(error, made)] = results
         self._raise([error])
         return made  # type: ignore[return-value]
@@ -90,20 +98,64 @@ class Team:
 
     def gather(self, value: T) -> list[T]:
         """The values of all processes, by rank, given to all."""
+        found = self.meet(value)
+        if len(found) < self.size:
+            raise RuntimeError(_GONE)
+        return list(found.values())
+
+    def meet(self, value: T) -> dict[int, T]:
+        """Wait until all processes are here that have not ended, and give each of them the values
+        of all, by rank. Signals are heard while waiting.
+
+        Raises:
+            RuntimeError: the first process has ended, by which the others find each other.
+        """
         if self.size == 1:
-            return [value]
-        found: list[Any] = [None] * self.size
-        with _together():
-            torch.distributed.all_gather_object(found, value, group=self._group)
+            return {0: value}
+        answer = SimpleQueue[tuple[Exception | None, dict[int, T] | None]]()
+        exchange = partial(_attempt, partial(self._exchange, value))
+        threading.Thread(target=lambda: answer.put(exchange()), daemon=True).start()
+        error, found = answer.get()  # torch's own waiting would hear no signal
+        if error is not None:
+            raise RuntimeError(_GONE) from error
+        return found  # type: ignore[return-value]
+
+    def _exchange(self, value: T) -> dict[int, T]:
+        if not self.first:
+            self._send(value, 0)
+            return self._receive(0)
+        found = {0: value}
+        # gloo raises a RuntimeError at once where the other process has ended
+        for rank in range(1, self.size):
+            with suppress(RuntimeError):
+                found[rank] = self._receive(rank)
+        for rank in found.keys() - {0}:
+            with suppress(RuntimeError):
+                self._send(found, rank)
         return found
 
-    def wait(self) -> None:
-        """Until all processes are here. A signal is heard while waiting."""
-        if self.size > 1:
-            with _together():
-                work = torch.distributed.barrier(group=self._group, async_op=True)
-                while not work.is_completed():
-                    time.sleep(0.1)
+    def _send(self, value: Any, rank: int) -> None:
+        torch.distributed.send_object_list([value], rank, group=self._group)
+
+    def _receive(self, rank: int) -> Any:
+        received = [None]
+        torch.distributed.recv_object_list(received, rank, group=self._group)
+        return received[0]
+
+    def deal(self, items: Sequence[T], name: str) -> Iterator[T]:
+        """Those of the items, the same in all processes, that this one draws: each goes to the
+        process that asks next, by a counter which torch.distributed's store keeps.
+
+        Args:
+            name: of the deal, the same in all processes and never used before.
+        """
+        if self.size == 1:
+            yield from items
+            return
+        store = torch.distributed.distributed_c10d._get_default_store()
+        with suppress(RuntimeError):  # gone with the first process; the next meeting reports that
+            while (turn := store.add(f"sdattn/{name}", 1) - 1) < len(items):
+                yield items[turn]
 
     def close(self) -> None:
         """Leave what accelerate and torch.distributed held before as it was."""
@@ -124,18 +176,6 @@ class Team:
         if rank:
             raise RuntimeError(f"process {rank} of {self.size}: {error}") from error
         raise error
-
-
-@contextmanager
-def _together() -> Iterator[None]:
-    """A message for what torch.distributed raises when a process is gone."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise RuntimeError(
-            "Another process of this run has ended. What was finished stays; the same command does "
-            "the rest."
-        ) from error
 
 
 def _end() -> None:

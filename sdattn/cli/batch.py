@@ -1,5 +1,6 @@
 """``sdattn batch``: many prompts, and what became of them."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -94,8 +95,8 @@ def batch(
     A line of JSON, or a row of CSV, has a prompt and perhaps id, seed, negative_prompt, words (only
     these), width, height, num_inference_steps, guidance_scale, or any other option of the pipeline.
 
-    Exit code: 0; 1 if anything failed or could not be read; 2 usage; 130 and 143 after SIGINT and
-    SIGTERM.
+    Exit code: 0; 1 if anything failed or could not be read, but under a launcher only if something
+    is left to draw; 2 usage; 130 and 143 after SIGINT and SIGTERM.
 
     Examples:
       sdattn batch prompts.jsonl --out RUN --model owner/name
@@ -151,7 +152,15 @@ def _run(output: Output, request: Any) -> None:
     outcome = run_batch(request)
     if outcome is not None:  # the first process reports
         _print_outcome(output, outcome, Path(request.out))
-        raise typer.Exit(outcome.exit_code)
+        raise typer.Exit(_exit_code(outcome))
+
+
+def _exit_code(outcome: Any) -> int:
+    """Of the outcome; but a launcher, for which any other code is a crash, is told of none once all
+    is drawn that can be."""
+    is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
+    launched = "TORCHELASTIC_RUN_ID" in os.environ  # by torchrun or accelerate launch
+    return 0 if is_all and launched else outcome.exit_code
 
 
 def _size(text: str) -> int | str:

@@ -120,6 +120,26 @@ def test_ranks_that_are_killed_lose_nothing(tmp_path, undisturbed, kind, killed)
     assert all(found[item] == files for item, files in undisturbed.items())
 
 
+@pytest.mark.skipif(not LINUX, reason="forks processes")
+@pytest.mark.parametrize("kind", ["folder", "shard"])
+def test_a_process_draws_what_a_killed_one_left_undone(tmp_path, undisturbed, kind):
+    """Where nothing ends it, as a launcher does with the others."""
+    write_lines(tmp_path / "in.jsonl", colours(KILLED_ITEMS))
+    arguments = ["batch", "in.jsonl", *SETTINGS, "--out", "run", "--format", kind]
+    root = tmp_path / "run"
+    arguments += ["--shard-mb", "1"]
+    ranks = [Fork(*arguments, cwd=tmp_path, variables=one) for one in two_ranks()]
+    wait_for_moment("writing", root, ranks[1], 3, random.Random(1))
+    ranks[1].kill()
+    out, err = ranks[0].communicate(timeout=120)
+    assert ranks[0].returncode == 0, err
+    assert "process 1 of 2 has ended too soon; the others draw what is missing" in err
+    assert f"{KILLED_ITEMS} of {KILLED_ITEMS} items" in " ".join(out.split())
+    check_complete(root, KILLED_ITEMS)
+    found = contents(root)
+    assert all(found[item] == files for item, files in undisturbed.items())
+
+
 @pytest.mark.skipif(os.name == "nt", reason="sends signals")
 @pytest.mark.parametrize(
     ("name", "code", "kind"), [("SIGINT", 130, "folder"), ("SIGTERM", 143, "shard")]

@@ -1,8 +1,14 @@
-"""A team of one process."""
+"""A team of one process, and of three of which one is slow and one is lost."""
+
+import json
+import os
+import time
+from pathlib import Path
 
 import pytest
 import torch
 from accelerate import PartialState
+from forks import fork, two_ranks
 
 from sdattn.batch.team import Team
 
@@ -15,7 +21,8 @@ def test_a_process_alone_is_a_team():
     assert team.share(lambda: value) is value
     assert team.together(lambda: value) is value
     assert team.gather(value) == [value]
-    team.wait()
+    assert team.meet(value) == {0: value}
+    assert list(team.deal([value, 2], "name")) == [value, 2]
     for ask in (team.share, team.together):
         with pytest.raises(KeyError, match="boom"):
             ask(lambda: {}["boom"])
@@ -50,3 +57,42 @@ def test_a_launcher_that_starts_one_process_only_is_told_about(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.warns(UserWarning, match="--cpu starts one process.*--multi_gpu"):
         Team().close()
+
+
+def take_part(variables, folder):
+    """One process of three: takes what it is dealt, and writes what it hears of the others."""
+    os.environ.update(variables)
+    team, mine = Team("cpu"), []
+    team.gather(None)
+    for item in team.deal(range(40), "first"):
+        mine.append(item)
+        if team.rank == 2 and len(mine) == 3:
+            os._exit(9)
+        time.sleep(0.1 if team.rank == 1 else 0.01)
+    met = team.meet(mine)
+    left = sorted(set(range(40)) - {item for taken in met.values() for item in taken})
+    again = team.meet(list(team.deal(left, "second")))
+    try:
+        told = team.gather(None)
+    except RuntimeError as error:
+        told = str(error)
+    Path(folder, str(team.rank)).write_text(json.dumps([met, left, again, told]))
+
+
+@pytest.mark.slow  # three processes
+def test_a_slow_process_takes_less_and_what_a_lost_one_took_is_known(tmp_path):
+    common = {**two_ranks()[0], "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
+    ranks = [{**common, "RANK": rank, "LOCAL_RANK": rank} for rank in "012"]
+    processes = [fork(take_part, one, tmp_path, daemon=True) for one in ranks]
+    for one in processes:
+        one.join(120)
+    assert [one.exitcode for one in processes] == [0, 0, 9]
+    found = [json.loads((tmp_path / rank).read_text()) for rank in "01"]
+    assert found[0] == found[1]
+    met, left, again, told = found[0]
+    assert met.keys() == again.keys() == {"0", "1"}
+    assert len(left) == 3  # what the lost one took
+    assert sorted(met["0"] + met["1"] + left) == list(range(40))  # each once
+    assert 0 < len(met["1"]) < len(met["0"])
+    assert sorted(again["0"] + again["1"]) == left
+    assert "Another process of this run has ended" in told

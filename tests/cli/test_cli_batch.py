@@ -61,6 +61,19 @@ def test_an_address_is_no_folder(sdattn, tmp_path, out):
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_bad_line_is_a_failure_but_to_a_launcher(sdattn, model, monkeypatch):
+    """It would take any code but 0 for a crash."""
+    Path("in.jsonl").write_text('{"prompt": "a cat"}\n{}\n')
+    options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "1")
+    options += ("--save", "image", "--out", "run")
+    assert sdattn("batch", "in.jsonl", *options)[0] == 1
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    code, out, _ = sdattn("batch", "in.jsonl", *options)
+    assert code == 0
+    assert "1 lines could not be read, see errors.jsonl" in out
+    assert sdattn("batch", "in.jsonl", *options, "--strict")[0] == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["folder", "shard"])
 def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
