@@ -12,7 +12,7 @@ from sdattn.batch import verify
 
 from . import World, kind
 
-FORMATS = ("folder", "shard")
+FORMATS = ("folder", "webdataset")
 
 
 def copy_of(world: World, format: str) -> Path:

@@ -1,5 +1,6 @@
 """What a batch run is asked for, and how it went."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 
 from ..maps.presets import PRESETS, Preset
 from ..runs.drawings import PARTS, USUAL
+from .layouts import FORMATS, INSTEAD, OLD
 
 STOPS = {"SIGINT": 130, "SIGTERM": 143}  # and the exit code of each
 
@@ -26,8 +28,10 @@ class Request:
         options: of the pipeline's call, for items that do not have them.
         seed: of the first line; an item without a seed of its own has ``seed + line - 1``.
         batch_size: items that run together, or ``"auto"``.
-        format: ``"folder"``, a folder an item, or ``"shard"``.
-        shard_bytes: a shard is written once it holds so much.
+        format: of :data:`sdattn.batch.layouts.FORMATS`: ``"folder"``, a folder an item, or
+            ``"webdataset"``, tar files of many. ``"shard"``, which earlier versions wrote, warns
+            and stands for ``"webdataset"``.
+        shard_bytes: a file of many items is written once it holds so much.
         preset: how the heatmaps are made.
         save: of :data:`sdattn.runs.drawings.PARTS`.
         part: (which, of how many), to share an input between runs that know nothing of each other.
@@ -61,13 +65,22 @@ class Request:
     dtype: torch.dtype | None = None
     progress: bool = True
 
+    def __post_init__(self) -> None:
+        if self.format == OLD:
+            warnings.warn(
+                f"format={OLD!r} was safetensors of many items, which are not written any more. "
+                f"This run is written as {INSTEAD!r}: pass that.",
+                stacklevel=3,
+            )
+            object.__setattr__(self, "format", INSTEAD)
+
     def check(self) -> None:
         """Raise ValueError for what cannot be asked."""
         size = self.batch_size
         if size != "auto" and (type(size) is not int or size < 1):
             raise ValueError(f"batch_size={size!r}: pass a whole number from 1, or 'auto'.")
-        if self.format not in ("folder", "shard"):
-            raise ValueError(f"format={self.format!r}: pass 'folder' or 'shard'.")
+        if self.format not in FORMATS:
+            raise ValueError(f"format={self.format!r}: pass {' or '.join(map(repr, FORMATS))}.")
         if self.input_format not in (None, "jsonl", "csv", "txt"):
             raise ValueError(f"input_format={self.input_format!r}: pass 'jsonl', 'csv' or 'txt'.")
         unknown = sorted(set(self.save) - set(PARTS))

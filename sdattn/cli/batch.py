@@ -38,11 +38,14 @@ def batch(
         ),
     ] = "auto",
     format_: Annotated[
-        Literal["folder", "shard"],
-        typer.Option("--format", help="folder: one an item; shard: safetensors of many."),
+        Literal["folder", "webdataset", "shard"],
+        typer.Option(
+            "--format",
+            help="folder: one an item; webdataset: tar files of many; shard: its old name.",
+        ),
     ] = "folder",
     shard_mb: Annotated[
-        int, typer.Option(min=1, help="A shard's size in MB, with --format shard.")
+        int, typer.Option(min=1, help="A tar's size in MB, with --format webdataset.")
     ] = 256,
     save: Annotated[
         str,
@@ -99,7 +102,7 @@ def batch(
 
     Examples:
       sdattn batch prompts.jsonl --out RUN --model owner/name
-      sdattn batch prompts.txt --out RUN --format shard --save image,maps
+      sdattn batch prompts.txt --out RUN --format webdataset --save image,maps
       sdattn batch --status RUN
     """
     if (status or verify) and (prompts is not None or out is not None or (status and verify)):

@@ -62,7 +62,7 @@ def test_an_address_is_no_folder(sdattn, tmp_path, out):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["folder", "shard"])
+@pytest.mark.parametrize("layout", ["folder", "webdataset"])
 def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
     Path("prompts.txt").write_text("a red cat\n\na dog\n \n")
     options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "2")
@@ -102,7 +102,7 @@ def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
             2,
             "--save page: choose of",
         ),
-        (("batch", "prompts.txt", "--out", "run", "--format", "zip"), 2, "shard"),
+        (("batch", "prompts.txt", "--out", "run", "--format", "zip"), 2, "webdataset"),
         (("batch", "prompts.txt", "--out", "run", "--dtype", "int8"), 2, "bfloat16"),
         (("batch", "--status", "nowhere"), 1, "nowhere has no batch.json"),
         (("batch", "--verify", "."), 1, "no batch run's folder"),
