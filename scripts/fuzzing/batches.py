@@ -10,9 +10,7 @@ from pathlib import Path
 
 from sdattn.batch import verify
 
-from . import World, kind
-
-FORMATS = ("folder", "webdataset")
+from . import FORMATS, World, kind
 
 
 def copy_of(world: World, format: str) -> Path:

@@ -84,9 +84,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.skipif(not LINUX, reason="forks processes")
-@pytest.mark.parametrize(
-    ("kind", "killed"), [("folder", (0, 1)), ("webdataset", (1,))]
-)
+@pytest.mark.parametrize(("kind", "killed"), [("folder", (0, 1)), ("webdataset", (1,))])
 def test_ranks_that_are_killed_lose_nothing(tmp_path, undisturbed, kind, killed):
     """Each rank is killed in each moment, in any order, and one more at the end of the run."""
     chance = random.Random(1)

@@ -255,7 +255,8 @@ def test_a_bad_header_in_a_shard_costs_no_other(model, tmp_path, capsys):
     draw(model, root, format="webdataset", shard_bytes=1)
     before = kept_of(root)
     places = {row["id"]: row["place"] for row in rows_of(root)}
-    for number, (old, new) in enumerate([(b"000001.json", b"000001.jzon"), (b"ustar", b"uztar")], 1):
+    harms = [(b"000001.json", b"000001.jzon"), (b"ustar", b"uztar")]
+    for number, (old, new) in enumerate(harms, 1):
         path = root / places[f"00000{number}"]
         data = path.read_bytes()
         assert data.count(old) >= 1
