@@ -5,6 +5,7 @@
 
 import random
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,12 +34,12 @@ def some_file(root: Path, chance: random.Random) -> Path:
 
 
 def flip(path: Path, chance: random.Random) -> str:
-    """Turn one bit; in a shard as often in its head, which is small, as behind it."""
+    """Turn one bit; in a tar as often in a header, which is small, as anywhere."""
     data = bytearray(path.read_bytes())
-    within = len(data)
-    if path.suffix == ".safetensors" and chance.random() < 0.5:
-        within = min(within, 8 + int.from_bytes(data[:8], "little"))
-    place, bit = chance.randrange(within), chance.randrange(8)
+    place, bit = chance.randrange(len(data)), chance.randrange(8)
+    if path.suffix == ".tar" and chance.random() < 0.5:
+        with tarfile.open(path) as tar:
+            place = chance.choice(tar.getmembers()).offset + chance.randrange(tarfile.BLOCKSIZE)
     data[place] ^= 1 << bit
     path.write_bytes(data)
     return f"bit {bit} of byte {place} of"
