@@ -15,8 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from uuid import uuid4
 
+from sdattn.batch.layouts import FORMATS
+
 PROMPTS = ("a red circle", "a star", "green")
-FORMATS = ("folder", "webdataset")
 
 
 class World:

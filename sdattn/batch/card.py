@@ -51,6 +51,8 @@ def card_of(settings: Mapping[str, Any]) -> bytes:
         # Without it datasets takes "train" or "test" in a drawing's name for the name of a split.
         files, features = ["metadata.jsonl"], ""
         files += ["items/*/*/image.png"] if has_image else []
+    elif settings["format"] == "parquet":
+        files, features = ["shards/*.parquet"], ""
     else:
         files = ["shards/*.tar"]
         features = "dataset_info:\n  features:\n"

@@ -29,12 +29,13 @@ from .layouts import FORMATS, OLD, Files, Folders, Layout
 from .locks import Lock
 from .manifest import ADOPT, FORMAT, read_manifest, read_unchecked, sealed
 from .oldshards import OldShards
+from .parquets import Parquets
 from .rows import row_of
 from .tars import Tars
 
 _TOP = ("metadata.jsonl", "errors.jsonl", "README.md", "ids.txt", "index.html", "index-*.html")
 _MADE = {"items", "shards", "batch.json", ".batch"}  # in a run's folder, beside those of _TOP
-_OF_SHARDS = {"webdataset": Tars, OLD: OldShards}
+_OF_SHARDS = {"webdataset": Tars, "parquet": Parquets, OLD: OldShards}
 
 
 def layout_of(settings: Mapping[str, Any], root: Path, temporary: Path) -> Layout:

@@ -20,7 +20,7 @@ from uuid import uuid4
 from ..files.places import inside
 from ..files.writing import flush, flush_tree, write_files
 
-FORMATS = ("folder", "webdataset")  # that a run can be written in
+FORMATS = ("folder", "webdataset", "parquet")  # that a run can be written in
 OLD, INSTEAD = "shard", "webdataset"  # a format of earlier versions, which is only read
 Files = Mapping[str, bytes]
 Whole = Callable[[str, str, Files], None]

@@ -11,6 +11,8 @@ import torch
 from ..maps.presets import PRESETS, Preset
 from ..runs.drawings import PARTS, USUAL
 from .layouts import FORMATS, INSTEAD, OLD
+from .lines import KINDS
+from .parquets import require_pyarrow
 
 STOPS = {"SIGINT": 130, "SIGTERM": 143}  # and the exit code of each
 
@@ -20,8 +22,7 @@ class Request:
     """What is asked of a batch run.
 
     Attributes:
-        source: a ``.jsonl``, ``.csv`` or ``.txt`` file, or ``"-"`` for standard input; see
-            :func:`sdattn.batch.items.read_items`.
+        source: see :func:`sdattn.batch.sources.read_source`.
         out: the run's folder.
         model, device, dtype: as :func:`sdattn.load_pipeline` takes them; under ``accelerate
             launch`` each process has a device of its own.
@@ -29,8 +30,8 @@ class Request:
         seed: of the first line; an item without a seed of its own has ``seed + line - 1``.
         batch_size: items that run together, or ``"auto"``.
         format: of :data:`sdattn.batch.layouts.FORMATS`: ``"folder"``, a folder an item, or
-            ``"webdataset"``, tar files of many. ``"shard"``, which earlier versions wrote, warns
-            and stands for ``"webdataset"``.
+            ``"webdataset"``, tar files of many, or ``"parquet"``, which needs pyarrow.
+            ``"shard"``, which earlier versions wrote, warns and stands for ``"webdataset"``.
         shard_bytes: a file of many items is written once it holds so much.
         preset: how the heatmaps are made.
         save: of :data:`sdattn.runs.drawings.PARTS`.
@@ -40,7 +41,7 @@ class Request:
             differs.
         adopt: take a folder whose ``batch.json`` is lost, once every item in it was read and found
             to be this run's; what is damaged is made anew.
-        input_format: ``"jsonl"``, ``"csv"`` or ``"txt"``, whatever the source's name says.
+        input_format: of :data:`sdattn.batch.lines.KINDS`, whatever the source's name says.
         max_errors: stop once so many items have failed.
         progress: show on stderr how far the run is.
     """
@@ -75,14 +76,16 @@ class Request:
             object.__setattr__(self, "format", INSTEAD)
 
     def check(self) -> None:
-        """Raise ValueError for what cannot be asked."""
+        """Raise ValueError for what cannot be asked, ImportError where a library is missing."""
         size = self.batch_size
         if size != "auto" and (type(size) is not int or size < 1):
             raise ValueError(f"batch_size={size!r}: pass a whole number from 1, or 'auto'.")
         if self.format not in FORMATS:
             raise ValueError(f"format={self.format!r}: pass {' or '.join(map(repr, FORMATS))}.")
-        if self.input_format not in (None, "jsonl", "csv", "txt"):
-            raise ValueError(f"input_format={self.input_format!r}: pass 'jsonl', 'csv' or 'txt'.")
+        if self.format == "parquet":
+            require_pyarrow()
+        if self.input_format not in (None, *KINDS):
+            raise ValueError(f"input_format={self.input_format!r}: pass one of {', '.join(KINDS)}.")
         unknown = sorted(set(self.save) - set(PARTS))
         if unknown or not self.save:
             raise ValueError(f"save={unknown}: choose of {', '.join(PARTS)}.")

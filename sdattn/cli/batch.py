@@ -17,7 +17,11 @@ _PARTS = ("image", "overlays", "grid", "maps", "masks", "report")
 def batch(
     output: Output,
     prompts: Annotated[
-        str | None, typer.Argument(help="A .jsonl, .csv or .txt file; - reads standard input.")
+        str | None,
+        typer.Argument(
+            help="A .jsonl, .csv, .txt or .parquet file, hf://datasets/OWNER/NAME/FILE, or a "
+            "folder of datasets'; - reads standard input."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
     model: options.Model = "demo",
@@ -38,14 +42,15 @@ def batch(
         ),
     ] = "auto",
     format_: Annotated[
-        Literal["folder", "webdataset", "shard"],
+        Literal["folder", "webdataset", "parquet", "shard"],
         typer.Option(
             "--format",
-            help="folder: one an item; webdataset: tar files of many; shard: its old name.",
+            help="folder: one an item; webdataset: tar files of many; parquet: rows of many; "
+            "shard: webdataset's old name.",
         ),
     ] = "folder",
     shard_mb: Annotated[
-        int, typer.Option(min=1, help="A tar's size in MB, with --format webdataset.")
+        int, typer.Option(min=1, help="A file's size in MB, where it holds many items.")
     ] = 256,
     save: Annotated[
         str,
@@ -76,7 +81,7 @@ def batch(
         ),
     ] = False,
     input_format: Annotated[
-        Literal["jsonl", "csv", "txt"] | None,
+        Literal["jsonl", "csv", "txt", "parquet"] | None,
         typer.Option(help="By default as the name says, of - as it begins."),
     ] = None,
     max_errors: Annotated[

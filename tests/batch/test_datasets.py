@@ -4,9 +4,11 @@ import gc
 import io
 import json
 
+import pandas
 import pytest
 from batch_runs import draw, new_run, pack, rows_of
 from PIL import Image
+from safetensors.torch import load
 
 from sdattn.batch import open_batch
 from sdattn.runs.drawings import PARTS
@@ -152,3 +154,59 @@ def test_webdataset_reads_every_file_of_an_item(tars):
         assert files["maps.safetensors"] == items[item]["maps.safetensors"]
         if "heatmaps/02-red.png" in items[item]:
             assert files["heatmaps.02-red.png"] == items[item]["heatmaps/02-red.png"]
+
+
+# Parquet
+
+
+@pytest.fixture(scope="module")
+def parquets(tmp_path_factory):
+    """A run of several files, of which one has options that the others lack."""
+    parts = ("image", "maps", "grid")
+    items = {
+        name: pack(name, line, parts=parts, **({}, {"guidance_scale": 5})[line > 3])
+        for line, name in enumerate(("train", "b.c", "B", "test-1", "e"), 1)
+    }
+    root = tmp_path_factory.mktemp("parquets") / "run"
+    new_run(root, items, format="parquet", shard_bytes=60_000, save=list(parts))
+    assert len([*(root / "shards").iterdir()]) > 2
+    return root, items
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_parquet_is_a_data_set_of_pictures_rows_and_maps(parquets, load_dataset, streaming):
+    root, items = parquets
+    rows = {row["id"]: row for row in rows_of(root / "metadata.jsonl")}
+    found = {row["id"]: row for row in load_dataset(str(root), streaming=streaming)}
+    assert found.keys() == items.keys() == rows.keys()
+    for item, row in found.items():
+        files = items[item]
+        assert row["image"].tobytes() == Image.open(io.BytesIO(files["image.png"])).tobytes()
+        same = rows[item].keys() - {"place", "run_sha256", "files"}
+        assert row.keys() == {*same, "image", "maps", "files", "run"}
+        assert {name: row[name] for name in same} == {name: rows[item][name] for name in same}
+        assert json.loads(row["run"]) == json.loads(files["run.json"])
+        assert row["files"] == [{"name": "grid.png", "bytes": files["grid.png"]}]
+        maps = {one["layer"]: (one["shape"], one["values"]) for one in row["maps"]}
+        for layer, held in load(files["maps.safetensors"]).items():
+            shape, values = maps.pop(layer)
+            assert shape == list(held.shape) and values == held.flatten().tolist()
+        assert not maps
+
+
+def test_any_reader_of_parquet_reads_the_rows(parquets):
+    root, items = parquets
+    table = pandas.concat(map(pandas.read_parquet, sorted((root / "shards").iterdir())))
+    assert sorted(table["id"]) == sorted(items)
+    for _, row in table.iterrows():
+        assert row["image"]["bytes"] == items[row["id"]]["image.png"]
+        assert row["image"]["path"] == f"{row['id']}.png"
+        assert row["maps"][0]["values"].dtype == "float16"
+
+
+def test_columns_of_parts_that_were_not_saved_are_left_out(tmp_path, load_dataset):
+    items = {"a": pack("a", parts=("image",))}
+    root = new_run(tmp_path / "run", items, format="parquet", save=["image"])
+    found = load_dataset(str(root))
+    assert {"image", "run", "prompt"} < {*found.column_names}
+    assert not {"maps", "files"} & {*found.column_names}

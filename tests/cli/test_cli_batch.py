@@ -62,7 +62,7 @@ def test_an_address_is_no_folder(sdattn, tmp_path, out):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["folder", "webdataset"])
+@pytest.mark.parametrize("layout", ["folder", "webdataset", "parquet"])
 def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
     Path("prompts.txt").write_text("a red cat\n\na dog\n \n")
     options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "2")

@@ -20,7 +20,7 @@ from sdattn.runs.folder import pack_with_page
 from sdattn.runs.imagerun import ImageRun
 from sdattn.runs.info import RunSettings
 
-FORMATS = ("folder", "webdataset")
+FORMATS = ("folder", "webdataset", "parquet")
 TOKENIZER = tiny_tokenizer()
 PROMPT = "a red cat"
 BOTH = Preset("both", ("down", "up"))  # of the layers that items have here
