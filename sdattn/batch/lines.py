@@ -46,8 +46,8 @@ def kind_of(name: str) -> str:
     except KeyError:
         raise ValueError(
             f"Asked for the prompts in {name!r}. Pass a file that ends in .jsonl or .ndjson (a "
-            "JSON object a line), .csv (a header, then rows), .txt (a prompt a line) or .parquet, a "
-            "folder of datasets', or - for standard input."
+            "JSON object a line), .csv (a header, then rows), .txt (a prompt a line) or .parquet, "
+            "a folder that datasets reads, or - for standard input."
         ) from None
 
 

@@ -16,8 +16,8 @@ def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
     """The whole of an input and its kind, see :func:`sdattn.batch.lines.open_lines`.
 
     Args:
-        source: a file, ``"-"`` for standard input, a folder of datasets' (``save_to_disk()`` or what
-            ``load_dataset()`` reads), or ``hf://datasets/OWNER/NAME/FILE``.
+        source: a file, ``"-"`` for standard input, a folder that datasets reads, saved by
+            ``save_to_disk()`` or not, or ``hf://datasets/OWNER/NAME/FILE``.
         kind: ``"jsonl"``, ``"csv"``, ``"txt"`` or ``"parquet"``; by default as the name says.
 
     Returns:
@@ -41,9 +41,8 @@ def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
 
 
 def _json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """What JSON cannot hold, a picture say, becomes the name of its type, and is refused as an
-    option that the pipeline does not have."""
-    texts = (json.dumps(row, default=lambda value: type(value).__name__) for row in rows)
+    """What JSON cannot hold, a picture say, becomes an object, which no field and no option is."""
+    texts = (json.dumps(row, default=lambda value: {"type": type(value).__name__}) for row in rows)
     return "".join(f"{text}\n" for text in texts).encode()
 
 
@@ -59,25 +58,27 @@ def _rows_of_parquet(data: bytes) -> list[dict[str, Any]]:
         raise ValueError(f"The input is no Parquet file that can be read: {error}") from error
 
 
-def _rows_of_folder(folder: str) -> Iterable[Mapping[str, Any]]:
+def _rows_of_folder(folder: str) -> list[Mapping[str, Any]]:
     try:
         import datasets
     except ModuleNotFoundError as error:
         raise ImportError(f"To read the folder {folder} install datasets.") from error
     saved = any(Path(folder, name).is_file() for name in ("state.json", "dataset_dict.json"))
     try:
-        found = datasets.load_from_disk(folder) if saved else datasets.load_dataset(folder)
+        if saved:
+            found = datasets.load_from_disk(folder)
+        else:  # streaming leaves no copy in datasets' cache
+            found = datasets.load_dataset(folder, streaming=True)
+        splits = found if isinstance(found, dict) else {"": found}
+        if len(splits) == 1:
+            return [row for rows in splits.values() for row in rows]
     except Exception as error:  # of many kinds
         reason = " ".join(str(error).split())
         raise ValueError(f"{folder} is no folder that datasets can read: {reason}") from error
-    if isinstance(found, datasets.Dataset):
-        return found
-    if len(found) > 1:
-        raise ValueError(
-            f"{folder} has the splits {', '.join(found)}. Write one of them to a file, "
-            "dataset['train'].to_parquet('prompts.parquet') say, and pass that."
-        )
-    return next(iter(found.values()))
+    raise ValueError(
+        f"{folder} has the splits {', '.join(splits)}. Write one of them to a file, "
+        f"dataset[{next(iter(splits))!r}].to_parquet('prompts.parquet') say, and pass that."
+    )
 
 
 def _from_hub(source: str) -> bytes:

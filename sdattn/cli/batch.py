@@ -19,8 +19,8 @@ def batch(
     prompts: Annotated[
         str | None,
         typer.Argument(
-            help="A .jsonl, .csv, .txt or .parquet file, hf://datasets/OWNER/NAME/FILE, or a "
-            "folder of datasets'; - reads standard input."
+            help="A .jsonl, .csv, .txt or .parquet file, a folder that datasets reads, or "
+            "hf://datasets/OWNER/NAME/FILE; - reads standard input."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
