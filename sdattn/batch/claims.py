@@ -158,9 +158,12 @@ class Claim:
         damaged, id to place, each named on stderr."""
         root, temporary = self.folder.root, self.folder.temporary
         if others := [name for name in self.folder.formats() if name != self.settings["format"]]:
+            advice = f"Pass --format {others[0]}"
+            if others[0] == OLD:
+                advice = "Adopt them with the version that wrote them, and then merge them"
             raise ValueError(
-                f"{root} holds items of the format {others[0]!r}. Pass --format {others[0]}, or "
-                "choose another --out."
+                f"{root} holds items of the format {others[0]!r}. {advice}, or choose another "
+                "--out."
             )
         layout, rows = layout_of(self.settings, root, temporary), self.folder.journals.rows()
         there = list(layout.find())

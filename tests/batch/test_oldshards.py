@@ -120,6 +120,24 @@ def test_the_same_command_goes_on_in_what_was_merged(model, tmp_path):
     assert verify(tmp_path / "new") == (2, [])
 
 
+def test_what_lost_its_batch_json_is_not_adopted_as_something_else(old, model):
+    root, _ = old
+    (root / "batch.json").unlink()
+    before = kept_of(root)
+    with pytest.raises(ValueError, match="format 'shard'. Adopt them with the version that wrote"):
+        draw(model, root, {"prompt": "a cat"}, format="webdataset", adopt=True)
+    assert kept_of(root) == before
+
+
+@pytest.mark.filterwarnings("always")
+def test_the_old_name_of_the_format_is_taken_by_the_command(sdattn):
+    code, _, err = sdattn("batch", "none.txt", "--out", "run", "--format", "shard")
+    assert code == 1
+    warned, failed = err.splitlines()
+    assert warned.startswith("sdattn: warning: --format 'shard' was safetensors of many items")
+    assert "none.txt" in failed
+
+
 def test_the_old_name_of_the_format_warns():
     with pytest.warns(UserWarning, match="This run is written as 'webdataset': pass that"):
         request = Request("in.txt", "run", format="shard")

@@ -162,6 +162,22 @@ def test_what_is_adopted_is_read_whole(model, run, capsys):
     assert kept_of(root) == before
 
 
+def test_a_byte_between_the_files_of_a_shard_is_found_and_mended(model, run, capsys):
+    root = run("webdataset")
+    before = kept_of(root)
+    [shard] = (root / "shards").iterdir()
+    data = bytearray(shard.read_bytes())
+    data[-1] = 1
+    shard.write_bytes(data)
+    told = "what lies between its files is not what was written"
+    assert verify(root) == (4, [f"shards/{shard.name}: {told}"])
+    assert draw(model, root, format="webdataset").before == 4  # every item is whole
+    outcome = draw(model, root, format="webdataset", adopt=True)
+    assert (outcome.before, outcome.whole) == (0, 4)
+    assert f"000001: {told} (shards/{shard.name}); it is made anew" in capsys.readouterr().err
+    assert kept_of(root) == before
+
+
 @pytest.mark.parametrize(
     "other",
     [{"options": {**SMALL, "num_inference_steps": 2}}, {"save": ("maps",)}, {"seed": 5}],
