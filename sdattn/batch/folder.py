@@ -14,7 +14,7 @@ items/ or shards/  the items, see layouts
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,11 @@ from .tars import Tars
 
 _TOP = ("metadata.jsonl", "errors.jsonl", "README.md", "ids.txt", "index.html", "index-*.html")
 _MADE = {"items", "shards", "batch.json", ".batch"}  # in a run's folder, beside those of _TOP
-_OF_SHARDS = {"webdataset": Tars, "parquet": Parquets, OLD: OldShards}
+_OF_SHARDS: dict[str, Callable[[Path, Path, int], Layout]] = {
+    "webdataset": Tars,
+    "parquet": Parquets,
+    OLD: OldShards,
+}
 
 
 def layout_of(settings: Mapping[str, Any], root: Path, temporary: Path) -> Layout:

@@ -155,11 +155,13 @@ LINK = tarfile.TarInfo("a.json")
 LINK.type, LINK.linkname = tarfile.SYMTYPE, "/etc/passwd"
 
 
-@pytest.mark.parametrize("strange", [LINK, "a/b.png", "noending", "../a.png"], ids=str)
+@pytest.mark.parametrize("strange", ["link", "a/b.png", "noending", "../a.png"])
 def test_a_tar_that_no_run_made_holds_nothing(tmp_path, strange):
     layout = layout_of({"format": "webdataset", "shard_bytes": 1}, tmp_path, tmp_path)
     (tmp_path / "shards").mkdir()
-    (tmp_path / "shards/0.tar").write_bytes(tar_of("a.json", strange))
+    (tmp_path / "shards/0.tar").write_bytes(
+        tar_of("a.json", LINK if strange == "link" else strange)
+    )
     assert [*layout.find()] == [] and len([*layout.broken()]) == 1
 
 

@@ -134,7 +134,7 @@ def test_the_old_name_of_the_format_is_taken_by_the_command(sdattn):
     code, _, err = sdattn("batch", "none.txt", "--out", "run", "--format", "shard")
     assert code == 1
     warned, failed = err.splitlines()
-    assert warned.startswith("sdattn: warning: --format 'shard' was safetensors of many items")
+    assert warned.startswith("sdattn: warning: --format shard was safetensors of many items")
     assert "none.txt" in failed
 
 
