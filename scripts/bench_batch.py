@@ -30,7 +30,7 @@ LAUNCH += "--mixed_precision no --dynamo_backend no --main_process_port 0 -m sda
 DATA = ["--save", "image,maps"]
 VARIANTS = {  # name: processes, options
     "image and maps": (1, DATA),
-    "image and maps, shards": (1, [*DATA, "--format", "shard"]),
+    "image and maps, webdataset": (1, [*DATA, "--format", "webdataset"]),
     "all that generate writes": (1, []),
     "image and maps, 2 processes": (2, DATA),
     "all, 2 processes": (2, []),
@@ -126,7 +126,7 @@ def ratio(paces: list[float], others: list[float]) -> str:
 
 def measure_memory() -> dict[str, dict[int, float]]:
     """Peak memory in MB of one process, by number of items."""
-    found: dict[str, dict[int, float]] = {"folder": {}, "shard": {}}
+    found: dict[str, dict[int, float]] = {"folder": {}, "webdataset": {}}
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder, "prompts.txt")
         for format_ in found:

@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from uuid import uuid4
 
+from sdattn.batch.layouts import FORMATS
+
 PROMPTS = ("a red circle", "a star", "green")
 
 
@@ -37,7 +39,7 @@ class World:
     @cached_property
     def runs(self) -> dict[str, Path]:
         """A finished batch run of each format, with an unreadable line: format to folder."""
-        return {name: self.draw(self.root / "runs" / name, name) for name in ("folder", "shard")}
+        return {name: self.draw(self.root / "runs" / name, name) for name in FORMATS}
 
     def draw(self, out: Path, format: str, **more) -> Path:
         """Draw the batch that cases are about, or what of it is missing."""

@@ -5,14 +5,14 @@
 
 import random
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 from sdattn.batch import verify
+from sdattn.batch.layouts import FORMATS
 
 from . import World, kind
-
-FORMATS = ("folder", "shard")
 
 
 def copy_of(world: World, format: str) -> Path:
@@ -35,12 +35,15 @@ def some_file(root: Path, chance: random.Random) -> Path:
 
 
 def flip(path: Path, chance: random.Random) -> str:
-    """Turn one bit; in a shard as often in its head, which is small, as behind it."""
+    """Turn one bit; of many items as often in a header, which is small, as anywhere."""
     data = bytearray(path.read_bytes())
-    within = len(data)
-    if path.suffix == ".safetensors" and chance.random() < 0.5:
-        within = min(within, 8 + int.from_bytes(data[:8], "little"))
-    place, bit = chance.randrange(within), chance.randrange(8)
+    place, bit = chance.randrange(len(data)), chance.randrange(8)
+    if path.suffix == ".tar" and chance.random() < 0.5:
+        with tarfile.open(path) as tar:
+            place = chance.choice(tar.getmembers()).offset + chance.randrange(tarfile.BLOCKSIZE)
+    elif path.suffix == ".parquet" and chance.random() < 0.5:
+        end = int.from_bytes(data[-8:-4], "little") + 8  # bytes of the footer
+        place = len(data) - 1 - chance.randrange(end)
     data[place] ^= 1 << bit
     path.write_bytes(data)
     return f"bit {bit} of byte {place} of"

@@ -2,17 +2,18 @@
 
 import io
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from PIL import Image, UnidentifiedImageError
 from safetensors.torch import load
 
 from ..files.writing import sha256
-from ..runs.info import FORMAT, MAPS, RunInfo, read_info
+from ..runs.info import MAPS, RunInfo, read_info
 from ..runs.packing import map_shapes
 from .layouts import Layout
 from .rows import line_of, row_of, sizes_in
 
+ALTERED = "what lies between its files is not what was written"  # of a shard
 _FILES = {"image": "image.png", "grid": "grid.png", "report": "report.html", "maps": MAPS}
 
 
@@ -40,6 +41,20 @@ def check_item(
     return [" ".join(problem.split()) for problem in problems]
 
 
+def altered_places(
+    layout: Layout, there: Sequence[tuple[str, str]], found: Iterable[Sequence[str] | None]
+) -> set[str]:
+    """Places that are not as they were written although nothing is wrong with their items.
+
+    Args:
+        layout: of the run.
+        there: (id, place) of every item.
+        found: what is wrong with each.
+    """
+    harmed = {place for (_, place), problems in zip(there, found, strict=True) if problems}
+    return set(layout.altered({place for _, place in there} - harmed))
+
+
 def _problems(
     layout: Layout, item: str, place: str, row: bytes | None, save: Collection[str]
 ) -> Iterator[str]:
@@ -49,8 +64,6 @@ def _problems(
         yield f"run.json is that of item {info.id!r}"
     elif row is not None:
         yield from _compare_row(layout, row, info, files, place)
-    if layout.format_of(place) not in (None, FORMAT):
-        yield f"{place} says that its format is {layout.format_of(place)!r}"
     for name in (_FILES[part] for part in save if part in _FILES):
         if name not in info.files:
             yield f"run.json names no {name}, which the run saves of each item"

@@ -11,9 +11,9 @@ from typing import Any
 
 from .. import __version__
 from ..runs.info import FORMAT as RUN_FORMAT
-from .checking import check_item
+from .checking import ALTERED, altered_places, check_item
 from .folder import BatchFolder, layout_of
-from .layouts import Layout
+from .layouts import INSTEAD, OLD, Layout
 from .manifest import FORMAT
 from .plan import Job, digest, digest_inputs
 from .request import Request
@@ -21,7 +21,6 @@ from .rows import NotedRow, row_at
 from .whole import settle
 
 _DECISIVE = ("weights", "dtype", "save", "preset")  # settings that the items' files follow from
-_OTHER = {"folder": "shard", "shard": "folder"}
 
 
 def settings_of(request: Request, pipe: Any, weights: str) -> dict[str, Any]:
@@ -122,6 +121,12 @@ class Claim:
     def _check_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Refuse a folder that another run made, as far as ``force`` does not change it."""
         differences, root = self._differences(manifest), self.folder.root
+        if manifest["settings"]["format"] == OLD:
+            raise ValueError(
+                f"{root} was made by an earlier version, as shards of safetensors. `sdattn merge "
+                f"{root} --out NEW` makes a folder in the format {INSTEAD!r} of it, in which the "
+                f"same command with --format {INSTEAD} goes on."
+            )
         if differences and not self.request.force:
             raise ValueError(
                 f"{root} belongs to another run: {'; '.join(differences)}. Choose another --out, "
@@ -152,11 +157,13 @@ class Claim:
         """Read all items of the folder whole, before it is taken; the items of the run that are
         damaged, id to place, each named on stderr."""
         root, temporary = self.folder.root, self.folder.temporary
-        other = _OTHER[self.settings["format"]]
-        if any(True for _ in layout_of({**self.settings, "format": other}, root, temporary).find()):
+        if others := [name for name in self.folder.formats() if name != self.settings["format"]]:
+            advice = f"Pass --format {others[0]}"
+            if others[0] == OLD:
+                advice = "Adopt them with the version that wrote them, and then merge them"
             raise ValueError(
-                f"{root} holds items of the format {other!r}. Pass --format {other}, or choose "
-                "another --out."
+                f"{root} holds items of the format {others[0]!r}. {advice}, or choose another "
+                "--out."
             )
         layout, rows = layout_of(self.settings, root, temporary), self.folder.journals.rows()
         there = list(layout.find())
@@ -165,8 +172,9 @@ class Claim:
         self._refuse_strange(
             item for (item, _), problems in zip(there, found, strict=True) if problems is None
         )
-        damaged: dict[str, str] = {}
+        altered, damaged = altered_places(layout, there, found), dict[str, str]()
         for (item, place), problems in zip(there, found, strict=True):
+            problems = [ALTERED] if place in altered else problems
             if problems:
                 end = "made anew" if item in self.fingerprints else "left as it is"
                 print(f"sdattn: {item}: {problems[0]} ({place}); it is {end}", file=sys.stderr)

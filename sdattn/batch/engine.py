@@ -6,7 +6,6 @@ import time
 from collections.abc import Container, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -19,11 +18,11 @@ from .drawing import Drawer, writer_for
 from .folder import BatchFolder
 from .gallery import write_gallery
 from .items import BadLine, Item, read_items
-from .lines import kind_of
 from .plan import Job, check_items, digest_model, fingerprint, plan_batches
 from .progress import Progress
 from .request import Outcome, Request
 from .sizing import find_batch_size
+from .sources import read_source
 from .team import Team, heard
 from .whole import settle
 
@@ -80,9 +79,7 @@ class _BatchRun:
     # Before the first picture
 
     def _read(self) -> tuple[list[Item], list[Job] | None, list[BadLine]]:
-        source = str(self.request.source)
-        kind = self.request.input_format or kind_of(source)
-        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        data, kind = read_source(str(self.request.source), self.request.input_format)
         items, bad = read_items(data, kind, seed=self.request.seed)
         pipe = outline(self.request.model)
         if pipe is None:

@@ -4,7 +4,7 @@ batch.json         what the run is: settings, input; when a run has ended the ch
                    other files here; its own checksum
 ids.txt            the ids of the whole input, in its order
 metadata.jsonl     a row an item, in the layout of datasets' "imagefolder"
-README.md          tells datasets which pictures are the items'
+README.md          tells datasets what to read, see card
 index.html         the items to look through, see gallery
 errors.jsonl       a row an item that failed and a line that could not be read
 items/ or shards/  the items, see layouts
@@ -14,7 +14,7 @@ items/ or shards/  the items, see layouts
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -23,38 +23,35 @@ from typing import Any
 from ..files.places import check_writable, inside
 from ..files.writing import sha256, write_whole
 from ..runs.info import RunInfo, read_info
+from .card import card_of
 from .journals import Journals
-from .layouts import Files, Folders, Layout
+from .layouts import FORMATS, OLD, Files, Folders, Layout
 from .locks import Lock
 from .manifest import ADOPT, FORMAT, read_manifest, read_unchecked, sealed
+from .oldshards import OldShards
+from .parquets import Parquets
 from .rows import row_of
-from .shards import Shards
+from .tars import Tars
 
 _TOP = ("metadata.jsonl", "errors.jsonl", "README.md", "ids.txt", "index.html", "index-*.html")
 _MADE = {"items", "shards", "batch.json", ".batch"}  # in a run's folder, beside those of _TOP
-# Without it datasets takes "train" or "test" in a drawing's name for the name of a split.
-_CARD = b"""---
-configs:
-- config_name: default
-  data_files:
-  - split: train
-    path:
-    - metadata.jsonl
-    - items/*/*/image.png
----
-"""
+_OF_SHARDS: dict[str, Callable[[Path, Path, int], Layout]] = {
+    "webdataset": Tars,
+    "parquet": Parquets,
+    OLD: OldShards,
+}
 
 
 def layout_of(settings: Mapping[str, Any], root: Path, temporary: Path) -> Layout:
     """The layout that a run's settings name.
 
     Args:
-        settings: ``"format"``, ``"folder"`` or ``"shard"``, and ``"shard_bytes"``.
+        settings: ``"format"``, of :data:`FORMATS` or ``OLD``, and ``"shard_bytes"``.
         root: the run's folder.
         temporary: a folder on the same disk.
     """
-    if settings["format"] == "shard":
-        return Shards(root, temporary, settings["shard_bytes"])
+    if settings["format"] in _OF_SHARDS:
+        return _OF_SHARDS[settings["format"]](root, temporary, settings["shard_bytes"])
     return Folders(root, temporary)
 
 
@@ -104,8 +101,15 @@ class BatchFolder:
             ValueError: nothing of it can be read.
         """
         manifest = {"input": read_unchecked(self.root).get("input")}
-        format = "shard" if (self.root / "shards").is_dir() else "folder"
-        return manifest, layout_of({"format": format, "shard_bytes": 0}, self.root, self.temporary)
+        return manifest, self._layout_as(next(iter(self.formats()), "folder"))
+
+    def formats(self) -> list[str]:
+        """The formats of which items are there."""
+        known = (*FORMATS, OLD)
+        return [name for name in known if any(True for _ in self._layout_as(name).find())]
+
+    def _layout_as(self, format: str) -> Layout:
+        return layout_of({"format": format, "shard_bytes": 0}, self.root, self.temporary)
 
     # Who writes here
 
@@ -193,9 +197,7 @@ class BatchFolder:
         ended = None if self.is_new else self.manifest.get("ended")
         self.trusts_rows = ended is None or "metadata.jsonl" not in self.changed(ended)
         self._adopting = False
-        (self.root / "README.md").unlink(missing_ok=True)
-        if settings["format"] == "folder" and "image" in settings["save"]:
-            self.write("README.md", [_CARD])
+        self.write("README.md", [card_of(settings)])
         self.write("ids.txt", (f"{item}\n".encode() for item in ids))
         rest = {name: value for name, value in manifest.items() if name != "ended"}
         self.write_manifest({**rest, "format": FORMAT})

@@ -1,8 +1,8 @@
 """How the items of a batch run lie on the disk: a folder each, or many in a shard.
 
-Both keep an item's files, name to bytes, as :func:`sdattn.runs.folder.pack_with_page` makes them,
-whole or not at all. A place is a path in the run's folder: ``items/0000/000012`` or
-``shards/NAME.safetensors``.
+All layouts keep an item's files, name to bytes, as :func:`sdattn.runs.folder.pack_with_page` makes
+them, whole or not at all. A place is a path in the run's folder: ``items/0000/000012`` or
+``shards/NAME.tar``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from uuid import uuid4
 from ..files.places import inside
 from ..files.writing import flush, flush_tree, write_files
 
+FORMATS = ("folder", "webdataset", "parquet")  # that a run can be written in
+OLD, INSTEAD = "shard", "webdataset"  # a format of earlier versions, which is only read
 Files = Mapping[str, bytes]
 Whole = Callable[[str, str, Files], None]
 _EACH = 1000  # items a folder of folders
@@ -31,7 +33,7 @@ _OURS = re.compile(  # what a run can have written into an item's folder
 
 
 class Layout(Protocol):
-    """What both layouts do; ``add`` and ``flush`` may be called by many threads."""
+    """What all layouts do; ``add`` and ``flush`` may be called by many threads."""
 
     def add(self, item: str, line: int, files: Files, whole: Whole) -> None:
         """Take an item's files; ``whole(id, place, files)`` is called once they are on the disk
@@ -48,9 +50,9 @@ class Layout(Protocol):
         """(place, what is wrong) of what may hold items and cannot be read."""
         return iter(())
 
-    def format_of(self, place: str) -> str | None:
-        """The format that a place says of itself, where it says one."""
-        return None
+    def altered(self, places: Iterable[str]) -> Iterator[str]:
+        """Those of these places, of which every item is as it was written, that are not."""
+        return iter(())
 
     def sizes(self, item: str, place: str, names: Iterable[str]) -> dict[str, int]:
         """Bytes of those of an item's files that are there, without reading them."""

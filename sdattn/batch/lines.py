@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".txt": "txt"}
+KINDS = ("jsonl", "csv", "txt", "parquet")
+_SUFFIXES = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
 _LEVELS = 20  # nested lists and objects; far more would fail later, where a run is written
 _DIGITS = 100
 _LONGEST = 1_000_000  # bytes of a line; what is in it is written with every item
@@ -30,7 +31,7 @@ def kind_of(name: str) -> str:
         name: a path, or ``-`` for standard input.
 
     Returns:
-        ``"jsonl"``, ``"csv"``, ``"txt"``, or ``"auto"`` for standard input.
+        ``"jsonl"``, ``"csv"``, ``"txt"``, ``"parquet"``, or ``"auto"`` for standard input.
 
     Raises:
         ValueError: another ending.
@@ -45,8 +46,8 @@ def kind_of(name: str) -> str:
     except KeyError:
         raise ValueError(
             f"Asked for the prompts in {name!r}. Pass a file that ends in .jsonl or .ndjson (a "
-            "JSON object a line), .csv (a header, then rows) or .txt (a prompt a line), or - for "
-            "standard input."
+            "JSON object a line), .csv (a header, then rows), .txt (a prompt a line) or .parquet, "
+            "a folder that datasets reads, or - for standard input."
         ) from None
 
 

@@ -10,6 +10,7 @@ from uuid import uuid4
 from ..files.places import check_apart
 from .folder import BatchFolder
 from .gallery import write_gallery
+from .layouts import INSTEAD, OLD
 from .plan import digest
 from .rows import bad_lines_in
 from .whole import settle, whole_items
@@ -105,8 +106,15 @@ class _Source:
                 f"{self.root} is being written: {self.folder.lock.describe_holder()}. Wait for it, "
                 "or stop it."
             )
-        self.manifest = self.folder.manifest
+        self.manifest = _renewed(self.folder.manifest)
         self.items, self.lost = whole_items(self.folder)
+
+
+def _renewed(manifest: dict[str, Any]) -> dict[str, Any]:
+    """With the format that a merge writes in place of one that is only read."""
+    settings = manifest["settings"]
+    format = INSTEAD if settings["format"] == OLD else settings["format"]
+    return {**manifest, "settings": {**settings, "format": format}}
 
 
 def _ids(sources: Sequence[_Source]) -> list[str]:

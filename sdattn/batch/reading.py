@@ -12,7 +12,7 @@ from ..files.places import inside
 from ..maps.statistics import to_dataframe
 from ..runs.folder import SavedRun, saved_run
 from ..runs.packing import READ
-from .checking import check_item
+from .checking import ALTERED, altered_places, check_item
 from .folder import BatchFolder
 from .rows import WORD_LABELS, NotedRow, row_at, word_rows
 from .whole import find_whole
@@ -156,8 +156,10 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
         return check_item(layout, *where, row_at(rows, *where), save)
 
     with ThreadPoolExecutor() as pool:
-        for (item, place), found in zip(there, pool.map(check, there), strict=True):
-            problems += [f"{item}: {problem} (in {place})" for problem in found]
+        found = list(pool.map(check, there))
+    for (item, place), wrong in zip(there, found, strict=True):
+        problems += [f"{item}: {problem} (in {place})" for problem in wrong]
+    problems += [f"{place}: {ALTERED}" for place in sorted(altered_places(layout, there, found))]
     return len(places), problems
 
 

@@ -1,5 +1,6 @@
 """What a batch run is asked for, and how it went."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,9 @@ import torch
 
 from ..maps.presets import PRESETS, Preset
 from ..runs.drawings import PARTS, USUAL
+from .layouts import FORMATS, INSTEAD, OLD
+from .lines import KINDS
+from .parquets import require_pyarrow
 
 STOPS = {"SIGINT": 130, "SIGTERM": 143}  # and the exit code of each
 
@@ -18,16 +22,17 @@ class Request:
     """What is asked of a batch run.
 
     Attributes:
-        source: a ``.jsonl``, ``.csv`` or ``.txt`` file, or ``"-"`` for standard input; see
-            :func:`sdattn.batch.items.read_items`.
+        source: see :func:`sdattn.batch.sources.read_source`.
         out: the run's folder.
         model, device, dtype: as :func:`sdattn.load_pipeline` takes them; under ``accelerate
             launch`` each process has a device of its own.
         options: of the pipeline's call, for items that do not have them.
         seed: of the first line; an item without a seed of its own has ``seed + line - 1``.
         batch_size: items that run together, or ``"auto"``.
-        format: ``"folder"``, a folder an item, or ``"shard"``.
-        shard_bytes: a shard is written once it holds so much.
+        format: of :data:`sdattn.batch.layouts.FORMATS`: ``"folder"``, a folder an item, or
+            ``"webdataset"``, tar files of many, or ``"parquet"``, which needs pyarrow.
+            ``"shard"``, which earlier versions wrote, warns and stands for ``"webdataset"``.
+        shard_bytes: a file of many items is written once it holds so much.
         preset: how the heatmaps are made.
         save: of :data:`sdattn.runs.drawings.PARTS`.
         part: (which, of how many), to share an input between runs that know nothing of each other.
@@ -36,7 +41,7 @@ class Request:
             differs.
         adopt: take a folder whose ``batch.json`` is lost, once every item in it was read and found
             to be this run's; what is damaged is made anew.
-        input_format: ``"jsonl"``, ``"csv"`` or ``"txt"``, whatever the source's name says.
+        input_format: of :data:`sdattn.batch.lines.KINDS`, whatever the source's name says.
         max_errors: stop once so many items have failed.
         progress: show on stderr how far the run is.
     """
@@ -61,15 +66,26 @@ class Request:
     dtype: torch.dtype | None = None
     progress: bool = True
 
+    def __post_init__(self) -> None:
+        if self.format == OLD:
+            warnings.warn(
+                f"format={OLD!r} was safetensors of many items, which are not written any more. "
+                f"This run is written as {INSTEAD!r}: pass that.",
+                stacklevel=3,
+            )
+            object.__setattr__(self, "format", INSTEAD)
+
     def check(self) -> None:
-        """Raise ValueError for what cannot be asked."""
+        """Raise ValueError for what cannot be asked, ImportError where a library is missing."""
         size = self.batch_size
         if size != "auto" and (type(size) is not int or size < 1):
             raise ValueError(f"batch_size={size!r}: pass a whole number from 1, or 'auto'.")
-        if self.format not in ("folder", "shard"):
-            raise ValueError(f"format={self.format!r}: pass 'folder' or 'shard'.")
-        if self.input_format not in (None, "jsonl", "csv", "txt"):
-            raise ValueError(f"input_format={self.input_format!r}: pass 'jsonl', 'csv' or 'txt'.")
+        if self.format not in FORMATS:
+            raise ValueError(f"format={self.format!r}: pass {' or '.join(map(repr, FORMATS))}.")
+        if self.format == "parquet":
+            require_pyarrow()
+        if self.input_format not in (None, *KINDS):
+            raise ValueError(f"input_format={self.input_format!r}: pass one of {', '.join(KINDS)}.")
         unknown = sorted(set(self.save) - set(PARTS))
         if unknown or not self.save:
             raise ValueError(f"save={unknown}: choose of {', '.join(PARTS)}.")

@@ -66,7 +66,7 @@ def _said(info: RunInfo, place: str) -> dict[str, Any]:
         raise ValueError(f"it lacks {', '.join(lacking)}")
     options, columns, size = info.options or {}, set(info.columns), info.size or (0, 0)
     image = {}
-    if "image.png" in info.files and not place.endswith(".safetensors"):
+    if "image.png" in info.files and not place.startswith("shards/"):
         image = {"file_name": f"{place}/image.png"}  # the key that imagefolder looks for
     guidance, statistics = options.get("guidance_scale"), info.statistics
     return {

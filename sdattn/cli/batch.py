@@ -18,7 +18,11 @@ _PARTS = ("image", "overlays", "grid", "maps", "masks", "report")
 def batch(
     output: Output,
     prompts: Annotated[
-        str | None, typer.Argument(help="A .jsonl, .csv or .txt file; - reads standard input.")
+        str | None,
+        typer.Argument(
+            help="A .jsonl, .csv, .txt or .parquet file, a folder that datasets reads, or "
+            "hf://datasets/OWNER/NAME/FILE; - reads standard input."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
     model: options.Model = "demo",
@@ -39,11 +43,15 @@ def batch(
         ),
     ] = "auto",
     format_: Annotated[
-        Literal["folder", "shard"],
-        typer.Option("--format", help="folder: one an item; shard: safetensors of many."),
+        Literal["folder", "webdataset", "parquet", "shard"],
+        typer.Option(
+            "--format",
+            help="folder: one an item; webdataset: tar files of many; parquet: rows of many; "
+            "shard: webdataset's old name.",
+        ),
     ] = "folder",
     shard_mb: Annotated[
-        int, typer.Option(min=1, help="A shard's size in MB, with --format shard.")
+        int, typer.Option(min=1, help="A file's size in MB, where it holds many items.")
     ] = 256,
     save: Annotated[
         str,
@@ -74,7 +82,7 @@ def batch(
         ),
     ] = False,
     input_format: Annotated[
-        Literal["jsonl", "csv", "txt"] | None,
+        Literal["jsonl", "csv", "txt", "parquet"] | None,
         typer.Option(help="By default as the name says, of - as it begins."),
     ] = None,
     max_errors: Annotated[
@@ -100,7 +108,7 @@ def batch(
 
     Examples:
       sdattn batch prompts.jsonl --out RUN --model owner/name
-      sdattn batch prompts.txt --out RUN --format shard --save image,maps
+      sdattn batch prompts.txt --out RUN --format webdataset --save image,maps
       sdattn batch --status RUN
     """
     if (status or verify) and (prompts is not None or out is not None or (status and verify)):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tarfile
 
 import pytest
 import torch
@@ -155,7 +156,7 @@ def test_verify_reads_more_than_checksums(tmp_path, format, tamper, problem):
 
 
 def test_verify_finds_what_is_wrong_in_a_shard(tmp_path):
-    root = new_run(tmp_path / "run", three(), format="shard")
+    root = new_run(tmp_path / "run", three(), format="webdataset")
     assert verify(root) == (3, [])
     [shard] = (root / "shards").iterdir()
     whole = shard.read_bytes()
@@ -167,6 +168,25 @@ def test_verify_finds_what_is_wrong_in_a_shard(tmp_path):
     number, problems = verify(root)
     assert number == 0
     assert [one[:31] for one in problems] == [f"{i}: metadata.jsonl names shards/" for i in "abc"]
+
+
+def test_verify_finds_every_byte_around_the_files_of_a_shard(tmp_path):
+    items = {"a": pack("a", parts=("maps",))}
+    root = new_run(tmp_path / "run", items, format="webdataset", save=["maps"])
+    assert verify(root) == (1, [])
+    [shard] = (root / "shards").iterdir()
+    whole = shard.read_bytes()
+    with tarfile.open(shard) as tar:
+        ends = [(one.offset, one.offset_data, one.offset_data + one.size) for one in tar]
+    header, _, end = ends[0]
+    last = ends[-1][2]
+    places = [*range(header, header + 512, 5), 155, end, end + 9, last, last + 700, len(whole) - 1]
+    assert not any(whole[place] for place in places[-5:])  # what fills up
+    for place in places:
+        flip(shard, place)
+        assert verify(root)[1], place
+        shard.write_bytes(whole)
+    assert verify(root) == (1, [])
 
 
 def test_verify_minds_no_files_of_a_run_at_work(tmp_path):

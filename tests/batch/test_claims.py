@@ -76,7 +76,7 @@ def test_another_model_is_another_run(drawn, tmp_path):
 
 def test_a_disk_is_no_place_for_two_formats(model, drawn):
     with pytest.raises(ValueError, match="'folder', which --force does not change"):
-        draw(model, drawn, ALL[:2], format="shard", force=True)
+        draw(model, drawn, ALL[:2], format="webdataset", force=True)
 
 
 def test_force_makes_anew_what_differs_and_nothing_else(model, watched, tmp_path):

@@ -1,7 +1,14 @@
-"""A batch run as a data set of Hugging Face's datasets."""
+"""A batch run as a data set of Hugging Face's datasets, and of webdataset."""
 
+import gc
+import io
+import json
+
+import pandas
 import pytest
 from batch_runs import as_before, draw, new_run, pack, rows_of
+from PIL import Image
+from safetensors.torch import load
 
 from sdattn.batch import open_batch
 from sdattn.runs.drawings import PARTS
@@ -35,11 +42,11 @@ def drawn(model, tmp_path_factory):
 
 def check_rows(found, root):
     run = open_batch(root)
-    assert found["id"] == [*run]
-    written = rows_of(root / "metadata.jsonl")
-    assert set(found.column_names) == {"image", *written[0]} - {"file_name"}
+    found, written = [*found], rows_of(root / "metadata.jsonl")
+    assert [row["id"] for row in found] == [*run]
     for row, line in zip(found, written, strict=True):
         one = run[row["id"]]
+        assert row.keys() == {"image", *line} - {"file_name"}
         assert row["image"].tobytes() == one.image.tobytes()
         assert row["prompt"] == one.info["prompt"]
         assert {name: row[name] for name in line if name != "file_name"} == {
@@ -91,5 +98,128 @@ def test_the_files_of_a_data_set_can_be_named(of_splits, load_dataset):
     check_rows(found, of_splits)
 
 
-def test_a_run_tells_datasets_what_its_files_are(of_splits, load_dataset):
-    check_rows(load_dataset(str(of_splits)), of_splits)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_run_tells_datasets_what_its_files_are(of_splits, load_dataset, streaming):
+    check_rows(load_dataset(str(of_splits), streaming=streaming), of_splits)
+
+
+def test_a_run_without_pictures_has_its_rows(tmp_path, load_dataset):
+    items = {name: pack(name, line, parts=("maps",)) for line, name in enumerate("ab", 1)}
+    found = load_dataset(str(new_run(tmp_path / "run", items, save=["maps"])))
+    assert found["id"] == ["a", "b"] and "image" not in found.column_names
+
+
+# Tar files
+
+
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory):
+    """A run of several tars; its items have other options and other files than the first."""
+    more = [{"guidance_scale": 5}, {"negative_prompt": "x", "num_inference_steps": 3}, {}]
+    parts = [("image", "maps"), PARTS]
+    items = {
+        name: pack(name, line, parts=parts[line > 5], **more[line % 3])
+        for line, name in enumerate(("train", "b.c", "B", "test-1", "e", "f", "a_b.json"), 1)
+    }
+    made = {"format": "webdataset", "shard_bytes": 50_000, "items": 7, "all_items": 7}
+    root = new_run(tmp_path_factory.mktemp("tars") / "run", items, **made)
+    assert len([*(root / "shards").iterdir()]) > 2
+    return root, items
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_tars_are_a_data_set_of_pictures_maps_and_settings(tars, load_dataset, streaming):
+    root, items = tars
+    found = {row["json"]["id"]: row for row in load_dataset(str(root), streaming=streaming)}
+    assert found.keys() == items.keys()
+    for item, row in found.items():
+        files = items[item]
+        assert row.keys() == {"png", "maps.safetensors", "json"}
+        assert row["png"].tobytes() == Image.open(io.BytesIO(files["image.png"])).tobytes()
+        assert row["maps.safetensors"] == files["maps.safetensors"]
+        info = json.loads(files["run.json"])
+        assert all(row["json"][key] == info[key] for key in ("line", "prompt", "seed", "size"))
+        assert [word["text"] for word in row["json"]["words"]] == ["a", "red", "cat"]
+        options = {key: one for key, one in row["json"]["options"].items() if one is not None}
+        assert options == info["options"]
+
+
+def test_what_was_not_saved_is_no_column(tmp_path, load_dataset):
+    items = {"a": pack("a", parts=("image",))}
+    root = new_run(tmp_path / "run", items, format="webdataset", save=["image"])
+    assert load_dataset(str(root)).column_names == ["png", "json"]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # it leaves files open
+def test_webdataset_reads_every_file_of_an_item(tars):
+    webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
+    root, items = tars
+    paths = sorted(str(path) for path in (root / "shards").iterdir())
+    samples = webdataset.WebDataset(paths, shardshuffle=False, empty_check=False)
+    found = {json.loads(one["json"])["id"]: one for one in samples}
+    gc.collect()
+    assert found.keys() == items.keys()
+    assert {one["__key__"] for one in found.values()} >= {"b%2Ec", "a_b%2Ejson", "B"}
+    for item, sample in found.items():
+        files = {name: data for name, data in sample.items() if not name.startswith("__")}
+        assert sorted(files.values()) == sorted(items[item].values())
+        assert files["png"] == items[item]["image.png"]
+        assert files["maps.safetensors"] == items[item]["maps.safetensors"]
+        if "heatmaps/02-red.png" in items[item]:
+            assert files["heatmaps.02-red.png"] == items[item]["heatmaps/02-red.png"]
+
+
+# Parquet
+
+
+@pytest.fixture(scope="module")
+def parquets(tmp_path_factory):
+    """A run of several files, of which one has options that the others lack."""
+    parts = ("image", "maps", "grid")
+    items = {
+        name: pack(name, line, parts=parts, **({}, {"guidance_scale": 5})[line > 3])
+        for line, name in enumerate(("train", "b.c", "B", "test-1", "e"), 1)
+    }
+    root = tmp_path_factory.mktemp("parquets") / "run"
+    new_run(root, items, format="parquet", shard_bytes=60_000, save=list(parts))
+    assert len([*(root / "shards").iterdir()]) > 2
+    return root, items
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_parquet_is_a_data_set_of_pictures_rows_and_maps(parquets, load_dataset, streaming):
+    root, items = parquets
+    rows = {row["id"]: row for row in rows_of(root / "metadata.jsonl")}
+    found = {row["id"]: row for row in load_dataset(str(root), streaming=streaming)}
+    assert found.keys() == items.keys() == rows.keys()
+    for item, row in found.items():
+        files = items[item]
+        assert row["image"].tobytes() == Image.open(io.BytesIO(files["image.png"])).tobytes()
+        same = rows[item].keys() - {"place", "run_sha256", "files"}
+        assert row.keys() == {*same, "image", "maps", "files", "run"}
+        assert {name: row[name] for name in same} == {name: rows[item][name] for name in same}
+        assert json.loads(row["run"]) == json.loads(files["run.json"])
+        assert row["files"] == [{"name": "grid.png", "bytes": files["grid.png"]}]
+        maps = {one["layer"]: (one["shape"], one["values"]) for one in row["maps"]}
+        for layer, held in load(files["maps.safetensors"]).items():
+            shape, values = maps.pop(layer)
+            assert shape == list(held.shape) and values == held.flatten().tolist()
+        assert not maps
+
+
+def test_any_reader_of_parquet_reads_the_rows(parquets):
+    root, items = parquets
+    table = pandas.concat(map(pandas.read_parquet, sorted((root / "shards").iterdir())))
+    assert sorted(table["id"]) == sorted(items)
+    for _, row in table.iterrows():
+        assert row["image"]["bytes"] == items[row["id"]]["image.png"]
+        assert row["image"]["path"] == f"{row['id']}.png"
+        assert row["maps"][0]["values"].dtype == "float16"
+
+
+def test_columns_of_parts_that_were_not_saved_are_left_out(tmp_path, load_dataset):
+    items = {"a": pack("a", parts=("image",))}
+    root = new_run(tmp_path / "run", items, format="parquet", save=["image"])
+    found = load_dataset(str(root))
+    assert {"image", "run", "prompt"} < {*found.column_names}
+    assert not {"maps", "files"} & {*found.column_names}

@@ -41,7 +41,7 @@ def said(folder, name):
 
 
 @pytest.mark.usefixtures("may_mount")
-@pytest.mark.parametrize("kind", ["folder", "shard"])
+@pytest.mark.parametrize("kind", ["folder", "webdataset"])
 def test_a_full_disk_is_told_and_what_was_finished_stays(tmp_path, kind):
     number = 30
     write_lines(tmp_path / "in.jsonl", colours(number))

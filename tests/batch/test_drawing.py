@@ -193,7 +193,10 @@ def test_options_that_are_tuples_make_no_other_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "format"),
-    [*((name, "folder") for name in [*PRESETS, "default, refined"]), ("daam, refined", "shard")],
+    [
+        *((name, "folder") for name in [*PRESETS, "default, refined"]),
+        ("daam, refined", "webdataset"),
+    ],
 )
 def test_items_have_the_maps_of_their_preset(model, tmp_path, name, format):
     """Those of single runs, live and read back; ``verify`` knows their shapes."""

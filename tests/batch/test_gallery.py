@@ -95,20 +95,20 @@ def test_the_policy_allows_our_script_and_pictures_beside_the_page(tmp_path):
         (["image", "maps"], "folder", "image.png", True),
         (["grid", "maps"], "folder", "grid.png", False),
         (["maps", "masks"], "folder", None, False),
-        (["image", "maps", "grid", "report"], "shard", None, False),
+        (["image", "maps", "grid", "report"], "webdataset", None, False),
     ],
 )
 def test_what_a_card_opens_follows_from_what_was_saved(tmp_path, save, format, opens, pictures):
     page = written(tmp_path / "run", [row(1)], save=save, format=format) / "index.html"
     found = data_of(page)
     assert (found["opens"], found["pictures"]) == (opens, pictures)
-    assert ("lie in shards" in text_of(page)) == (format == "shard")
+    assert ("lie in shards" in text_of(page)) == (format == "webdataset")
     assert ("told not to save" in text_of(page)) == (format == "folder" and not pictures)
 
 
 def test_a_command_is_offered_where_it_can_draw(tmp_path):
     for save, offered in ((["image", "maps"], True), (["image"], False), (["maps"], False)):
-        page = written(tmp_path / "run", [row(1)], save=save, format="shard") / "index.html"
+        page = written(tmp_path / "run", [row(1)], save=save, format="webdataset") / "index.html"
         assert ("run its command" in text_of(page)) == offered
 
 

@@ -206,9 +206,9 @@ def test_a_place_is_a_path_below_the_page(tmp_path, open_page):
 def test_items_in_shards_are_shown_by_a_command(tmp_path, open_page):
     rows = [row(line, f"a {one} cat", item=one) for line, one in enumerate(("red", "o.k"), 1)]
     for one in rows:
-        one["place"] = "shards/0123.safetensors"
+        one["place"] = "shards/0123.tar"
         del one["file_name"]
-    root = written(tmp_path / "it's my run", rows, format="shard")
+    root = written(tmp_path / "it's my run", rows, format="webdataset")
     page = open_page(root / "index.html", permissions=["clipboard-read", "clipboard-write"])
     assert page.locator("#cards img, #cards a").count() == 0
     assert shown(page) == ["red", "o.k"]
@@ -355,7 +355,7 @@ def test_other_pages_go_on_with_the_search(tmp_path, monkeypatch, open_page):
     assert page.input_value("#search") == "green"
 
 
-@pytest.mark.parametrize("kind", ["folder", "shard"])
+@pytest.mark.parametrize("kind", ["folder", "webdataset"])
 def test_a_phone_scrolls_one_way_only(tmp_path, open_page, kind):
     prompts = [*HOSTILE, "a cat"]
     rows = [row(n, one, item="i" * 98 + str(10 + n)) for n, one in enumerate(prompts, 1)]

@@ -84,9 +84,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.skipif(not LINUX, reason="forks processes")
-@pytest.mark.parametrize(
-    ("kind", "killed"), [("folder", (0, 1)), ("shard", (1,))], ids=["folder", "shard"]
-)
+@pytest.mark.parametrize(("kind", "killed"), [("folder", (0, 1)), ("webdataset", (1,))])
 def test_ranks_that_are_killed_lose_nothing(tmp_path, undisturbed, kind, killed):
     """Each rank is killed in each moment, in any order, and one more at the end of the run."""
     chance = random.Random(1)
@@ -142,7 +140,7 @@ def test_a_process_draws_what_a_killed_one_left_undone(tmp_path, undisturbed, ki
 
 @pytest.mark.skipif(os.name == "nt", reason="sends signals")
 @pytest.mark.parametrize(
-    ("name", "code", "kind"), [("SIGINT", 130, "folder"), ("SIGTERM", 143, "shard")]
+    ("name", "code", "kind"), [("SIGINT", 130, "folder"), ("SIGTERM", 143, "webdataset")]
 )
 def test_a_signal_finishes_what_is_in_hand(batch, tmp_path, name, code, kind):
     write_lines(tmp_path / "in.jsonl", colours(30))

@@ -1,12 +1,12 @@
 """How the items of a batch run lie on the disk, in folders and in shards."""
 
+import io
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 
 import pytest
-import torch
 from batch_runs import FORMATS, new_run, pack, three
-from safetensors import safe_open
-from safetensors.torch import load, save
 
 from sdattn.batch.folder import BatchFolder, layout_of
 from sdattn.runs.drawings import PARTS
@@ -97,7 +97,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, layout):
 def test_shards_are_of_bounded_size_and_whole_only_when_written(tmp_path):
     items = {f"i{n}": pack(f"i{n}", n) for n in range(1, 8)}
     most = max(sum(map(len, files.values())) for files in items.values())
-    layout = layout_of({"format": "shard", "shard_bytes": 2 * most + 1}, tmp_path, tmp_path)
+    layout = layout_of({"format": "webdataset", "shard_bytes": 2 * most + 1}, tmp_path, tmp_path)
     told = []
     for line, (item, files) in enumerate(items.items(), 1):
         layout.add(item, line, files, lambda *whole: told.append(whole[:2]))
@@ -105,32 +105,70 @@ def test_shards_are_of_bounded_size_and_whole_only_when_written(tmp_path):
     layout.flush()
     shards = [*(tmp_path / "shards").iterdir()]
     assert len(shards) == len({place for _, place in told}) == 3
-    assert all(shard.stat().st_size <= 3 * most + 10_000 for shard in shards)
+    assert all(shard.stat().st_size <= 3 * most + 40_000 for shard in shards)
     assert [item for item, _ in told] == [*items]
     layout.flush()
     assert len(told) == 7
 
 
-def test_any_reader_of_safetensors_reads_a_shard(tmp_path):
-    files = pack("a.b")
-    root = new_run(tmp_path / "run", {"a.b": files, "c": pack("c", 2)}, format="shard")
+def test_any_reader_of_tar_reads_a_shard(tmp_path):
+    files = pack("a.b", parts=PARTS)
+    root = new_run(tmp_path / "run", {"c": pack("c", 2), "a.b": files}, format="webdataset")
     [shard] = (root / "shards").iterdir()
-    with safe_open(shard, framework="pt") as file:
-        names = {name for name in file.keys() if name.startswith("a.b/")}  # noqa: SIM118
-        assert {"a.b/maps/down.a", "a.b/maps/up.b", "a.b/image.png", "a.b/run.json"} <= names
-        expected = load(files["maps.safetensors"])
-        for name, maps in expected.items():
-            found = file.get_tensor(f"a.b/maps/{name}")
-            assert found.dtype == torch.float16 and torch.equal(found, maps)
-        image = file.get_tensor("a.b/image.png").numpy().tobytes()
-        assert image == files["image.png"]
+    with tarfile.open(shard) as tar:
+        members = tar.getmembers()
+        found = {one.name: tar.extractfile(one).read() for one in members}
+    short = {"image.png": "png", "run.json": "json"}
+    assert {n: d for n, d in found.items() if n.startswith("a%2Eb.")} == {
+        f"a%2Eb.{short.get(name, name.replace('/', '.'))}": data for name, data in files.items()
+    }
+    assert {"c.png", "c.json", "c.maps.safetensors", "a%2Eb.heatmaps.03-cat.png"} <= found.keys()
+    keys = [name.partition(".")[0] for name in found]
+    assert keys == sorted(keys)  # an item's files are neighbours
+    assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) for m in members} == {
+        (0, 0, 0, "", "", 0o644)
+    }
 
 
-@pytest.mark.parametrize("cut", [0, 4, 100, -1])
+def test_the_same_items_make_the_same_shard_in_whatever_order(tmp_path):
+    shards = []
+    for order in ("abc", "cab"):
+        items = {name: dict(reversed(pack(name, "abc".index(name) + 1).items())) for name in order}
+        root = new_run(tmp_path / order, items, format="webdataset")
+        [shard] = (root / "shards").iterdir()
+        shards.append((shard.name, shard.read_bytes()))
+    assert shards[0] == shards[1]
+    assert shards[0][0] == f"{sha256(shards[0][1]).hexdigest()[:16]}.tar"
+
+
+@pytest.mark.parametrize("cut", [0, 4, 700, -512, -1])
 def test_a_broken_shard_holds_nothing(tmp_path, cut):
-    root = new_run(tmp_path / "run", three(), format="shard", shard_bytes=1)
+    root = new_run(tmp_path / "run", three(), format="webdataset", shard_bytes=1)
     shard = sorted((root / "shards").iterdir())[0]
     shard.write_bytes(shard.read_bytes()[:cut])
-    foreign = root / "shards" / "foreign.safetensors"
-    foreign.write_bytes(save({"weight": torch.zeros(3)}))
+    (root / "shards" / "foreign.tar").write_bytes(tar_of("photo.jpg", "photo.txt"))
     assert len([*BatchFolder(root).layout.find()]) == 2
+    assert len([*BatchFolder(root).layout.broken()]) == 2
+
+
+LINK = tarfile.TarInfo("a.json")
+LINK.type, LINK.linkname = tarfile.SYMTYPE, "/etc/passwd"
+
+
+@pytest.mark.parametrize("strange", ["link", "a/b.png", "noending", "../a.png"])
+def test_a_tar_that_no_run_made_holds_nothing(tmp_path, strange):
+    layout = layout_of({"format": "webdataset", "shard_bytes": 1}, tmp_path, tmp_path)
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards/0.tar").write_bytes(
+        tar_of("a.json", LINK if strange == "link" else strange)
+    )
+    assert [*layout.find()] == [] and len([*layout.broken()]) == 1
+
+
+def tar_of(*members):
+    """A tar of empty files, or of these members."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for one in members:
+            tar.addfile(tarfile.TarInfo(one) if isinstance(one, str) else one)
+    return made.getvalue()

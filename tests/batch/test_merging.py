@@ -71,7 +71,7 @@ def test_two_items_of_one_name_are_refused(tmp_path):
     ("changes", "told"),
     [
         ({"fingerprint": "g", "dtype": "float16"}, "float16"),
-        ({"format": "shard"}, "shard"),
+        ({"format": "webdataset"}, "webdataset"),
         ({"fingerprint": "g", "preset": PRESETS["daam"].to_json()}, "daam"),
     ],
 )

@@ -63,7 +63,7 @@ def test_what_is_no_batch_run_is_left_alone(batch, tmp_path, force):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-@pytest.mark.parametrize("kind", ["folder", "shard"])
+@pytest.mark.parametrize("kind", ["folder", "webdataset"])
 def test_other_prompts_and_steps_are_refused_and_force_makes_anew_only_them(batch, tmp_path, kind):
     lines = colours(4)
     write_lines(tmp_path / "in.jsonl", lines)

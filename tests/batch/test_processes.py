@@ -505,7 +505,7 @@ def test_a_process_that_cannot_write_ends_both_and_the_rest_comes_later(shared, 
 
 def test_shards_of_two_processes_hold_what_folders_hold(shared, reference, tmp_path, run):
     out = tmp_path / "out"
-    arguments = [shared / "few.jsonl", "--out", out, "--format", "shard"]
+    arguments = [shared / "few.jsonl", "--out", out, "--format", "webdataset"]
     succeed(*(Command(tmp_path, *arguments, rank=rank) for rank in two_ranks()))
     assert len(list((out / "shards").iterdir())) == 2  # one a process
     shards, folders = open_batch(out), open_batch(reference)

@@ -22,7 +22,7 @@ def test_a_model_may_be_a_path(model, tmp_path):
         ({"batch_size": 0}, "batch_size=0: pass a whole number from 1"),
         ({"batch_size": True}, "batch_size=True"),
         ({"batch_size": "many"}, "batch_size='many'"),
-        ({"format": "zip"}, "format='zip': pass 'folder' or 'shard'"),
+        ({"format": "zip"}, "format='zip': pass 'folder' or 'webdataset' or 'parquet'"),
         ({"save": ("image", "sound")}, r"save=\['sound'\]: choose of image, overlays"),
         ({"save": ()}, r"save=\[\]: choose of image, overlays"),
         ({"part": (0, 2)}, "part=0/2: pass 1/2 to 2/2"),

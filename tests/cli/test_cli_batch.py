@@ -75,7 +75,7 @@ def test_a_bad_line_is_a_failure_but_to_a_launcher(sdattn, model, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["folder", "shard"])
+@pytest.mark.parametrize("layout", ["folder", "webdataset", "parquet"])
 def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
     Path("prompts.txt").write_text("a red cat\n\na dog\n \n")
     options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "2")
@@ -115,7 +115,7 @@ def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
             2,
             "--save page: choose of",
         ),
-        (("batch", "prompts.txt", "--out", "run", "--format", "zip"), 2, "shard"),
+        (("batch", "prompts.txt", "--out", "run", "--format", "zip"), 2, "webdataset"),
         (("batch", "prompts.txt", "--out", "run", "--dtype", "int8"), 2, "bfloat16"),
         (("batch", "--status", "nowhere"), 1, "nowhere has no batch.json"),
         (("batch", "--verify", "."), 1, "no batch run's folder"),

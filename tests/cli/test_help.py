@@ -113,4 +113,4 @@ def test_the_defaults_of_an_inversion_are_told():
 def test_a_wrong_choice_names_the_others(sdattn, arguments):
     code, _, err = sdattn(*arguments)
     assert code == 2
-    assert "daam" in err or "heads" in err or "reweight" in err or "shard" in err
+    assert "daam" in err or "heads" in err or "reweight" in err or "webdataset" in err

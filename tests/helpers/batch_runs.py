@@ -20,7 +20,7 @@ from sdattn.runs.folder import pack_with_page
 from sdattn.runs.imagerun import ImageRun
 from sdattn.runs.info import RunSettings, sealed
 
-FORMATS = ("folder", "shard")
+FORMATS = ("folder", "webdataset", "parquet")
 TOKENIZER = tiny_tokenizer()
 PROMPT = "a red cat"
 BOTH = Preset("both", ("down", "up"))  # of the layers that items have here
@@ -89,7 +89,7 @@ def new_run(root, items, /, unread=(), failed=(), **changes):
     """A finished run of these items, name to files; the changes are the manifest's."""
     folder = BatchFolder(root)
     folder.open("job")
-    folder.write_manifest(manifest(**changes))
+    folder.claim(manifest(**changes), items)
     layout = folder.layout
     for line, (item, files) in enumerate(items.items(), 1):
         layout.add(item, line, files, lambda *whole: folder.note_whole("job-0", *whole))

@@ -52,7 +52,7 @@ def call_batch(sdattn):
 def stamps(root):
     """Which file holds each item that is there, and when it was written: (inode, mtime)."""
     found = {}
-    for path in [*root.glob("items/*/*/run.json"), *root.glob("shards/*.safetensors")]:
+    for path in [*root.glob("items/*/*/run.json"), *root.glob("shards/*.tar")]:
         known = path.stat()
         found[path.relative_to(root)] = known.st_ino, known.st_mtime_ns
     return found

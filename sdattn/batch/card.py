@@ -1,0 +1,63 @@
+"""``README.md`` of a batch run: tells ``datasets.load_dataset`` what to read, and as what."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_DATA = """---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path:
+"""
+# Named one by one: else datasets goes by the first items of all, and those of a run can differ in
+# their options, have no word that was cut off, or overlays for words that others lack.
+_JSON = """\
+  - name: json
+    struct:
+    - name: id
+      dtype: string
+    - name: line
+      dtype: int64
+    - name: prompt
+      dtype: string
+    - name: seed
+      dtype: int64
+    - name: size
+      list: int64
+    - name: options
+      struct:
+      - name: negative_prompt
+        dtype: string
+      - name: num_inference_steps
+        dtype: int64
+      - name: guidance_scale
+        dtype: float64
+    - name: words
+      list:
+      - name: text
+        dtype: string
+      - name: columns
+        list: int64
+    - name: truncated
+      list: string
+"""
+
+
+def card_of(settings: Mapping[str, Any]) -> bytes:
+    """The card of a run with these settings."""
+    has_image, has_maps = ("image" in settings["save"], "maps" in settings["save"])
+    if settings["format"] == "folder":
+        # Without it datasets takes "train" or "test" in a drawing's name for the name of a split.
+        files, features = ["metadata.jsonl"], ""
+        files += ["items/*/*/image.png"] if has_image else []
+    elif settings["format"] == "parquet":
+        files, features = ["shards/*.parquet"], ""
+    else:
+        files = ["shards/*.tar"]
+        features = "dataset_info:\n  features:\n"
+        features += "  - name: png\n    dtype: image\n" if has_image else ""
+        features += "  - name: maps.safetensors\n    dtype: binary\n" if has_maps else ""
+        features += _JSON
+    paths = "".join(f"    - {path}\n" for path in files)
+    return f"{_DATA}{paths}{features}---\n".encode()

@@ -1,0 +1,150 @@
+"""The items of a batch run in Parquet files: a row an item, each a row group of its own.
+
+image                       {bytes, path}, as datasets has pictures         image.png
+id, line, prompt, ...       what ``metadata.jsonl`` says of it
+maps                        [{layer, shape, values}], float16               maps.safetensors
+files                       [{name, bytes}]                                 what else it has
+run                         bytes                                           run.json
+
+A column that is empty in all items of a file is not there, but for those of ``metadata.jsonl``.
+"""
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from ..runs.info import MAPS, read_info
+from ..runs.packing import pack_maps
+from .layouts import Files
+from .rows import row_of
+from .shards import Held, Index, Shards
+
+_FEATURES = json.dumps({"info": {"features": {"image": {"_type": "Image"}}}})
+_COLUMNS = {"image.png": ("image",), "run.json": ("run",), MAPS: ("maps", "files")}
+
+
+class Parquets(Shards):
+    """See :class:`sdattn.batch.shards.Shards`; needs pyarrow."""
+
+    ending = ".parquet"
+
+    def _pack(self, items: Mapping[str, Files]) -> bytes:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        ordered = sorted(items.items())
+        rows = [_row(item, files) for item, files in ordered]
+        sizes = [(item, {name: len(files[name]) for name in files}) for item, files in ordered]
+        schema = _schema({name for row in rows for name, value in row.items() if value})
+        head = {"sdattn": json.dumps(sizes, sort_keys=True), "huggingface": _FEATURES}
+        packed = io.BytesIO()
+        how = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
+        with parquet.ParquetWriter(packed, schema.with_metadata(head), **how) as writer:
+            for row in rows:
+                writer.write_table(pa.Table.from_pylist([row], schema))
+        return packed.getvalue()
+
+    def _index(self, path: Path) -> Index:
+        try:
+            with _open(path) as file:
+                sizes = json.loads((file.metadata.metadata or {})[b"sdattn"])
+            return {
+                item: {name: Held(group, nbytes) for name, nbytes in files.items()}
+                for group, (item, files) in enumerate(sizes)
+            }
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError("it has no list of items") from error
+
+    def _read(self, path: Path, item: str, held: Mapping[str, Held]) -> dict[str, bytes]:
+        columns = sorted({column for name in held for column in _COLUMNS.get(name, ("files",))})
+        found: dict[str, bytes] = {}
+        for group in {where.at for where in held.values()}:  # one
+            with _open(path) as file:
+                row = file.read_row_group(group, columns=columns)
+                found |= _files(row)
+        return {name: data for name, data in found.items() if name in held}
+
+
+def require_pyarrow() -> None:
+    """Raise ImportError, with what to do, where pyarrow is not installed."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ImportError("Parquet needs pyarrow: pip install 'sdattn[parquet]'") from error
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """A Parquet file; raises ValueError where it cannot be read."""
+    require_pyarrow()
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            yield file
+    except (ArrowException, OSError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+def _schema(there: set[str]) -> Any:
+    """The columns, without those of files that are not ``there``."""
+    import pyarrow as pa
+
+    text, texts, whole = pa.string(), pa.list_(pa.string()), pa.int64()
+    maps = {"layer": text, "shape": pa.list_(pa.int32()), "values": pa.list_(pa.float16())}
+    columns = {
+        "image": pa.struct({"bytes": pa.binary(), "path": text}),
+        **{"id": text, "line": whole, "prompt": text, "negative_prompt": text, "seed": whole},
+        **{"width": whole, "height": whole, "num_inference_steps": whole},
+        **{"guidance_scale": pa.float64(), "words": texts, "truncated": texts},
+        **{"blanked": pa.bool_(), "fingerprint": text},
+        "maps": pa.list_(pa.struct(maps)),
+        "files": pa.list_(pa.struct({"name": text, "bytes": pa.binary()})),
+        "run": pa.binary(),
+    }
+    apart = {"image", "maps", "files"} - there
+    return pa.schema([field for field in columns.items() if field[0] not in apart])
+
+
+def _row(item: str, files: Files) -> dict[str, Any]:
+    rest, row = dict(files), dict[str, Any]()
+    with suppress(ValueError):  # a damaged item that lies among others
+        row = row_of(read_info(files, item), "shards/", "", {})
+    row |= {"id": item, "run": rest.pop("run.json", None), "files": None}
+    if "image.png" in rest:
+        row["image"] = {"bytes": rest.pop("image.png"), "path": f"{item}.png"}
+    with suppress(SafetensorError):
+        maps = load(rest.get(MAPS, b""))
+        if pack_maps(maps) == rest[MAPS]:  # else it is not what a run writes, and kept as it is
+            del rest[MAPS]
+            row["maps"] = [
+                {"layer": name, "shape": list(held.shape), "values": held.flatten().numpy()}
+                for name, held in sorted(maps.items())
+            ]
+    row["files"] = [{"name": name, "bytes": rest[name]} for name in sorted(rest)]
+    return row
+
+
+def _files(row: Any) -> dict[str, bytes]:
+    """The files in a table of one row and these of its columns."""
+    columns = set(row.column_names)
+    [rest] = row.select(sorted(columns - {"maps"})).to_pylist()
+    found = {file["name"]: file["bytes"] for file in rest.get("files") or ()}
+    if rest.get("image"):
+        found["image.png"] = rest["image"]["bytes"]
+    if rest.get("run") is not None:
+        found["run.json"] = rest["run"]
+    if "maps" in columns and row["maps"][0].is_valid:
+        maps = {}
+        for entry in row["maps"][0].values:  # a list of a million floats would be slow
+            values = torch.from_numpy(entry["values"].values.to_numpy(zero_copy_only=False).copy())
+            maps[entry["layer"].as_py()] = values.reshape(entry["shape"].as_py())
+        found[MAPS] = pack_maps(maps)
+    return found

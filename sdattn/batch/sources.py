@@ -1,0 +1,91 @@
+"""Where the prompts of a batch come from: files, standard input, data sets; as lines of text."""
+
+import io
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .lines import kind_of
+
+_HUB = "hf://datasets/"
+
+
+def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
+    """The whole of an input and its kind, see :func:`sdattn.batch.lines.open_lines`.
+
+    Args:
+        source: a file, ``"-"`` for standard input, a folder that datasets reads, saved by
+            ``save_to_disk()`` or not, or ``hf://datasets/OWNER/NAME/FILE``.
+        kind: ``"jsonl"``, ``"csv"``, ``"txt"`` or ``"parquet"``; by default as the name says.
+
+    Returns:
+        Rows of Parquet and of data sets become lines of JSON.
+
+    Raises:
+        ValueError: another ending, Parquet that cannot be read, a data set of several splits.
+        OSError: it cannot be read or reached.
+        ImportError: pyarrow or datasets is needed and not installed.
+    """
+    if Path(source).is_dir():
+        return _json_lines(_rows_of_folder(source)), "jsonl"
+    kind = kind or kind_of(source)
+    if source == "-":
+        data = sys.stdin.buffer.read()
+    elif source.startswith(_HUB):
+        data = _from_hub(source)
+    else:
+        data = Path(source).read_bytes()
+    return (_json_lines(_rows_of_parquet(data)), "jsonl") if kind == "parquet" else (data, kind)
+
+
+def _json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """What JSON cannot hold, a picture say, becomes an object, which no field and no option is."""
+    texts = (json.dumps(row, default=lambda value: {"type": type(value).__name__}) for row in rows)
+    return "".join(f"{text}\n" for text in texts).encode()
+
+
+def _rows_of_parquet(data: bytes) -> list[dict[str, Any]]:
+    from .parquets import require_pyarrow
+
+    require_pyarrow()
+    from pyarrow import ArrowException, parquet
+
+    try:
+        return parquet.read_table(io.BytesIO(data)).to_pylist()
+    except (ArrowException, OSError) as error:
+        raise ValueError(f"The input is no Parquet file that can be read: {error}") from error
+
+
+def _rows_of_folder(folder: str) -> list[Mapping[str, Any]]:
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise ImportError(f"To read the folder {folder} install datasets.") from error
+    saved = any(Path(folder, name).is_file() for name in ("state.json", "dataset_dict.json"))
+    try:
+        if saved:
+            found = datasets.load_from_disk(folder)
+        else:  # streaming leaves no copy in datasets' cache
+            found = datasets.load_dataset(folder, streaming=True)
+        splits = found if isinstance(found, dict) else {"": found}
+        if len(splits) == 1:
+            return [row for rows in splits.values() for row in rows]
+    except Exception as error:  # of many kinds
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{folder} is no folder that datasets can read: {reason}") from error
+    raise ValueError(
+        f"{folder} has the splits {', '.join(splits)}. Write one of them to a file, "
+        f"dataset[{next(iter(splits))!r}].to_parquet('prompts.parquet') say, and pass that."
+    )
+
+
+def _from_hub(source: str) -> bytes:
+    from huggingface_hub import HfFileSystem
+
+    try:
+        return HfFileSystem().cat_file(source)
+    except Exception as error:  # of the network, of the hub, of a file that is not there
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise OSError(f"{source} cannot be read: {reason}") from error

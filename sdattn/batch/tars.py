@@ -1,0 +1,92 @@
+"""The items of a batch run as WebDataset: tar files of which an item's files are neighbours.
+
+ID.png               ->  image.png
+ID.maps.safetensors  ->  maps.safetensors
+ID.heatmaps.01-a.png ->  heatmaps/01-a.png
+ID.json              ->  run.json
+
+What follows the first dot tells a file's kind, so that a dot of an id is written ``%2E``.
+"""
+
+import io
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from .layouts import Files
+from .shards import Held, Index, Shards
+
+_SHORT = {"image.png": "png", "run.json": "json"}
+_LONG = {short: name for name, short in _SHORT.items()}
+
+
+class Tars(Shards):
+    """See :class:`sdattn.batch.shards.Shards`; members have no owner and no time."""
+
+    ending = ".tar"
+
+    def _pack(self, items: Mapping[str, Files]) -> bytes:
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for item, files in sorted(items.items()):
+                for name, data in sorted(files.items()):
+                    member = tarfile.TarInfo(_member(item, name))
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+        return packed.getvalue()
+
+    def _index(self, path: Path) -> Index:
+        try:
+            with tarfile.open(path, "r:", encoding="utf-8") as tar:
+                members = tar.getmembers()
+        except (tarfile.TarError, ValueError, IndexError, OverflowError) as error:
+            raise ValueError(str(error)) from error
+        found: dict[str, dict[str, Held]] = {}
+        end = 0
+        for member in members:
+            if not member.isreg() or member.issparse():
+                raise ValueError(f"{member.name!r} in it is no file")
+            item, name = _owner(member.name)
+            found.setdefault(item, {})[name] = Held(member.offset_data, member.size)
+            end = _up(member.offset_data + member.size, tarfile.BLOCKSIZE)
+        # after a header that is damaged tarfile sees no more members
+        if _up(end + 2 * tarfile.BLOCKSIZE, tarfile.RECORDSIZE) != path.stat().st_size:
+            raise ValueError("it is cut short, or a header in it is damaged")
+        for item, files in found.items():
+            if "run.json" not in files:
+                raise ValueError(f"it has no {_member(item, 'run.json')}, so it is no run's")
+        return found
+
+    def _read(self, path: Path, item: str, held: Mapping[str, Held]) -> dict[str, bytes]:
+        found = {}
+        with path.open("rb") as file:
+            for name, (start, nbytes) in held.items():
+                file.seek(start)
+                found[name] = file.read(nbytes)
+        return found
+
+
+def _up(number: int, step: int) -> int:
+    """The next multiple of a step."""
+    return -(-number // step) * step
+
+
+def _member(item: str, name: str) -> str:
+    """The name of an item's file in a tar.
+
+    >>> _member("a.b", "heatmaps/01-cat.png")
+    'a%2Eb.heatmaps.01-cat.png'
+    """
+    return f"{item.replace('.', '%2E')}.{_SHORT.get(name, name.replace('/', '.'))}"
+
+
+def _owner(member: str) -> tuple[str, str]:
+    """The item and the file that a member of a tar is.
+
+    >>> _owner("a%2Eb.heatmaps.01-cat.png")
+    ('a.b', 'heatmaps/01-cat.png')
+    """
+    item, _, kind = member.partition(".")
+    stem, _, ending = kind.rpartition(".")
+    name = _LONG.get(kind, f"{stem.replace('.', '/')}.{ending}")
+    return item.replace("%2E", "."), name
