@@ -39,6 +39,24 @@ _JSON = """\
         dtype: string
       - name: columns
         list: int64
+    - name: statistics
+      list:
+      - name: word
+        dtype: string
+      - name: columns
+        list: int64
+      - name: peak
+        dtype: float64
+      - name: mean
+        dtype: float64
+      - name: mass
+        dtype: float64
+      - name: centre
+        list: float64
+      - name: area
+        dtype: float64
+      - name: entropy
+        dtype: float64
     - name: truncated
       list: string
 """

@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from ..maps.statistics import NUMBERS
 from ..runs.info import MAPS, read_info
 from ..runs.packing import pack_maps
 from .layouts import Files
@@ -98,12 +99,14 @@ def _schema(there: set[str]) -> Any:
     import pyarrow as pa
 
     text, texts, whole = pa.string(), pa.list_(pa.string()), pa.int64()
+    numbers = {"word": text, **dict.fromkeys(NUMBERS, pa.float64())}
     maps = {"layer": text, "shape": pa.list_(pa.int32()), "values": pa.list_(pa.float16())}
     columns = {
         "image": pa.struct({"bytes": pa.binary(), "path": text}),
         **{"id": text, "line": whole, "prompt": text, "negative_prompt": text, "seed": whole},
         **{"width": whole, "height": whole, "num_inference_steps": whole},
         **{"guidance_scale": pa.float64(), "words": texts, "truncated": texts},
+        "statistics": pa.list_(pa.struct(numbers)),
         **{"blanked": pa.bool_(), "fingerprint": text},
         "maps": pa.list_(pa.struct(maps)),
         "files": pa.list_(pa.struct({"name": text, "bytes": pa.binary()})),

@@ -140,8 +140,25 @@ def test_tars_are_a_data_set_of_pictures_maps_and_settings(tars, load_dataset, s
         info = json.loads(files["run.json"])
         assert all(row["json"][key] == info[key] for key in ("line", "prompt", "seed", "size"))
         assert [word["text"] for word in row["json"]["words"]] == ["a", "red", "cat"]
+        assert row["json"]["statistics"] == info["statistics"] and info["statistics"]
         options = {key: one for key, one in row["json"]["options"].items() if one is not None}
         assert options == info["options"]
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "parquet"])
+def test_items_with_and_without_numbers_of_words_are_of_one_kind(tmp_path, load_dataset, kind):
+    """In shards too: maps of 0, and an item of the version before."""
+    items = {"a": pack("a", 1, empty=range(77)), "b": as_before(pack("b", 2)), "c": pack("c", 3)}
+    root = new_run(tmp_path / "run", items, format=kind)
+    found = load_dataset(str(root))
+    rows = {row["id"]: row for row in rows_of(root / "metadata.jsonl")}
+    numbers = {row["id"]: row["statistics"] for row in (found["json"] if kind[0] == "w" else found)}
+    assert not numbers["b"] and "statistics" not in rows["b"]
+    for item in "ac":
+        assert [word["peak"] for word in numbers[item]] == [
+            word["peak"] for word in rows[item]["statistics"]
+        ]
+        assert (numbers[item][0]["entropy"] is None) == (item == "a")
 
 
 def test_what_was_not_saved_is_no_column(tmp_path, load_dataset):
