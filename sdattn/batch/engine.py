@@ -1,5 +1,6 @@
 """`run_batch()`: read the input, share it out, draw what is missing, write it, report."""
 
+import errno
 import itertools
 import sys
 import time
@@ -66,13 +67,17 @@ class _BatchRun:
 
     def go(self) -> Outcome:
         items, jobs, bad = self.team.share(self._read)
-        self._open()
         try:
+            self._open()
             pipe = self.team.together(self._load)
             if jobs is None:  # a model that has no outline
                 jobs, more = self.team.share(lambda: self._check(pipe, items, []))
                 bad = bad + more
             return self._draw_missing(pipe, jobs, bad)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:  # before the first picture, too
+                raise _with_advice(error, self.folder) from error
+            raise
         finally:
             self.folder.close()
 
