@@ -259,12 +259,12 @@ def test_an_autoencoder_learns_the_latents_that_are_given(tmp_path):
     """It is trained on one set of latents; the same pictures with others are the control."""
     torch.manual_seed(4)
     pictures, given = drawn(8, 4), 0.5 * torch.randn(4, 4, 1, 1).expand(4, 4, 16, 16)
-    vae = train_vae_of(given, pictures, tmp_path, 50, seed=1)
+    vae = train_vae_of(given, pictures, tmp_path, 20, seed=1)
     with torch.no_grad():
         posterior = vae.encode(pictures.float() / 127.5 - 1).latent_dist
     off, other = (
         (posterior.mode() - aim).square().mean() for aim in (given, given.roll(1, dims=0))
     )
-    assert off < 0.5 * given.square().mean() < other
+    assert off < 0.8 * given.square().mean() < other
     assert posterior.std.mean().item() == pytest.approx(math.exp(-3), rel=0.1)
     assert vae.config.scaling_factor == 1
