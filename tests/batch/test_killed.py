@@ -119,7 +119,7 @@ def test_ranks_that_are_killed_lose_nothing(tmp_path, undisturbed, kind, killed)
 
 
 @pytest.mark.skipif(not LINUX, reason="forks processes")
-@pytest.mark.parametrize("kind", ["folder", "shard"])
+@pytest.mark.parametrize("kind", ["webdataset"])
 def test_a_process_draws_what_a_killed_one_left_undone(tmp_path, undisturbed, kind):
     """Where nothing ends it, as a launcher does with the others."""
     write_lines(tmp_path / "in.jsonl", colours(KILLED_ITEMS))

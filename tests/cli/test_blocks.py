@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import zipfile
 from contextlib import closing, contextmanager
 
@@ -130,8 +131,9 @@ def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, addres
     page.locator("iframe[title=sdattn]").scroll_into_view_if_needed()
     inner = page.frame(url="about:srcdoc")
     wait_for(inner, f"() => String({OVERFLOWS}) === 'false,false'")
+    frame.locator("#stage").hover()  # it has its place when it can be pointed at
     with page.expect_download() as saved:
-        frame.get_by_role("button", name="PNG").click()
+        frame.get_by_role("button", name="PNG").click(delay=100)
     assert saved.value.suggested_filename.endswith(".png")
 
     example = "a red circle left of a blue square"
@@ -260,8 +262,17 @@ def test_it_is_served_to_this_machine_only(address):
 def counted(tmp_path_factory):
     """An app whose calls of the model can be counted, and its port."""
     with served(tmp_path_factory.mktemp("counted"), "-c", COUNTED, ...) as (port, process):
-        assert f":{port}/" in process.stdout.readline()  # it is up
+        assert f":{port}/" in process.stdout.readline()
+        end = time.monotonic() + 60
+        while not listens(port):  # soon after it has said so
+            assert time.monotonic() < end
+            time.sleep(0.1)
         yield port, process
+
+
+def listens(port):
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 def ask(port, path, body=None, **headers):
