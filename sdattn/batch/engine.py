@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from ..files.terminal import visible
 from ..models.outline import outline
+from .actors import Actors
 from .claims import Claim, describe_input, settings_of
 from .folder import BatchFolder
 from .gallery import write_gallery
@@ -59,8 +60,9 @@ class Crew(Protocol):
 def run_batch(request: Request) -> Outcome | None:
     """Draw every item of an input that the folder does not hold yet.
 
-    Run it in one process, or in each of many that ``accelerate launch`` starts. An item's files
-    are written whole or not at all; the same call again does only what is missing.
+    Run it in one process, or in each of many that ``accelerate launch`` starts, or, for the engine
+    ``"ray"``, in one that Ray can be reached from. An item's files are written whole or not at all;
+    the same call again, with either engine, does only what is missing.
 
     Returns:
         How it went; None in all processes but the first.
@@ -71,8 +73,14 @@ def run_batch(request: Request) -> Outcome | None:
         OSError: the folder is in use or cannot be written; what was finished stays.
     """
     request.check()
-    team = Team(request.device)
+    on_ray = request.engine == "ray"  # whose workers, not this process, have the devices
+    team = Team("cpu" if on_ray else request.device)
     try:
+        if on_ray and team.size > 1:
+            raise ValueError(
+                "engine='ray' starts the processes itself. Give the command once, without "
+                "accelerate launch."
+            )
         outcome = _BatchRun(request, team).go()
         return outcome if team.first else None
     finally:
@@ -91,6 +99,8 @@ class _BatchRun:
         self.keeper = team.first  # of the folder: the first process, and of each disk of its own
         self.fingerprints: dict[str, str] = {}  # of each item of the run, by id
         self.crew: Crew = Processes(request, team, self.folder, self.job_name)
+        if request.engine == "ray":
+            self.crew = Actors(request, self.folder, self.job_name)
 
     def go(self) -> Outcome:
         items, jobs, bad = self.team.share(self._read)

@@ -33,9 +33,9 @@ class Processes:
         return self.team.share(lambda: check(self.pipe, items, self.request))
 
     def batch_size(self, jobs: Sequence[Job]) -> int:
-        each = len(jobs) // self.team.size
+        share = len(jobs) // self.team.size
         find = find_batch_size
-        return self.team.share(lambda: find(self.pipe, jobs, self.request.preset, each))
+        return self.team.share(lambda: find(self.pipe, jobs, self.request.preset, share))
 
     def draw(self, batches: Sequence[list[Job]], wanted: Mapping[str, str], deal: str) -> None:
         size = max(map(len, batches), default=1)

@@ -19,7 +19,7 @@ _MOST = 64
 _WORTH = 0.95  # of the time an item; a larger batch that is not quicker by this is not taken
 
 
-def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, each: int) -> int:
+def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, share: int) -> int:
     """The batch size, a power of two, that takes the least time an item.
 
     Two steps of the largest picture are drawn in ever larger batches until the memory is full, the
@@ -29,9 +29,9 @@ def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, each: int) -
         pipe: a loaded pipeline.
         jobs: one of each shape, at least.
         preset: how the heatmaps are made.
-        each: items a process.
+        share: how many items a process has.
     """
-    most = min(_MOST, max(1, each))
+    most = min(_MOST, max(1, share))
     best, least, size = 1, float("inf"), 1
     largest = _largest(pipe, jobs, preset)
     while largest is not None and size <= most:

@@ -56,6 +56,13 @@ def check(pipe: Any, items: Iterable[Item], request: Request) -> tuple[list[Job]
     return check_items(pipe, items, request.options)
 
 
+def of_words(item: Item, run: ImageRun) -> ImageRun:
+    """An item's run with the maps of the words that it asks for."""
+    if item.words is None:
+        return run
+    return run.keep(columns_of(item.words, [run.heatmaps.prompt]))
+
+
 def join_lock(lock: Lock, job: str) -> bool:
     """Share the lock that the job's first process took, perhaps on another machine; False if it is
     not visible here."""
@@ -111,8 +118,7 @@ class Worker:
     def _write(self, item: Item, fingerprint: str, run: ImageRun) -> None:
         """On a thread of the writer."""
         try:
-            if item.words is not None:
-                run = run.keep(columns_of(item.words, [run.heatmaps.prompt]))
+            run = of_words(item, run)
             settings = replace(run.settings, id=item.id, line=item.line, fingerprint=fingerprint)
             packed = pack_with_page(replace(run, settings=settings), self.request.save)
         except Exception as error:
