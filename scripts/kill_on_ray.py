@@ -4,8 +4,9 @@
 
 Two nodes of Ray are begun on this machine, with room for a worker each. In each round a run of the
 demo model on two workers is disturbed once, at a random moment: either a worker is killed (SIGKILL)
-or the second node is, with all of its processes, which the next round has again. Then every item has to be there once, whole, with its row, with the bytes that one process here writes,
-and nothing unfinished beside it. Exits with 1 where that is not so.
+or the second node is, with all of its processes; the next round has another one. Then every item
+has to be there once, whole, with its row, with the bytes that one process here writes, and nothing
+unfinished beside it. Exits with 1 where that is not so.
 """
 
 import argparse
