@@ -24,11 +24,12 @@ COUNTED = """
 import sys
 from sdattn import cli, load_pipeline
 from sdattn.cli.blocks import serve
+from sdattn.models.loading import quiet_libraries
 
 pipe = load_pipeline("demo", device="cpu")
 count = lambda unet, _: print("pass", len(unet._forward_pre_hooks), flush=True)
 pipe.unet.register_forward_pre_hook(count)
-cli.options.quiet()
+quiet_libraries()
 serve(pipe, port=int(sys.argv[1]))
 """
 
