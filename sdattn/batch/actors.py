@@ -8,6 +8,7 @@ are lost without a word, and the checksum of the model would need one more copy 
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -154,13 +155,14 @@ class Actors:
         self.began = not ray.is_initialized()
         if self.began:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which Ray sends to its makers
-            ray.init(logging_level="WARNING")
+            ray.init(logging_level=logging.WARNING)
         self.connected = True
         gpus = int(ray.cluster_resources().get("GPU", 0))
         device = self.request.device or ("cuda" if gpus else "cpu")
         self.request = replace(self.request, device=device)
         self.takes = "GPU" if device == "cuda" else "CPU"
-        self.kind = ray.remote(**{f"num_{self.takes.lower()}s": 1})(Actor)
+        takes: dict[str, Any] = {f"num_{self.takes.lower()}s": 1}
+        self.kind = ray.remote(**takes)(Actor)
         least, self.most = self.request.workers or (1, max(1, gpus))
         return least
 
