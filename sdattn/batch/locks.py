@@ -27,6 +27,7 @@ class Lock:
 
     def __init__(self, path: Path, what: Path):
         self.path, self.what = path, what
+        self.lost: str | None = None  # the kernel takes none away
         self._file: Any = None
 
     @property
@@ -58,7 +59,7 @@ class Lock:
         self._hold(fcntl.LOCK_EX)
         owner = {
             "job": job,
-            "user": _user(),
+            "user": user(),
             "host": socket.gethostname(),
             "process": os.getpid(),
             "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -123,7 +124,8 @@ class Lock:
             )
 
 
-def _user() -> str:
+def user() -> str:
+    """Who runs this process."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):  # in a container a user may have a number only

@@ -32,10 +32,7 @@ def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
     if isinstance(place, Path) and place.is_dir():
         return _json_lines(_rows_of_folder(source)), "jsonl"
     kind = kind or kind_of(source)
-    if source == "-":
-        data = sys.stdin.buffer.read()
-    else:
-        data = place.read_bytes()
+    data = sys.stdin.buffer.read() if source == "-" else place.read_bytes()
     return (_json_lines(_rows_of_parquet(data)), "jsonl") if kind == "parquet" else (data, kind)
 
 

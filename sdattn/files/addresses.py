@@ -103,6 +103,10 @@ class Address:
         return PurePosixPath(self.path).name
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        return PurePosixPath(self.path).parts
+
+    @property
     def parents(self) -> list[Address]:
         above = [str(up) for up in PurePosixPath(self.path).parents]
         return [Address(self.files, up, self.scheme) for up in above if up not in ("/", ".")]
@@ -239,6 +243,9 @@ class Address:
                 if wait is None or _HOPELESS.search(type(error).__name__):
                     raise OSError(f"{self} cannot be reached: {_line(error)}") from error
             time.sleep(wait)
+
+
+Place = Path | Address
 
 
 def _line(error: BaseException) -> str:

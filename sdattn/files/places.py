@@ -4,9 +4,9 @@ import tempfile
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TypeVar
 
-from .addresses import Address, is_address
+from .addresses import Address, Place, is_address
 
-P = TypeVar("P", Path, Address)
+P = TypeVar("P", bound=Place)
 
 
 def inside(folder: P, place: str) -> P:
@@ -28,9 +28,9 @@ def inside(folder: P, place: str) -> P:
             f"{folder} names {place!r}, which is no place inside it. Nothing else is opened: the "
             "folder is damaged or not what it says."
         )
-    path = folder
+    path: P = folder
     for part in parts:
-        path = path / part
+        path = path / part  # type: ignore[assignment]
         if path.is_symlink():
             raise ValueError(
                 f"{path} is a link, and links in a run's folder are not followed. Put what it "
@@ -39,7 +39,7 @@ def inside(folder: P, place: str) -> P:
     return path
 
 
-def check_writable(folder: Path | Address) -> None:
+def check_writable(folder: Place) -> None:
     """Make a folder where there is none, and raise if nothing can be written into it."""
     if isinstance(folder, Address):
         folder.check_writable()
@@ -66,7 +66,7 @@ def check_local(path: Path) -> None:
         )
 
 
-def check_apart(out: Path | Address, *inputs: Path | Address) -> None:
+def check_apart(out: Place, *inputs: Place) -> None:
     """Refuse an output that is an input, holds one or lies in one, links resolved.
 
     Raises:
@@ -84,13 +84,13 @@ def check_apart(out: Path | Address, *inputs: Path | Address) -> None:
         raise FileExistsError(f"{out} {how}, which stays as it is. Choose another --out.")
 
 
-def _same(path: Path | Address, other: Path | Address) -> bool:
+def _same(path: Place, other: Place) -> bool:
     if isinstance(path, Path) and isinstance(other, Path):
         return path.exists() and other.exists() and path.samefile(other)
     return path == other
 
 
-def _holds(folder: Path | Address, path: Path | Address) -> bool:
+def _holds(folder: Place, path: Place) -> bool:
     return any(_same(folder, up) for up in path.resolve().parents)
 
 
