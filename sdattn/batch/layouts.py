@@ -101,7 +101,7 @@ class Folders(Layout):
         whole(item, place, files)
 
     def take(self, other: Layout, where: tuple[str, str], line: int, whole: Whole) -> None:
-        if not isinstance(other, Folders):
+        if not (isinstance(other, Folders) and isinstance(other.root, Path)):
             return super().take(other, where, line, whole)
         item, place = where
         new = self._make(item, line, lambda made: _link_tree(other.root / place, made))

@@ -61,8 +61,8 @@ def check_local(path: Path) -> None:
     if is_address(path):
         address = path.as_posix().replace(":/", "://", 1)
         raise OSError(
-            f"{address} is an address, and only folders of this machine can be written. Mount it, "
-            "or write here and copy the folder there."
+            f"{address} is an address, and only batches are written to storage. Write into a "
+            "folder and copy that there."
         )
 
 
