@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from batch_runs import FORMATS, draw, kept_of, new_run, pack, three
-from storages import MEMORY, begun, memory, objects_of, quick  # noqa: F401
+from storages import MEMORY, begun, memory_bucket, objects_of, quick_waits  # noqa: F401
 
 from sdattn.batch import Request, ledgers, merge, open_batch, run_batch, status, verify
 from sdattn.batch.folder import BatchFolder

@@ -12,16 +12,16 @@ from sdattn.files.addresses import place_of
 MEMORY = type(fsspec.filesystem("memory"))
 
 
-@pytest.fixture
-def quick(monkeypatch):
+@pytest.fixture(name="quick")
+def quick_waits(monkeypatch):
     """Waits and beats of a storage that answers at once."""
     monkeypatch.setattr(addresses, "_WAITS", (0, 0))
     monkeypatch.setattr(leases, "_BEAT", 0.05)
     monkeypatch.setattr(ledgers, "_EVERY", 0.0)
 
 
-@pytest.fixture
-def memory(quick):
+@pytest.fixture(name="memory")
+def memory_bucket(quick):
     """The address of an empty bucket in memory."""
     files = fsspec.filesystem("memory")
     files.store.clear()
