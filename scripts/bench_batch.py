@@ -3,6 +3,7 @@
 "plain" is a bare loop of the pipeline over the same batches from the same noise: no capture,
 nothing written. The others are the command itself. Every run is a process of its own, in turn,
 round by round, so that the ratios hold on a machine whose speed drifts; loading is not counted.
+The runs on Ray (--runs) need `pip install 'sdattn[ray]'`.
 
 --memory instead compares the peak memory of 200 and of 2,000 items, and then takes the time and the
 peak of a run that reads a million lines and draws four.
@@ -34,6 +35,14 @@ VARIANTS = {  # name: processes, options
     "all that generate writes": (1, []),
     "image and maps, 2 processes": (2, DATA),
     "all, 2 processes": (2, []),
+    "image and maps, Ray": (1, [*DATA, "--engine", "ray", "--workers", "1"]),
+    "image and maps, 2 workers of Ray": (1, [*DATA, "--engine", "ray", "--workers", "2"]),
+}
+BESIDE = {  # what a run is compared with
+    "image and maps, 2 processes": "image and maps",
+    "all, 2 processes": "all that generate writes",
+    "image and maps, Ray": "image and maps",
+    "image and maps, 2 workers of Ray": "image and maps, Ray",
 }
 
 
@@ -111,8 +120,7 @@ def print_pace(found: dict[str, list[float]], device: str) -> None:
     print("| run | items/s | of plain | of one process |")
     print("|---|---|---|---|")
     for name, paces in found.items():
-        one = {"image and maps, 2 processes": "image and maps"}.get(name)
-        one = {"all, 2 processes": "all that generate writes"}.get(name, one)
+        one = BESIDE.get(name)
         one = one if one in found else None
         cells = [f"{statistics.median(paces):.2f}", ratio(paces, found["plain"])]
         print(f"| {name} | {' | '.join(cells)} | {ratio(paces, found[one]) if one else ''} |")
@@ -202,6 +210,7 @@ def print_writing(found: dict[str, dict[str, float]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    local = [name for name in VARIANTS if "Ray" not in name]
     parser.add_argument("--items", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="32 items, 2 rounds")
@@ -209,7 +218,7 @@ def main() -> None:
     parser.add_argument("--writing", action="store_true")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--device", default="cpu", help="of the pace")
-    parser.add_argument("--runs", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--runs", nargs="+", choices=VARIANTS, default=local)
     parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.plain:

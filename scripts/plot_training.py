@@ -1,10 +1,11 @@
-"""The curves of the run that made the demo model, from the record beside its weights, as a picture.
+"""The curves of the runs that made the demo model, drawn from the record beside its weights.
 
-Also prints the run's stages and wall time.
+A record holds that of the run whose model it began with. Also prints stages and wall time.
 """
 
 import argparse
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ MEASURES = {
     "colour_words": "colour words on their objects",
     "shape_words": "shape words on their objects",
 }
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 
 
 def points(curve: dict[str, dict[str, float]], name: str) -> tuple[list[int], list[float]]:
@@ -29,23 +31,39 @@ def points(curve: dict[str, dict[str, float]], name: str) -> tuple[list[int], li
     return steps, [found[step] for step in steps]
 
 
-def draw_vae(axes: Any, record: dict[str, Any]) -> None:
-    curve = record["curve"]["vae"]
+def runs_of(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The records of a run and of those before it, the first of all first."""
+    before = runs_of(record["start"]) if "start" in record else []
+    return [*before, record]
+
+
+def draw_vae(axes: Any, runs: list[dict[str, Any]]) -> None:
+    """Of the last run that trained one."""
+    curve = [run["curve"]["vae"] for run in runs if "vae" in run["curve"]][-1]
     axes.plot(*points(curve, "decibels"), color="#0072b2", marker=".")
     axes.set(title="autoencoder", xlabel="step", ylabel="PSNR on unseen scenes, dB")
 
 
-def draw_pictures(axes: Any, record: dict[str, Any]) -> None:
-    """The UNet's stage and behind it the refining, on one axis of steps."""
-    first = record["stages"]["unet"]["steps"]
-    colours = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
-    for (name, label), colour in zip(MEASURES.items(), colours, strict=True):
-        unet, refined = (points(record["curve"][stage], name) for stage in ("unet", "refine"))
-        steps = [*unet[0], *(first + step for step in refined[0])]
-        axes.plot(steps, [*unet[1], *refined[1]], color=colour, marker=".", label=label)
-    axes.axvline(first, color="0.6", linestyle=":")
-    axes.text(first, 0.02, " refining", color="0.3")
-    axes.set(title="UNet, then refining with the text encoder", xlabel="step", ylim=(0, 1.02))
+def draw_pictures(axes: Any, runs: list[dict[str, Any]]) -> None:
+    """All stages that draw pictures, one behind the other on one axis of steps."""
+    stages = [
+        (name, run["stages"][name]["steps"], run["curve"][name])
+        for run in runs
+        for name in ("unet", "refine")
+        if name in run["curve"]
+    ]
+    *begins, _ = accumulate((steps for _, steps, _ in stages), initial=0)
+    for (measure, label), colour in zip(MEASURES.items(), COLOURS, strict=True):
+        found = [points(curve, measure) for _, _, curve in stages]
+        steps = [
+            begin + step for begin, (own, _) in zip(begins, found, strict=True) for step in own
+        ]
+        values = [value for _, own in found for value in own]
+        axes.plot(steps, values, color=colour, marker=".", label=label)
+    for begin, (name, _, _) in zip(begins, stages, strict=True):
+        axes.axvline(begin, color="0.6", linestyle=":")
+        axes.text(begin, 0.02, f" {name}", color="0.3")
+    axes.set(title="pictures of 64 unseen prompts", xlabel="step", ylim=(0, 1.02))
     axes.legend(loc="lower right", fontsize=8)
     axes.grid(axis="y", alpha=0.3)
 
@@ -55,17 +73,17 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path("sdattn/models/demo"))
     parser.add_argument("--out", type=Path, default=Path("outputs/demo-training.png"))
     args = parser.parse_args()
-    record = json.loads((args.model / "training.json").read_text())
+    runs = runs_of(json.loads((args.model / "training.json").read_text()))
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(11, 4), width_ratios=(1, 2), constrained_layout=True
     )
-    draw_vae(left, record)
-    draw_pictures(right, record)
+    draw_vae(left, runs)
+    draw_pictures(right, runs)
     figure.savefig(args.out, dpi=110)
-    for name, stage in record["stages"].items():
+    stages = [(name, stage) for run in runs for name, stage in run["stages"].items()]
+    for name, stage in stages:
         print(f"{name:8} {stage['steps']:6} steps {stage['seconds'] / 60:7.0f} minutes")
-    seconds = sum(stage["seconds"] for stage in record["stages"].values())
-    print(f"in all {seconds / 3600:.1f} hours, in {len(record['sittings'])} sittings")
+    print(f"in all {sum(stage['seconds'] for _, stage in stages) / 3600:.1f} hours")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ pages link is there, and the API pages have an entry for every public name.
 scripts/docs checks the rest: it runs the notebooks and builds the site strictly.
 """
 
+import gc
 import importlib
 import json
 import re
@@ -49,11 +50,14 @@ def test_the_readme_stays_short():
         for page in CODE
     ],
 )
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves files open
 def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     for block in CODE[page]:
         exec(compile(block, str(page), "exec"), names)
+    names.clear()
+    gc.collect()
 
 
 @pytest.mark.skipif(not (ROOT / "outputs").exists(), reason="an sdist has no pictures")

@@ -102,7 +102,7 @@ def _demo(rows: int, _whole: bool) -> tuple[Any, dict[str, Any], str]:
     pipe = load_pipeline("demo", device="cpu")
     width = pipe.unet.config.cross_attention_dim
     inputs = _unet_inputs(rows, 16, width, tokens=32)
-    return pipe, inputs, "the demo model, 64x64"
+    return pipe, inputs, "the demo model, 128x128"
 
 
 def stable_diffusion(unet: Any) -> StableDiffusionPipeline:

@@ -212,6 +212,7 @@ def share_sums(
             mask=rows < n_queries,
             other=0.0,
         )
+        of_rows = tl.where(of_rows == float("-inf"), 0.0, of_rows)  # where all keys are shut out
         sums += tl.exp(scores - of_rows[:, None])
     place = total + image * total_b + rows[:, None] * total_n + slots[None, :] * total_t
     inside = (rows < n_queries)[:, None] & kept[None, :]

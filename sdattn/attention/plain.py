@@ -51,6 +51,7 @@ def add_share(
         key = chosen(key, 2, tuple(columns))
         mask = mask if mask is None else chosen(mask, -1, tuple(columns))
     of_rows = logsumexp.to(total.dtype).unsqueeze(-1)  # [B, heads, N, 1]
+    of_rows = of_rows.masked_fill(of_rows == -math.inf, 0.0)  # where all keys are shut out
     for scores, heads in _parts(query, key, mask, scale, total.dtype):
         total.add_(scores.sub_(of_rows[:, heads]).exp_().sum(1))
 

@@ -19,17 +19,16 @@ from .plan import Job, digest, digest_inputs
 from .request import Request
 from .rows import NotedRow, row_at
 from .whole import settle
+from .worker import Loaded
 
 _DECISIVE = ("weights", "dtype", "save", "preset")  # settings that the items' files follow from
 
 
-def settings_of(request: Request, pipe: Any, weights: str) -> dict[str, Any]:
+def settings_of(request: Request, loaded: Loaded) -> dict[str, Any]:
     """What ``batch.json`` says of a run's settings."""
     settings: dict[str, Any] = {
         "model": str(request.model),
-        "weights": weights,
-        "pipeline": type(pipe).__name__,
-        "dtype": str(pipe.dtype).removeprefix("torch."),
+        **loaded._asdict(),
         "save": sorted(request.save),
         "preset": request.preset.to_json(),
         "options": dict(request.options),

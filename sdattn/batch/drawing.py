@@ -1,5 +1,5 @@
-"""One process's drawing: a batch at a time, halved where it does not fit, one item's failure never
-another's; threads encode and write while the model runs."""
+"""Drawing a batch at a time, halved where it does not fit, one item's failure never another's; and
+threads that encode and write while the model runs."""
 
 from __future__ import annotations
 
@@ -8,69 +8,56 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
-from ..maps.requirements import columns_of
+from ..maps.presets import Preset
 from ..models.reading import read_prompts
-from ..runs.folder import pack_with_page
 from ..runs.imagerun import ImageRun
 from ..runs.run import Run
 from ..runs.sampling import sample
-from .folder import BatchFolder
 from .items import Item
 from .plan import Job
-from .progress import Tally
-from .request import Request
 from .sizing import is_out_of_memory, release_memory, trim_heap
 
 _TRIM_EVERY = 16  # batches
 
 
 class Drawer:
-    """Draws batches into a run's folder.
+    """Draws batches.
 
     Args:
         pipe: a loaded pipeline.
-        folder: open and claimed.
-        writer: whose threads encode and write.
-        name: of this process, for what it notes in the folder.
-        fingerprints: of each item, by id.
-        request: how the heatmaps are made, what of an item is kept, how many may fail.
+        preset: how the heatmaps are made.
+        store: called with each item that was drawn and its run.
+        fail: called with each that could not be, the reason in a line, and the traceback.
     """
 
     def __init__(
         self,
         pipe: Any,
-        folder: BatchFolder,
-        writer: Writer,
-        name: str,
-        fingerprints: Mapping[str, str],
-        request: Request,
+        preset: Preset,
+        store: Callable[[Item, ImageRun], None],
+        fail: Callable[[Item, str, str], None],
     ):
-        self.pipe, self.folder, self.writer, self.name = pipe, folder, writer, name
-        self.fingerprints, self.request = fingerprints, request
-        self.layout, self.tally = folder.layout, Tally(folder.hidden)
+        self.pipe, self.preset, self.store, self.fail = pipe, preset, store, fail
         self.limits: dict[int, int] = {}  # by shape: how many items fit
         self.drawn = 0  # batches
 
-    def draw(self, batch: list[Job], missing: set[str]) -> None:
-        """Draw a batch whole, also where some of it is there: the rest is then bit for bit what it
-        would have been."""
+    def draw(self, batch: Sequence[Job], wanted: Container[str]) -> None:
+        """Draw those of a batch's items whose ids are ``wanted``, with the others beside them: they
+        are then bit for bit what they are where all are."""
         self.drawn += 1
         if self.drawn % _TRIM_EVERY == 0:
             trim_heap()
         size = self.limits.get(batch[0].shape, len(batch))
         for start in range(0, len(batch), size):
             part = batch[start : start + size]
-            wanted = {job.item.id for job in part} & missing
-            if wanted:
-                self._attempt(part, wanted)
+            if still := {job.item.id for job in part if job.item.id in wanted}:
+                self._attempt(part, still)
 
-    def _attempt(self, part: list[Job], wanted: set[str]) -> None:
+    def _attempt(self, part: Sequence[Job], wanted: set[str]) -> None:
         try:
             run = self._sample(part)
         except Exception as error:
@@ -78,12 +65,14 @@ class Drawer:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             text, too_large = traceback.format_exc(), is_out_of_memory(error)
         else:
-            self._store(part, wanted, run)
+            for job, image_run in zip(part, run, strict=True):
+                if job.item.id in wanted:
+                    self.store(job.item, image_run)
             return
         if too_large:
             release_memory()
         if len(part) == 1:
-            self._fail(part[0].item, reason, text)
+            self.fail(part[0].item, reason, text)
             return
         size = 1
         if too_large:
@@ -101,7 +90,7 @@ class Drawer:
             start += size
             size = min(size, self.limits.get(part[0].shape, size))  # it may have shrunk meanwhile
 
-    def _sample(self, part: list[Job]) -> Run:
+    def _sample(self, part: Sequence[Job]) -> Run:
         options = dict(part[0].options)
         if part[0].item.negative_prompt is not None:
             options["negative_prompt"] = [job.item.negative_prompt for job in part]
@@ -109,34 +98,7 @@ class Drawer:
             warnings.simplefilter("ignore")  # of one item each; its row tells what was cut off
             prompts = read_prompts(self.pipe, [job.item.prompt for job in part], **options)
             seeds = [job.item.seed for job in part]
-            return sample(self.pipe, prompts, seeds, options, preset=self.request.preset)
-
-    def _store(self, part: list[Job], wanted: set[str], run: Run) -> None:
-        for job, image_run in zip(part, run, strict=True):
-            if job.item.id in wanted:
-                self.writer.submit(self._write, job.item, image_run)
-
-    def _write(self, item: Item, run: ImageRun) -> None:
-        """On a thread of the writer."""
-        try:
-            if item.words is not None:
-                run = run.keep(columns_of(item.words, [run.heatmaps.prompt]))
-            settings = replace(
-                run.settings, id=item.id, line=item.line, fingerprint=self.fingerprints[item.id]
-            )
-            packed = pack_with_page(replace(run, settings=settings), self.request.save)
-        except Exception as error:
-            self._fail(item, f"{type(error).__name__}: {error}", traceback.format_exc())
-            return
-        note = partial(self.folder.note_whole, self.name, info=packed.info)
-        self.layout.add(item.id, item.line, packed.files, note)
-
-    def _fail(self, item: Item, reason: str, text: str) -> None:
-        row = {**asdict(item), "reason": reason, "traceback": text}
-        self.folder.journals.note("failed", self.name, row)
-        most = self.request.max_errors
-        if most is not None and self.tally.count("failed") >= most:
-            self.folder.stop(f"{most} item(s) have failed, which is --max-errors")
+            return sample(self.pipe, prompts, seeds, options, preset=self.preset)
 
 
 class Writer:

@@ -1,39 +1,69 @@
 """`run_batch()`: read the input, share it out, draw what is missing, write it, report."""
 
+import errno
 import itertools
 import sys
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from ..files.terminal import visible
-from ..maps.requirements import capture_settings
-from ..models.loading import load_pipeline
 from ..models.outline import outline
+from .actors import Actors
 from .claims import Claim, describe_input, settings_of
-from .drawing import Drawer, writer_for
 from .folder import BatchFolder
 from .gallery import write_gallery
 from .items import BadLine, Item, read_items
-from .plan import Job, check_items, digest_model, fingerprint, plan_batches
+from .plan import Job, fingerprint, plan_batches
+from .processes import Processes
 from .progress import Progress
 from .request import Outcome, Request
-from .sizing import find_batch_size
 from .sources import read_source
 from .team import Team, heard
 from .whole import settle
+from .worker import Loaded, check, join_lock
 
-_LOOKS = 8  # for the lock of another machine, before the disk counts as one of its own
+
+class Crew(Protocol):
+    """Those who draw a run's batches: what differs between engines.
+
+    Attributes:
+        lost: whether one of them ended while it drew.
+    """
+
+    lost: bool
+
+    def load(self) -> Loaded:
+        """Have the pipeline loaded."""
+
+    def check(self, items: Sequence[Item]) -> tuple[list[Job], list[BadLine]]:
+        """See :func:`sdattn.batch.worker.check`, by the loaded pipeline."""
+
+    def batch_size(self, jobs: Sequence[Job]) -> int:
+        """See :func:`sdattn.batch.sizing.find_batch_size`."""
+
+    def draw(self, batches: Sequence[list[Job]], wanted: Mapping[str, str], deal: str) -> None:
+        """Draw batches until none is left or the folder is stopped.
+
+        Args:
+            batches: the same in all processes.
+            wanted: the items to draw, id to fingerprint.
+            deal: a name that is new.
+        """
+
+    def close(self) -> None:
+        """Let the pipeline go."""
 
 
 def run_batch(request: Request) -> Outcome | None:
     """Draw every item of an input that the folder does not hold yet.
 
-    Run it in one process, or in each of many that ``accelerate launch`` starts. An item's files
-    are written whole or not at all; the same call again does only what is missing.
+    Run it in one process, or in each of many that ``accelerate launch`` starts, or, for the engine
+    ``"ray"``, in one that Ray can be reached from. An item's files are written whole or not at all;
+    the same call again, with either engine, does only what is missing.
 
     Returns:
         How it went; None in all processes but the first.
@@ -44,8 +74,14 @@ def run_batch(request: Request) -> Outcome | None:
         OSError: the folder is in use or cannot be written; what was finished stays.
     """
     request.check()
-    team = Team(request.device)
+    on_ray = request.engine == "ray"  # whose workers, not this process, have the devices
+    team = Team("cpu" if on_ray else request.device)
     try:
+        if on_ray and team.size > 1:
+            raise ValueError(
+                "engine='ray' starts the processes itself. Give the command once, without "
+                "accelerate launch."
+            )
         outcome = _BatchRun(request, team).go()
         return outcome if team.first else None
     finally:
@@ -63,17 +99,26 @@ class _BatchRun:
         self.disks = 1  # that hold a folder of this run
         self.keeper = team.first  # of the folder: the first process, and of each disk of its own
         self.fingerprints: dict[str, str] = {}  # of each item of the run, by id
+        self.crew: Crew = Processes(request, team, self.folder, self.job_name)
+        if request.engine == "ray":
+            self.crew = Actors(request, self.folder, self.job_name)
 
     def go(self) -> Outcome:
         items, jobs, bad = self.team.share(self._read)
-        self._open()
         try:
-            pipe = self.team.together(self._load)
+            self._open()
+            loaded = self.crew.load()
             if jobs is None:  # a model that has no outline
-                jobs, more = self.team.share(lambda: self._check(pipe, items, []))
+                jobs, more = self.crew.check(items)
+                self.team.share(lambda: self._report(jobs, more))
                 bad = bad + more
-            return self._draw_missing(pipe, jobs, bad)
+            return self._draw_missing(loaded, jobs, bad)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:  # before the first picture, too
+                raise _with_advice(error, self.folder) from error
+            raise
         finally:
+            self.crew.close()
             self.folder.close()
 
     # Before the first picture
@@ -85,17 +130,10 @@ class _BatchRun:
         if pipe is None:
             self._report(items, bad)
             return items, None, bad
-        return [], *self._check(pipe, items, bad)
-
-    def _check(
-        self, pipe: Any, items: list[Item], bad: list[BadLine]
-    ) -> tuple[list[Job], list[BadLine]]:
-        """The jobs, and the lines that are bad with those that were before."""
-        capture_settings(pipe, self.request.preset, (), self.request.options)  # refuses, early
-        jobs, more = check_items(pipe, items, self.request.options)
+        jobs, more = check(pipe, items, self.request)
         bad = sorted([*bad, *more], key=lambda line: line.line)
         self._report(jobs, bad)
-        return jobs, bad
+        return [], jobs, bad
 
     def _report(self, good: Sequence[Any], bad: list[BadLine]) -> None:
         """Print bad lines. They end the run if there are no others, or with ``strict``."""
@@ -123,27 +161,19 @@ class _BatchRun:
     def _join_from_another_machine(self) -> None:
         if self.team.first or not self.team.first_here:
             return
-        for _ in range(_LOOKS):
-            if self.folder.lock.join(self.job_name):
-                return
-            time.sleep(0.5)  # a shared disk can show late what another machine has written
-        self.keeper = True
-        self.folder.open(self.job_name, adopt=self.request.adopt)
-
-    def _load(self) -> Any:
-        pipe = load_pipeline(self.request.model, device=self.team.device, dtype=self.request.dtype)
-        pipe.set_progress_bar_config(disable=True)
-        return pipe
+        if not join_lock(self.folder.lock, self.job_name):
+            self.keeper = True
+            self.folder.open(self.job_name, adopt=self.request.adopt)
 
     # Drawing
 
-    def _draw_missing(self, pipe: Any, jobs: list[Job], bad: list[BadLine]) -> Outcome:
-        batches, missing = self._claim(pipe, jobs, bad)
+    def _draw_missing(self, loaded: Loaded, jobs: list[Job], bad: list[BadLine]) -> Outcome:
+        batches, missing = self._claim(loaded, jobs, bad)
         start, total = time.monotonic(), len(self.fingerprints)
         before = total - len(missing)
         with heard(self._stop):
             for again in itertools.count():
-                error = self._work(pipe, batches, missing, f"{self.job_name}/{again}")
+                error = self._work(batches, missing, f"{self.job_name}/{again}")
                 missing = self._undone(error)
                 if not missing:
                     break
@@ -153,14 +183,13 @@ class _BatchRun:
         return Outcome(total, before, whole, failed, len(bad), self.folder.stopped, seconds)
 
     def _claim(
-        self, pipe: Any, jobs: list[Job], bad: list[BadLine]
+        self, loaded: Loaded, jobs: list[Job], bad: list[BadLine]
     ) -> tuple[list[list[Job]], set[str]]:
         """Take the folder for this run; returns the batches that are not whole, for all processes,
         and the ids of the items that are missing."""
         request, team = self.request, self.team
-        digests = team.gather(team.together(lambda: digest_model(pipe)))
-        settings = settings_of(request, pipe, team.share(lambda: _same(digests)))
-        size = team.share(lambda: self._batch_size(pipe, jobs))
+        settings = settings_of(request, loaded)
+        size = team.share(self._known_size) or self.crew.batch_size(jobs)
         which, of = request.part
         batches = plan_batches(jobs[which - 1 :: of], size)  # of the items, whatever the size
         self.fingerprints = {
@@ -184,47 +213,36 @@ class _BatchRun:
         missing = set(self.fingerprints).difference(*kept)
         return _touching(batches, missing), missing
 
-    def _batch_size(self, pipe: Any, jobs: Sequence[Job]) -> int:
+    def _known_size(self) -> int | None:
+        """The batch size that is asked for, or that the run began with."""
         asked = self.request.batch_size
         if isinstance(asked, int):
             return asked
-        before = None if self.folder.is_new else self.folder.manifest["batch_size"]
-        return before or find_batch_size(pipe, jobs, self.request.preset, self.team.size)
+        return None if self.folder.is_new else self.folder.manifest["batch_size"]
 
-    def _work(
-        self, pipe: Any, batches: list[list[Job]], missing: set[str], deal: str
-    ) -> Exception | None:
+    def _work(self, batches: list[list[Job]], missing: set[str], deal: str) -> Exception | None:
         """Draw batches until all are dealt or the run is to stop; returns what ended it."""
-        request, folder, total = self.request, self.folder, len(self.fingerprints)
-        name = f"{self.job_name}-{self.team.rank}"
+        folder, total = self.folder, len(self.fingerprints)
         try:
             with ExitStack() as stack:
-                if self.team.first and request.progress:
+                if self.team.first and self.request.progress:
                     progress = Progress(folder.hidden, total, total - len(missing))
                     stack.enter_context(progress)
-                writer = stack.enter_context(writer_for(max(map(len, batches), default=1)))
-                drawer = Drawer(pipe, folder, writer, name, self.fingerprints, request)
-                for batch in self.team.deal(batches, deal):
-                    if folder.stopped:
-                        break
-                    drawer.draw(batch, missing)
-            folder.layout.flush()  # what is held back
+                self.crew.draw(batches, {item: self.fingerprints[item] for item in missing}, deal)
         except Exception as error:
             self._stop(f"a process ended with: {error}")
             return error
-        finally:
-            folder.journals.close()  # whoever gathers them removes them
         return None
 
     def _undone(self, error: Exception | None) -> set[str]:
         """Wait for the others; returns the items that those left undone that have ended since."""
         team, here = self.team, self.team.meet(error is None)
         lost, self.here = self.here - here.keys(), set(here)
-        if not lost:
+        if not lost and not self.crew.lost:
             return set()
         ending = not all(here.values()) or self.folder.stopped or self.disks > 1
         undone = team.meet(set() if ending or not team.first else self._find_undone())[0]
-        if team.first:
+        if team.first and lost:
             who = f"process {', '.join(map(str, sorted(lost)))} of {team.size} has ended too soon"
             then = "the others draw" if undone else "the same command draws"
             print(f"sdattn: {who}; {then} what is missing", file=sys.stderr, flush=True)
@@ -264,15 +282,6 @@ class _BatchRun:
 def _touching(batches: list[list[Job]], items: Container[str]) -> list[list[Job]]:
     """The batches that hold some of the items."""
     return [batch for batch in batches if any(job.item.id in items for job in batch)]
-
-
-def _same(digests: list[str]) -> str:
-    if len(set(digests)) > 1:
-        raise ValueError(
-            f"The processes have loaded different models (checksums {', '.join(digests)}). Give "
-            "every machine the same files."
-        )
-    return digests[0]
 
 
 def _with_advice(error: Exception, folder: BatchFolder) -> Exception:

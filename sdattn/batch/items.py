@@ -91,7 +91,7 @@ def read_items(data: bytes, kind: str, *, seed: int = 0) -> tuple[list[Item], li
             fields = fields_of(raw)
             if fields is None:
                 continue
-            item = _item({"id": f"{line:06d}", "seed": seed + line - 1}, fields, line)
+            item = item_of({"id": f"{line:06d}", "seed": seed + line - 1}, fields, line)
             first = taken.setdefault(item.id.lower(), line)
             if first != line:
                 raise ValueError(
@@ -104,7 +104,9 @@ def read_items(data: bytes, kind: str, *, seed: int = 0) -> tuple[list[Item], li
     return items, bad
 
 
-def _item(defaults: Mapping[str, Any], fields: Mapping[str, Any], line: int) -> Item:
+def item_of(defaults: Mapping[str, Any], fields: Mapping[str, Any], line: int) -> Item:
+    """An item of a line's fields, None being none, and the ``defaults`` of ``id`` and ``seed``; a
+    ValueError says what cannot be."""
     found = {name: value for name, value in fields.items() if value is not None}
     if "prompt" not in found:
         raise ValueError(f"the prompt is missing; found {shown([*found])}. Write one.")

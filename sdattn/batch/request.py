@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ class Request:
         input_format: of :data:`sdattn.batch.lines.KINDS`, whatever the source's name says.
         max_errors: stop once so many items have failed.
         progress: show on stderr how far the run is.
+        engine: ``"local"``, the process that asks, or those of ``accelerate launch``; or ``"ray"``,
+            actors of Ray, which needs ray.
+        workers: of Ray (at least, at most): drawing begins with so many, and others join it where
+            Ray finds room. By default one a GPU of the cluster, and drawing begins with the first.
     """
 
     source: str | Path
@@ -65,6 +70,8 @@ class Request:
     device: str | None = None
     dtype: torch.dtype | None = None
     progress: bool = True
+    engine: str = "local"
+    workers: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.format == OLD:
@@ -92,6 +99,28 @@ class Request:
         which, of = self.part
         if not 1 <= which <= of:
             raise ValueError(f"part={which}/{of}: pass 1/{of} to {of}/{of}.")
+        self._check_engine()
+
+    def _check_engine(self) -> None:
+        if self.engine not in ("local", "ray"):
+            raise ValueError(f"engine={self.engine!r}: pass 'local' or 'ray'.")
+        if self.engine == "local":
+            if self.workers is not None:
+                raise ValueError(
+                    "workers are for engine='ray'. The local engine has the processes of "
+                    "accelerate launch --num_processes."
+                )
+            return
+        least, most = self.workers or (1, 1)
+        if not 1 <= least <= most:
+            raise ValueError(f"workers={self.workers!r}: pass (at least, at most), from 1.")
+        if self.device is not None and ":" in self.device:
+            raise ValueError(
+                f"device={self.device!r} names one device for all workers. Leave the number out: "
+                "Ray gives each its own."
+            )
+        if find_spec("ray") is None:
+            raise ImportError("engine='ray' needs Ray: pip install 'sdattn[ray]'")
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,19 @@ _MOST = 64
 _WORTH = 0.95  # of the time an item; a larger batch that is not quicker by this is not taken
 
 
-def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, processes: int = 1) -> int:
+def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, share: int) -> int:
     """The batch size, a power of two, that takes the least time an item.
 
     Two steps of the largest picture are drawn in ever larger batches until the memory is full, the
-    time an item falls no more, or there are no more items a process.
+    time an item falls no more, or a process has no more items.
+
+    Args:
+        pipe: a loaded pipeline.
+        jobs: one of each shape, at least.
+        preset: how the heatmaps are made.
+        share: how many items a process has.
     """
-    most = min(_MOST, max(1, len(jobs) // processes))
+    most = min(_MOST, max(1, share))
     best, least, size = 1, float("inf"), 1
     largest = _largest(pipe, jobs, preset)
     while largest is not None and size <= most:

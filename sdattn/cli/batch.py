@@ -89,6 +89,14 @@ def batch(
     max_errors: Annotated[
         int | None, typer.Option(min=1, help="Stop once so many items have failed.")
     ] = None,
+    engine: Annotated[
+        Literal["local", "ray"],
+        typer.Option(help="local: here, or as accelerate launch starts it; ray: on Ray."),
+    ] = "local",
+    workers: Annotated[
+        str | None,
+        typer.Option(help="N or MIN:MAX workers of Ray; by default one a GPU of the cluster."),
+    ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     status: Annotated[
@@ -143,18 +151,18 @@ def batch(
         device=device,
         dtype=options.dtype_of(dtype),
         progress=not output.quiet,
+        engine=engine,
+        workers=_workers(workers),
     )
     _run(output, request)
 
 
 def _run(output: Output, request: Any) -> None:
-    from diffusers.utils import logging
-
     from ..batch.engine import run_batch
     from ..files.addresses import place_of
+    from ..models.loading import quiet_libraries
 
-    options.quiet()
-    logging.set_verbosity_error()  # it logs the text of every prompt that it cuts off
+    quiet_libraries(prompts=True)
     try:
         request.check()
     except ValueError as error:
@@ -186,6 +194,16 @@ def _part(text: str) -> tuple[int, int]:
     if which.isdecimal() and of.isdecimal() and 1 <= int(which) <= int(of):
         return int(which), int(of)
     raise typer.BadParameter(f"{text!r} is not K/N with K from 1 to N.", param_hint="--part")
+
+
+def _workers(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    least, colon, most = text.partition(":")
+    most = most if colon else least
+    if least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most):
+        return int(least), int(most)
+    raise typer.BadParameter(f"{text!r} is neither N nor MIN:MAX, from 1.", param_hint="--workers")
 
 
 def _print_outcome(output: Output, outcome: Any, out: Any) -> None:

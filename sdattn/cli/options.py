@@ -143,22 +143,12 @@ def dtype_of(name: str | None) -> Any:
     return None if name is None else getattr(torch, name)
 
 
-def quiet() -> None:
-    """No progress bars of the libraries, no warnings of parts that are not used here."""
-    from diffusers.utils import logging
-    from transformers.utils import logging as transformers_logging
-
-    logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-
-
 def load(model: str, device: str | None, dtype: str | None, output: Output | None = None) -> Any:
     """The pipeline that --model, --device and --dtype name; what it is goes to stderr."""
-    from ..models.loading import load_pipeline
+    from ..models.loading import load_pipeline, quiet_libraries
 
     torch_dtype = dtype_of(dtype)
-    quiet()
+    quiet_libraries()
     pipe = load_pipeline(model, device=device, dtype=torch_dtype)
     name = str(pipe.dtype).removeprefix("torch.")
     output = output or Output()

@@ -14,7 +14,10 @@ _OPTIONS = {  # what they are called in Python, where that is another name
     "input_format": "--input-format",
     "format": "--format",
     **{name: f"--{name}" for name in ("seed", "mode", "device", "dtype", "preset", "refine")},
-    **{name: f"--{name}" for name in ("ask", "causal", "invert", "timesteps", "save", "part")},
+    **{
+        name: f"--{name}"
+        for name in ("ask", "causal", "invert", "timesteps", "save", "part", "engine")
+    },
 }
 _ALONE = [name for name in _OPTIONS if "_" in name]  # such are no words of English
 _SET = (

@@ -79,6 +79,19 @@ def load_pipeline(
     return pipe.to(device)
 
 
+def quiet_libraries(*, prompts: bool = False) -> None:
+    """No progress bars of the libraries and no warnings of parts that are not used here; with
+    ``prompts`` also none of diffusers, which has the text of every prompt that it cuts off."""
+    from diffusers.utils import logging
+    from transformers.utils import logging as transformers_logging
+
+    logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    if prompts:
+        logging.set_verbosity_error()
+
+
 def _check_family(folder: Path, index: Mapping[str, Any]) -> None:
     """Refuse a denoiser of no known family before its weights are read, which takes long."""
     import diffusers

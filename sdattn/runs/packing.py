@@ -104,7 +104,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
     """``run.json`` of a run with these files."""
     layers, details, prompt = run.layers, run.details, run.heatmaps.prompt
     kept, preset = details.steps or details.heads, run.heatmaps.preset
-    words = _heatmaps(layers, prompt, preset).statistics()
+    words = heatmaps_from(layers, prompt, preset).statistics()
     return RunInfo(
         **vars(run.settings.alone()),
         words=prompt.words,
@@ -132,8 +132,8 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
     )
 
 
-def _heatmaps(layers: LayerMaps, prompt: Prompt, preset: Preset) -> Heatmaps:
-    """Of the maps of one image's layers."""
+def heatmaps_from(layers: LayerMaps, prompt: Prompt, preset: Preset) -> Heatmaps:
+    """The heatmaps of the maps of one image's layers."""
     return finish(aggregate(layers, preset)[0], prompt, preset, layers.columns)
 
 
@@ -188,7 +188,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
         layers = _unpack_layers(files[MAPS], info)
         return ImageRun(
             image,
-            _heatmaps(layers, info.read_prompt, info.preset),
+            heatmaps_from(layers, info.read_prompt, info.preset),
             layers,
             info,
             _unpack_details(files, info),

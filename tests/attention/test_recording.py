@@ -81,6 +81,9 @@ def test_a_row_that_may_attend_to_nothing_adds_nothing(place):
     expected = scores.softmax(-1)
     expected[:, 1, 4] = 0
     torch.testing.assert_close(total.double(), expected.sum(1), atol=1e-6, rtol=0)
+    total = torch.zeros(B, N, T)
+    record_share(total, query, key, mask, SCALE, scores.logsumexp(-1).float())
+    torch.testing.assert_close(total.double(), expected.sum(1), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("part", [1, 1 << 23], ids=["by heads", "at once"])

@@ -453,7 +453,7 @@ def test_the_gallery_of_a_run_that_the_command_drew(sdattn, tmp_path, open_page)
     assert shown(page) == ["000001", "own"]
     assert "2 items · model demo · preset default" in page.inner_text(".about")
     assert "1 line could not be read" in page.inner_text(".about")
-    wait_for(page, "[...document.images].every((one) => one.naturalWidth === 64)")
+    wait_for(page, "[...document.images].every((one) => one.naturalWidth === 128)")
     with page.expect_navigation():
         page.locator("#cards a").nth(1).click()
     assert page.url.endswith("/run/items/0000/own/report.html")

@@ -15,7 +15,7 @@ from sdattn.figures.animation import HOLD, animate, save_animation
 pytestmark = pytest.mark.slow
 
 PROMPT = "a red circle left of a blue square"
-OPTIONS = {"height": 64, "width": 96, "num_inference_steps": 4}
+OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 4}
 SIDES = 384, 256  # (width, height) of a tile: the picture's, four times
 GAP = 6  # pixels around each tile
 
@@ -86,7 +86,7 @@ def test_a_frame_a_step_of_one_size(frames):
 def test_the_picture_stays_and_the_step_below_it_is_told(run, frames):
     pixels = np.asarray(run.images[0].convert("RGB"), np.float64)
     shown = np.asarray(tile(frames[0]), np.float64)
-    assert np.abs(shown.reshape(64, 4, 96, 4, 3).mean((1, 3)) - pixels).mean() < 2
+    assert np.abs(shown.reshape(128, 2, 192, 2, 3).mean((1, 3)) - pixels).mean() < 2
     assert len({tile(one).tobytes() for one in frames}) == 1
     top, bottom = GAP + SIDES[1], frames[0].height // 2
     told = [one.crop((0, top, SIDES[0] + GAP, bottom)).tobytes() for one in frames]

@@ -28,7 +28,7 @@ from sdattn.runs.imagerun import ImageRun
 from sdattn.runs.info import RunSettings
 
 PROMPT = "a red circle left of a blue square"
-OPTIONS = {"height": 64, "width": 96, "num_inference_steps": 10}
+OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 10}
 WORDS = {"a": (1, 6), "circle": (3,)}  # and their columns
 ROWS = [(word, column) for word, columns in WORDS.items() for column in columns]
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -179,11 +179,11 @@ def test_heads_of_each_layer(run, figures):
 def test_panels_have_the_shape_of_the_picture_and_count_its_pixels(figures, kind):
     across, down = figures[kind].get_size_inches()
     for axes in panels(figures[kind]):
-        assert axes.images[0].get_extent() == [0, 96, 64, 0]
+        assert axes.images[0].get_extent() == [0, 192, 128, 0]
         box = axes.get_position()
         assert box.height * down / (box.width * across) == pytest.approx(64 / 96)
-        assert axes.get_xlim() == (0, 96)
-        assert axes.get_ylim() == (64, 0)
+        assert axes.get_xlim() == (0, 192)
+        assert axes.get_ylim() == (128, 0)
 
 
 @pytest.mark.parametrize(("kind", "across"), [("steps", 8), ("layers", 7), ("heads", 2)])

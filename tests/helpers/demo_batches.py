@@ -87,7 +87,7 @@ def check_complete(root, number):
 
 def wait_until(seen, process):
     """Fails if the process ends before."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not seen():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end

@@ -16,8 +16,9 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def case(
-    dtype="float32", width=40, batch=1, heads=2, n=20, keys=77, mask=None, columns=None, large=1
-):
+    dtype="float32", width=40, batch=1, heads=2, n=20, keys=77, mask=None, shut_row=None,
+    columns=None, large=1, heads_apart=False,
+):  # fmt: skip
     """The largest errors of the three kernels, of sums over heads and of the logsumexp."""
     generator = torch.Generator().manual_seed(0)
 
@@ -28,12 +29,14 @@ def case(
         return joined[..., gap:].unflatten(-1, (heads, width)).transpose(1, 2)
 
     query, key = given(n, 0), given(keys, heads * width)
+    key = key.contiguous() if heads_apart else key
     scale = 1 / math.sqrt(width)
     scores = query.double() @ key.double().mT * scale
     if mask is not None:
         shape = [size if part else 1 for size, part in zip(scores.shape, mask, strict=True)]
         mask = torch.randn(shape, generator=generator)
         mask[..., 1:4] = -math.inf
+        mask[..., shut_row or [], :] = -math.inf
         mask = mask.to(DTYPES[dtype])
         scores += mask.double()
     logsumexp = scores.logsumexp(-1)
@@ -47,10 +50,8 @@ def case(
         return float((total - expected).abs().max())
 
     found = kernels.logsumexp(query, key, mask, scale)
-    errors = {
-        "share": error(kernels.add_share, found),
-        "logsumexp": float(((found - logsumexp).abs() / logsumexp.abs().clamp_min(1)).max()),
-    }
+    off = ((found - logsumexp).abs() / logsumexp.abs().clamp_min(1)).where(found != logsumexp, 0.0)
+    errors = {"share": error(kernels.add_share, found), "logsumexp": float(off.max())}
     if columns is None or len(set(columns)) == len(columns):
         errors["softmax"] = error(kernels.add_softmax)
     return errors
@@ -70,6 +71,8 @@ CASES = {
     "mask of the rows": {"mask": (1, 0, 0, 1), "batch": 2},
     "mask of all": {"mask": (1, 1, 1, 1), "batch": 2},
     "mask in half": {"mask": (1, 0, 1, 1), "dtype": "float16"},
+    "a row that sees no key": {"mask": (1, 1, 1, 1), "shut_row": [4]},
+    "heads of query and key lie differently": {"heads_apart": True, "batch": 2},
     "large scores": {"large": 4},
 }  # fmt: skip
 

@@ -212,14 +212,13 @@ def test_what_is_compiled_anew_inside_stays(eagerly):
 def compiled(how, unet, **options):
     if how == "torch.compile(model)":
         return torch.compile(unet, **options)
-    compile = unet.compile if how == "model.compile()" else unet.compile_repeated_blocks
-    compile(**options)
+    unet.compile_repeated_blocks(**options)
     return unet
 
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("how", ["torch.compile(model)", "model.compile()", "repeated blocks"])
+@pytest.mark.parametrize("how", ["torch.compile(model)", "repeated blocks"])
 def test_a_compiled_model_stays_in_one_graph(how):
     torch._dynamo.reset()
     unet = make_small_unet()

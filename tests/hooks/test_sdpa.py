@@ -81,7 +81,7 @@ def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
     expected = scores.softmax(-1)[[2, 0]][:, :, 4:, :4]
     attended = Seen(query, key, given).attended(slice(4, 11), slice(0, 4))
     for columns in (None, [3, 1]):
-        found = attended.of(torch.tensor([2, 0])).every_head(columns)
+        found = attended.of((2, 0)).every_head(columns)
         wanted = expected if columns is None else expected[..., columns]
         torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=0)
 

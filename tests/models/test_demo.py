@@ -1,7 +1,9 @@
 """The model inside the package: what it is, how big, and that its words point at their objects."""
 
+import json
 import re
 import warnings
+from hashlib import sha256
 
 import pytest
 import torch
@@ -33,6 +35,13 @@ def test_it_is_at_most_16_megabytes_of_safetensors():
     assert not [path for path in files if path.suffix in (".bin", ".ckpt", ".pt", ".pkl")]
     configs = [path for path in files if path.suffix == ".json"]
     assert not [path for path in configs if re.search(r'"/\w+/\w', path.read_text())]
+
+
+def test_its_weights_are_those_that_its_training_recorded():
+    told = json.loads((DEMO / "training.json").read_text())["sha256"]
+    held = {path.relative_to(DEMO).as_posix(): path for path in DEMO.rglob("*.safetensors")}
+    assert len(held) == 3
+    assert {name: sha256(path.read_bytes()).hexdigest() for name, path in held.items()} == told
 
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])

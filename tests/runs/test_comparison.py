@@ -351,7 +351,7 @@ def test_the_command_line_writes_and_tells(sdattn, folders):
         assert text in out
     word = diff(*folders, words=["square"]).words[0]
     value, (row, col) = word.largest
-    pixel = f"{(col + 0.5) * 4:.0f}, {(row + 0.5) * 4:.0f}"  # 16 cells on 64 pixels
+    pixel = f"{(col + 0.5) * 8:.0f}, {(row + 0.5) * 8:.0f}"  # 16 cells on 128 pixels
     (line,) = (one for one in out.splitlines() if "square │" in one and "│ square" in one)
     cells = [one.strip() for one in line.split("│")[1:-1]]
     means = [f"{word.mean_a:.2g}", f"{word.mean_b:.2g}", f"{word.correlation:.2g}"]

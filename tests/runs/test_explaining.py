@@ -188,9 +188,9 @@ def test_inverted_pictures_are_watched_on_their_way_back(pipe):
 
 @pytest.mark.slow
 def test_the_demo_comes_back_to_its_picture(demo):
-    image = Image.fromarray(random_scene(np.random.default_rng(0), n_objects=1).draw())
-    run = explain(demo, image, "a circle", invert=True, num_inference_steps=10)
-    assert run.info[0]["explained"]["reconstruction_psnr"] > 20
+    image = Image.fromarray(random_scene(np.random.default_rng(0), n_objects=1).draw(128))
+    run = explain(demo, image, "a circle", invert=True, num_inference_steps=20)
+    assert run.info[0]["explained"]["reconstruction_psnr"] > 30
 
 
 # -- what the maps are good for -------------------------------------------------------------------

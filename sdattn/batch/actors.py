@@ -1,0 +1,251 @@
+"""The Ray engine: actors that each hold the pipeline; whoever is free draws the next batch, and one
+that is lost is replaced.
+
+Ray places, starts and watches them, on whichever machines it has. They are plain actors: a batch
+that Ray Data has given to an actor waits until that very one is back, those that it held in memory
+are lost without a word, and the checksum of the model would need one more copy of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..models.loading import quiet_libraries
+from .folder import BatchFolder
+from .items import BadLine, Item
+from .plan import Job
+from .processes import same
+from .request import Request
+from .sizing import find_batch_size
+from .worker import Loaded, Worker, check, join_lock, load
+
+_TRIES = 3  # workers that a batch may take with it
+_PATIENCE = 30.0  # seconds without a worker, after which that is said
+
+
+class Actor:
+    """What runs in an actor of Ray: a worker whose pipeline and folder are made where it is.
+
+    Args:
+        request: ``out`` is absolute.
+        job: whose lock it shares.
+        cwd: the folder that relative paths start from, where this machine has it.
+    """
+
+    def __init__(self, request: Request, job: str, cwd: str):
+        with suppress(OSError):
+            os.chdir(cwd)
+        self.request, self.job = request, job
+        self.name = f"{job}-{socket.gethostname()}-{os.getpid()}"
+        self.folder = BatchFolder(request.out)
+        self.at_work = ExitStack()
+        self.pipe: Any = None
+        self.worker: Worker | None = None
+
+    def load(self) -> Loaded:
+        quiet_libraries(prompts=True)
+        if not join_lock(self.folder.lock, self.job):
+            raise OSError(
+                f"{self.folder.root} on {socket.gethostname()} is not the run's folder. Workers of "
+                "Ray need a folder that all machines share, at one path."
+            )
+        self.pipe = load(self.request, self.request.device)
+        return Loaded.of(self.pipe)
+
+    def check(self, items: Sequence[Item]) -> tuple[list[Job], list[BadLine]]:
+        return check(self.pipe, items, self.request)
+
+    def batch_size(self, jobs: Sequence[Job], share: int) -> int:
+        return find_batch_size(self.pipe, jobs, self.request.preset, share)
+
+    def draw(self, batch: Sequence[Job], wanted: Mapping[str, str], size: int) -> None:
+        """Draw a batch; its items are on the disk after :meth:`finish` at the latest."""
+        if self.worker is None:
+            made = Worker(self.pipe, self.folder, self.name, self.request, size)
+            self.worker = self.at_work.enter_context(made)
+        self.worker.draw(batch, wanted)
+
+    def finish(self) -> None:
+        self.worker = None
+        self.at_work.close()
+
+
+class _Call(NamedTuple):
+    actor: Any
+    method: str
+    batch: Sequence[Job]  # that it draws
+
+
+class Actors:
+    """Those who draw a run, as :class:`sdattn.batch.engine.Crew` says, seen from the command."""
+
+    def __init__(self, request: Request, folder: BatchFolder, job: str):
+        self.request = replace(request, out=Path(request.out).resolve())
+        self.folder, self.job, self.lost = folder, job, False
+        self.actors: list[Any] = []
+        self.free: list[Any] = []  # those that have loaded the pipeline and have nothing to do
+        self.calls: dict[Any, _Call] = {}  # by the reference to the answer
+        self.answers: dict[str, Any] = {}  # the last, by method
+        self.errors: list[Exception] = []
+        self.losses = Counter[str]()  # by the first item of a batch, or by method
+        self.most = 0  # workers
+        self.connected = self.began = False
+
+    def load(self) -> Loaded:
+        least = self._connect()
+        for _ in range(self.most):
+            self._hire()
+        while len(self.free) < least:
+            self._await()
+            self._raise()
+        return self.answers["load"]
+
+    def check(self, items: Sequence[Item]) -> tuple[list[Job], list[BadLine]]:
+        return self._ask("check", items)
+
+    def batch_size(self, jobs: Sequence[Job]) -> int:
+        one_each = {job.shape: job for job in reversed(jobs)}
+        return self._ask("batch_size", [*one_each.values()], len(jobs) // self.most)
+
+    def draw(self, batches: Sequence[list[Job]], wanted: Mapping[str, str], deal: str) -> None:
+        self.lost, left = False, deque(batches)
+        size = max(map(len, batches), default=1)
+        while True:
+            if self.errors or self.folder.stopped:
+                left.clear()
+            while left and self.free:
+                batch = left.popleft()
+                ids = {job.item.id for job in batch} & wanted.keys()
+                given = {item: wanted[item] for item in ids}
+                self._call(self.free.pop(), "draw", batch, given, size, batch=batch)
+            if not left and not self._under_way("draw"):
+                break
+            self._await()
+        while self.free:
+            self._call(self.free.pop(), "finish")
+        while self._under_way("finish"):
+            self._await()
+        self._raise()
+
+    def close(self) -> None:
+        if self.connected:
+            import ray
+
+            for actor in self.actors:
+                ray.kill(actor)
+            if self.began:
+                ray.shutdown()
+
+    # Ray
+
+    def _connect(self) -> int:
+        """Find Ray, or begin it on this machine; returns how many workers are to be there before
+        the first batch."""
+        import ray
+
+        self.began = not ray.is_initialized()
+        if self.began:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which Ray sends to its makers
+            ray.init(logging_level=logging.WARNING)
+        self.connected = True
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        device = self.request.device or ("cuda" if gpus else "cpu")
+        self.request = replace(self.request, device=device)
+        self.takes = "GPU" if device == "cuda" else "CPU"
+        takes: dict[str, Any] = {f"num_{self.takes.lower()}s": 1}
+        self.kind = ray.remote(**takes)(Actor)
+        least, self.most = self.request.workers or (1, max(1, gpus))
+        return least
+
+    def _hire(self) -> None:
+        actor = self.kind.remote(self.request, self.job, os.getcwd())
+        self.actors.append(actor)
+        self._call(actor, "load")
+
+    def _call(self, actor: Any, method: str, *arguments: Any, batch: Sequence[Job] = ()) -> None:
+        answer = getattr(actor, method).remote(*arguments)
+        self.calls[answer] = _Call(actor, method, batch)
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """The answer of a worker; of another one if that is lost."""
+        self.answers.pop(method, None)
+        while method not in self.answers:
+            if self.free and not self._under_way(method):
+                self._call(self.free.pop(), method, *arguments)
+            self._await()
+            self._raise()
+        return self.answers[method]
+
+    def _under_way(self, method: str) -> bool:
+        return any(call.method == method for call in self.calls.values())
+
+    def _await(self) -> None:
+        """Wait for an answer."""
+        import ray
+        from ray.exceptions import RayError, RayTaskError
+
+        done, _ = ray.wait([*self.calls], timeout=_PATIENCE)
+        if not done:
+            self._tell_of_waiting()
+            return
+        call = self.calls.pop(done[0])
+        try:
+            answer = ray.get(done[0])
+            if call.method == "load":
+                same([self.answers.get("load", answer), answer])
+            self.answers[call.method] = answer
+            self.losses.pop(call.method, None)
+        except RayTaskError as error:  # its own
+            self.errors.append(error.cause or error)
+        except RayError as gone:
+            self._replace(call, gone)
+            return
+        except ValueError as error:
+            self.errors.append(error)
+        self.free.append(call.actor)
+
+    def _replace(self, call: _Call, gone: Exception) -> None:
+        """Start another worker in place of a lost one. What it held is found missing once all is
+        drawn; what takes each worker with it is given up."""
+        import ray
+
+        self.lost = True
+        ray.kill(call.actor)
+        self.actors.remove(call.actor)
+        reason = f"{type(gone).__name__}: {str(gone).splitlines()[0]}"
+        print(f"sdattn: a worker has ended too soon ({reason})", file=sys.stderr, flush=True)
+        cause = call.batch[0].item.id if call.batch else call.method
+        self.losses[cause] += 1
+        if call.batch and self.losses[cause] == _TRIES:
+            self._give_up(call.batch, gone)
+        elif self.losses[cause] == _TRIES * self.most:
+            self.errors.append(RuntimeError(f"The workers end before they draw. {reason}"))
+        self._hire()
+
+    def _give_up(self, batch: Sequence[Job], gone: Exception) -> None:
+        reason = f"each of {_TRIES} workers that drew it ended ({type(gone).__name__})"
+        for job in batch:
+            row = {**asdict(job.item), "reason": reason, "traceback": str(gone)}
+            self.folder.journals.note("failed", self.job, row)
+
+    def _raise(self) -> None:
+        if self.errors:
+            raise self.errors[0]
+
+    def _tell_of_waiting(self) -> None:
+        if all(call.method == "load" for call in self.calls.values()):
+            print(
+                f"sdattn: waiting for a worker: each takes a {self.takes} of Ray, and loads the "
+                "model first",
+                file=sys.stderr,
+                flush=True,
+            )

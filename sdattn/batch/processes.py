@@ -1,0 +1,61 @@
+"""The local engine: each process of a team holds the pipeline and draws what it is dealt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .folder import BatchFolder
+from .items import BadLine, Item
+from .plan import Job
+from .request import Request
+from .sizing import find_batch_size
+from .team import Team
+from .worker import Loaded, Worker, check, load
+
+
+class Processes:
+    """Those who draw a run, as :class:`sdattn.batch.engine.Crew` says, seen from each of them."""
+
+    lost = False  # the team notices that
+
+    def __init__(self, request: Request, team: Team, folder: BatchFolder, job: str):
+        self.request, self.team, self.folder, self.job = request, team, folder, job
+        self.pipe: Any = None
+
+    def load(self) -> Loaded:
+        team = self.team
+        self.pipe = team.together(lambda: load(self.request, team.device))
+        loaded = team.gather(team.together(lambda: Loaded.of(self.pipe)))
+        return team.share(lambda: same(loaded))
+
+    def check(self, items: Sequence[Item]) -> tuple[list[Job], list[BadLine]]:
+        return self.team.share(lambda: check(self.pipe, items, self.request))
+
+    def batch_size(self, jobs: Sequence[Job]) -> int:
+        share = len(jobs) // self.team.size
+        find = find_batch_size
+        return self.team.share(lambda: find(self.pipe, jobs, self.request.preset, share))
+
+    def draw(self, batches: Sequence[list[Job]], wanted: Mapping[str, str], deal: str) -> None:
+        size = max(map(len, batches), default=1)
+        name = f"{self.job}-{self.team.rank}"
+        with Worker(self.pipe, self.folder, name, self.request, size) as worker:
+            for batch in self.team.deal(batches, deal):
+                if self.folder.stopped:
+                    break
+                worker.draw(batch, wanted)
+
+    def close(self) -> None:
+        pass
+
+
+def same(loaded: Sequence[Loaded]) -> Loaded:
+    """What all processes have loaded; a ValueError if that is not one model."""
+    if len(set(loaded)) > 1:
+        checksums = ", ".join(one.weights for one in loaded)
+        raise ValueError(
+            f"The processes have loaded different models (checksums {checksums}). Give every "
+            "machine the same files."
+        )
+    return loaded[0]

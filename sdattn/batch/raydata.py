@@ -1,0 +1,149 @@
+"""`Draw`: rows of prompts to rows of pictures and maps, for Ray Data's `map_batches`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..maps.presets import Preset, preset_of
+from ..models.loading import load_pipeline, quiet_libraries
+from ..runs.imagerun import ImageRun
+from ..runs.info import MAPS
+from ..runs.packing import heatmaps_from, pack_run
+from .drawing import Drawer
+from .items import BadLine, Item, item_of
+from .plan import check_items, plan_batches
+from .worker import of_words
+
+PARTS = ("image", "heatmaps", "maps")
+
+
+class Draw:
+    """A pipeline that draws rows, each of which is a line of ``sdattn batch``.
+
+        rows = ray.data.from_items([{"prompt": "a red circle", "seed": 1}, ...])
+        rows.map_batches(Draw, fn_constructor_kwargs={"model": "owner/name"}, batch_size=8,
+                         concurrency=4, num_gpus=1)
+
+    It needs no Ray: ``Draw()({"prompt": ["a red circle"]})`` does the same. Rows of one shape run
+    together, so the same rows in the same batches give the same bits, those of ``sdattn batch``
+    among them.
+
+    Args:
+        model, device, dtype: as :func:`sdattn.load_pipeline` takes them; Ray lets each actor see
+            the GPUs that are its own.
+        preset: how the heatmaps are made, or its name.
+        options: of the pipeline's call, for rows that do not have them.
+        seed: of rows that have none.
+        save: which of ``"image"``, ``"heatmaps"`` and ``"maps"`` a row is given.
+
+    Raises:
+        ValueError: no such preset, or no such part; else as :func:`sdattn.load_pipeline` does.
+    """
+
+    def __init__(
+        self,
+        model: str = "demo",
+        *,
+        preset: str | Preset = "default",
+        options: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        save: Sequence[str] = PARTS,
+        device: str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        if unknown := sorted(set(save) - set(PARTS)):
+            raise ValueError(f"save={unknown}: choose of {', '.join(PARTS)}.")
+        self.preset, self.options = preset_of(preset), dict(options or {})
+        self.seed, self.save = seed, save
+        quiet_libraries(prompts=True)
+        self.pipe = load_pipeline(model, device=device, dtype=dtype)
+        self.pipe.set_progress_bar_config(disable=True)
+        self._drawer = Drawer(self.pipe, self.preset, self._store, self._fail)
+        self._drawn: dict[str, dict[str, Any]] = {}  # by the number of the row in its batch
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Draw a batch of rows.
+
+        Args:
+            batch: columns by name, arrays or lists of one length: ``prompt``; where wanted ``id``,
+                ``seed``, ``negative_prompt``, ``words`` and options of the pipeline, None in rows
+                that do not have them.
+
+        Returns:
+            The batch's columns, and of each row: ``words``, those with a map, in the prompt's
+            order; ``truncated``, those that were cut off; ``blanked``, whether the pipeline's
+            safety checker blanked the picture; ``statistics``, a mapping a word, see
+            :meth:`WordStatistics.flat`; ``image``, uint8 ``[rows, cols, 3]``; ``heatmaps``, float32
+            ``[words, rows, cols]``, made of the maps in float16 as files hold them; ``maps``, the
+            bytes of ``maps.safetensors``, float16 ``[rows, cols, tokens]`` a layer.
+
+        Raises:
+            ValueError: a row that cannot be drawn, by its number in the batch, from 1; nothing was.
+            RuntimeError: a row that could not be drawn.
+        """
+        items = list(self._items(batch))
+        jobs, bad = check_items(self.pipe, items, self.options)
+        if bad:
+            raise _refused(bad[0])
+        self._drawn.clear()
+        for part in plan_batches(jobs, max(1, len(jobs))):
+            self._drawer.draw(part, {item.id for item in items})
+        rows = [self._drawn.pop(item.id) for item in items]
+        made = {name: _column([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+        return {**batch, **made}
+
+    def _items(self, batch: Mapping[str, Any]) -> Iterator[Item]:
+        columns = {name: _plain(column) for name, column in batch.items() if name != "id"}
+        for line, values in enumerate(zip(*columns.values(), strict=True), 1):
+            fields = dict(zip(columns, values, strict=True))
+            try:
+                yield item_of({"id": str(line), "seed": self.seed}, fields, line)
+            except ValueError as error:
+                raise _refused(BadLine(line, str(error), "")) from error
+
+    def _store(self, item: Item, run: ImageRun) -> None:
+        run = of_words(item, run)
+        packed, heatmaps = pack_run(run, ["maps"]), run.heatmaps
+        found: dict[str, Any] = {
+            "words": list(heatmaps.words),
+            "truncated": packed.info.truncated,
+            "blanked": bool(packed.info.blanked),
+            "statistics": [word.flat() for word in packed.info.statistics or ()],
+        }
+        if "image" in self.save:
+            found["image"] = np.asarray(run.image.convert("RGB"))
+        if "heatmaps" in self.save:
+            saved = heatmaps_from(run.layers.as_saved(), heatmaps.prompt, heatmaps.preset)
+            found["heatmaps"] = np.stack([word.values.numpy() for word in saved.occurrences()])
+        if "maps" in self.save:
+            found["maps"] = packed.files[MAPS]
+        self._drawn[item.id] = found
+
+    def _fail(self, item: Item, reason: str, _: str) -> None:
+        raise RuntimeError(f"Row {item.line} of the batch, {item.prompt!r}: {reason}")
+
+
+def _refused(bad: BadLine) -> ValueError:
+    return ValueError(f"Row {bad.line} of the batch: {bad.reason}")
+
+
+def _plain(values: Any) -> Any:
+    """As JSON would hold it: numbers of Python's, lists."""
+    if isinstance(values, (np.ndarray, np.generic)):
+        values = values.tolist()
+    return [_plain(value) for value in values] if isinstance(values, list) else values
+
+
+def _column(values: list[Any]) -> Any:
+    """One array where all are arrays of one shape, else an array of the objects."""
+    shapes = {getattr(value, "shape", None) for value in values}
+    if len(shapes) == 1 and None not in shapes:
+        return np.stack(values)
+    column = np.empty(len(values), object)
+    for i, value in enumerate(values):
+        column[i] = value
+    return column

@@ -1,0 +1,135 @@
+"""A pipeline at work for a batch run, in whichever process: what it is, what it can draw, and the
+items that it draws into the run's folder."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from ..maps.requirements import capture_settings, columns_of
+from ..models.loading import load_pipeline
+from ..runs.folder import pack_with_page
+from ..runs.imagerun import ImageRun
+from .drawing import Drawer, writer_for
+from .folder import BatchFolder
+from .items import BadLine, Item
+from .locks import Lock
+from .plan import Job, check_items, digest_model
+from .progress import Tally
+from .request import Request
+
+_LOOKS = 8  # for the lock of another machine, before the disk counts as one of its own
+
+
+class Loaded(NamedTuple):
+    """What a run is told of its pipeline: a checksum of its weights and configurations, the name of
+    its class, and its dtype."""
+
+    weights: str
+    pipeline: str
+    dtype: str
+
+    @classmethod
+    def of(cls, pipe: Any) -> Loaded:
+        dtype = str(pipe.dtype).removeprefix("torch.")
+        return cls(digest_model(pipe), type(pipe).__name__, dtype)
+
+
+def load(request: Request, device: Any) -> Any:
+    """The pipeline of a run."""
+    pipe = load_pipeline(request.model, device=device, dtype=request.dtype)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def check(pipe: Any, items: Iterable[Item], request: Request) -> tuple[list[Job], list[BadLine]]:
+    """What a pipeline, or its outline, can draw of the items, and what not.
+
+    Raises:
+        ValueError: it can draw none with the preset and options that are asked for.
+    """
+    capture_settings(pipe, request.preset, (), request.options)
+    return check_items(pipe, items, request.options)
+
+
+def of_words(item: Item, run: ImageRun) -> ImageRun:
+    """An item's run with the maps of the words that it asks for."""
+    if item.words is None:
+        return run
+    return run.keep(columns_of(item.words, [run.heatmaps.prompt]))
+
+
+def join_lock(lock: Lock, job: str) -> bool:
+    """Share the lock that the job's first process took, perhaps on another machine; False if it is
+    not visible here."""
+    for _ in range(_LOOKS):
+        if lock.join(job):
+            return True
+        time.sleep(0.5)  # a shared disk can show late what another machine has written
+    return False
+
+
+class Worker:
+    """Draws items into a run's folder.
+
+        with Worker(pipe, folder, name, request, size) as worker:
+            worker.draw(batch, wanted)     # waits while many items are still to be written
+
+    On leaving all of them are on the disk.
+
+    Args:
+        pipe: a loaded pipeline.
+        folder: open and claimed.
+        name: of the process, for what it notes in the folder.
+        request: how the heatmaps are made, what of an item is kept, how many may fail.
+        size: of the largest batch.
+    """
+
+    def __init__(self, pipe: Any, folder: BatchFolder, name: str, request: Request, size: int):
+        self.folder, self.name, self.request = folder, name, request
+        self.layout, self.tally = folder.layout, Tally(folder.hidden)
+        self.writer = writer_for(size)
+        self.drawer = Drawer(pipe, request.preset, self._store, self._fail)
+        self.wanted: Mapping[str, str] = {}
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        try:
+            self.writer.__exit__(kind, *error)
+            if kind is None:
+                self.layout.flush()  # what is held back
+        finally:
+            self.folder.journals.close()  # whoever gathers them removes them
+
+    def draw(self, batch: Sequence[Job], wanted: Mapping[str, str]) -> None:
+        """Draw those of a batch's items that are wanted: id to fingerprint."""
+        self.wanted = wanted
+        self.drawer.draw(batch, wanted)
+
+    def _store(self, item: Item, run: ImageRun) -> None:
+        self.writer.submit(self._write, item, self.wanted[item.id], run)
+
+    def _write(self, item: Item, fingerprint: str, run: ImageRun) -> None:
+        """On a thread of the writer."""
+        try:
+            run = of_words(item, run)
+            settings = replace(run.settings, id=item.id, line=item.line, fingerprint=fingerprint)
+            packed = pack_with_page(replace(run, settings=settings), self.request.save)
+        except Exception as error:
+            self._fail(item, f"{type(error).__name__}: {error}", traceback.format_exc())
+            return
+        note = partial(self.folder.note_whole, self.name, info=packed.info)
+        self.layout.add(item.id, item.line, packed.files, note)
+
+    def _fail(self, item: Item, reason: str, text: str) -> None:
+        row = {**asdict(item), "reason": reason, "traceback": text}
+        self.folder.journals.note("failed", self.name, row)
+        most = self.request.max_errors
+        if most is not None and self.tally.count("failed") >= most:
+            self.folder.stop(f"{most} item(s) have failed, which is --max-errors")

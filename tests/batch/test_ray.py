@@ -1,0 +1,223 @@
+"""`sdattn batch --engine ray`: what the local engine writes, byte for byte, whoever is lost.
+
+Ray begins on two cores of this machine, once for all tests here; actors are killed by their
+number in the names of what they note.
+"""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from batch_draws import SMALL
+from batch_draws import draw as draw_rows
+from batch_runs import kept_of
+from demo_batches import check_complete, colours, contents, rows, write_lines
+
+from sdattn.batch import Draw, Outcome, Request, open_batch, run_batch
+from sdattn.batch.actors import Actor
+from sdattn.batch.folder import BatchFolder
+
+ITEMS = 24
+
+
+@pytest.fixture(scope="module")
+def on_ray():
+    """Ray on this machine, with room for two workers."""
+    ray = pytest.importorskip("ray", reason="pip install 'sdattn[ray]'")
+    # Ray's workers would otherwise wait for every other process of a machine that is at work.
+    beside = {"_system_config": {"worker_niceness": 0}, "include_dashboard": False}
+    ray.init("local", num_cpus=2, logging_level="ERROR", **beside)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def local(model, tmp_path_factory):
+    """All of the items, drawn here: the run's folder."""
+    folder = tmp_path_factory.mktemp("local")
+    write_lines(folder / "in.jsonl", colours(ITEMS))
+    assert draw(model, folder, "run").whole == ITEMS
+    return folder
+
+
+def draw(model, folder, out, **request) -> Outcome:
+    usual = {"batch_size": 2, "options": {**SMALL, "num_inference_steps": 2}, "device": "cpu"}
+    usual |= {"save": ("image", "maps"), "progress": False, "model": str(model)}
+    return run_batch(Request(folder / "in.jsonl", folder / out, **{**usual, **request}))
+
+
+def noted(root):
+    """How many items each worker has noted, by the number of its process."""
+    found = {}
+    for path in (root / ".batch/done").glob("*"):
+        number = path.stem.rpartition("-")[2]
+        if number.isdecimal():
+            found[int(number)] = path.read_bytes().count(b"\n")
+    return found
+
+
+def kill_one(root, after, killed):
+    """Kill the first worker that has noted so many items."""
+    end = time.monotonic() + 400
+    while not killed and time.monotonic() < end:
+        for number, items in noted(root).items():
+            if items >= after and not killed:
+                os.kill(number, signal.SIGKILL)
+                killed.append(number)
+        time.sleep(0.002)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_loses_nothing(on_ray, model, local, tmp_path, capfd):
+    """Also not what it held in memory for a file of many items."""
+    write_lines(tmp_path / "in.jsonl", colours(ITEMS))
+    run, killed, small = tmp_path / "run", [], 60_000  # bytes of a tar: some three items
+    watching = threading.Thread(target=kill_one, args=(run, 3, killed))
+    watching.start()
+    asked = {"format": "webdataset", "shard_bytes": small}
+    outcome = draw(model, tmp_path, "run", engine="ray", workers=(2, 2), **asked)
+    watching.join()
+    assert killed and "a worker has ended too soon" in capfd.readouterr().err
+    assert (outcome.whole, outcome.failed, outcome.exit_code) == (ITEMS, 0, 0)
+    check_complete(run, ITEMS)
+    assert contents(run) == contents(local / "run")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_other_engine(on_ray, model, local, tmp_path):
+    write_lines(tmp_path / "in.jsonl", colours(ITEMS))
+    run, before = tmp_path / "run", 0
+    for engine, more in (("local", {}), ("ray", {"workers": (1, 2)})):
+        stopping = threading.Thread(target=stop_after, args=(run, before + 4))
+        stopping.start()
+        outcome = draw(model, tmp_path, "run", engine=engine, **more)
+        stopping.join()
+        assert outcome.stopped == "enough" and outcome.before == before
+        assert before + 4 <= outcome.whole < ITEMS
+        before = outcome.whole
+    assert draw(model, tmp_path, "run").whole == ITEMS
+    check_complete(run, ITEMS)
+    there, here = kept_of(run), kept_of(local / "run")
+    assert {**there, "batch.json": None} == {**here, "batch.json": None}
+
+
+def stop_after(root, number):
+    """Once so many items are there, of which some may have been before."""
+    end = time.monotonic() + 400
+    while len(list(root.glob("items/*/*"))) < number and time.monotonic() < end:
+        time.sleep(0.002)
+    (root / ".batch/stop").write_text("enough")
+
+
+@pytest.mark.slow
+def test_what_fails_is_noted_also_where_it_ends_its_workers(on_ray, model, tmp_path, monkeypatch):
+    class Deadly(Actor):
+        def draw(self, batch, wanted, size):
+            if batch[0].item.prompt == "red":
+                os._exit(1)
+            if batch[0].item.prompt == "a dog":
+                failing = self.pipe.unet.register_forward_pre_hook(lambda *_: 1 / 0)
+            super().draw(batch, wanted, size)
+            if batch[0].item.prompt == "a dog":
+                failing.remove()
+
+    monkeypatch.setattr("sdattn.batch.actors.Actor", Deadly)
+    monkeypatch.setattr("sdattn.batch.actors._TRIES", 1)
+    prompts = ["a cat", {"prompt": "a dog", "width": 13}, "a dog", "red", "a"]
+    asked = {"engine": "ray", "batch_size": 1, "progress": False, "workers": (1, 1)}
+    outcome = draw_rows(model, tmp_path / "run", prompts, **asked)
+    assert (outcome.whole, outcome.failed, outcome.bad_lines) == (2, 2, 1)
+    bad, *failed = sorted(rows(tmp_path / "run" / "errors.jsonl"), key=lambda row: row["line"])
+    assert bad["line"] == 2 and [row["id"] for row in failed] == ["000003", "000004"]
+    assert failed[0]["reason"] == "ZeroDivisionError: division by zero"
+    assert "each of 1 workers that drew it ended (ActorDiedError)" in failed[1]["reason"]
+
+
+@pytest.mark.slow
+def test_an_error_of_a_worker_is_that_of_the_run(on_ray, model, tmp_path, monkeypatch):
+    class Strange(Actor):
+        def load(self):
+            raise OSError("no such disk")
+
+    monkeypatch.setattr("sdattn.batch.actors.Actor", Strange)
+    with pytest.raises(OSError, match="^no such disk$"):
+        draw_rows(model, tmp_path / "run", ["a cat"], engine="ray", progress=False)
+    assert BatchFolder(tmp_path / "run").lock.free()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray to itself
+def test_draw_in_ones_own_ray_program(on_ray, model, local):
+    prompts = [{**row, "seed": i} for i, row in enumerate(colours(4))]
+    options = {**SMALL, "num_inference_steps": 2}
+    found = (
+        on_ray.data.from_items(prompts)
+        .map_batches(
+            Draw,
+            fn_constructor_kwargs={"model": str(model), "options": options, "device": "cpu"},
+            batch_size=2,
+            compute=on_ray.data.ActorPoolStrategy(size=1),
+            num_cpus=0.5,
+        )
+        .take_all()
+    )
+    items = open_batch(local / "run")
+    for row in found:
+        item = items[f"{row['seed'] + 1:06d}"]
+        place = local / "run" / "items" / "0000" / f"{row['seed'] + 1:06d}"
+        assert row["maps"] == (place / "maps.safetensors").read_bytes()
+        np.testing.assert_array_equal(row["image"], np.asarray(item.image))
+        assert [word["word"] for word in row["statistics"]] == list(row["words"])
+
+
+# Without Ray
+
+
+def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("sdattn.batch.worker._LOOKS", 1)
+    with pytest.raises(OSError, match="is not the run's folder.*all machines share"):
+        Actor(Request("in.txt", tmp_path / "run"), "job", str(tmp_path)).load()
+
+
+def test_an_engine_that_is_not_installed_is_refused_before_anything_is_done(sdattn, monkeypatch):
+    monkeypatch.setattr("sdattn.batch.request.find_spec", lambda name: None)
+    code, out, err = sdattn("batch", "none.txt", "--out", "run", "--engine", "ray")
+    assert code == 1 and out == ""
+    assert "--engine ray needs Ray: pip install 'sdattn[ray]'" in err
+    assert len(err.splitlines()) == 1 and not Path("run").exists()
+
+
+def test_the_engine_and_its_workers_are_asked_of_the_run(sdattn, monkeypatch):
+    seen = []
+    monkeypatch.setattr("sdattn.batch.engine.run_batch", seen.append)
+    monkeypatch.setattr("sdattn.batch.request.find_spec", lambda name: name)
+    for workers in ((), ("--workers", "4"), ("--workers", "1:8")):
+        assert sdattn("batch", "in.txt", "--out", "run", "--engine", "ray", *workers)[0] == 0
+    assert sdattn("batch", "in.txt", "--out", "run")[0] == 0
+    asked = [(request.engine, request.workers) for request in seen]
+    assert asked == [("ray", None), ("ray", (4, 4)), ("ray", (1, 8)), ("local", None)]
+
+
+@pytest.mark.parametrize("text", ["0", "2:1", "x", "1:", ":2", "-1", "1:2:3"])
+def test_workers_that_cannot_be(sdattn, text):
+    code, _, err = sdattn("batch", "in.txt", "--out", "run", "--engine", "ray", f"--workers={text}")
+    assert code == 2
+    assert "is neither N nor MIN:MAX" in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"workers": (1, 2)}, "workers are for engine='ray'"),
+        ({"engine": "dask"}, "engine='dask': pass 'local' or 'ray'"),
+        ({"engine": "ray", "workers": (3, 2)}, r"workers=\(3, 2\): pass \(at least, at most\)"),
+        ({"engine": "ray", "device": "cuda:1"}, "names one device for all workers"),
+    ],
+)
+def test_what_cannot_be_asked_of_an_engine(asked, reason):
+    with pytest.raises(ValueError, match=reason):
+        Request("in.txt", "run", **asked).check()

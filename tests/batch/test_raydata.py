@@ -1,0 +1,130 @@
+"""`Draw`: rows of pictures and maps, those of `sdattn batch` bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+from batch_draws import SMALL, draw
+from batch_runs import rows_of
+from safetensors.torch import load
+
+from sdattn.batch import Draw, open_batch
+
+ROWS = (
+    {"prompt": "a red cat", "seed": 5},
+    {"prompt": "dog", "seed": 6, "width": 128},
+    {"prompt": "a dog, a red dog", "seed": 7, "words": ["red dog"]},
+    {"prompt": "cat", "seed": 8, "negative_prompt": "a dog", "guidance_scale": 4.0},
+)
+
+
+def columns_of(rows):
+    """As Ray Data has them: arrays, None where a row has no value."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.array([row.get(name) for row in rows], object) for name in names}
+
+
+@pytest.fixture(scope="module")
+def drawn(model):
+    return Draw(str(model), options=SMALL, device="cpu")(columns_of(ROWS))
+
+
+def test_rows_are_those_of_a_run_bit_for_bit(model, drawn, tmp_path):
+    draw(model, tmp_path / "run", ROWS, batch_size=4)
+    items, noted = open_batch(tmp_path / "run"), rows_of(tmp_path / "run" / "metadata.jsonl")
+    for i, (item, row) in enumerate(zip(items.values(), noted, strict=True)):
+        np.testing.assert_array_equal(drawn["image"][i], np.asarray(item.image))
+        of_run = torch.stack([heatmap.values for heatmap in item.heatmaps.occurrences()])
+        assert torch.equal(torch.from_numpy(drawn["heatmaps"][i]), of_run)
+        folder = tmp_path / "run" / row["place"]
+        assert drawn["maps"][i] == (folder / "maps.safetensors").read_bytes()
+        assert drawn["words"][i] == list(item.heatmaps.words)
+        assert drawn["statistics"][i] == row["statistics"]
+        assert (drawn["truncated"][i], drawn["blanked"][i]) == ([], False)
+
+
+def test_statistics_are_of_the_heatmaps(drawn):
+    for heatmaps, words in zip(drawn["heatmaps"], drawn["statistics"], strict=True):
+        peaks = [float(f"{heatmap.max():.6g}") for heatmap in heatmaps]
+        assert [word["peak"] for word in words] == peaks
+
+
+def test_a_row_keeps_its_columns_and_the_words_that_it_asks_for(drawn):
+    assert drawn["words"][2] == ["red", "dog"]
+    assert drawn["prompt"].tolist() == [row["prompt"] for row in ROWS]
+    assert [image.shape for image in drawn["image"]] == [
+        *((64, 64, 3), (64, 128, 3)),
+        *((64, 64, 3), (64, 64, 3)),
+    ]
+
+
+def test_columns_of_one_shape_are_one_array_and_parts_are_left_out(model):
+    made = Draw(str(model), options=SMALL, device="cpu", save=["image"], seed=5)
+    found = made({"prompt": ["a cat", "a cat"], "id": ["x", "x"], "seed": np.array([5, 6])})
+    assert found["image"].shape == (2, 64, 64, 3) and found["image"].dtype == np.uint8
+    assert {"heatmaps", "maps"}.isdisjoint(found) and found["id"] == ["x", "x"]
+    assert not np.array_equal(*found["image"])
+    usual = made({"prompt": ["a cat", "a cat"]})["image"]
+    for image in usual:  # of the seed that rows have without their own
+        np.testing.assert_allclose(image, found["image"][0], atol=1)  # the second of a batch
+    np.testing.assert_array_equal(usual[0], found["image"][0])
+    assert set(made({"prompt": []})) == {"prompt"}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"seed": -1}, "Row 2 of the batch: seed=-1: write a whole number from 0"),
+        ({"words": ["dog"]}, "Row 2 of the batch: 'dog' is not in the prompt"),
+        ({"num_inference_step": 3}, "Row 2 of the batch: .*num_inference_step"),
+    ],
+)
+def test_a_row_that_cannot_be_is_refused_by_its_number(model, row, reason):
+    made = Draw(str(model), options=SMALL, device="cpu")
+    with pytest.raises(ValueError, match=reason):
+        made(columns_of([{"prompt": "a cat"}, {"prompt": "a cat", **row}]))
+
+
+def test_a_row_that_fails_says_which(model, watched_draw):
+    with pytest.raises(RuntimeError, match="Row 2 of the batch, 'red': .*boom"):
+        watched_draw({"prompt": ["a cat", "red"]})
+
+
+def test_a_batch_that_does_not_fit_is_halved(model, watched_draw):
+    """A picture of three is drawn alone where the memory holds no more."""
+    watched_draw.most = 1
+    found = watched_draw({"prompt": ["a cat", "a dog", "a"]})
+    assert len(found["image"]) == 3
+
+
+@pytest.fixture
+def watched_draw(model):
+    """A `Draw` whose model cannot read "red" and fails as CUDA does at more than ``most`` rows."""
+    made = Draw(str(model), options=SMALL, device="cpu")
+    made.most = 10**9
+    [forbidden] = {*made.pipe.tokenizer("red").input_ids} - {*made.pipe.tokenizer("").input_ids}
+
+    def check(_, args, options):
+        if len(args[0] if args else options["sample"]) > made.most:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def check_text(_, args, options):
+        if (args[0] == forbidden).any():
+            raise RuntimeError("boom")
+
+    made.pipe.unet.register_forward_pre_hook(check, with_kwargs=True)
+    made.pipe.text_encoder.register_forward_pre_hook(check_text, with_kwargs=True)
+    return made
+
+
+def test_a_part_that_is_not_known_is_refused_before_the_model_is_loaded():
+    with pytest.raises(ValueError, match="save=.*'overlays'.*choose of image, heatmaps, maps"):
+        Draw("no such model", save=["image", "overlays"])
+
+
+def test_maps_are_of_every_layer(drawn, model, tmp_path):
+    draw(model, tmp_path / "run", ROWS[:1], batch_size=1)
+    held = load(drawn["maps"][0])
+    layers = open_batch(tmp_path / "run")["000001"].layers.layers
+    assert {name: tuple(maps.shape) for name, maps in held.items()} == {
+        name: (*layer.grid, 77) for name, layer in layers.items()
+    }
