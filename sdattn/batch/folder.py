@@ -28,7 +28,7 @@ from .journals import Journals
 from .layouts import FORMATS, OLD, Files, Folders, Layout
 from .leases import Lease
 from .ledgers import Ledger
-from .locks import Lock
+from .locks import Lock, Ownership
 from .manifest import ADOPT, FORMAT, read_manifest, read_unchecked, sealed
 from .objects import objects_of
 from .oldshards import OldShards
@@ -75,14 +75,14 @@ class BatchFolder:
         self.root: Any = place_of(root)  # a Path or an Address, which do the same here
         self.hidden: Any = self.root / ".batch"
         self.temporary: Any = self.hidden / "tmp"
-        self.lock: Lock | Lease
+        self.lock: Ownership
         self.journals: Journals
         self.lock, self.journals = self._keepers()
         self.trusts_rows = True
         self._layout: Layout | None = None
         self._adopting = False
 
-    def _keepers(self) -> tuple[Lock | Lease, Journals]:
+    def _keepers(self) -> tuple[Ownership, Journals]:
         """What says whose job it is, and what its items' rows are."""
         if isinstance(self.root, Path):
             journals = Journals(self.root, self.hidden, self.write)

@@ -4,17 +4,14 @@
 """
 
 import json
-import os
-import socket
 import sys
 import threading
 import time
-from datetime import datetime, timezone
 from typing import Any
 from uuid import uuid4
 
 from ..files.addresses import Address
-from .locks import user
+from .locks import Ownership, owner
 
 _BEAT = 20.0  # seconds between two signs of life
 _SLOW = {"hf": 300.0}  # where each is a commit
@@ -22,14 +19,11 @@ _MISSED = 3  # beats after which a job counts as dead
 _NOT_MINE = "another job has taken {}, as this one gave no sign of life for too long"
 
 
-class Lease:
+class Lease(Ownership):
     """One job at a time, as far as a storage can tell: its first process takes the lease and shows
     that it lives, the others join it.
 
     What a killed process left is known by that its beat stays the same, so no clocks are compared.
-
-    Attributes:
-        lost: why this job may not write any more, once that is so.
 
     Args:
         path: of the lease.
@@ -39,25 +33,27 @@ class Lease:
     def __init__(self, path: Address, what: Address):
         self.path, self.what = path, what
         self.beat = _SLOW.get(path.scheme, _BEAT)
-        self.lost: str | None = None
+        self._lost: str | None = None
+        self._joined: str | None = None
         self._mine: dict[str, Any] = {}
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
+    def lost(self) -> str | None:
+        """A process that joined looks each time."""
+        if self._lost is None and self._joined and not self.join(self._joined):
+            self._lost = _NOT_MINE.format(self.what)
+        return self._lost
+
+    @property
     def holder(self) -> dict[str, Any]:
-        """Who took the lease last, and has not given it back; empty where that is nobody."""
+        """Empty once it has been given back."""
         try:
             found = json.loads(self.path.read_bytes())
         except (FileNotFoundError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
-
-    def describe_holder(self) -> str:
-        """``ada on node7 (process 4711, since 2030-01-01T12:00:00+00:00)``"""
-        holder = self.holder
-        names = ("user", "host", "process", "since")
-        return "{} on {} (process {}, since {})".format(*(holder.get(n, "?") for n in names))
 
     def take(self, job: str) -> None:
         """Take the lease for a job, and keep it until :meth:`release`. Where another job has not
@@ -67,13 +63,7 @@ class Lease:
             OSError: it does.
         """
         self._wait_for(self.holder)
-        self._mine = {
-            "job": job,
-            "user": user(),
-            "host": socket.gethostname(),
-            "process": os.getpid(),
-            "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        }
+        self._joined, self._mine = None, owner(job)
         try:
             self.path.create(self._written(0))
         except FileExistsError:  # of the dead, of one who was quicker, or this very one
@@ -87,8 +77,9 @@ class Lease:
         self._thread.start()
 
     def join(self, job: str) -> bool:
-        """Whether this job's first process has the lease."""
-        return self.holder.get("job") == job
+        found = self.holder.get("job") == job
+        self._joined = job if found else self._joined
+        return found
 
     def free(self, *, unknown: bool = True) -> bool:
         """Whether nobody has the lease, by the clocks of both; a job that was killed has it for
@@ -126,12 +117,6 @@ class Lease:
                 self._refuse()
         self.path.unlink(missing_ok=True)
 
-    def _refuse(self) -> None:
-        raise OSError(
-            f"{self.what} is being written by another job: {self.describe_holder()}. Wait for it, "
-            "stop it, or choose another --out."
-        )
-
     def _is_mine(self) -> bool:
         return self.holder.get("job") == self._mine["job"]
 
@@ -146,11 +131,11 @@ class Lease:
             beat += 1
             try:
                 if not self._is_mine():
-                    self.lost = _NOT_MINE.format(self.what)
+                    self._lost = _NOT_MINE.format(self.what)
                     return
                 self.path.write_bytes(self._written(beat))
                 seen = time.monotonic()
             except OSError as error:
                 if time.monotonic() - seen > _MISSED * self.beat:  # others count it as dead
-                    self.lost = f"no sign of life could be written: {error}"
+                    self._lost = f"no sign of life could be written: {error}"
                     return

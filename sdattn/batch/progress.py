@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..files.addresses import Place
+from ..files.addresses import Address, Place
 
 _LINE_EVERY = 15.0  # seconds between lines where there is no terminal
 
@@ -24,13 +24,22 @@ class Tally:
     def count(self, kind: str) -> int:
         """Rows of a kind, ``"done"`` or ``"failed"``."""
         with self._lock:
-            for path in (self._hidden / kind).glob("*"):
+            for path, size in _sizes(self._hidden / kind).items():
                 start, rows = self._read.get((kind, path), (0, 0))
+                if size == start:
+                    continue
                 with path.open("rb") as file:
                     file.seek(start)
                     new = file.read()
                 self._read[kind, path] = start + len(new), rows + new.count(b"\n")
             return sum(rows for (of, _), (_, rows) in self._read.items() if of == kind)
+
+
+def _sizes(folder: Place) -> dict[Any, int]:
+    """Bytes of each file in a folder."""
+    if isinstance(folder, Address):
+        return {folder / name: size for name, size in folder.sizes().items()}
+    return {path: path.stat().st_size for path in folder.glob("*")}
 
 
 class Progress:

@@ -10,6 +10,7 @@ from storages import MEMORY, begun, memory_bucket, objects_of, quick_waits  # no
 
 from sdattn.batch import Request, ledgers, merge, open_batch, run_batch, status, verify
 from sdattn.batch.folder import BatchFolder
+from sdattn.batch.progress import Tally
 from sdattn.batch.whole import settle
 from sdattn.files.addresses import Address
 from sdattn.runs.folder import load_run
@@ -142,6 +143,15 @@ def test_a_part_of_the_ledger_is_one_object_until_it_is_large(memory, monkeypatc
     folder.close()
 
 
+def test_rows_are_counted_by_reading_only_what_is_new(memory, monkeypatch):
+    folder, opened = begun(memory / "run", three()), []
+    tally = Tally(folder.hidden)
+    assert tally.count("done") == 3
+    monkeypatch.setattr(MEMORY, "open", lambda self, path, *_: opened.append(path))
+    assert tally.count("done") == 3 and opened == []
+    folder.close()
+
+
 def test_failures_are_written_at_once(memory, monkeypatch):
     monkeypatch.setattr(ledgers, "_EVERY", 1e9)
     folder = begun(memory / "run", {})
@@ -192,8 +202,10 @@ def test_a_lease_of_the_dead_is_taken_after_some_beats(memory, capsys):
 def test_a_job_whose_lease_was_taken_writes_no_more(memory):
     folder = BatchFolder(memory / "run")
     folder.open("one")
-    assert folder.stopped is None
+    joined = BatchFolder(memory / "run")
+    assert joined.lock.join("one") and folder.stopped is None and joined.stopped is None
     (memory / "run" / ".batch" / "lease.json").write_text(json.dumps({"job": "two"}))
+    assert "another job has taken memory://bucket/run" in joined.stopped
     folder.lock._thread.join(5)
     assert "another job has taken memory://bucket/run" in folder.stopped
     with pytest.raises(OSError, match="another job has taken"):
