@@ -16,9 +16,9 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..files.addresses import place_of
 from ..models.loading import quiet_libraries
 from .folder import BatchFolder
 from .items import BadLine, Item
@@ -89,7 +89,7 @@ class Actors:
     """Those who draw a run, as :class:`sdattn.batch.engine.Crew` says, seen from the command."""
 
     def __init__(self, request: Request, folder: BatchFolder, job: str):
-        self.request = replace(request, out=Path(request.out).resolve())
+        self.request = replace(request, out=str(place_of(request.out).resolve()))
         self.folder, self.job, self.lost = folder, job, False
         self.actors: list[Any] = []
         self.free: list[Any] = []  # those that have loaded the pipeline and have nothing to do

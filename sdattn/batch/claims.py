@@ -12,7 +12,7 @@ from typing import Any
 from .. import __version__
 from ..runs.info import FORMAT as RUN_FORMAT
 from .checking import ALTERED, altered_places, check_item
-from .folder import BatchFolder, layout_of
+from .folder import BatchFolder
 from .layouts import INSTEAD, OLD, Layout
 from .manifest import FORMAT
 from .plan import Job, digest, digest_inputs
@@ -155,7 +155,7 @@ class Claim:
     def _check_adopted(self) -> dict[str, str]:
         """Read all items of the folder whole, before it is taken; the items of the run that are
         damaged, id to place, each named on stderr."""
-        root, temporary = self.folder.root, self.folder.temporary
+        root = self.folder.root
         if others := [name for name in self.folder.formats() if name != self.settings["format"]]:
             advice = f"Pass --format {others[0]}"
             if others[0] == OLD:
@@ -164,7 +164,7 @@ class Claim:
                 f"{root} holds items of the format {others[0]!r}. {advice}, or choose another "
                 "--out."
             )
-        layout, rows = layout_of(self.settings, root, temporary), self.folder.journals.rows()
+        layout, rows = self.folder.layout_as(self.settings), self.folder.journals.rows()
         there = list(layout.find())
         with ThreadPoolExecutor() as pool:
             found = list(pool.map(lambda where: self._problems(layout, rows, *where), there))

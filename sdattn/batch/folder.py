@@ -12,22 +12,25 @@ items/ or shards/  the items, see layouts
 """
 
 import hashlib
-import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..files.addresses import Place, place_of
 from ..files.places import check_writable, inside
 from ..files.writing import sha256, write_whole
 from ..runs.info import RunInfo, read_info
 from .card import card_of
 from .journals import Journals
 from .layouts import FORMATS, OLD, Files, Folders, Layout
-from .locks import Lock
+from .leases import Lease
+from .ledgers import Ledger
+from .locks import Lock, Ownership
 from .manifest import ADOPT, FORMAT, read_manifest, read_unchecked, sealed
+from .objects import objects_of
 from .oldshards import OldShards
 from .parquets import Parquets
 from .rows import row_of
@@ -69,14 +72,23 @@ class BatchFolder:
     """
 
     def __init__(self, root: str | Path):
-        self.root = Path(root)
-        self.hidden = self.root / ".batch"
-        self.temporary = self.hidden / "tmp"
-        self.lock = Lock(self.hidden / "lock", self.root)
-        self.journals = Journals(self.root, self.hidden, self.write)
+        self.root: Any = place_of(root)  # a Path or an Address, which do the same here
+        self.hidden: Any = self.root / ".batch"
+        self.temporary: Any = self.hidden / "tmp"
+        self.lock: Ownership
+        self.journals: Journals
+        self.lock, self.journals = self._keepers()
         self.trusts_rows = True
         self._layout: Layout | None = None
         self._adopting = False
+
+    def _keepers(self) -> tuple[Ownership, Journals]:
+        """What says whose job it is, and what its items' rows are."""
+        if isinstance(self.root, Path):
+            journals = Journals(self.root, self.hidden, self.write)
+            return Lock(self.hidden / "lock", self.root), journals
+        ledger = Ledger(self.root, self.hidden, self.write)
+        return Lease(self.hidden / "lease.json", self.root), ledger
 
     @property
     def is_new(self) -> bool:
@@ -90,7 +102,7 @@ class BatchFolder:
     @property
     def layout(self) -> Layout:
         if self._layout is None:
-            self._layout = layout_of(self.manifest["settings"], self.root, self.temporary)
+            self._layout = self.layout_as(self.manifest["settings"])
         return self._layout
 
     def read_damaged(self) -> tuple[dict[str, Any], Layout]:
@@ -108,8 +120,14 @@ class BatchFolder:
         known = (*FORMATS, OLD)
         return [name for name in known if any(True for _ in self._layout_as(name).find())]
 
+    def layout_as(self, settings: Mapping[str, Any]) -> Layout:
+        """How items lie here by other settings than those of ``batch.json``."""
+        if isinstance(self.journals, Ledger):
+            return objects_of(settings, self.root, self.journals, self.note_whole)
+        return layout_of(settings, self.root, self.temporary)
+
     def _layout_as(self, format: str) -> Layout:
-        return layout_of({"format": format, "shard_bytes": 0}, self.root, self.temporary)
+        return self.layout_as({"format": format, "shard_bytes": 0})
 
     # Who writes here
 
@@ -127,7 +145,7 @@ class BatchFolder:
         if self.root.exists() and not self.root.is_dir():
             raise FileExistsError(f"{self.root} is a file. Choose another --out.")
         self._adopting = adopt and self._is_orphan()
-        names = set(os.listdir(self.root)) if self.root.is_dir() else set()
+        names = {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
         if self.is_new and names - {".batch"}:
             self._check_names(names)
         for name in (".batch", ".batch/tmp", ".batch/done", ".batch/failed", "items", "shards"):
@@ -152,11 +170,7 @@ class BatchFolder:
 
     def _check_names(self, names: set[str]) -> None:
         """Refuse a folder without a ``batch.json`` that a run did not make, or that it did."""
-        foreign = sorted(
-            name
-            for name in names
-            if name not in _MADE and not any(map(partial(fnmatch, name), _TOP))
-        )
+        foreign = sorted(name for name in names if name not in _MADE and not _is_top(name))
         if foreign or not {"items", "shards"}.intersection(names):
             shown = [*foreign, *sorted(names - {".batch", *foreign})]
             raise FileExistsError(
@@ -171,8 +185,9 @@ class BatchFolder:
 
     def tidy(self) -> None:
         """Remove what processes that have ended left unfinished."""
-        shutil.rmtree(self.temporary, ignore_errors=True)
-        self.temporary.mkdir(exist_ok=True)
+        if isinstance(self.temporary, Path):
+            shutil.rmtree(self.temporary, ignore_errors=True)
+            self.temporary.mkdir(exist_ok=True)
 
     def close(self) -> None:
         """Close what was noted, and let other jobs write here."""
@@ -186,6 +201,8 @@ class BatchFolder:
     @property
     def stopped(self) -> str | None:
         """Why the run is to stop, if it is."""
+        if self.lock.lost:
+            return self.lock.lost
         path = self.hidden / "stop"
         return path.read_text() if path.exists() else None
 
@@ -228,6 +245,8 @@ class BatchFolder:
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         """Write a file of the folder, whole or not at all."""
+        if self.lock.lost:
+            raise OSError(self.lock.lost)
         write_whole(self.root / name, parts, self.temporary / name)
 
     def note_whole(
@@ -240,15 +259,22 @@ class BatchFolder:
             ValueError: ``run.json`` is damaged.
         """
         info = info or read_info(files, place)
-        sizes = self.layout.sizes(item, place, ["run.json", *info.files])
+        names = ["run.json", *info.files]
+        sizes = {name: len(files[name]) for name in names if name in files}
+        if len(sizes) < len(names):
+            sizes = self.layout.sizes(item, place, names)
         self.journals.note("done", writer, row_of(info, place, sha256(files["run.json"]), sizes))
 
     def _top(self) -> list[str]:
-        found = [path for name in _TOP for path in self.root.glob(name)]
+        found = [path for path in self.root.iterdir() if _is_top(path.name)]
         return sorted(path.name for path in found if path.is_file() and not path.is_symlink())
 
 
-def _sha256(path: Path) -> str:
+def _is_top(name: str) -> bool:
+    return any(map(partial(fnmatchcase, name), _TOP))
+
+
+def _sha256(path: Place) -> str:
     found = hashlib.sha256()
     with path.open("rb") as file:
         for block in iter(partial(file.read, 2**20), b""):

@@ -10,9 +10,9 @@ run gives the same bytes wherever it lies.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..files.addresses import Place
 from ..files.places import file_name
 from ..runs.report.pages import page
 from .folder import BatchFolder
@@ -73,7 +73,7 @@ def _name(number: int) -> str:
     return "index.html" if number == 1 else f"index-{number}.html"
 
 
-def _spans(path: Path) -> Iterator[_Span]:
+def _spans(path: Place) -> Iterator[_Span]:
     rows = rows_in(path)
     while lines := [row["line"] for row in islice(rows, EACH)]:
         yield _Span(len(lines), lines[0], lines[-1])

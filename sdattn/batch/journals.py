@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..files.addresses import Place
 from ..files.places import inside
 from .rows import NotedRow, copies_of, line_of, noted_in, rows_in
 
@@ -25,14 +26,17 @@ class Journals:
         write: writes a file of the run's folder, whole or not at all.
     """
 
-    def __init__(self, root: Path, hidden: Path, write: Callable[[str, Iterable[bytes]], None]):
-        self.root, self.hidden, self.write = root, hidden, write
+    def __init__(self, root: Place, hidden: Place, write: Callable[[str, Iterable[bytes]], None]):
+        self.root, self.write = root, write
+        self.hidden: Any = hidden
         self._open: dict[str, Any] = {}
         self._writing = threading.Lock()
 
     def note(self, kind: str, writer: str, row: Mapping[str, Any]) -> None:
         """Append a row to this process's own list of what is ``"done"`` or has ``"failed"``."""
-        data = line_of(row)
+        self._append(kind, writer, line_of(row))
+
+    def _append(self, kind: str, writer: str, data: bytes) -> None:
         with self._writing:
             if kind not in self._open:
                 path = self.hidden / kind / f"{writer}.jsonl"
@@ -46,7 +50,15 @@ class Journals:
     def files(self) -> list[Path]:
         """Where rows of items that are whole can be: ``metadata.jsonl``, then what was noted since
         it was gathered."""
-        return [inside(self.root, "metadata.jsonl"), *sorted((self.hidden / "done").glob("*"))]
+        return self._read([inside(self.root, "metadata.jsonl"), *self._noted("done")])
+
+    def _noted(self, kind: str) -> list[Any]:
+        """The processes' own files of a kind."""
+        return sorted((self.hidden / kind).glob("*"))
+
+    def _read(self, places: Iterable[Any]) -> list[Path]:
+        """Where files can be read."""
+        return [*places]
 
     def rows(self) -> dict[str, NotedRow]:
         """Every row that has been noted, the latest of each item, by id."""
@@ -55,7 +67,7 @@ class Journals:
     def failures(self, *, new: bool = False) -> dict[str, dict[str, Any]]:
         """The rows of items that failed, the latest of each, by id; ``new``: in this run only."""
         before = [] if new else [inside(self.root, "errors.jsonl")]
-        paths = [*before, *sorted((self.hidden / "failed").glob("*"))]
+        paths = self._read([*before, *self._noted("failed")])
         return {row["id"]: row for path in paths for row in rows_in(path)}
 
     def gather(self, there: Mapping[str, str] | None = None) -> int:
@@ -67,12 +79,13 @@ class Journals:
         Returns:
             The number of rows.
         """
+        noted = self._noted("done")
         rows = self.rows()
         if there is not None:
             rows = {item: row for item, row in rows.items() if there.get(item) == row.place}
         ordered = sorted(rows.values(), key=lambda row: (row.line, row.place))
         self.write("metadata.jsonl", copies_of(ordered))
-        self._forget("done")
+        self._forget("done", noted)
         return len(rows)
 
     def gather_errors(
@@ -83,6 +96,7 @@ class Journals:
     ) -> int:
         """Write ``errors.jsonl``: the lines that cannot be read and the items (of ``items``, by
         default all) that failed and are not whole by now. Returns how many items."""
+        noted = self._noted("failed")
         failed = [
             row
             for item, row in self.failures().items()
@@ -90,7 +104,7 @@ class Journals:
         ]
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in [*bad_lines, *failed])
         self.write("errors.jsonl", map(str.encode, lines))
-        self._forget("failed")
+        self._forget("failed", noted)
         return len(failed)
 
     def close(self) -> None:
@@ -100,9 +114,10 @@ class Journals:
                 file.close()
             self._open.clear()
 
-    def _forget(self, kind: str) -> None:
+    def _forget(self, kind: str, noted: Iterable[Place]) -> None:
+        """Remove those of the processes' files that have been gathered."""
         with self._writing:
             if kind in self._open:
                 self._open.pop(kind).close()
-            for path in (self.hidden / kind).glob("*"):
+            for path in noted:
                 path.unlink()

@@ -50,12 +50,25 @@ class Layout(Protocol):
         """(place, what is wrong) of what may hold items and cannot be read."""
         return iter(())
 
+    def unfinished(self) -> list[str]:
+        """Places where an item was begun and not ended, as :meth:`find` saw them last."""
+        return []
+
+    def clear_unfinished(self) -> None:
+        """Remove what is there, unless it is of no run."""
+        return None
+
     def altered(self, places: Iterable[str]) -> Iterator[str]:
         """Those of these places, of which every item is as it was written, that are not."""
         return iter(())
 
     def sizes(self, item: str, place: str, names: Iterable[str]) -> dict[str, int]:
         """Bytes of those of an item's files that are there, without reading them."""
+
+    def lacking(self, item: str, place: str, written: Mapping[str, int]) -> list[str]:
+        """Which of an item's files, name to bytes, are not there or of another size."""
+        sizes = self.sizes(item, place, written)
+        return [name for name in written if sizes.get(name) != written[name]]
 
     def read(self, item: str, place: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
         """An item's files, or those of these names that it has."""
@@ -72,6 +85,11 @@ class Layout(Protocol):
         """
 
 
+def place_in_folders(item: str, line: int) -> str:
+    """Where an item of this line of the input lies, a folder each."""
+    return f"items/{line // _EACH:04d}/{item}"
+
+
 class Folders(Layout):
     """A folder an item, as ``sdattn generate`` writes it, a thousand in a folder."""
 
@@ -83,14 +101,15 @@ class Folders(Layout):
         whole(item, place, files)
 
     def take(self, other: Layout, where: tuple[str, str], line: int, whole: Whole) -> None:
-        assert isinstance(other, Folders)
+        if not (isinstance(other, Folders) and isinstance(other.root, Path)):
+            return super().take(other, where, line, whole)
         item, place = where
         new = self._make(item, line, lambda made: _link_tree(other.root / place, made))
         whole(item, new, self.read(item, new, ["run.json"]))
 
     def _make(self, item: str, line: int, fill: Callable[[Path], Any]) -> str:
         """Fill a temporary folder and give it its place."""
-        place = f"items/{line // _EACH:04d}/{item}"
+        place = place_in_folders(item, line)
         target = self.root / place
         made = self.temporary / uuid4().hex
         try:
@@ -130,16 +149,22 @@ class Folders(Layout):
 
     def discard(self, stale: Mapping[str, str]) -> None:
         for place in stale.values():
-            foreign = [name for name in self._listed(place) if not _OURS.fullmatch(name)]
-            if foreign:
+            if foreign := self._foreign(place):
                 raise ValueError(
                     f"{self.root / place} is to be drawn again, but holds {', '.join(foreign[:3])}"
                     ", which no run wrote. Move what is yours elsewhere."
                 )
         for place in stale.values():
-            path, gone = self.root / place, self.temporary / uuid4().hex
-            os.rename(path, gone)
-            gone.unlink() if gone.is_symlink() else shutil.rmtree(gone)
+            self._remove(place)
+
+    def _foreign(self, place: str) -> list[str]:
+        """The files in an item's folder that no run wrote."""
+        return [name for name in self._listed(place) if not _OURS.fullmatch(name)]
+
+    def _remove(self, place: str) -> None:
+        path, gone = self.root / place, self.temporary / uuid4().hex
+        os.rename(path, gone)
+        gone.unlink() if gone.is_symlink() else shutil.rmtree(gone)
 
     def _listed(self, place: str) -> list[str]:
         """The files in an item's folder, and the links by their own names."""

@@ -7,18 +7,81 @@ import os
 import socket
 import time
 import warnings
+from abc import ABC, abstractmethod
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from ..files.addresses import Place
 
 _TRIES = 5
 
 
-class Lock:
-    """One job at a time: its first process takes the lock, the others join it.
+class Ownership(ABC):
+    """Whose job a run is: its first process takes it, the others join.
 
-    The kernel holds it (``flock``), so that a process that is killed leaves none behind, also not
-    on another machine that shares the disk.
+    Attributes:
+        what: is owned, for messages.
+    """
+
+    what: Place
+
+    @property
+    @abstractmethod
+    def holder(self) -> dict[str, Any]:
+        """Who took it last: job, user, host, process and since when; empty where that cannot be
+        read."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why this job may not write any more, once that is so."""
+        return None
+
+    @abstractmethod
+    def take(self, job: str) -> None:
+        """Take it for a job; raises OSError if another job has it, whose the message tells."""
+
+    @abstractmethod
+    def join(self, job: str) -> bool:
+        """Share what this job's first process took; False if that is not visible here."""
+
+    @abstractmethod
+    def free(self, *, unknown: bool = True) -> bool:
+        """Whether no job has it; ``unknown`` is the answer where that cannot be told."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Leave it."""
+
+    def describe_holder(self) -> str:
+        """``ada on node7 (process 4711, since 2030-01-01T12:00:00+00:00)``"""
+        holder = self.holder
+        names = ("user", "host", "process", "since")
+        return "{} on {} (process {}, since {})".format(*(holder.get(n, "?") for n in names))
+
+    def _refuse(self) -> NoReturn:
+        raise OSError(
+            f"{self.what} is being written by another job: {self.describe_holder()}. Wait for it, "
+            "stop it, or choose another --out."
+        )
+
+
+def owner(job: str) -> dict[str, Any]:
+    """This process as a job's first."""
+    return {
+        "job": job,
+        "user": _user(),
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+class Lock(Ownership):
+    """One job at a time, on a disk.
+
+    The kernel holds the lock (``flock``), so that a process that is killed leaves none behind,
+    also not on another machine that shares the disk.
 
     Args:
         path: of the lock; beside it ``NAME.json`` tells who holds it.
@@ -31,43 +94,23 @@ class Lock:
 
     @property
     def holder(self) -> dict[str, Any]:
-        """Who took the lock last: job, user, host, process and since when; empty if that cannot be
-        read, for an instant after it was taken too."""
+        """Empty for an instant after it was taken, too."""
         try:
             found = json.loads(self.path.with_suffix(".json").read_bytes())
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 
-    def describe_holder(self) -> str:
-        """``ada on node7 (process 4711, since 2030-01-01T12:00:00+00:00)``"""
-        holder = self.holder
-        names = ("user", "host", "process", "since")
-        return "{} on {} (process {}, since {})".format(*(holder.get(n, "?") for n in names))
-
     def take(self, job: str) -> None:
-        """Take the lock for a job and share it with the job's other processes.
-
-        Raises:
-            OSError: another job holds it; the message says whose it is.
-        """
         try:
             import fcntl
         except ImportError as error:
             raise OSError(f"{self.what} cannot be locked: this system has no flock.") from error
         self._hold(fcntl.LOCK_EX)
-        owner = {
-            "job": job,
-            "user": _user(),
-            "host": socket.gethostname(),
-            "process": os.getpid(),
-            "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        }
-        self.path.with_suffix(".json").write_text(json.dumps(owner))
+        self.path.with_suffix(".json").write_text(json.dumps(owner(job)))
         self._hold(fcntl.LOCK_SH)
 
     def join(self, job: str) -> bool:
-        """Share the lock that this job's first process took; False if that is not visible here."""
         import fcntl
 
         if self.holder.get("job") != job:
@@ -76,7 +119,6 @@ class Lock:
         return True
 
     def free(self, *, unknown: bool = True) -> bool:
-        """Whether no job holds the lock; ``unknown`` is the answer on a disk without locks."""
         import fcntl
 
         if not self.path.exists():
@@ -109,10 +151,7 @@ class Lock:
                     if attempt + 1 < _TRIES:
                         time.sleep(0.1)
             self.release()
-            raise OSError(
-                f"{self.what} is being written by another job: {self.describe_holder()}. Wait for "
-                "it, stop it, or choose another --out."
-            )
+            self._refuse()
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
@@ -124,6 +163,7 @@ class Lock:
 
 
 def _user() -> str:
+    """Who runs this process."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):  # in a container a user may have a number only

@@ -5,9 +5,9 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from ..files.addresses import Place
 from ..files.places import inside
 from ..files.writing import sha256, to_json
 
@@ -20,7 +20,7 @@ ADOPT = (
 )
 
 
-def read_manifest(root: Path) -> dict[str, Any]:
+def read_manifest(root: Place) -> dict[str, Any]:
     """``batch.json`` as it was written.
 
     Raises:
@@ -41,13 +41,13 @@ def read_manifest(root: Path) -> dict[str, Any]:
     return manifest
 
 
-def read_unchecked(root: Path) -> dict[str, Any]:
+def read_unchecked(root: Place) -> dict[str, Any]:
     """``batch.json`` of a format that can be read, its checksum aside."""
     path = inside(root, "batch.json")
     return parsed(path.read_bytes(), path)
 
 
-def parsed(written: bytes, path: Path) -> dict[str, Any]:
+def parsed(written: bytes, path: Place) -> dict[str, Any]:
     """What ``batch.json`` says, if it is of a format that can be read.
 
     Raises:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from ..files.addresses import place_of
 from ..files.places import check_apart
 from .folder import BatchFolder
 from .gallery import write_gallery
@@ -66,7 +67,7 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
     """:func:`merge`, and what is missing."""
     sources = [_Source(root) for root in roots]
     manifest = _merged(sources)
-    check_apart(Path(out), *(source.root for source in sources))
+    check_apart(place_of(out), *(source.root for source in sources))
     _check_twins(sources)
     target, name = BatchFolder(out), uuid4().hex[:12]
     target.open(name)
@@ -100,7 +101,7 @@ class _Source:
     """
 
     def __init__(self, root: str | Path):
-        self.root, self.folder = Path(root), BatchFolder(root)
+        self.root, self.folder = place_of(root), BatchFolder(root)
         if not self.folder.lock.free():
             raise OSError(
                 f"{self.root} is being written: {self.folder.lock.describe_holder()}. Wait for it, "

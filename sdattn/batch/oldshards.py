@@ -13,7 +13,6 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ..files.places import inside
 from ..runs.info import FORMAT, MAPS
 from ..runs.packing import pack_maps
 from .layouts import Files
@@ -56,7 +55,7 @@ class OldShards(Shards):
     def altered(self, places: Iterable[str]) -> Iterator[str]:
         """Those that say another format, or hold files of none of their items."""
         for place in places:
-            with _open(inside(self.root, place)) as (head, file):
+            with _open(self._path(place)) as (head, file):
                 owners = {_owner(key)[0] for key in file.keys()}  # noqa: SIM118
                 if head["format"] != FORMAT or owners - set(head["items"]):
                     yield place

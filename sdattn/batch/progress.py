@@ -8,27 +8,38 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..files.addresses import Address, Place
+
 _LINE_EVERY = 15.0  # seconds between lines where there is no terminal
 
 
 class Tally:
     """Counts the rows that all processes have noted, reading only what is new."""
 
-    def __init__(self, hidden: Path):
+    def __init__(self, hidden: Place):
         self._hidden = hidden
-        self._read: dict[Path, tuple[int, int]] = {}  # bytes and rows
+        self._read: dict[tuple[str, Place], tuple[int, int]] = {}  # bytes and rows
         self._lock = threading.Lock()
 
     def count(self, kind: str) -> int:
         """Rows of a kind, ``"done"`` or ``"failed"``."""
         with self._lock:
-            for path in (self._hidden / kind).glob("*"):
-                start, rows = self._read.get(path, (0, 0))
+            for path, size in _sizes(self._hidden / kind).items():
+                start, rows = self._read.get((kind, path), (0, 0))
+                if size == start:
+                    continue
                 with path.open("rb") as file:
                     file.seek(start)
                     new = file.read()
-                self._read[path] = start + len(new), rows + new.count(b"\n")
-            return sum(rows for path, (_, rows) in self._read.items() if path.parent.name == kind)
+                self._read[kind, path] = start + len(new), rows + new.count(b"\n")
+            return sum(rows for (of, _), (_, rows) in self._read.items() if of == kind)
+
+
+def _sizes(folder: Place) -> dict[Any, int]:
+    """Bytes of each file in a folder."""
+    if isinstance(folder, Address):
+        return {folder / name: size for name, size in folder.sizes().items()}
+    return {path: path.stat().st_size for path in folder.glob("*")}
 
 
 class Progress:
@@ -40,8 +51,9 @@ class Progress:
         before: of those the ones that were there already.
     """
 
-    def __init__(self, hidden: Path, total: int, before: int):
+    def __init__(self, hidden: Place, total: int, before: int):
         self.tally, self.total, self.before = Tally(hidden), total, before
+        self._redraw = 0.5 if isinstance(hidden, Path) else _LINE_EVERY  # each asks the storage
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._start = time.monotonic()
@@ -84,7 +96,7 @@ class Progress:
         with Bar(*columns, console=Console(stderr=True)) as bar:
             task = bar.add_task("", total=self.total, completed=self.before)
             while True:
-                ended = self._end.wait(0.5)
+                ended = self._end.wait(self._redraw)
                 text = self.text()
                 done = self.before + self.tally.count("done")
                 bar.update(task, completed=done, description=text)

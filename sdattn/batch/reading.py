@@ -187,6 +187,8 @@ def _at_rest(
             yield f"{item}: metadata.jsonl has no row; the next run adds it"
     for path in sorted(folder.temporary.glob("*")):
         yield f"{path.name}: unfinished, in {folder.temporary}"
+    for place in folder.layout.unfinished():
+        yield f"{place}: unfinished, it has no run.json"
     ended = manifest.get("ended")
     if ended is None:  # of a run that was killed, or of the first format
         return

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..files.addresses import Place
 from ..runs.info import RunInfo
 
 # Of a word among those of all items, the columns of a table before its numbers
@@ -91,12 +92,12 @@ def _said(info: RunInfo, place: str) -> dict[str, Any]:
     }
 
 
-def rows_in(path: Path) -> Iterator[dict[str, Any]]:
+def rows_in(path: Place) -> Iterator[dict[str, Any]]:
     """The rows of items in a file, perhaps none; a line that a crash cut off is none."""
     return (row for row, _, _ in _placed_rows(path))
 
 
-def word_rows(rows: Iterable[NotedRow], root: Path) -> Iterator[dict[str, Any]]:
+def word_rows(rows: Iterable[NotedRow], root: Place) -> Iterator[dict[str, Any]]:
     """The words of items, one after the other, as rows of a table with :data:`WORD_LABELS` and
     the numbers of :class:`sdattn.maps.statistics.WordStatistics`.
 
@@ -123,7 +124,7 @@ def word_rows(rows: Iterable[NotedRow], root: Path) -> Iterator[dict[str, Any]]:
         )
 
 
-def bad_lines_in(path: Path) -> Iterator[dict[str, Any]]:
+def bad_lines_in(path: Place) -> Iterator[dict[str, Any]]:
     """The rows of ``errors.jsonl`` about lines that could not be read."""
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
@@ -142,7 +143,7 @@ def noted_in(path: Path) -> Iterator[tuple[str, NotedRow]]:
             yield row["id"], NotedRow(line, place, fingerprint, path, start, length)
 
 
-def _placed_rows(path: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
+def _placed_rows(path: Place) -> Iterator[tuple[dict[str, Any], int, int]]:
     """Row, first byte and length of each."""
     if not path.is_file():
         return

@@ -7,8 +7,8 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from pathlib import Path
-from typing import ClassVar, NamedTuple
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, NamedTuple
 from uuid import uuid4
 
 from ..files.places import inside
@@ -32,14 +32,14 @@ class Shards(Layout):
     """Many items in a file that is named by the checksum of its bytes.
 
     Args:
-        root: the run's folder.
-        temporary: a folder on the same disk.
+        root: the run's folder, or its Address.
+        temporary: a folder on the same disk; not used of an Address.
         nbytes: a shard is written once it holds so much; until then its items are in memory.
     """
 
     ending: ClassVar[str]
 
-    def __init__(self, root: Path, temporary: Path, nbytes: int):
+    def __init__(self, root: Any, temporary: Any, nbytes: int):
         self.root, self.temporary, self.nbytes = root, temporary, nbytes
         self._lock = threading.Lock()
         self._writing = threading.Lock()  # one shard at a time: a slow disk is to hold up drawing
@@ -101,8 +101,7 @@ class Shards(Layout):
 
     def altered(self, places: Iterable[str]) -> Iterator[str]:
         for place in places:
-            path = inside(self.root, place)
-            if _name(path.read_bytes()) != path.stem:
+            if _name(self._path(place).read_bytes()) != PurePosixPath(place).stem:
                 yield place
 
     def sizes(self, item: str, place: str, names: Iterable[str]) -> dict[str, int]:
@@ -116,7 +115,7 @@ class Shards(Layout):
         found = self._items(place).get(item, {})
         wanted = found if names is None else set(names)
         held = {name: where for name, where in found.items() if name in wanted}
-        return self._read(inside(self.root, place), item, held)
+        return self._read(self._path(place), item, held)
 
     def discard(self, stale: Mapping[str, str]) -> None:
         touched: dict[str, list[str]] = {place: [] for place in stale.values()}
@@ -125,8 +124,17 @@ class Shards(Layout):
                 touched[place].append(item)
         for place, kept in touched.items():
             if kept:
-                self._write({item: self.read(item, place) for item in kept})
-            (self.root / place).unlink()
+                files = {item: self.read(item, place) for item in kept}
+                self._moved(files, self._write(files))
+            (self.root / place).unlink(missing_ok=True)
+
+    def _moved(self, items: Mapping[str, Files], place: str) -> None:
+        """Called when items have been written to another place, where the next look finds them."""
+        return None
+
+    def _path(self, place: str) -> Path:
+        """Where a shard can be read."""
+        return inside(self.root, place)
 
     def _places(self) -> list[str]:
         found = sorted((self.root / "shards").glob(f"*{self.ending}"))
@@ -134,7 +142,7 @@ class Shards(Layout):
 
     def _items(self, place: str) -> Index:
         """What a shard holds, remembered while it stays as it is."""
-        path = inside(self.root, place)
+        path = self._path(place)
         known = path.stat()
         try:
             return self._index_of(path, known.st_ino, known.st_mtime_ns, known.st_size)

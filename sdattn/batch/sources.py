@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..files.addresses import place_of
 from .lines import kind_of
-
-_HUB = "hf://datasets/"
 
 
 def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
@@ -17,7 +16,8 @@ def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
 
     Args:
         source: a file, ``"-"`` for standard input, a folder that datasets reads, saved by
-            ``save_to_disk()`` or not, or ``hf://datasets/OWNER/NAME/FILE``.
+            ``save_to_disk()`` or not, or a file in a storage: ``s3://BUCKET/FILE``,
+            ``hf://datasets/OWNER/NAME/FILE``.
         kind: ``"jsonl"``, ``"csv"``, ``"txt"`` or ``"parquet"``; by default as the name says.
 
     Returns:
@@ -26,17 +26,13 @@ def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
     Raises:
         ValueError: another ending, Parquet that cannot be read, a data set of several splits.
         OSError: it cannot be read or reached.
-        ImportError: pyarrow or datasets is needed and not installed.
+        ImportError: pyarrow or datasets, or what reaches a storage, is needed and not installed.
     """
-    if Path(source).is_dir():
+    place = place_of(source)
+    if isinstance(place, Path) and place.is_dir():
         return _json_lines(_rows_of_folder(source)), "jsonl"
     kind = kind or kind_of(source)
-    if source == "-":
-        data = sys.stdin.buffer.read()
-    elif source.startswith(_HUB):
-        data = _from_hub(source)
-    else:
-        data = Path(source).read_bytes()
+    data = sys.stdin.buffer.read() if source == "-" else place.read_bytes()
     return (_json_lines(_rows_of_parquet(data)), "jsonl") if kind == "parquet" else (data, kind)
 
 
@@ -79,13 +75,3 @@ def _rows_of_folder(folder: str) -> list[Mapping[str, Any]]:
         f"{folder} has the splits {', '.join(splits)}. Write one of them to a file, "
         f"dataset[{next(iter(splits))!r}].to_parquet('prompts.parquet') say, and pass that."
     )
-
-
-def _from_hub(source: str) -> bytes:
-    from huggingface_hub import HfFileSystem
-
-    try:
-        return HfFileSystem().cat_file(source)
-    except Exception as error:  # of the network, of the hub, of a file that is not there
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise OSError(f"{source} cannot be read: {reason}") from error

@@ -41,6 +41,7 @@ def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, Noted
     """
     layout, journals = folder.layout, folder.journals
     places, missing = dict(layout.find()), _missing_files(folder)
+    layout.clear_unfinished()
     damage = _note_unnoted(folder, places, missing)
     stale = {item: places[item] for item in damage if item in redrawn}
     if stale:
@@ -91,8 +92,7 @@ def _missing_files(folder: BatchFolder) -> dict[tuple[str, str], list[str]]:
             written = sizes_in(row)
             if written is not None and isinstance(row.get("place"), str):
                 where = row["id"], row["place"]
-                sizes = folder.layout.sizes(*where, written)
-                found[where] = [name for name in written if sizes.get(name) != written[name]]
+                found[where] = folder.layout.lacking(*where, written)
     return found
 
 

@@ -17,7 +17,7 @@ from ..runs.imagerun import ImageRun
 from .drawing import Drawer, writer_for
 from .folder import BatchFolder
 from .items import BadLine, Item
-from .locks import Lock
+from .locks import Ownership
 from .plan import Job, check_items, digest_model
 from .progress import Tally
 from .request import Request
@@ -63,13 +63,13 @@ def of_words(item: Item, run: ImageRun) -> ImageRun:
     return run.keep(columns_of(item.words, [run.heatmaps.prompt]))
 
 
-def join_lock(lock: Lock, job: str) -> bool:
+def join_lock(lock: Ownership, job: str) -> bool:
     """Share the lock that the job's first process took, perhaps on another machine; False if it is
     not visible here."""
     for _ in range(_LOOKS):
         if lock.join(job):
             return True
-        time.sleep(0.5)  # a shared disk can show late what another machine has written
+        time.sleep(0.5)  # a shared disk or a storage can show late what another machine has written
     return False
 
 

@@ -20,11 +20,12 @@ def batch(
     prompts: Annotated[
         str | None,
         typer.Argument(
-            help="A .jsonl, .csv, .txt or .parquet file, a folder that datasets reads, or "
-            "hf://datasets/OWNER/NAME/FILE; - reads standard input."
+            help="A .jsonl, .csv, .txt or .parquet file, also s3://BUCKET/FILE or "
+            "hf://datasets/OWNER/NAME/FILE, or a folder that datasets reads; - reads standard "
+            "input."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder, or s3://BUCKET/RUN.")] = None,
     model: options.Model = "demo",
     seed: Annotated[int, typer.Option(help="Of the first line; the next has the next.")] = 0,
     steps: options.Steps = None,
@@ -158,6 +159,7 @@ def batch(
 
 def _run(output: Output, request: Any) -> None:
     from ..batch.engine import run_batch
+    from ..files.addresses import place_of
     from ..models.loading import quiet_libraries
 
     quiet_libraries(prompts=True)
@@ -167,7 +169,7 @@ def _run(output: Output, request: Any) -> None:
         raise typer.BadParameter(in_options(str(error))) from error
     outcome = run_batch(request)
     if outcome is not None:  # the first process reports
-        _print_outcome(output, outcome, Path(request.out))
+        _print_outcome(output, outcome, place_of(request.out))
         raise typer.Exit(_exit_code(outcome))
 
 
@@ -204,7 +206,7 @@ def _workers(text: str | None) -> tuple[int, int] | None:
     raise typer.BadParameter(f"{text!r} is neither N nor MIN:MAX, from 1.", param_hint="--workers")
 
 
-def _print_outcome(output: Output, outcome: Any, out: Path) -> None:
+def _print_outcome(output: Output, outcome: Any, out: Any) -> None:
     from .printing import print_rows
 
     text = f"{out}/: {outcome.whole:,} of {outcome.items:,} items"
@@ -231,9 +233,10 @@ def _print_outcome(output: Output, outcome: Any, out: Path) -> None:
 
 def _print_status(output: Output, run: Path) -> None:
     from ..batch.reading import status
+    from ..files.addresses import place_of
 
-    now = status(run)
-    lines = [f"{run}/: {now.whole:,} items are whole, the input has {now.items:,}"]
+    now, run_at = status(run), place_of(run)
+    lines = [f"{run_at}/: {now.whole:,} items are whole, the input has {now.items:,}"]
     if now.failed:
         lines.append(f"{now.failed:,} failed, see errors.jsonl; the same command tries them again")
     if now.bad_lines:
@@ -241,18 +244,19 @@ def _print_status(output: Output, run: Path) -> None:
     lines.append(f"running: {now.running}" if now.running else "not running")
     for line in lines:
         output.print(line, len(line))
-    output.answer({"folder": str(run), **vars(now)})
+    output.answer({"folder": str(run_at), **vars(now)})
 
 
 def _verify(output: Output, run: Path) -> None:
     from ..batch.reading import verify
+    from ..files.addresses import place_of
 
-    number, problems = verify(run)
+    (number, problems), run_at = verify(run), place_of(run)
     for problem in problems:
         print(f"sdattn: {visible(problem)}", file=sys.stderr)
-    line = f"{run}/: {number:,} items read, {len(problems):,} problems"
+    line = f"{run_at}/: {number:,} items read, {len(problems):,} problems"
     output.print(line, len(line))
-    output.answer({"folder": str(run), "items": number, "problems": problems})
+    output.answer({"folder": str(run_at), "items": number, "problems": problems})
     if problems:
         print(
             "sdattn: the batch's own command with --adopt makes anew what is damaged; without it, "

@@ -100,6 +100,7 @@ def _drawings(
     out: Path | None,
     force: bool,
 ) -> None:
+    from ..files.addresses import is_address
     from ..files.places import check_apart
     from ..files.writing import write_files
     from ..runs.drawings import drawings
@@ -109,6 +110,8 @@ def _drawings(
 
     if item is not None and out is None:
         raise typer.BadParameter(f"Say where to draw item {item}: --out FOLDER.")
+    if out is None and is_address(run):
+        raise typer.BadParameter("A run in a storage is not drawn into. Say where: --out FOLDER.")
     saved = _load(run, item)
     at_home = out is None or (item is None and out.resolve() == run.resolve())
     if at_home and saved.settings.fingerprint is not None:  # they stay as their checksums say
@@ -153,8 +156,10 @@ def _check_free(folder: Path, names: Collection[str], force: bool) -> None:
 
 def _load(run: Path, item: str | None) -> Any:
     from ..batch.reading import open_batch
+    from ..files.addresses import place_of
     from ..runs.folder import load_run
 
-    if item is None and (run / "batch.json").is_file():
-        raise typer.BadParameter(f"{run} is a batch run. Name one of its items: --item ID.")
+    place = place_of(run)
+    if item is None and (place / "batch.json").is_file():
+        raise typer.BadParameter(f"{place} is a batch run. Name one of its items: --item ID.")
     return load_run(run) if item is None else open_batch(run)[item]

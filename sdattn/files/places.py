@@ -1,11 +1,15 @@
 """Where files lie: paths inside a folder, outputs apart from inputs, names for folders."""
 
-import re
 import tempfile
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TypeVar
+
+from .addresses import Address, Place, is_address
+
+P = TypeVar("P", bound=Place)
 
 
-def inside(folder: Path, place: str) -> Path:
+def inside(folder: P, place: str) -> P:
     """The path of a place in a folder that someone else may have made: nothing outside is reached.
 
     Args:
@@ -24,9 +28,9 @@ def inside(folder: Path, place: str) -> Path:
             f"{folder} names {place!r}, which is no place inside it. Nothing else is opened: the "
             "folder is damaged or not what it says."
         )
-    path = folder
+    path: P = folder
     for part in parts:
-        path = path / part
+        path = path / part  # type: ignore[assignment]
         if path.is_symlink():
             raise ValueError(
                 f"{path} is a link, and links in a run's folder are not followed. Put what it "
@@ -35,8 +39,11 @@ def inside(folder: Path, place: str) -> Path:
     return path
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Place) -> None:
     """Make a folder where there is none, and raise if nothing can be written into it."""
+    if isinstance(folder, Address):
+        folder.check_writable()
+        return
     check_local(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,15 +58,15 @@ def check_local(path: Path) -> None:
     Raises:
         OSError: it is one.
     """
-    if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", next(iter(path.parts), "")):
+    if is_address(path):
         address = path.as_posix().replace(":/", "://", 1)
         raise OSError(
-            f"{address} is an address, and only folders of this machine can be written. Mount it, "
-            "or write here and copy the folder there."
+            f"{address} is an address, and only batches are written to storage. Write into a "
+            "folder and copy that there."
         )
 
 
-def check_apart(out: Path, *inputs: Path) -> None:
+def check_apart(out: Place, *inputs: Place) -> None:
     """Refuse an output that is an input, holds one or lies in one, links resolved.
 
     Raises:
@@ -77,11 +84,13 @@ def check_apart(out: Path, *inputs: Path) -> None:
         raise FileExistsError(f"{out} {how}, which stays as it is. Choose another --out.")
 
 
-def _same(path: Path, other: Path) -> bool:
-    return path.exists() and other.exists() and path.samefile(other)
+def _same(path: Place, other: Place) -> bool:
+    if isinstance(path, Path) and isinstance(other, Path):
+        return path.exists() and other.exists() and path.samefile(other)
+    return path == other
 
 
-def _holds(folder: Path, path: Path) -> bool:
+def _holds(folder: Place, path: Place) -> bool:
     return any(_same(folder, up) for up in path.resolve().parents)
 
 

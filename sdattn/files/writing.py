@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .addresses import Address, Place
 from .places import inside
 
 
@@ -44,18 +45,21 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         path.write_bytes(files[name])
 
 
-def write_whole(path: Path, parts: Iterable[bytes], temporary: Path | None = None) -> None:
+def write_whole(path: Place, parts: Iterable[bytes], temporary: Place | None = None) -> None:
     """Write a file for good, whole or not at all: whatever goes wrong leaves what was there.
 
     Args:
-        path: of the file; its folder is there.
+        path: of the file; its folder is there. An address is written at once.
         parts: what it holds, one after the other.
         temporary: where it lies until it is whole, on the same disk; beside it by default.
 
     Raises:
         OSError: it cannot be written.
     """
-    made = temporary or path.with_name(f".{uuid.uuid4().hex}.tmp")
+    if isinstance(path, Address):
+        path.write_parts(parts)
+        return
+    made = temporary if isinstance(temporary, Path) else path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         with made.open("wb") as file:
             file.writelines(parts)

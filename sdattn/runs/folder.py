@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..files.addresses import Place, place_of
 from ..files.places import check_writable, inside
 from ..files.writing import clear_leftovers, sha256, whole_folder, write_files, write_whole
 from .drawings import USUAL
@@ -31,7 +32,7 @@ class SavedRun(ImageRun):
         folder: where it is.
     """
 
-    folder: Path
+    folder: Place
 
     def __repr__(self) -> str:
         return f"SavedRun({str(self.folder)!r}: {described([self])})"
@@ -77,19 +78,19 @@ def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def load_run(folder: str | Path) -> SavedRun:
-    """Read a run's folder.
+    """Read a run's folder, also in a storage that fsspec reaches, ``s3://bucket/run``.
 
     Raises:
         FileNotFoundError: no such folder, or a part of it is missing.
         ValueError: it is no run of sdattn, a part is not what the run wrote, or it is a link.
     """
-    folder = Path(folder)
-    paths = {name: inside(folder, name) for name in READ}
+    place = place_of(folder)
+    paths = {name: inside(place, name) for name in READ}
     files = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
-    return saved_run(files, folder, str(folder))
+    return saved_run(files, place, str(place))
 
 
-def saved_run(files: Mapping[str, bytes], folder: Path, where: str) -> SavedRun:
+def saved_run(files: Mapping[str, bytes], folder: Place, where: str) -> SavedRun:
     """The run whose files these are; raises as :func:`sdattn.runs.packing.unpack_run` does."""
     return SavedRun(**vars(unpack_run(files, where)), folder=folder)
 

@@ -210,7 +210,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
         raise OSError("full")
 
     with monkeypatch.context() as patches:
-        patches.setattr("sdattn.batch.folder.os.replace", refuse)
+        patches.setattr("sdattn.files.writing.os.replace", refuse)
         with pytest.raises(OSError, match="full"):
             written(root, [row(1), row(2)])
     assert (root / "index.html").read_bytes() == before

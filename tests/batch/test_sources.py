@@ -98,7 +98,7 @@ def test_a_hub_that_cannot_be_reached_is_told_before_a_model_is_loaded(sdattn, t
     refuse("hf://datasets/owner/name/in.csv", OSError, "hf://datasets/owner/name/in.csv cannot be")
     code, _, err = sdattn("batch", "hf://datasets/owner/name/in.csv", "--out", "run")
     assert code == 1 and len(err.splitlines()) == 1
-    assert err.startswith("sdattn: hf://datasets/owner/name/in.csv cannot be read: ")
+    assert err.startswith("sdattn: hf://datasets/owner/name/in.csv cannot be reached: ")
     assert [*tmp_path.iterdir()] == []
 
 

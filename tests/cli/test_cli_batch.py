@@ -2,8 +2,10 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from sdattn.batch import open_batch
@@ -51,14 +53,48 @@ def test_a_seed_that_cannot_be_is_refused_alike(sdattn, tmp_path, command, seed)
 
 
 @pytest.mark.parametrize("out", ["s3://bucket/run", "gs://run", "file:///tmp/run", "hf://a/b"])
-def test_an_address_is_no_folder(sdattn, tmp_path, out):
+def test_an_address_is_no_folder_of_a_single_run(sdattn, tmp_path, out):
+    code, _, err = sdattn("generate", "a red circle", "--out", out)
+    assert code == 1
+    assert re.search("is an address, and only batches are written to storage", err)
+    assert sorted(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("out", "package", "reason"),
+    [
+        ("gs://bucket/run", "gcsfs", "gs://bucket/run needs a package that is not installed: "),
+        ("nowhere://bucket/run", None, "nowhere://bucket/run is of no storage that fsspec knows"),
+    ],
+)
+def test_an_address_that_cannot_be_reached_is_refused_in_a_line(
+    sdattn, tmp_path, monkeypatch, out, package, reason
+):
+    monkeypatch.setitem(sys.modules, package or "none", None)  # as if it were not installed
+    monkeypatch.setattr("sdattn.batch.worker.load_pipeline", None)  # nothing is loaded
     (tmp_path / "in.txt").write_text("a red circle\n")
     before = sorted(tmp_path.iterdir())
-    for given in (("batch", "in.txt"), ("generate", "a red circle")):
-        code, _, err = sdattn(*given, "--out", out)
-        assert code == 1
-        assert re.search("is an address, and only folders of this machine can be written", err)
+    for given in (("in.txt", "--out", out), ("--status", out), ("--verify", out)):
+        code, _, err = sdattn("batch", *given)
+        assert code == 1 and len(err.splitlines()) == 1 and reason in err
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_run_in_a_storage_at_the_command_line(sdattn, model):
+    fsspec.filesystem("memory").store.clear()
+    Path("in.txt").write_text("a cat\nred\n")
+    run = "memory://bucket/run"
+    options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "1")
+    code, said, _ = sdattn("batch", "in.txt", "--out", run, "--save", "image,maps", *options)
+    assert code == 0 and said.startswith("memory://bucket/run/: 2 of 2 items")
+    assert sdattn("batch", "--status", run)[1].startswith("memory://bucket/run/: 2 items are whole")
+    assert sdattn("batch", "--verify", run)[0] == 0
+    assert sdattn("merge", run, "--out", "here")[1].startswith("here/: 2 of 2 items")
+    assert sdattn("show", run, "--item", "000002", "--out", "shown")[0] == 0
+    assert (Path("shown") / "grid.png").is_file()
+    code, _, err = sdattn("show", f"{run}/items/0000/000001")
+    assert code == 2 and "A run in a storage is not drawn into" in err
+    assert not Path("memory:").exists()
 
 
 def test_a_bad_line_is_a_failure_but_to_a_launcher(sdattn, model, monkeypatch):

@@ -1,0 +1,141 @@
+"""Whose job a run in a storage is, which has no locks: an object that is written again and again.
+
+.batch/lease.json    job, user, host, process, since and the number of the beat
+"""
+
+import json
+import sys
+import threading
+import time
+from typing import Any
+from uuid import uuid4
+
+from ..files.addresses import Address
+from .locks import Ownership, owner
+
+_BEAT = 20.0  # seconds between two signs of life
+_SLOW = {"hf": 300.0}  # where each is a commit
+_MISSED = 3  # beats after which a job counts as dead
+_NOT_MINE = "another job has taken {}, as this one gave no sign of life for too long"
+
+
+class Lease(Ownership):
+    """One job at a time, as far as a storage can tell: its first process takes the lease and shows
+    that it lives, the others join it.
+
+    What a killed process left is known by that its beat stays the same, so no clocks are compared.
+
+    Args:
+        path: of the lease.
+        what: what is leased, for messages.
+    """
+
+    def __init__(self, path: Address, what: Address):
+        self.path, self.what = path, what
+        self.beat = _SLOW.get(path.scheme, _BEAT)
+        self._lost: str | None = None
+        self._joined: str | None = None
+        self._mine: dict[str, Any] = {}
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def lost(self) -> str | None:
+        """A process that joined looks each time."""
+        if self._lost is None and self._joined and not self.join(self._joined):
+            self._lost = _NOT_MINE.format(self.what)
+        return self._lost
+
+    @property
+    def holder(self) -> dict[str, Any]:
+        """Empty once it has been given back."""
+        try:
+            found = json.loads(self.path.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def take(self, job: str) -> None:
+        """Take the lease for a job, and keep it until :meth:`release`. Where another job has not
+        given it back, this waits to see whether that one lives.
+
+        Raises:
+            OSError: it does.
+        """
+        self._wait_for(self.holder)
+        self._joined, self._mine = None, owner(job)
+        try:
+            self.path.create(self._written(0))
+        except FileExistsError:  # of the dead, of one who was quicker, or this very one
+            if not self._is_mine():
+                self._refuse()
+        time.sleep(self.beat / 20)  # another may have written at this moment: the last one has it
+        if not self._is_mine():
+            self._refuse()
+        self._end.clear()
+        self._thread = threading.Thread(target=self._keep, daemon=True, name="lease")
+        self._thread.start()
+
+    def join(self, job: str) -> bool:
+        found = self.holder.get("job") == job
+        self._joined = job if found else self._joined
+        return found
+
+    def free(self, *, unknown: bool = True) -> bool:
+        """Whether nobody has the lease, by the clocks of both; a job that was killed has it for
+        some beats more."""
+        alive = self.holder.get("alive")
+        return not isinstance(alive, float) or time.time() - alive > _MISSED * self.beat
+
+    def release(self) -> None:
+        if self._thread is None:
+            return
+        self._end.set()
+        self._thread.join()
+        self._thread = None
+        if self._is_mine():
+            self.path.unlink(missing_ok=True)
+
+    def _wait_for(self, before: dict[str, Any]) -> None:
+        """Raise if the holder lives; remove what it left if not."""
+        if not before:
+            self.path.unlink(missing_ok=True)  # what is there is no lease
+            return
+        patience = _MISSED * self.beat
+        print(
+            f"sdattn: {self.what} was not given back by {self.describe_holder()}; waiting up to "
+            f"{patience:.0f} s to see whether that job lives",
+            file=sys.stderr,
+        )
+        end = time.monotonic() + patience
+        while time.monotonic() < end:
+            time.sleep(self.beat / 4)
+            now = self.holder
+            if not now:
+                return
+            if now.get("sign") != before.get("sign"):
+                self._refuse()
+        self.path.unlink(missing_ok=True)
+
+    def _is_mine(self) -> bool:
+        return self.holder.get("job") == self._mine["job"]
+
+    def _written(self, beat: int) -> bytes:
+        sign = {"beat": beat, "sign": uuid4().hex, "alive": time.time()}
+        return json.dumps({**self._mine, **sign}).encode()
+
+    def _keep(self) -> None:
+        """Show that this job lives, until it ends or has lost the lease."""
+        beat, seen = 0, time.monotonic()
+        while not self._end.wait(self.beat):
+            beat += 1
+            try:
+                if not self._is_mine():
+                    self._lost = _NOT_MINE.format(self.what)
+                    return
+                self.path.write_bytes(self._written(beat))
+                seen = time.monotonic()
+            except OSError as error:
+                if time.monotonic() - seen > _MISSED * self.beat:  # others count it as dead
+                    self._lost = f"no sign of life could be written: {error}"
+                    return

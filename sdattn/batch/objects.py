@@ -1,0 +1,210 @@
+"""The items of a batch run in a storage, where nothing can be renamed and a folder is no thing.
+
+An item's ``run.json`` is written after its other files and removed before them, so that an item
+with it is whole. A shard is one object. Either is noted once it is there.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from ..files.addresses import Address
+from ..files.copies import Copies
+from ..files.places import inside
+from .layouts import OLD, Files, Folders, Layout, Whole, place_in_folders
+from .ledgers import Ledger
+from .oldshards import OldShards
+from .parquets import Parquets
+from .shards import Shards
+from .tars import Tars
+
+_NEAR = 8  # groups of items whose listing is remembered
+_KEPT = 4  # shards of which copies are kept
+_LAST = "run.json"
+
+
+def objects_of(
+    settings: Mapping[str, Any], root: Address, ledger: Ledger, note: Callable[..., None]
+) -> Layout:
+    """The layout that a run's settings name, in a storage.
+
+    Args:
+        settings: as :func:`sdattn.batch.folder.layout_of` takes them.
+        root: of the run.
+        ledger: its rows.
+        note: ``note(writer, item, place, files)`` notes an item that is there.
+    """
+    kinds: dict[str, Callable[..., Layout]]
+    kinds = {"webdataset": TarObjects, "parquet": ParquetObjects, OLD: OldObjects}
+    if settings["format"] in kinds:
+        return kinds[settings["format"]](root, settings["shard_bytes"], ledger, note)
+    return FolderObjects(root, ledger)
+
+
+class FolderObjects(Folders):
+    """Items as ``sdattn generate`` writes them, an object a file."""
+
+    root: Any  # an Address
+
+    def __init__(self, root: Address, ledger: Ledger):
+        self.root, self.ledger = root, ledger
+        self._groups: dict[str, dict[str, dict[str, int]]] = {}
+        self._begun: list[str] = []
+
+    def add(self, item: str, line: int, files: Files, whole: Whole) -> None:
+        place = place_in_folders(item, line)
+        folder = inside(self.root, place)
+        for name in sorted(files, key=lambda name: (name == _LAST, name)):
+            inside(folder, name).write_bytes(files[name])
+        self._forget(place)
+        whole(item, place, files)
+
+    def take(self, other: Layout, where: tuple[str, str], line: int, whole: Whole) -> None:
+        self.add(where[0], line, other.read(*where), whole)
+
+    def flush(self) -> None:
+        self.ledger.flush()
+
+    def find(self) -> Iterator[tuple[str, str]]:
+        self._groups.clear()
+        self._begun.clear()
+        for group in (self.root / "items").glob("[0-9]*"):
+            for item, names in self._group(f"items/{group.name}").items():
+                if _LAST in names:
+                    yield item, f"items/{group.name}/{item}"
+                else:
+                    self._begun.append(f"items/{group.name}/{item}")
+
+    def unfinished(self) -> list[str]:
+        return [*self._begun]
+
+    def clear_unfinished(self) -> None:
+        for place in self.unfinished():
+            if not self._foreign(place):
+                self._remove(place)
+
+    def sizes(self, item: str, place: str, names: Iterable[str]) -> dict[str, int]:
+        found = {}
+        with suppress(ValueError):  # a place elsewhere
+            folder, (group, _, _) = inside(self.root, place), place.rpartition("/")
+            listed = self._group(group).get(folder.name, {})
+            for name in names:
+                size = listed.get(name)
+                if size is None:  # a listing can come late
+                    size = inside(folder, name).size()
+                if size is not None:
+                    found[name] = size
+        return found
+
+    def read(self, item: str, place: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
+        folder, found = inside(self.root, place), {}
+        for name in self._listed(place) if names is None else names:
+            with suppress(FileNotFoundError):
+                found[name] = inside(folder, name).read_bytes()
+        return found
+
+    def _group(self, group: str) -> dict[str, dict[str, int]]:
+        """Bytes of every object of a thousand items, by item and name, as they were listed last."""
+        if (known := self._groups.get(group)) is None:
+            known = {}
+            for path, size in inside(self.root, group).sizes().items():
+                item, _, name = path.partition("/")
+                known.setdefault(item, {})[name] = size
+            with suppress(StopIteration, KeyError):  # threads may remove the same
+                if len(self._groups) >= _NEAR:
+                    self._groups.pop(next(iter(self._groups)))
+            self._groups[group] = known
+        return known
+
+    def _listed(self, place: str) -> list[str]:
+        return sorted(inside(self.root, place).sizes())
+
+    def _remove(self, place: str) -> None:
+        folder = inside(self.root, place)
+        for name in sorted({*self._listed(place), _LAST}, key=lambda name: name != _LAST):
+            (folder / name).unlink(missing_ok=True)
+        self._forget(place)
+
+    def _forget(self, place: str) -> None:
+        self._groups.pop(place.rpartition("/")[0], None)
+
+
+class _ShardObjects(Shards):
+    """Shards that are read from copies. A shard that rows name is taken to hold their items, so
+    that it is read only when an item is."""
+
+    root: Any  # an Address
+
+    def __init__(self, root: Address, nbytes: int, ledger: Ledger, note: Callable[..., None]):
+        super().__init__(root, root, nbytes)
+        self.ledger, self.note = ledger, note
+        self._copies, self._reading = Copies(_KEPT), threading.RLock()
+        self._there: set[str] | None = None
+
+    def flush(self) -> None:
+        with self.ledger.together():  # else a kill between two rows would hide the second's item
+            super().flush()
+
+    def find(self) -> Iterator[tuple[str, str]]:
+        named: dict[str, list[str]] = {}
+        for item, row in self.ledger.rows().items():
+            named.setdefault(row.place, []).append(item)
+        self._there = set(self._places())
+        for place in sorted(self._there):
+            items: Iterable[str] = named.get(place, ())
+            if not items:
+                with suppress(ValueError, FileNotFoundError):  # what it held is made anew
+                    items = self._items(place)
+            yield from ((item, place) for item in items)
+
+    def broken(self) -> Iterator[tuple[str, str]]:
+        return iter(())  # to know it would be to read all; reading an item tells
+
+    def altered(self, places: Iterable[str]) -> Iterator[str]:
+        for place in places:
+            with self._reading:
+                yield from super().altered([place])
+
+    def sizes(self, item: str, place: str, names: Iterable[str]) -> dict[str, int]:
+        with self._reading:
+            return super().sizes(item, place, names)
+
+    def lacking(self, item: str, place: str, written: Mapping[str, int]) -> list[str]:
+        if self._there is None:
+            self._there = set(self._places())
+        if place not in self._there and not inside(self.root, place).is_file():
+            return [*written]
+        return []  # an object is there whole or not at all
+
+    def read(self, item: str, place: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
+        with self._reading:
+            return super().read(item, place, names)
+
+    def discard(self, stale: Mapping[str, str]) -> None:
+        with self._reading:
+            super().discard(stale)
+        self._there = None
+
+    def _moved(self, items: Mapping[str, Files], place: str) -> None:
+        writer = f"moved-{uuid4().hex[:12]}"
+        with self.ledger.together():
+            for item, files in items.items():
+                self.note(writer, item, place, files)
+
+    def _path(self, place: str) -> Path:
+        return self._copies.of(inside(self.root, place))
+
+
+class TarObjects(_ShardObjects, Tars):
+    """See :class:`Tars`."""
+
+
+class ParquetObjects(_ShardObjects, Parquets):
+    """See :class:`Parquets`."""
+
+
+class OldObjects(_ShardObjects, OldShards):
+    """See :class:`OldShards`."""

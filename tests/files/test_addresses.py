@@ -1,0 +1,139 @@
+"""Objects in a storage, and addresses that are refused."""
+
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from sdattn.files import addresses
+from sdattn.files.addresses import Address, place_of
+
+
+@pytest.fixture
+def root():
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    yield place_of("memory://bucket/run")
+    files.store.clear()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(addresses, "_WAITS", (0, 0))
+
+
+@pytest.mark.parametrize("where", ["run", "/tmp/a:b", "C:/run", "a/s3:/x", "s3:", "x:y"])
+def test_a_path_is_a_path(where):
+    assert place_of(where) == Path(where)
+    assert place_of(Path(where)) == Path(where)
+
+
+def test_an_address_is_one_also_as_a_path():
+    for where in ("memory://bucket/run", "memory:///bucket/run/", Path("memory://bucket/run")):
+        place = place_of(where)
+        assert str(place) == "memory://bucket/run" and place.name == "run"
+        assert place == place_of(place) and len({place, place_of(place)}) == 1
+    assert [str(up) for up in place.parents] == ["memory://bucket"]
+    assert place_of("file:///tmp/run") == Path("/tmp/run")
+
+
+def test_objects_are_read_and_written_as_files_are(root):
+    assert not root.exists() and [*root.iterdir()] == [] and root.sizes() == {}
+    (root / "a" / "b.txt").write_text("one")
+    (root / "c").write_parts([b"two", b"three"])
+    assert root.is_dir() and not root.is_file() and root.exists()
+    assert [found.name for found in root.iterdir()] == ["a", "c"]
+    assert [str(found) for found in root.glob("c*")] == ["memory://bucket/run/c"]
+    assert root.sizes() == {"a/b.txt": 3, "c": 8}
+    assert (root / "a" / "b.txt").read_text() == "one"
+    with (root / "c").open() as file:
+        file.seek(3)
+        assert file.read() == b"three"
+    key = (root / "c").key()
+    (root / "c").write_bytes(b"12345678")
+    assert (root / "c").key() != key and (root / "d").key() is None
+    with pytest.raises(FileExistsError):
+        (root / "c").create(b"x")
+    (root / "d").create(b"x")
+    (root / "d").unlink()
+    (root / "d").unlink(missing_ok=True)
+    with pytest.raises(FileNotFoundError, match="memory://bucket/run/d is not there"):
+        (root / "d").unlink()
+    with pytest.raises(FileNotFoundError, match="memory://bucket/run/d is not there"):
+        (root / "d").read_bytes()
+
+
+def test_a_large_object_is_sent_from_the_disk(root, monkeypatch):
+    monkeypatch.setattr(addresses, "_AT_ONCE", 4)
+    (root / "c").write_parts([b"two", b"three"])
+    assert (root / "c").read_bytes() == b"twothree"
+
+
+def test_parts_that_end_too_soon_leave_what_was_there(root):
+    def parts():
+        yield b"new"
+        raise RuntimeError("boom")
+
+    (root / "c").write_bytes(b"old")
+    with pytest.raises(RuntimeError, match="boom"):
+        (root / "c").write_parts(parts())
+    assert (root / "c").read_bytes() == b"old"
+
+
+def failing(error, times):
+    """A storage of which so many reads fail."""
+
+    class Failing(type(fsspec.filesystem("memory"))):
+        def cat_file(self, *args, **options):
+            nonlocal times
+            times -= 1
+            if times >= 0:
+                raise error
+            return super().cat_file(*args, **options)
+
+    return Failing(skip_instance_cache=True)
+
+
+class NoCredentialsError(Exception):
+    """Named as botocore's."""
+
+
+def test_what_fails_is_tried_again(root, quick):
+    (root / "c").write_bytes(b"x")
+    assert (
+        Address(failing(TimeoutError("slow"), 2), root.path, "memory").__truediv__("c").read_bytes()
+        == b"x"
+    )
+    for error, times in ((TimeoutError("slow"), 3), (NoCredentialsError("none\nfound"), 1)):
+        broken = Address(failing(error, times), root.path, "memory") / "c"
+        with pytest.raises(OSError, match="^memory://bucket/run/c cannot be reached: [^\n]*$"):
+            broken.read_bytes()
+        assert broken.read_bytes() == b"x"
+    with pytest.raises(PermissionError, match="^memory://bucket/run/c is not allowed: no.$"):
+        (Address(failing(PermissionError("no"), 9), root.path, "memory") / "c").read_bytes()
+
+
+@pytest.mark.parametrize("where", ["nowhere://x/run", "simplecache::memory://x/run"])
+def test_a_scheme_that_is_unknown_is_refused(where):
+    with pytest.raises(ValueError, match="is of no storage that fsspec knows"):
+        place_of(where)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ImportError, match="gs://b/run needs a package .* install gcsfs"):
+        place_of("gs://b/run")
+
+
+def test_where_nothing_can_be_written_it_is_told_in_a_line(root, quick):
+    root.check_writable()
+    assert root.sizes() == {}
+
+    class NoBucket(type(root.files)):
+        def pipe_file(self, *args, **options):
+            raise FileNotFoundError("The specified bucket does not exist")
+
+    gone = Address(NoBucket(skip_instance_cache=True), root.path, "memory")
+    with pytest.raises(OSError, match="^Cannot write to memory://bucket/run: The specified bucket"):
+        gone.check_writable()

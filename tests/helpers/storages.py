@@ -1,0 +1,45 @@
+"""Runs in storages of fsspec: in memory, with faults, and a server of S3."""
+
+import fsspec
+import pytest
+from batch_runs import manifest
+
+from sdattn.batch import leases, ledgers
+from sdattn.batch.folder import BatchFolder
+from sdattn.files import addresses
+from sdattn.files.addresses import place_of
+
+MEMORY = type(fsspec.filesystem("memory"))
+
+
+@pytest.fixture(name="quick")
+def quick_waits(monkeypatch):
+    """Waits and beats of a storage that answers at once."""
+    monkeypatch.setattr(addresses, "_WAITS", (0, 0))
+    monkeypatch.setattr(leases, "_BEAT", 0.05)
+    monkeypatch.setattr(ledgers, "_EVERY", 0.0)
+
+
+@pytest.fixture(name="memory")
+def memory_bucket(quick):
+    """The address of an empty bucket in memory."""
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    yield place_of("memory://bucket")
+    files.store.clear()
+
+
+def begun(root, items, **changes):
+    """A folder at work with these items added, name to files, and not gathered."""
+    folder = BatchFolder(root)
+    folder.open("job")
+    folder.claim(manifest(**changes), items)
+    for line, (item, files) in enumerate(items.items(), 1):
+        folder.layout.add(item, line, files, lambda *whole: folder.note_whole("job-0", *whole))
+    return folder
+
+
+def objects_of(root):
+    """Path to bytes of all that a run holds, what is at work aside."""
+    found = {name: (root / name).read_bytes() for name in root.sizes()}
+    return {name: data for name, data in found.items() if not name.startswith(".batch/")}
