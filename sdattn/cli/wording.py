@@ -41,11 +41,14 @@ _SPOKEN = re.compile(
 )
 
 
+_OURS = OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError
+
+
 def reason(error: Exception) -> str:
     """An error's message in one line; one that is not ours to word comes with its type."""
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
     text = in_options(" ".join(text.split()))
-    ours = isinstance(error, (OSError, ValueError, TypeError, KeyError, RuntimeError))
+    ours = isinstance(error, _OURS) and not isinstance(error, ModuleNotFoundError)
     return text if ours and text else f"{type(error).__name__}: {text}"
 
 

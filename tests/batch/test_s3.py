@@ -1,6 +1,5 @@
-"""Runs in S3, of a server that the test starts; skipped where moto and s3fs are not installed."""
+"""Runs in S3, of a server that the test starts."""
 
-import importlib.util
 import socket
 
 import fsspec
@@ -12,10 +11,8 @@ from sdattn.batch import merge, open_batch, status, verify
 from sdattn.batch.folder import BatchFolder
 from sdattn.files.addresses import place_of
 
-MISSING = [name for name in ("moto", "flask", "s3fs") if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}: 'moto[server]' s3fs"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # within botocore and moto
 ]
 KEYS = {"key": "testing", "secret": "testing"}

@@ -55,6 +55,9 @@ def test_quoted_texts_and_other_words_stay(text):
 def test_an_error_is_one_line_with_its_type_where_it_is_not_ours():
     assert reason(ValueError("seed=1:\n  no")) == "--seed 1: no"
     assert reason(KeyError("'cow' is not there")) == "'cow' is not there"
+    assert reason(ImportError("gs://x needs gcsfs")) == "gs://x needs gcsfs"
+    missing = ModuleNotFoundError("No module named 'x'")
+    assert reason(missing) == "ModuleNotFoundError: No module named 'x'"
     assert reason(ZeroDivisionError("by zero")) == "ZeroDivisionError: by zero"
 
 
