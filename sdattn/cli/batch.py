@@ -12,6 +12,10 @@ from . import options
 from .output import Output
 from .wording import in_options
 
+_LAUNCHED = {  # what launchers set: torchrun and accelerate launch, and Ray for its jobs
+    "TORCHELASTIC_RUN_ID",
+    "RAY_JOB_CONFIG_JSON_ENV_VAR",
+}
 _PARTS = ("image", "overlays", "grid", "maps", "masks", "report")
 
 
@@ -177,8 +181,7 @@ def _exit_code(outcome: Any) -> int:
     """Of the outcome; but a launcher, for which any other code is a crash, is told of none once all
     is drawn that can be."""
     is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
-    launched = "TORCHELASTIC_RUN_ID" in os.environ  # by torchrun or accelerate launch
-    return 0 if is_all and launched else outcome.exit_code
+    return 0 if is_all and not _LAUNCHED.isdisjoint(os.environ) else outcome.exit_code
 
 
 def _size(text: str) -> int | str:

@@ -103,10 +103,13 @@ def test_a_bad_line_is_a_failure_but_to_a_launcher(sdattn, model, monkeypatch):
     options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "1")
     options += ("--save", "image", "--out", "run")
     assert sdattn("batch", "in.jsonl", *options)[0] == 1
+    for name in ("TORCHELASTIC_RUN_ID", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
+        with monkeypatch.context() as launcher:
+            launcher.setenv(name, "none")
+            code, out, _ = sdattn("batch", "in.jsonl", *options)
+        assert code == 0
+        assert "1 lines could not be read, see errors.jsonl" in out
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    code, out, _ = sdattn("batch", "in.jsonl", *options)
-    assert code == 0
-    assert "1 lines could not be read, see errors.jsonl" in out
     assert sdattn("batch", "in.jsonl", *options, "--strict")[0] == 1
 
 
