@@ -14,7 +14,7 @@ from transformers import CLIPTokenizer
 
 from sdattn import AttentionStore, cli, load_pipeline
 
-# What the libraries are made of is no garbage, and looking for some in it takes a fifth of the time.
+# What the libraries are made of is no garbage; to look for some in it is a fifth of a collection.
 gc.disable()
 
 

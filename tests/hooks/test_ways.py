@@ -45,7 +45,7 @@ def processors(pipe):
 
 # diffusers 0.42 gives the images of several prompts each other's text masks in these
 MIXED_MASKS = ("Qwen-Image", "Sana")
-# None of those that take a picture asks its pipeline; to make all of them takes each process seconds.
+# To make all of the pipelines takes each process seconds, and who takes a picture asks for none.
 FROM_TEXT = [row for row in ROWS if "image" not in row.options(None, row.fitted(WAYS[0]))]
 
 
