@@ -1,5 +1,6 @@
 """Fixtures of all tests: tiny models, and the command line in an empty folder."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -12,6 +13,15 @@ from tiny_tokenizers import tiny_tokenizer
 from transformers import CLIPTokenizer
 
 from sdattn import AttentionStore, cli, load_pipeline
+
+# What the libraries are made of is no garbage; to look for some in it is a fifth of a collection.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
+
 
 # Tiny models gain nothing from threads, which wait for each other on a machine with other work.
 torch.set_num_threads(1)

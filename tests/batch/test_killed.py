@@ -176,11 +176,9 @@ def ranks_of(launcher):
 
 
 @pytest.mark.skipif(not LINUX, reason="finds processes in /proc")
-@pytest.mark.parametrize("ended", ["the launcher", "a rank"])
-def test_a_launcher_that_ends_early_ends_its_ranks_and_keeps_what_they_finished(
-    batch, tmp_path, ended
+def test_a_launcher_whose_rank_is_killed_ends_the_other_and_keeps_what_they_finished(
+    batch, tmp_path
 ):
-    """It is told to, or does so itself when a rank is killed."""
     write_lines(tmp_path / "in.jsonl", colours(30))
     arguments = ["in.jsonl", *SETTINGS, "--out", "run"]
     root = tmp_path / "run"
@@ -188,18 +186,39 @@ def test_a_launcher_that_ends_early_ends_its_ranks_and_keeps_what_they_finished(
     wait_until(lambda: whole(root) >= 4, launcher)
     ranks = ranks_of(launcher)
     assert len(ranks) == 2
-    if ended == "a rank":
-        os.kill(ranks[0], signal.SIGKILL)
-    else:
-        launcher.terminate()
+    os.kill(ranks[0], signal.SIGKILL)
     _, err = launcher.communicate(timeout=60)
     assert launcher.returncode != 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     assert "SIGTERM: finishing the items in hand" in err
     number, problems = verify(root)
-    if ended == "a rank":  # it may have been killed between an item and its row
-        problems = [one for one in problems if "has no row; the next run adds it" not in one]
+    # it may have been killed between an item and its row
+    problems = [one for one in problems if "has no row; the next run adds it" not in one]
     assert 4 <= number < 30 and problems == [], err
+    check_the_rest(batch, root, arguments)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends signals")
+def test_ranks_that_a_launcher_tells_to_end_keep_what_they_finished(batch, tmp_path):
+    """Which it does when it is told to end itself: each gets SIGTERM."""
+    write_lines(tmp_path / "in.jsonl", colours(30))
+    arguments = ["in.jsonl", *SETTINGS, "--out", "run"]
+    root = tmp_path / "run"
+    ranks = [Fork("batch", *arguments, cwd=tmp_path, variables=one) for one in two_ranks()]
+    wait_until(lambda: whole(root) >= 4, ranks[0])
+    for one in ranks:
+        one.terminate()
+    said = [one.communicate(timeout=60)[1] for one in ranks]
+    assert ranks[0].returncode == 143 and ranks[1].returncode in (0, 143), said
+    assert any("SIGTERM: finishing the items in hand" in err for err in said)
+    assert not any("Traceback" in err for err in said), said
+    number, problems = verify(root)
+    assert 4 <= number < 30 and problems == [], said
+    check_the_rest(batch, root, arguments)
+
+
+def check_the_rest(batch, root, arguments):
+    """The same command does it, and leaves what is there."""
     before = stamps(root)
     code, _, err = batch(*arguments)
     assert code == 0, err

@@ -9,13 +9,16 @@ import sys
 import time
 import zipfile
 from contextlib import closing, contextmanager
+from importlib.util import find_spec
 
 import pytest
 from browser import faults_for_people, start_browser, wait_for  # noqa: F401
 
-pytestmark = pytest.mark.slow
-
-pytest.importorskip("gradio", reason="pip install 'sdattn[app]'")
+# It is imported by the app's own process; to import it takes seconds.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("gradio") is None, reason="pip install 'sdattn[app]'"),
+]
 
 
 # The app of the command, which says of each call of the model that there was one, and how many

@@ -21,7 +21,9 @@ def quick_garbage():
     gc.collect()
     gc.freeze()
     yield
-    gc.unfreeze()
+    gc.unfreeze()  # what the module left behind
+    gc.collect()
+    gc.freeze()  # as conftest.py does
 
 
 @pytest.fixture(name="watched")

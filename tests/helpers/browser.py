@@ -79,6 +79,26 @@ def wait_for(page, expression, seconds=20):
         page.wait_for_timeout(20)
 
 
+LOOKS = [(width, theme) for width in (390, 768, 1280) for theme in ("light", "dark")]
+
+
+def faults_in_every_look(page):
+    """Of a phone, a tablet and a screen, by day and at night: one page changes its clothes, which
+    takes a fraction of a page for each."""
+    found = []
+    for width, theme in LOOKS:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=theme, reduced_motion="reduce")  # no colours on their way
+        assert page.evaluate(
+            f"[innerWidth, matchMedia('(prefers-color-scheme: {theme})').matches]"
+        ) == [
+            width,
+            True,
+        ]
+        found += [f"{width} {theme}: {fault}" for fault in faults_for_people(page)]
+    return found
+
+
 def faults_for_people(page):
     """What axe-core finds that keeps people from using a page: its rules' names and where."""
     source = importlib.resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()

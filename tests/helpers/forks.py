@@ -80,6 +80,11 @@ def fork(target, *arguments, daemon=False):
     return process
 
 
+def launch(arguments, cwd):
+    """`accelerate launch` with these arguments, begun: a process."""
+    return fork(_launch, arguments, cwd)
+
+
 def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -126,6 +131,14 @@ def _work(command, cwd, logs, variables):
     torch.set_num_threads(1)  # as in conftest
     sys.argv = command
     cli.main()
+
+
+def _launch(arguments, cwd):
+    from accelerate.commands.launch import main
+
+    os.chdir(cwd)
+    sys.argv = ["accelerate-launch", *map(str, arguments)]
+    main()
 
 
 def _do(steps, cwd):

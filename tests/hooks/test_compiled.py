@@ -11,7 +11,7 @@ import pytest
 import torch
 from capture_runs import run
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
-from tiny_pipelines import make_pipeline, make_small_unet
+from tiny_pipelines import make_pipeline, make_small_unet, make_unet
 from torch._dynamo.utils import counters
 
 from sdattn import CaptureError, CaptureWarning, capture
@@ -243,15 +243,19 @@ def test_a_compiled_model_stays_in_one_graph(how):
 @torch.no_grad()
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++ on a CPU")
 def test_the_output_is_that_of_the_compiled_blocks():
-    """By torch's own compiler; the blocks are where the attention is."""
+    """By torch's own compiler, which takes seconds for each block: one, in the middle."""
     torch._dynamo.reset()
-    unet = make_small_unet()
+    plain_blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
+    unet = make_unet(
+        layers_per_block=1, block_out_channels=(8, 16), attention_head_dim=4, **plain_blocks
+    )
     _, expected = called(unet)
     unet.compile_repeated_blocks(fullgraph=True)
     plain = unet(SAMPLE, 5, TEXT).sample
     outputs, maps = called(unet)
     assert torch.equal(outputs[0], plain)
     assert torch.equal(unet(SAMPLE, 5, TEXT).sample, plain)
+    assert list(maps) == [MID]
     for name, one in expected.items():
         torch.testing.assert_close(maps[name], one, atol=1e-5, rtol=0)
 

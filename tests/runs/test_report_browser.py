@@ -9,7 +9,7 @@ from itertools import combinations
 import matplotlib
 import numpy as np
 import pytest
-from browser import faults_for_people, list_troubles, page_opener, start_browser, wait_for  # noqa: F401
+from browser import faults_in_every_look, list_troubles, page_opener, start_browser, wait_for  # noqa: F401
 from PIL import Image
 from tiny_pipelines import make_pipeline
 
@@ -451,14 +451,12 @@ def test_controls_have_names_and_text_has_contrast(run, page_of):
         assert low == []
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 768, 1280])
-def test_axe_finds_no_fault(run, page_of, theme, width):
-    page = page_of(run.image_run(0), color_scheme=theme, viewport={"width": width, "height": 900})
+def test_axe_finds_no_fault(run, page_of):
+    page = page_of(run.image_run(0))
     page.locator("#stage").click(position={"x": 80, "y": 100})
     for summary in page.locator("summary").all():
         summary.click()
-    assert faults_for_people(page) == []
+    assert faults_in_every_look(page) == []
 
 
 CONTRAST = """() => {

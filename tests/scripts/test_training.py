@@ -4,16 +4,18 @@ import argparse
 import json
 import math
 import re
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+import train_demo_model
 import training_process
 from scenes import COLOURS, SHAPES
 from torch import nn
 from train_demo_model import train_from
-from training import fit, record
-from training.autoencoder import even_out, make_latents, train_vae_of
+from training import autoencoder, fit, record
+from training.autoencoder import even_out, make_latents, train_vae_of, vae_psnr
 from training.data import TOKENS, make_scenes, make_tokenizer, token_ids
 from training.fit import Fit, note
 from training.losses import Caption, captions, middle_times, split, text_states
@@ -23,6 +25,14 @@ from transformers import CLIPTokenizer
 from sdattn.models.loading import DEMO
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def few_unseen_scenes(monkeypatch):
+    """How well pictures come back is told of four scenes, not of hundreds, which take seconds."""
+    few = partial(vae_psnr, count=4)
+    monkeypatch.setattr(train_demo_model, "vae_psnr", few)
+    monkeypatch.setattr(autoencoder, "vae_psnr", lambda vae, seed, count: few(vae, seed))
 
 
 @pytest.fixture(scope="module")
