@@ -97,20 +97,19 @@ def test_a_worker_that_is_killed_loses_nothing(on_ray, model, local, tmp_path, c
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_other_engine(on_ray, model, local, tmp_path, monkeypatch):
-    """From a folder that Ray was not begun in, whose paths are relative."""
+    """Named by a path from a folder that Ray was not begun in."""
     write_lines(tmp_path / "in.jsonl", colours(ITEMS))
-    (tmp_path / "model").symlink_to(model)
     monkeypatch.chdir(tmp_path)
     run, before = Path("run"), 0
     for engine, more in (("local", {}), ("ray", {"workers": (1, 2)})):
         stopping = threading.Thread(target=stop_after, args=(run, before + 4))
         stopping.start()
-        outcome = draw("model", Path(), "run", engine=engine, **more)
+        outcome = draw(model, Path(), "run", engine=engine, **more)
         stopping.join()
         assert outcome.stopped == "enough" and outcome.before == before
         assert before + 4 <= outcome.whole < ITEMS
         before = outcome.whole
-    assert draw("model", Path(), "run").whole == ITEMS
+    assert draw(model, Path(), "run").whole == ITEMS
     check_complete(run, ITEMS)
     there, here = kept_of(run), kept_of(local / "run")
     assert {**there, "batch.json": None} == {**here, "batch.json": None}
@@ -335,8 +334,10 @@ def test_draw_in_ones_own_ray_program(on_ray, model, local):
 
 def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("sdattn.batch.worker._LOOKS", 1)
+    monkeypatch.chdir(Path.cwd())  # to come back to
     with pytest.raises(OSError, match="is not the run's folder.*all machines share"):
         Actor(Request("in.txt", tmp_path / "run"), "job", str(tmp_path)).load()
+    assert Path.cwd() == tmp_path  # where relative paths start, that of the model too
 
 
 def test_an_engine_that_is_not_installed_is_refused_before_anything_is_done(sdattn, monkeypatch):
