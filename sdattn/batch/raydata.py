@@ -143,8 +143,6 @@ def _value(value: Any) -> Any:
     """Whole numbers of which some are missing come as floats, with NaN for those."""
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
-    if isinstance(value, list):
-        return [_value(part) for part in value]
     if not isinstance(value, float):
         return value
     if math.isnan(value):
