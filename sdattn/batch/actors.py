@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -22,6 +23,7 @@ from ..files.addresses import place_of
 from ..models.loading import quiet_libraries
 from .folder import BatchFolder
 from .items import BadLine, Item
+from .lines import shortened
 from .plan import Job
 from .processes import same
 from .request import Request
@@ -29,6 +31,7 @@ from .sizing import find_batch_size
 from .worker import Loaded, Worker, check, join_lock, load
 
 _TRIES = 3  # workers that a batch may take with it
+_LEAVING = 10.0  # seconds that a killed worker may take
 _PATIENCE = 30.0  # seconds without a worker, after which that is said
 
 
@@ -97,14 +100,14 @@ class Actors:
         self.answers: dict[str, Any] = {}  # the last, by method
         self.errors: list[Exception] = []
         self.losses = Counter[str]()  # by the first item of a batch, or by method
-        self.most = 0  # workers
+        self.least = self.most = 0  # workers
         self.connected = self.began = False
 
     def load(self) -> Loaded:
-        least = self._connect()
+        self._connect()
         for _ in range(self.most):
             self._hire()
-        while len(self.free) < least:
+        while len(self.free) < self.least:
             self._await()
             self._raise()
         return self.answers["load"]
@@ -144,17 +147,19 @@ class Actors:
                 ray.kill(actor)
             if self.began:
                 ray.shutdown()
+            self._wait_for_the_lock()
 
     # Ray
 
-    def _connect(self) -> int:
-        """Find Ray, or begin it on this machine; returns how many workers are to be there before
-        the first batch."""
+    def _connect(self) -> None:
+        """Find Ray, or begin it on this machine."""
         import ray
 
         self.began = not ray.is_initialized()
         if self.began:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which Ray sends to its makers
+            if os.environ.get("RAY_ADDRESS", "local") != "local":  # asked 20 times, 40 s each
+                os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
             ray.init(logging_level=logging.WARNING)
         self.connected = True
         gpus = int(ray.cluster_resources().get("GPU", 0))
@@ -163,8 +168,14 @@ class Actors:
         self.takes = "GPU" if device == "cuda" else "CPU"
         takes: dict[str, Any] = {f"num_{self.takes.lower()}s": 1}
         self.kind = ray.remote(**takes)(Actor)
-        least, self.most = self.request.workers or (1, max(1, gpus))
-        return least
+        self.least, self.most = self.request.workers or (1, max(1, gpus))
+
+    def _wait_for_the_lock(self) -> None:
+        """Until the killed are gone, whose lock it is too: the next command is to find it free."""
+        self.folder.close()
+        end = time.monotonic() + _LEAVING
+        while not self.folder.lock.free() and time.monotonic() < end:
+            time.sleep(0.05)
 
     def _hire(self) -> None:
         actor = self.kind.remote(self.request, self.job, os.getcwd())
@@ -221,7 +232,7 @@ class Actors:
         self.lost = True
         ray.kill(call.actor)
         self.actors.remove(call.actor)
-        reason = f"{type(gone).__name__}: {str(gone).splitlines()[0]}"
+        reason = _reason(gone)
         print(f"sdattn: a worker has ended too soon ({reason})", file=sys.stderr, flush=True)
         cause = call.batch[0].item.id if call.batch else call.method
         self.losses[cause] += 1
@@ -242,10 +253,22 @@ class Actors:
             raise self.errors[0]
 
     def _tell_of_waiting(self) -> None:
-        if all(call.method == "load" for call in self.calls.values()):
-            print(
-                f"sdattn: waiting for a worker: each takes a {self.takes} of Ray, and loads the "
-                "model first",
-                file=sys.stderr,
-                flush=True,
-            )
+        import ray
+
+        if any(call.method != "load" for call in self.calls.values()):
+            return
+        there = f"{len(self.free)} of {self.least} workers have loaded the model"
+        has = f"{ray.cluster_resources().get(self.takes, 0):g}"
+        then = f"; --workers 1:{self.most} draws with those that there is room for"
+        print(
+            f"sdattn: waiting: {there}; each takes a {self.takes}, of which Ray has {has}"
+            f"{then * (self.least > 1)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _reason(gone: Exception) -> str:
+    """Why Ray lost a worker, which it says last, perhaps before an empty clause."""
+    said = [line for line in map(str.strip, str(gone).splitlines()) if line and line[-1] != "-"]
+    return f"{type(gone).__name__}: {shortened(''.join(said[-1:]), 300)}"

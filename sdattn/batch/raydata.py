@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -70,8 +71,8 @@ class Draw:
 
         Args:
             batch: columns by name, arrays or lists of one length: ``prompt``; where wanted ``id``,
-                ``seed``, ``negative_prompt``, ``words`` and options of the pipeline, None in rows
-                that do not have them.
+                ``seed``, ``negative_prompt``, ``words`` and options of the pipeline, None or NaN in
+                rows that do not have them. A float that is whole, 5.0, stands for 5.
 
         Returns:
             The batch's columns, and of each row: ``words``, those with a map, in the prompt's
@@ -131,11 +132,23 @@ def _refused(bad: BadLine) -> ValueError:
     return ValueError(f"Row {bad.line} of the batch: {bad.reason}")
 
 
-def _plain(values: Any) -> Any:
-    """As JSON would hold it: numbers of Python's, lists."""
-    if isinstance(values, (np.ndarray, np.generic)):
-        values = values.tolist()
-    return [_plain(value) for value in values] if isinstance(values, list) else values
+def _plain(column: Any) -> list[Any]:
+    """A column as JSON would hold it: numbers of Python's, lists, None where there is no value."""
+    if hasattr(column, "to_numpy"):  # of pandas, whose NA is not even equal to itself
+        column = column.to_numpy(object, na_value=math.nan)
+    return [_value(value) for value in column]
+
+
+def _value(value: Any) -> Any:
+    """Whole numbers of which some are missing come as floats, with NaN for those."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    if not isinstance(value, float):
+        return value
+    if math.isnan(value):
+        return None
+    exact = value.is_integer() and abs(value) < 2**53  # a larger one may have been another
+    return int(value) if exact else value
 
 
 def _column(values: list[Any]) -> Any:

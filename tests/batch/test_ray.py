@@ -4,22 +4,29 @@ Ray begins on two cores of this machine, once for all tests here; actors are kil
 number in the names of what they note.
 """
 
+import importlib
+import json
 import os
 import signal
 import threading
 import time
+from collections import namedtuple
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from batch_draws import SMALL
 from batch_draws import draw as draw_rows
 from batch_runs import kept_of
 from demo_batches import check_complete, colours, contents, rows, write_lines
 
 from sdattn.batch import Draw, Outcome, Request, open_batch, run_batch
-from sdattn.batch.actors import Actor
+from sdattn.batch.actors import Actor, Actors
 from sdattn.batch.folder import BatchFolder
+from sdattn.batch.items import Item
+from sdattn.batch.plan import Job
 
 ITEMS = 24
 
@@ -30,7 +37,8 @@ def on_ray():
     ray = pytest.importorskip("ray", reason="pip install 'sdattn[ray]'")
     # Ray's workers would otherwise wait for every other process of a machine that is at work.
     beside = {"_system_config": {"worker_niceness": 0}, "include_dashboard": False}
-    ray.init("local", num_cpus=2, logging_level="ERROR", **beside)
+    # The GPU is one by name: who asks for it finds that torch has none.
+    ray.init("local", num_cpus=2, num_gpus=1, logging_level="ERROR", **beside)
     yield ray
     ray.shutdown()
 
@@ -88,18 +96,20 @@ def test_a_worker_that_is_killed_loses_nothing(on_ray, model, local, tmp_path, c
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_the_other_engine(on_ray, model, local, tmp_path):
+def test_a_run_goes_on_with_the_other_engine(on_ray, model, local, tmp_path, monkeypatch):
+    """Named by a path from a folder that Ray was not begun in."""
     write_lines(tmp_path / "in.jsonl", colours(ITEMS))
-    run, before = tmp_path / "run", 0
+    monkeypatch.chdir(tmp_path)
+    run, before = Path("run"), 0
     for engine, more in (("local", {}), ("ray", {"workers": (1, 2)})):
         stopping = threading.Thread(target=stop_after, args=(run, before + 4))
         stopping.start()
-        outcome = draw(model, tmp_path, "run", engine=engine, **more)
+        outcome = draw(model, Path(), "run", engine=engine, **more)
         stopping.join()
         assert outcome.stopped == "enough" and outcome.before == before
         assert before + 4 <= outcome.whole < ITEMS
         before = outcome.whole
-    assert draw(model, tmp_path, "run").whole == ITEMS
+    assert draw(model, Path(), "run").whole == ITEMS
     check_complete(run, ITEMS)
     there, here = kept_of(run), kept_of(local / "run")
     assert {**there, "batch.json": None} == {**here, "batch.json": None}
@@ -114,39 +124,184 @@ def stop_after(root, number):
 
 
 @pytest.mark.slow
-def test_what_fails_is_noted_also_where_it_ends_its_workers(on_ray, model, tmp_path, monkeypatch):
-    class Deadly(Actor):
+def test_what_fails_is_noted(on_ray, model, tmp_path, monkeypatch):
+    class Failing(Actor):
         def draw(self, batch, wanted, size):
-            if batch[0].item.prompt == "red":
-                os._exit(1)
-            if batch[0].item.prompt == "a dog":
-                failing = self.pipe.unet.register_forward_pre_hook(lambda *_: 1 / 0)
+            hook = self.pipe.unet.register_forward_pre_hook(lambda *_: 1 / 0)
+            if batch[0].item.prompt != "a dog":
+                hook.remove()
             super().draw(batch, wanted, size)
-            if batch[0].item.prompt == "a dog":
-                failing.remove()
+            hook.remove()
 
-    monkeypatch.setattr("sdattn.batch.actors.Actor", Deadly)
-    monkeypatch.setattr("sdattn.batch.actors._TRIES", 1)
-    prompts = ["a cat", {"prompt": "a dog", "width": 13}, "a dog", "red", "a"]
+    monkeypatch.setattr("sdattn.batch.actors.Actor", Failing)
+    prompts = ["a cat", {"prompt": "a dog", "width": 13}, "a dog", "a"]
     asked = {"engine": "ray", "batch_size": 1, "progress": False, "workers": (1, 1)}
     outcome = draw_rows(model, tmp_path / "run", prompts, **asked)
-    assert (outcome.whole, outcome.failed, outcome.bad_lines) == (2, 2, 1)
-    bad, *failed = sorted(rows(tmp_path / "run" / "errors.jsonl"), key=lambda row: row["line"])
-    assert bad["line"] == 2 and [row["id"] for row in failed] == ["000003", "000004"]
-    assert failed[0]["reason"] == "ZeroDivisionError: division by zero"
-    assert "each of 1 workers that drew it ended (ActorDiedError)" in failed[1]["reason"]
+    assert (outcome.whole, outcome.failed, outcome.bad_lines) == (2, 1, 1)
+    bad, failed = sorted(rows(tmp_path / "run" / "errors.jsonl"), key=lambda row: row["line"])
+    assert bad["line"] == 2 and failed["id"] == "000003"
+    assert failed["reason"] == "ZeroDivisionError: division by zero"
+    assert on_ray.is_initialized()  # by somebody else, who goes on
 
 
 @pytest.mark.slow
-def test_an_error_of_a_worker_is_that_of_the_run(on_ray, model, tmp_path, monkeypatch):
-    class Strange(Actor):
-        def load(self):
-            raise OSError("no such disk")
-
-    monkeypatch.setattr("sdattn.batch.actors.Actor", Strange)
-    with pytest.raises(OSError, match="^no such disk$"):
-        draw_rows(model, tmp_path / "run", ["a cat"], engine="ray", progress=False)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Ray's GPU is one")
+def test_an_error_of_a_worker_is_that_of_the_run(on_ray, model, tmp_path):
+    """Here that there is no GPU, which a worker takes where Ray has one."""
+    with pytest.raises(ValueError, match="cuda"):
+        draw_rows(model, tmp_path / "run", ["a cat"], engine="ray", progress=False, device=None)
     assert BatchFolder(tmp_path / "run").lock.free()
+
+
+@pytest.fixture
+def crew_of(on_ray, tmp_path, monkeypatch):
+    """Makes a crew of so many workers, at least and at most, of a class."""
+    crews = []
+
+    def make(kind, workers, request=Request):
+        monkeypatch.setattr("sdattn.batch.actors.Actor", kind)
+        asked = request("in.txt", tmp_path / "run", device="cpu", workers=workers)
+        folder = BatchFolder(tmp_path / "run")
+        folder.open("job")
+        crews.append(Actors(asked, folder, "job"))
+        return crews[-1]
+
+    yield make
+    for crew in crews:
+        crew.close()
+        crew.folder.close()
+
+
+def job_of(prompt, shape=0):
+    return Job(Item(prompt, 1, prompt, 0, None, None, {}), {}, shape)
+
+
+def noting(folder):
+    """Workers without a model that note what they are asked for."""
+
+    class Noting(Actor):
+        def note(self, *what):
+            """Whether that is noted for the first time, by anyone."""
+            with (folder / "noted").open("a+") as file:
+                file.seek(0)
+                noted = [line.split(" ", 1)[1] for line in file.read().splitlines()]
+                file.write(f"{os.getpid()} {json.dumps(what)}\n")
+            return json.dumps(what) not in noted
+
+        def load(self):
+            time.sleep(0.5 * self.note("load"))
+            self.note("loaded")
+            return "model"
+
+        def batch_size(self, jobs, share):
+            if self.note("size", len(jobs), share):
+                os._exit(1)
+            return 2
+
+        def check(self, items):
+            return items, []
+
+        def draw(self, batch, wanted, size):
+            name = batch[0].item.prompt
+            self.note(name, wanted, size)
+            time.sleep(0.2 * (name == "slow"))
+            if name == "deadly":
+                os._exit(1)
+            if name == "ill":
+                raise OSError("no such disk")
+
+        def finish(self):
+            self.note("finish")
+
+    return Noting
+
+
+def noted_in(folder, name):
+    """The numbers of the processes that noted it, and what they were given."""
+    lines = [line.split(" ", 1) for line in (folder / "noted").read_text().splitlines()]
+    pairs = [(int(process), json.loads(what)) for process, what in lines]
+    return [(process, given) for process, (what, *given) in pairs if what == name]
+
+
+@pytest.mark.slow
+def test_a_crew_whose_workers_end_and_fail(crew_of, tmp_path, monkeypatch):
+    worker, noted = noting(tmp_path), partial(noted_in, tmp_path)
+    monkeypatch.setattr("sdattn.batch.actors._TRIES", 2)
+    crew = crew_of(worker, (2, 2))
+    assert crew.load() == "model" and len(noted("loaded")) == 2  # at least
+    good, deadly = job_of("good"), job_of("deadly")
+    assert crew.batch_size([good, good, deadly, job_of("wide", 1), good]) == 2
+    assert [rest for _, rest in noted("size")] == [[2, 2]] * 2  # one of a shape; a second worker
+    assert crew.check([good.item]) == ([good.item], [])
+
+    wanted = {"deadly": "1", "good": "2", "other": "3"}
+    crew.draw([[deadly], [good, job_of("whole")]], wanted, "")
+    assert crew.lost and noted("finish")
+    assert [rest for _, rest in noted("good")] == [[{"good": "2"}, 2]]
+    assert not crew.folder.journals.failures()
+    crew.draw([[deadly]], wanted, "")
+    assert len(noted("deadly")) == 2
+    reason = "each of 2 workers that drew it ended (ActorDiedError)"
+    assert crew.folder.journals.failures()["deadly"]["reason"] == reason
+
+    with pytest.raises(OSError, match="^no such disk$"):
+        crew.draw([[job_of("ill")], *([job_of("slow")] for _ in range(9))], wanted, "")
+    assert len(noted("slow")) < 9 and not crew.lost
+    assert noted("ill")[0][0] in {who for who, _ in noted("finish")}
+
+
+def light(of_each):
+    """A worker and a request that need nothing of sdattn where they come; each worker has loaded
+    what ``of_each`` says."""
+
+    class Worker:
+        def __init__(self, request, job, cwd):
+            pass
+
+        def load(self):
+            return namedtuple("Loaded", "weights")(of_each())
+
+    class Light(Request):
+        def __reduce__(self):
+            return dict, ()
+
+    return Worker, Light
+
+
+@pytest.mark.slow
+def test_workers_that_have_loaded_different_models(crew_of):
+    worker, request = light(lambda: str(os.getpid()))
+    with pytest.raises(ValueError, match="have loaded different models"):
+        crew_of(worker, (2, 2), request).load()
+
+
+@pytest.mark.slow
+def test_workers_that_ray_has_no_room_for(crew_of, monkeypatch, capfd):
+    tell = Actors._tell_of_waiting
+
+    def tell_and_leave(crew):
+        tell(crew)
+        if len(crew.free) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sdattn.batch.actors._PATIENCE", 0.5)
+    monkeypatch.setattr(Actors, "_tell_of_waiting", tell_and_leave)
+    worker, request = light(str)
+    with pytest.raises(KeyboardInterrupt):
+        crew_of(worker, (3, 3), request).load()
+    assert capfd.readouterr().err.splitlines()[-1] == (
+        "sdattn: waiting: 2 of 3 workers have loaded the model; each takes a CPU, of which Ray has "
+        "2; --workers 1:3 draws with those that there is room for"
+    )
+
+
+@pytest.mark.slow
+def test_a_machine_that_has_no_sdattn(crew_of, capfd):
+    worker, request = light(str)
+    request.__reduce__ = lambda _: (importlib.import_module, ("not_installed_there",))
+    with pytest.raises(RuntimeError, match="No module named 'not_installed_there'"):
+        crew_of(worker, (1, 1), request).load()
+    assert capfd.readouterr().err.count("a worker has ended too soon") == 3
 
 
 @pytest.mark.slow
@@ -179,8 +334,10 @@ def test_draw_in_ones_own_ray_program(on_ray, model, local):
 
 def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("sdattn.batch.worker._LOOKS", 1)
+    monkeypatch.chdir(Path.cwd())  # to come back to
     with pytest.raises(OSError, match="is not the run's folder.*all machines share"):
         Actor(Request("in.txt", tmp_path / "run"), "job", str(tmp_path)).load()
+    assert Path.cwd() == tmp_path  # where relative paths start, that of the model too
 
 
 def test_an_engine_that_is_not_installed_is_refused_before_anything_is_done(sdattn, monkeypatch):

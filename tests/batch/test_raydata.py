@@ -1,5 +1,7 @@
 """`Draw`: rows of pictures and maps, those of `sdattn batch` bit for bit."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -70,9 +72,30 @@ def test_columns_of_one_shape_are_one_array_and_parts_are_left_out(model):
     assert set(made({"prompt": []})) == {"prompt"}
 
 
+@pytest.mark.parametrize("as_pandas", [False, True])
+def test_columns_that_lack_values_as_ray_data_has_them(model, as_pandas):
+    """Whole numbers are floats there, with NaN."""
+    made = Draw(str(model), options=SMALL, device="cpu", save=["image"], seed=5)
+    expected = made(
+        {"prompt": ["a cat", "a dog"], "seed": [6, 5], "words": [["cat"], ["a", "dog"]]}
+    )
+    lacking = {"prompt": np.array(["a cat", "a dog"], object), "seed": np.array([6, math.nan])}
+    lacking["width"] = np.array([64.0, 64.0])
+    lacking["words"] = np.array([["cat"], None], object)
+    if as_pandas:
+        pandas = pytest.importorskip("pandas")
+        lacking = pandas.DataFrame(lacking).convert_dtypes()
+        assert lacking["seed"][1] is pandas.NA
+    found = made(lacking)
+    np.testing.assert_array_equal(found["image"], expected["image"])
+    assert [*map(list, found["words"])] == [["cat"], ["a", "dog"]]
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
+        ({"seed": 2.0**53}, "Row 2 of the batch: seed=.*write a whole number"),  # or one beside it
+        ({"seed": 0.5}, "Row 2 of the batch: seed=0.5: write a whole number"),
         ({"seed": -1}, "Row 2 of the batch: seed=-1: write a whole number from 0"),
         ({"words": ["dog"]}, "Row 2 of the batch: 'dog' is not in the prompt"),
         ({"num_inference_step": 3}, "Row 2 of the batch: .*num_inference_step"),
