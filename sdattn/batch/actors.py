@@ -164,6 +164,8 @@ class Actors:
         self.connected = True
         gpus = int(ray.cluster_resources().get("GPU", 0))
         device = self.request.device or ("cuda" if gpus else "cpu")
+        if not (self.request.device or gpus):  # an autoscaler may only wait to be asked for some
+            _say("Ray has no GPU now, so each worker takes a CPU; --device cuda waits for GPUs")
         self.request = replace(self.request, device=device)
         self.takes = "GPU" if device == "cuda" else "CPU"
         takes: dict[str, Any] = {f"num_{self.takes.lower()}s": 1}
@@ -233,7 +235,7 @@ class Actors:
         ray.kill(call.actor)
         self.actors.remove(call.actor)
         reason = _reason(gone)
-        print(f"sdattn: a worker has ended too soon ({reason})", file=sys.stderr, flush=True)
+        _say(f"a worker has ended too soon ({reason})")
         cause = call.batch[0].item.id if call.batch else call.method
         self.losses[cause] += 1
         if call.batch and self.losses[cause] == _TRIES:
@@ -260,12 +262,14 @@ class Actors:
         there = f"{len(self.free)} of {self.least} workers have loaded the model"
         has = f"{ray.cluster_resources().get(self.takes, 0):g}"
         then = f"; --workers 1:{self.most} draws with those that there is room for"
-        print(
-            f"sdattn: waiting: {there}; each takes a {self.takes}, of which Ray has {has}"
-            f"{then * (self.least > 1)}",
-            file=sys.stderr,
-            flush=True,
+        _say(
+            f"waiting: {there}; each takes a {self.takes}, of which Ray has {has}"
+            f"{then * (self.least > 1)}"
         )
+
+
+def _say(text: str) -> None:
+    print(f"sdattn: {text}", file=sys.stderr, flush=True)
 
 
 def _reason(gone: Exception) -> str:

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections import namedtuple
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -296,6 +297,18 @@ def test_workers_that_ray_has_no_room_for(crew_of, monkeypatch, capfd):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_without_a_gpu_it_says_what_workers_take(crew_of, monkeypatch, capfd):
+    crew = crew_of(Actor, (1, 1))
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 2.0})
+    crew._connect()
+    assert "GPU" not in capfd.readouterr().err  # --device cpu was asked for
+    crew.request = replace(crew.request, device=None)
+    crew._connect()
+    assert crew.takes == "CPU" and crew.request.device == "cpu"
+    assert "no GPU now, so each worker takes a CPU; --device cuda waits" in capfd.readouterr().err
+
+
 def test_a_machine_that_has_no_sdattn(crew_of, capfd):
     worker, request = light(str)
     request.__reduce__ = lambda _: (importlib.import_module, ("not_installed_there",))
