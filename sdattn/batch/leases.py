@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -93,8 +94,9 @@ class Lease(Ownership):
         self._end.set()
         self._thread.join()
         self._thread = None
-        if self._is_mine():
-            self.path.unlink(missing_ok=True)
+        with suppress(OSError):  # it stays then, and the next job finds that nobody has it
+            if self._is_mine():
+                self.path.unlink(missing_ok=True)
 
     def _wait_for(self, before: dict[str, Any]) -> None:
         """Raise if the holder lives; remove what it left if not."""
