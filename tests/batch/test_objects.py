@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from functools import partial
 
 import pytest
 from batch_runs import three
@@ -96,14 +97,16 @@ def test_what_is_unfinished_is_told_once_and_left_where_it_is_not_ours(memory):
 
 def test_a_start_lists_items_once_and_opens_none(memory, asked):
     root = memory / "run"
-    folder = begun(root, three())
+    folder = begun(root, {})
+    for line, (item, files) in enumerate(three().items()):
+        folder.layout.add(item, 1 + 1000 * line, files, partial(folder.note_whole, "job-0"))
     folder.journals.gather()
     folder.close()
     for look in (lambda folder: status(root), settle):
         folder = reopened(root)
         asked.clear()
         look(folder)
-        assert len(of(asked, "find", "items")) == 1 and not of(asked, "info", "items")
+        assert len(of(asked, "find", "items")) == 3 and not of(asked, "info", "items")
         folder.close()
 
 
@@ -184,7 +187,7 @@ def test_what_could_not_be_written_is_written_the_next_time(memory, monkeypatch)
     folder = unwritten(faulty(memory / "run", pipe_file=put), monkeypatch)
     folder.journals.note("done", "job-0", row("a"))
     with pytest.raises(OSError, match="cannot be reached: gone"):
-        folder.journals.flush()
+        folder.layout.flush()
     fails = False
     folder.close()
     assert seen(memory / "run") == {"a"}
@@ -378,4 +381,23 @@ def test_a_run_that_was_told_to_stop_goes_on_the_next_time(memory):
     folder.close()
     folder = reopened(memory / "run")
     assert folder.stopped is None
+    folder.close()
+
+
+def test_a_large_file_of_a_run_is_compared_to_its_end(memory):
+    folder = begun(memory / "run", {})
+    folder.write("ids.txt", [b"x" * 2**21])
+    folder.seal(0)
+    assert folder.changed(folder.manifest["ended"]) == []
+    folder.write("ids.txt", [b"x" * (2**21 - 1), b"y"])
+    assert folder.changed(folder.manifest["ended"]) == ["ids.txt"]
+    folder.close()
+
+
+def test_rows_that_were_counted_are_not_counted_again(memory):
+    folder = begun(memory / "run", {})
+    tally = Tally(folder.hidden)
+    for number in range(1, 4):
+        folder.journals.note("done", "job-0", row(f"{number}"))
+        assert tally.count("done") == number
     folder.close()
