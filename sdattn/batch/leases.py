@@ -65,11 +65,8 @@ class Lease(Ownership):
         """
         self._wait_for(self.holder)
         self._joined, self._mine = None, owner(job)
-        try:
+        with suppress(FileExistsError):  # of one who was quicker, or this very one
             self.path.create(self._written(0))
-        except FileExistsError:  # of the dead, of one who was quicker, or this very one
-            if not self._is_mine():
-                self._refuse()
         time.sleep(self.beat / 20)  # another may have written at this moment: the last one has it
         if not self._is_mine():
             self._refuse()

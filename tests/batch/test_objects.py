@@ -14,6 +14,7 @@ from sdattn.batch.folder import BatchFolder
 from sdattn.batch.leases import Lease
 from sdattn.batch.progress import Tally
 from sdattn.batch.whole import settle
+from sdattn.files.addresses import Address
 
 
 @pytest.fixture
@@ -207,6 +208,27 @@ def test_a_ledger_goes_on_after_it_was_closed_or_gathered(memory):
     folder.close()
 
 
+def test_rows_that_were_gathered_are_not_written_again(memory, asked):
+    folder = begun(memory / "run", {})
+    ledger, first = folder.journals, BatchFolder(memory / "run").journals
+    for gather in (ledger.gather, lambda: (ledger.close(), first.gather())):
+        ledger.note("done", "job-0", row("a"))
+        gather()
+        ledger.note("done", "job-0", row("b"))
+        parts = [path.read_text() for path in (folder.hidden / "done").iterdir()]
+        assert len(parts) == 1 and json.loads(parts[0])["id"] == "b"
+        ledger.gather()
+        asked.clear()
+        assert {*ledger.rows()} == {"a", "b"}
+        assert not of(asked, "info", "/done/")  # what was removed is not looked for
+    folder.close()
+
+
+def test_where_each_writing_is_a_commit_there_are_few(memory):
+    hub = BatchFolder(Address(memory.files, memory.path, "hf"))
+    assert (hub.lock.beat, hub.journals._every) == (300, 60)
+
+
 def test_rows_that_no_listing_shows_yet(memory):
     """A process's own count; those of others are missing, stay, and are found by the next run."""
     lags = True
@@ -294,7 +316,7 @@ def test_a_storage_that_cannot_create_or_holds_something_else(memory):
             raise NotImplementedError("conditional writes")
         return own(path, *args, **options)
 
-    for there in (None, b"[]", b"{", b"{}"):
+    for there in (None, b"[1]", b"{", b"{}"):
         if there is not None:
             (memory / "lease.json").write_bytes(there)
         mine = lease(memory, "one", pipe_file=unable)

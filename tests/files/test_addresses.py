@@ -35,6 +35,7 @@ def test_an_address_is_one_also_as_a_path():
         assert str(place) == "memory://bucket/run" and place.name == "run"
         assert place == place_of(place) and len({place, place_of(place)}) == 1
     assert [str(up) for up in place.parents] == ["memory://bucket"]
+    assert place != Address(place.files, place.path, "s3")
     assert place_of("file:///tmp/run") == Path("/tmp/run")
 
 
