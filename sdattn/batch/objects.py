@@ -96,7 +96,9 @@ class FolderObjects(Folders):
 
     def read(self, item: str, place: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
         folder, found = inside(self.root, place), {}
-        for name in self._listed(place) if names is None else names:
+        if names is None:
+            names = self._group(place.rpartition("/")[0]).get(folder.name) or self._listed(place)
+        for name in names:
             with suppress(FileNotFoundError):
                 found[name] = inside(folder, name).read_bytes()
         return found
@@ -174,7 +176,7 @@ class _ShardObjects(Shards):
             super().discard(stale)
 
     def _path(self, place: str) -> Path:
-        return self._copies.of(inside(self.root, place))
+        return self._copies.of(inside(self.root, place), place)  # named by its checksum
 
 
 class TarObjects(_ShardObjects, Tars):

@@ -25,14 +25,18 @@ class Copies:
         self._folder: Path | None = None
         self._lock = threading.Lock()
 
-    def of(self, place: Address) -> Path:
+    def of(self, place: Address, key: str | None = None) -> Path:
         """Where the object's copy is, which stays as it is when the object changes; a path at
         which there is nothing where there is no object.
+
+        Args:
+            place: of the object.
+            key: another one for another content; by default the storage is asked.
 
         Raises:
             OSError: the storage cannot be reached.
         """
-        key = f"{place} {place.key()}"
+        key = f"{place} {place.key() if key is None else key}"
         with self._lock:
             path = self._made.pop(key, None)
             if path is not None:

@@ -6,10 +6,10 @@ import time
 from functools import partial
 
 import pytest
-from batch_runs import three
+from batch_runs import FORMATS, three
 from storages import MEMORY, begun, faulty, memory_bucket, quick_waits  # noqa: F401
 
-from sdattn.batch import ledgers, objects, status, verify
+from sdattn.batch import engine, ledgers, objects, status, verify
 from sdattn.batch.folder import BatchFolder
 from sdattn.batch.leases import Lease
 from sdattn.batch.progress import Tally
@@ -123,6 +123,22 @@ def test_a_start_reads_no_shard_that_rows_name(memory, format, asked):
     assert len(settle(folder)) == 3
     assert not of(asked, "get_file", "shards")
     folder.close()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_verify_asks_once_for_what_is_there(memory, format, asked):
+    """Nothing for each item but its files."""
+    folder = begun(memory / "run", three(), format=format)
+    folder.layout.flush()
+    folder.journals.gather()
+    folder.seal(3)
+    folder.close()
+    asked.clear()
+    assert verify(memory / "run") == (3, [])
+    assert len(of(asked, "find", "items")) == (format == "folder")
+    assert len(of(asked, "get_file", "shards")) == (format != "folder")
+    assert not of(asked, "info", "items")
+    assert len(of(asked, "info", "shards/")) <= 1  # by fsspec, before it fetches
 
 
 def test_shards_are_read_by_many_threads_from_few_copies(memory, monkeypatch):
@@ -423,3 +439,17 @@ def test_rows_that_were_counted_are_not_counted_again(memory):
         folder.journals.note("done", "job-0", row(f"{number}"))
         assert tally.count("done") == number
     folder.close()
+
+
+def test_what_ends_a_run_is_told_with_what_to_do(memory):
+    def gone(own, path, *args, **options):
+        raise TimeoutError("gone")
+
+    folder = BatchFolder(faulty(memory / "run", info=gone))
+    with pytest.raises(OSError, match="cannot be reached") as ended:
+        _ = folder.stopped
+    told = str(engine._with_advice(ended.value, folder))
+    assert told == (
+        "memory://bucket/run/.batch/stop cannot be reached: gone. What was finished stays in "
+        "memory://bucket/run; when this is mended, the same command does the rest."
+    )
