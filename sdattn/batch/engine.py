@@ -289,6 +289,6 @@ def _with_advice(error: Exception, folder: BatchFolder) -> Exception:
         return error
     reason = str(error).rstrip(".")
     return OSError(
-        f"{reason}. What was finished stays in {folder.root}; when this is mended, the same command "
-        "does the rest."
+        f"{reason}. What was finished stays in {folder.root}; when this is mended, the same "
+        "command does the rest."
     )
