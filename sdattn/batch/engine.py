@@ -287,7 +287,8 @@ def _touching(batches: list[list[Job]], items: Container[str]) -> list[list[Job]
 def _with_advice(error: Exception, folder: BatchFolder) -> Exception:
     if not isinstance(error, OSError):
         return error
+    reason = str(error).rstrip(".")
     return OSError(
-        f"{error}. What was finished stays in {folder.root}; when this is mended, the same command "
-        "does the rest."
+        f"{reason}. What was finished stays in {folder.root}; when this is mended, the same "
+        "command does the rest."
     )

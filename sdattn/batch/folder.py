@@ -123,7 +123,7 @@ class BatchFolder:
     def layout_as(self, settings: Mapping[str, Any]) -> Layout:
         """How items lie here by other settings than those of ``batch.json``."""
         if isinstance(self.journals, Ledger):
-            return objects_of(settings, self.root, self.journals, self.note_whole)
+            return objects_of(settings, self.root, self.journals)
         return layout_of(settings, self.root, self.temporary)
 
     def _layout_as(self, format: str) -> Layout:

@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -64,11 +65,8 @@ class Lease(Ownership):
         """
         self._wait_for(self.holder)
         self._joined, self._mine = None, owner(job)
-        try:
+        with suppress(FileExistsError):  # of one who was quicker, or this very one
             self.path.create(self._written(0))
-        except FileExistsError:  # of the dead, of one who was quicker, or this very one
-            if not self._is_mine():
-                self._refuse()
         time.sleep(self.beat / 20)  # another may have written at this moment: the last one has it
         if not self._is_mine():
             self._refuse()
@@ -93,8 +91,9 @@ class Lease(Ownership):
         self._end.set()
         self._thread.join()
         self._thread = None
-        if self._is_mine():
-            self.path.unlink(missing_ok=True)
+        with suppress(OSError):  # it stays then, and the next job finds that nobody has it
+            if self._is_mine():
+                self.path.unlink(missing_ok=True)
 
     def _wait_for(self, before: dict[str, Any]) -> None:
         """Raise if the holder lives; remove what it left if not."""

@@ -9,11 +9,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..files.addresses import Address, Place
+from ..files.addresses import Address, at_once
 from ..files.copies import Copies
 from .journals import Journals
 
@@ -104,11 +105,10 @@ class Ledger(Journals):
         return sorted({*super()._noted(kind), *self._own[kind]})
 
     def _read(self, places: Iterable[Any]) -> list[Path]:
-        return [self._copies.of(place) for place in places]
+        return self._copies.of_all(places)
 
-    def _forget(self, kind: str, noted: Iterable[Place]) -> None:
+    def _forget(self, kind: str, noted: Iterable[Any]) -> None:
         with self._writing:
             self._parts.pop(kind, None)
             self._own[kind].clear()
-            for place in noted:
-                place.unlink(missing_ok=True)
+            at_once(partial(Address.unlink, missing_ok=True), noted)

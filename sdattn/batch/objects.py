@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from ..files.addresses import Address
 from ..files.copies import Copies
@@ -21,26 +20,23 @@ from .parquets import Parquets
 from .shards import Shards
 from .tars import Tars
 
-_NEAR = 8  # groups of items whose listing is remembered
+_NEAR = 64  # groups of items whose listing is remembered
 _KEPT = 4  # shards of which copies are kept
 _LAST = "run.json"
 
 
-def objects_of(
-    settings: Mapping[str, Any], root: Address, ledger: Ledger, note: Callable[..., None]
-) -> Layout:
+def objects_of(settings: Mapping[str, Any], root: Address, ledger: Ledger) -> Layout:
     """The layout that a run's settings name, in a storage.
 
     Args:
         settings: as :func:`sdattn.batch.folder.layout_of` takes them.
         root: of the run.
         ledger: its rows.
-        note: ``note(writer, item, place, files)`` notes an item that is there.
     """
     kinds: dict[str, Callable[..., Layout]]
     kinds = {"webdataset": TarObjects, "parquet": ParquetObjects, OLD: OldObjects}
     if settings["format"] in kinds:
-        return kinds[settings["format"]](root, settings["shard_bytes"], ledger, note)
+        return kinds[settings["format"]](root, settings["shard_bytes"], ledger)
     return FolderObjects(root, ledger)
 
 
@@ -59,7 +55,6 @@ class FolderObjects(Folders):
         folder = inside(self.root, place)
         for name in sorted(files, key=lambda name: (name == _LAST, name)):
             inside(folder, name).write_bytes(files[name])
-        self._forget(place)
         whole(item, place, files)
 
     def take(self, other: Layout, where: tuple[str, str], line: int, whole: Whole) -> None:
@@ -101,7 +96,9 @@ class FolderObjects(Folders):
 
     def read(self, item: str, place: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
         folder, found = inside(self.root, place), {}
-        for name in self._listed(place) if names is None else names:
+        if names is None:
+            names = self._group(place.rpartition("/")[0]).get(folder.name) or self._listed(place)
+        for name in names:
             with suppress(FileNotFoundError):
                 found[name] = inside(folder, name).read_bytes()
         return found
@@ -126,9 +123,6 @@ class FolderObjects(Folders):
         folder = inside(self.root, place)
         for name in sorted({*self._listed(place), _LAST}, key=lambda name: name != _LAST):
             (folder / name).unlink(missing_ok=True)
-        self._forget(place)
-
-    def _forget(self, place: str) -> None:
         self._groups.pop(place.rpartition("/")[0], None)
 
 
@@ -138,11 +132,10 @@ class _ShardObjects(Shards):
 
     root: Any  # an Address
 
-    def __init__(self, root: Address, nbytes: int, ledger: Ledger, note: Callable[..., None]):
+    def __init__(self, root: Address, nbytes: int, ledger: Ledger):
         super().__init__(root, root, nbytes)
-        self.ledger, self.note = ledger, note
+        self.ledger = ledger
         self._copies, self._reading = Copies(_KEPT), threading.RLock()
-        self._there: set[str] | None = None
 
     def flush(self) -> None:
         with self.ledger.together():  # else a kill between two rows would hide the second's item
@@ -152,8 +145,7 @@ class _ShardObjects(Shards):
         named: dict[str, list[str]] = {}
         for item, row in self.ledger.rows().items():
             named.setdefault(row.place, []).append(item)
-        self._there = set(self._places())
-        for place in sorted(self._there):
+        for place in self._places():
             items: Iterable[str] = named.get(place, ())
             if not items:
                 with suppress(ValueError, FileNotFoundError):  # what it held is made anew
@@ -173,11 +165,7 @@ class _ShardObjects(Shards):
             return super().sizes(item, place, names)
 
     def lacking(self, item: str, place: str, written: Mapping[str, int]) -> list[str]:
-        if self._there is None:
-            self._there = set(self._places())
-        if place not in self._there and not inside(self.root, place).is_file():
-            return [*written]
-        return []  # an object is there whole or not at all
+        return []  # an object that was found is whole
 
     def read(self, item: str, place: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
         with self._reading:
@@ -186,16 +174,9 @@ class _ShardObjects(Shards):
     def discard(self, stale: Mapping[str, str]) -> None:
         with self._reading:
             super().discard(stale)
-        self._there = None
-
-    def _moved(self, items: Mapping[str, Files], place: str) -> None:
-        writer = f"moved-{uuid4().hex[:12]}"
-        with self.ledger.together():
-            for item, files in items.items():
-                self.note(writer, item, place, files)
 
     def _path(self, place: str) -> Path:
-        return self._copies.of(inside(self.root, place))
+        return self._copies.of(inside(self.root, place), place)  # named by its checksum
 
 
 class TarObjects(_ShardObjects, Tars):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,19 @@ class Tally:
     def count(self, kind: str) -> int:
         """Rows of a kind, ``"done"`` or ``"failed"``."""
         with self._lock:
-            for path, size in _sizes(self._hidden / kind).items():
-                start, rows = self._read.get((kind, path), (0, 0))
-                if size == start:
-                    continue
-                with path.open("rb") as file:
-                    file.seek(start)
-                    new = file.read()
-                self._read[kind, path] = start + len(new), rows + new.count(b"\n")
+            with suppress(OSError):  # they are counted the next time; what writes meets it too
+                self._read_new(kind)
             return sum(rows for (of, _), (_, rows) in self._read.items() if of == kind)
+
+    def _read_new(self, kind: str) -> None:
+        for path, size in _sizes(self._hidden / kind).items():
+            start, rows = self._read.get((kind, path), (0, 0))
+            if size == start:
+                continue
+            with path.open("rb") as file:
+                file.seek(start)
+                new = file.read()
+            self._read[kind, path] = start + len(new), rows + new.count(b"\n")
 
 
 def _sizes(folder: Place) -> dict[Any, int]:

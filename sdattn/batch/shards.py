@@ -124,13 +124,8 @@ class Shards(Layout):
                 touched[place].append(item)
         for place, kept in touched.items():
             if kept:
-                files = {item: self.read(item, place) for item in kept}
-                self._moved(files, self._write(files))
+                self._write({item: self.read(item, place) for item in kept})
             (self.root / place).unlink(missing_ok=True)
-
-    def _moved(self, items: Mapping[str, Files], place: str) -> None:
-        """Called when items have been written to another place, where the next look finds them."""
-        return None
 
     def _path(self, place: str) -> Path:
         """Where a shard can be read."""

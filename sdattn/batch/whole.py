@@ -63,16 +63,18 @@ def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, Noted
 def find_whole(folder: BatchFolder) -> set[str]:
     """The items of which every file is there with its size; those without a row, which may be of
     another process, too."""
+    there = [*folder.layout.find()]  # first: a storage is then listed once
     missing = _missing_files(folder)
-    return {item for item, place in folder.layout.find() if not missing.get((item, place))}
+    return {item for item, place in there if not missing.get((item, place))}
 
 
 def whole_items(folder: BatchFolder) -> tuple[dict[str, WholeItem], list[str]]:
     """The items that are whole, by id, whether they have a row or not, and the ids of those that
     have one and are not. It only reads."""
     layout, rows = folder.layout, folder.journals.rows()
-    missing, found = _missing_files(folder), dict[str, WholeItem]()
-    for item, place in layout.find():
+    there, found = [*layout.find()], dict[str, WholeItem]()
+    missing = _missing_files(folder)
+    for item, place in there:
         row, lost = rows.get(item), missing.get((item, place))
         with suppress(OSError, ValueError):
             if lost is None:

@@ -10,16 +10,20 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]+):/+(.*)", re.DOTALL)  # Path takes one / away
 _LOCAL = ("file", "local")
 _WAITS = (0.5, 2.0)  # seconds before what has failed is tried again
 _HOPELESS = re.compile("Credentials|Offline")  # in the name of an error: it stays as it is
-_AT_ONCE = 2**25  # bytes of a file that is sent from memory
+_IN_MEMORY = 2**25  # bytes of a file that is sent from memory
+_TOGETHER = 16  # requests of objects
+
+T = TypeVar("T")
 
 
 def is_address(where: str | Path) -> bool:
@@ -188,7 +192,7 @@ class Address:
         with tempfile.NamedTemporaryFile() as file:
             file.writelines(parts)
             file.flush()
-            if file.tell() > _AT_ONCE:
+            if file.tell() > _IN_MEMORY:
                 self._ask(self.files.put_file, file.name, self.path)
             else:
                 self.write_bytes(Path(file.name).read_bytes())
@@ -246,6 +250,12 @@ class Address:
 
 
 Place = Path | Address
+
+
+def at_once(call: Callable[[Address], T], places: Iterable[Address]) -> list[T]:
+    """What a call gives for each, many at a time, as a storage takes long to answer."""
+    with ThreadPoolExecutor(_TOGETHER) as pool:
+        return list(pool.map(call, places))
 
 
 def _line(error: BaseException) -> str:

@@ -4,10 +4,11 @@ import shutil
 import tempfile
 import threading
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
+from uuid import uuid4
 
-from .addresses import Address
-from .writing import sha256
+from .addresses import Address, at_once
 
 
 class Copies:
@@ -22,29 +23,44 @@ class Copies:
         self.most = most
         self._made: dict[str, Path] = {}
         self._folder: Path | None = None
-        self._fetching = threading.RLock()
+        self._lock = threading.Lock()
 
-    def of(self, place: Address) -> Path:
+    def of(self, place: Address, key: str | None = None) -> Path:
         """Where the object's copy is, which stays as it is when the object changes; a path at
         which there is nothing where there is no object.
+
+        Args:
+            place: of the object.
+            key: another one for another content; by default the storage is asked.
 
         Raises:
             OSError: the storage cannot be reached.
         """
-        key = sha256(f"{place} {place.key()}".encode())
-        with self._fetching:
+        key = f"{place} {place.key() if key is None else key}"
+        with self._lock:
+            path = self._made.pop(key, None)
+            if path is not None:
+                self._made[key] = path  # the one that was asked for last
+                return path
+        path = self._new()
+        try:
+            place.fetch(path)
+        except FileNotFoundError:
+            path.unlink(missing_ok=True)
+            return path
+        with self._lock:
+            path = self._made.setdefault(key, path)
+            while self.most is not None and len(self._made) > self.most:
+                self._made.pop(next(iter(self._made))).unlink()
+        return path
+
+    def of_all(self, places: Iterable[Address]) -> list[Path]:
+        """:meth:`of` each, many at once."""
+        return at_once(self.of, places)
+
+    def _new(self) -> Path:
+        with self._lock:
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="sdattn-"))
                 weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-            path = self._made.pop(key, None)
-            if path is None:
-                path = self._folder / key
-                try:
-                    place.fetch(path)
-                except FileNotFoundError:
-                    path.unlink(missing_ok=True)
-                    return path
-            self._made[key] = path
-            while self.most is not None and len(self._made) > self.most:
-                self._made.pop(next(iter(self._made))).unlink()
-            return path
+        return self._folder / uuid4().hex

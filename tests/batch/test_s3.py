@@ -51,6 +51,7 @@ def bucket(server, monkeypatch, quick):
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_run_in_s3_is_that_of_the_disk(bucket, tmp_path, format):
     there, here = bucket / format, tmp_path / "run"
+    assert not there.files.dircache.use_listings_cache  # others write there too
     for root in (there, here):
         new_run(root, three(), format=format)
     assert objects_of(there) == kept_of(here)

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 from batch_runs import FORMATS, draw, kept_of, new_run, pack, three
-from storages import MEMORY, begun, memory_bucket, objects_of, quick_waits  # noqa: F401
+from storages import MEMORY, begun, faulty, memory_bucket, objects_of, quick_waits  # noqa: F401
 
 from sdattn.batch import Request, ledgers, merge, open_batch, run_batch, status, verify
 from sdattn.batch.folder import BatchFolder
 from sdattn.batch.progress import Tally
 from sdattn.batch.whole import settle
-from sdattn.files.addresses import Address
 from sdattn.runs.folder import load_run
 
 
@@ -215,22 +214,6 @@ def test_a_job_whose_lease_was_taken_writes_no_more(memory):
 
 
 # Faults
-
-
-def faulty(root, **calls):
-    """The address in a storage whose methods fail as the functions say: they get the storage's own
-    method, and its arguments."""
-
-    def method(name, fault):
-        def call(self, *args, **options):
-            own = getattr(MEMORY, name)
-            return fault(lambda *a, **o: own(self, *a, **o), *args, **options)
-
-        return call
-
-    made = {name: method(name, fault) for name, fault in calls.items()}
-    files = type("Faulty", (MEMORY,), made)(skip_instance_cache=True)
-    return Address(files, root.path, root.scheme)
 
 
 def every(number, fails, of=lambda path: True):

@@ -35,6 +35,7 @@ def test_an_address_is_one_also_as_a_path():
         assert str(place) == "memory://bucket/run" and place.name == "run"
         assert place == place_of(place) and len({place, place_of(place)}) == 1
     assert [str(up) for up in place.parents] == ["memory://bucket"]
+    assert place != Address(place.files, place.path, "s3")
     assert place_of("file:///tmp/run") == Path("/tmp/run")
 
 
@@ -64,8 +65,35 @@ def test_objects_are_read_and_written_as_files_are(root):
         (root / "d").read_bytes()
 
 
+def test_what_is_listed_is_what_is_below(root):
+    """Not the folder itself, of which some storages keep an object, nor what is beside it."""
+    beside = Address(root.files, f"{root.path}2", "memory")
+    for place in (root / "a", root / "ab", root / "below" / "c", beside / "d"):
+        place.write_bytes(b"x")
+
+    class Listing(type(root.files)):
+        def ls(self, path, detail=True, **options):
+            return [f"{path}/", *super().ls(path, detail=detail, **options)]
+
+        def find(self, path, **options):
+            marker = {f"{path}/": {"name": f"{path}/", "size": 0, "type": "file"}}
+            return marker | super().find(path, **options)
+
+    for files in (root.files, Listing(skip_instance_cache=True)):
+        seen = Address(files, root.path, "memory")
+        assert [found.name for found in seen.iterdir()] == ["a", "ab", "below"]
+        assert [found.name for found in seen.glob("a")] == ["a"]
+        assert seen.sizes() == {"a": 1, "ab": 1, "below/c": 1}
+        assert (seen / "a").sizes() == {}
+    assert not (root / "a").is_dir() and (root / "below").is_dir()
+    assert sorted([root / "b", root / "a"]) == [root / "a", root / "b"]
+    assert place_of("memory://bucket/run//") == root and place_of("LOCAL:///tmp/x") == Path(
+        "/tmp/x"
+    )
+
+
 def test_a_large_object_is_sent_from_the_disk(root, monkeypatch):
-    monkeypatch.setattr(addresses, "_AT_ONCE", 4)
+    monkeypatch.setattr(addresses, "_IN_MEMORY", 4)
     (root / "c").write_parts([b"two", b"three"])
     assert (root / "c").read_bytes() == b"twothree"
 
@@ -110,6 +138,9 @@ def test_what_fails_is_tried_again(root, quick):
         with pytest.raises(OSError, match="^memory://bucket/run/c cannot be reached: [^\n]*$"):
             broken.read_bytes()
         assert broken.read_bytes() == b"x"
+    unable = Address(failing(NotImplementedError("no"), 1), root.path, "memory") / "c"
+    with pytest.raises(NotImplementedError):  # at once, as it will not be otherwise
+        unable.read_bytes()
     with pytest.raises(PermissionError, match="^memory://bucket/run/c is not allowed: no.$"):
         (Address(failing(PermissionError("no"), 9), root.path, "memory") / "c").read_bytes()
 

@@ -7,7 +7,7 @@ from batch_runs import manifest
 from sdattn.batch import leases, ledgers
 from sdattn.batch.folder import BatchFolder
 from sdattn.files import addresses
-from sdattn.files.addresses import place_of
+from sdattn.files.addresses import Address, place_of
 
 MEMORY = type(fsspec.filesystem("memory"))
 
@@ -43,3 +43,19 @@ def objects_of(root):
     """Path to bytes of all that a run holds, what is at work aside."""
     found = {name: (root / name).read_bytes() for name in root.sizes()}
     return {name: data for name, data in found.items() if not name.startswith(".batch/")}
+
+
+def faulty(root, **calls):
+    """The address in a storage whose methods fail as the functions say: they get the storage's own
+    method, and its arguments."""
+
+    def method(name, fault):
+        def call(self, *args, **options):
+            own = getattr(MEMORY, name)
+            return fault(lambda *a, **o: own(self, *a, **o), *args, **options)
+
+        return call
+
+    made = {name: method(name, fault) for name, fault in calls.items()}
+    files = type("Faulty", (MEMORY,), made)(skip_instance_cache=True)
+    return Address(files, root.path, root.scheme)

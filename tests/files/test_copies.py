@@ -1,0 +1,73 @@
+"""Copies of objects: fetched once while they stay as they are, and few of them kept."""
+
+import fsspec
+import pytest
+
+from sdattn.files.addresses import Address, place_of
+from sdattn.files.copies import Copies
+
+MEMORY = type(fsspec.filesystem("memory"))
+
+
+@pytest.fixture
+def root():
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    yield place_of("memory://bucket/run")
+    files.store.clear()
+
+
+@pytest.fixture
+def fetched(monkeypatch):
+    """The names of what is fetched."""
+    found, own = [], Address.fetch
+    monkeypatch.setattr(
+        Address, "fetch", lambda self, path: (found.append(self.name), own(self, path))
+    )
+    return found
+
+
+def test_a_copy_is_made_once_and_again_when_the_object_is_another(root, fetched):
+    copies = Copies()
+    for data in (b"one", b"two"):
+        (root / "a").write_bytes(data)
+        paths = [copies.of(root / "a") for _ in range(2)]
+        assert paths[0] == paths[1] and paths[0].read_bytes() == data
+    assert fetched == ["a", "a"]
+    for name in "bc":
+        (root / name).write_bytes(name.encode())
+    assert [path.read_bytes() for path in copies.of_all([root / "b", root / "c"])] == [b"b", b"c"]
+
+
+def test_those_are_kept_that_were_asked_for_last(root, fetched):
+    copies, paths = Copies(2), {}
+    for name in "abaca":
+        (root / name).write_bytes(b"x") if name not in paths else None
+        paths[name] = copies.of(root / name)
+    assert fetched == ["a", "b", "c"]
+    assert {name: path.exists() for name, path in paths.items()} == {
+        "a": True,
+        "b": False,
+        "c": True,
+    }
+    copies.of(root / "b")
+    assert fetched == ["a", "b", "c", "b"]
+
+
+def test_of_what_is_not_there_or_breaks_off_there_is_no_copy(root, monkeypatch):
+    monkeypatch.setattr("sdattn.files.addresses._WAITS", ())
+
+    class Cut(MEMORY):
+        def get_file(self, path, to, **_):
+            with open(to, "wb") as file:
+                file.write(b"half")
+            raise error
+
+    (root / "a").write_bytes(b"whole")
+    cut, copies = Address(Cut(skip_instance_cache=True), root.path, "memory"), Copies()
+    error = FileNotFoundError("gone since it was listed")
+    assert not copies.of(cut / "a").exists() and not copies.of(root / "b").exists()
+    error = TimeoutError("the connection broke")
+    with pytest.raises(OSError, match="cannot be reached: the connection broke"):
+        copies.of(cut / "a")
+    assert copies.of(root / "a").read_bytes() == b"whole"
