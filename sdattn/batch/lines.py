@@ -47,7 +47,7 @@ def kind_of(name: str) -> str:
         raise ValueError(
             f"Asked for the prompts in {name!r}. Pass a file that ends in .jsonl or .ndjson (a "
             "JSON object a line), .csv (a header, then rows), .txt (a prompt a line) or .parquet, "
-            "a folder that datasets reads, or - for standard input."
+            "a folder of this machine that datasets reads, or - for standard input."
         ) from None
 
 
