@@ -180,7 +180,7 @@ def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
     import torch
     from random_run import random_run
 
-    from sdattn.batch.layouts import Folders
+    from sdattn.batch.storage.layouts import Folders
     from sdattn.runs.drawings import USUAL
     from sdattn.runs.folder import pack_with_page
 

@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from sdattn.batch import Request, run_batch, verify
-from sdattn.batch.folder import BatchFolder
+from sdattn.batch.storage.folder import BatchFolder
 
 COLOURS = ("red", "green", "blue", "yellow")
 

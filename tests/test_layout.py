@@ -28,6 +28,7 @@ ROOMS = (  # top to bottom; docs/contributing/index.md shows the same list
     "attention",
     "files",
 )
+PARTS = {"batch": ("engines", "input", "storage")}  # of a room, in the same way
 MODULES = {  # "edit" is edit.py, "cli" is cli/__init__.py, "cli.show" is cli/show.py
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in [*PACKAGE.glob("[!_]*.py"), *PACKAGE.glob("*/**/*.py")]
@@ -71,6 +72,18 @@ def test_contributors_are_shown_the_same_list():
 def test_a_room_uses_only_the_rooms_below_it(module):
     used = {room(name) for name in imports(module) if name in MODULES}
     assert {name for name in used if ROOMS.index(name) < ROOMS.index(room(module))} == set()
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if room(name) in PARTS])
+def test_a_part_of_a_room_uses_only_the_parts_below_it(module):
+    parts = PARTS[room(module)]
+
+    def place(name):
+        part = name.split(".")[1:2]
+        return parts.index(*part) if part and part[0] in parts else -1
+
+    used = {name for name in imports(module) if name in MODULES and room(name) == room(module)}
+    assert {name for name in used if place(name) < place(module)} == set()
 
 
 def test_no_modules_import_each_other_in_a_circle():

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sdattn.batch import verify
-from sdattn.batch.layouts import FORMATS
+from sdattn.batch.storage.layouts import FORMATS
 
 from . import World, kind
 
@@ -115,7 +115,7 @@ def link(world: World, chance: random.Random) -> str | None:
 
 
 def look_at_link(root: Path, path: Path) -> str | None:
-    from sdattn.batch.folder import BatchFolder
+    from sdattn.batch.storage.folder import BatchFolder
 
     name = path.relative_to(root).as_posix()
     folder = BatchFolder(root)

@@ -6,11 +6,11 @@ status("RUN")    verify("RUN")    merge(["RUN-1", "RUN-2"], "RUN")
 rows.map_batches(Draw, ...)                      ->  rows of pictures and maps, in Ray Data
 """
 
-from .engine import run_batch
+from .engines.raydata import Draw
+from .input.request import Outcome, Request
 from .merging import merge
-from .raydata import Draw
 from .reading import SavedBatch, Status, open_batch, status, verify
-from .request import Outcome, Request
+from .run import run_batch
 
 __all__ = [
     "Draw",

@@ -11,15 +11,15 @@ from typing import Any
 
 from .. import __version__
 from ..runs.info import FORMAT as RUN_FORMAT
-from .checking import ALTERED, altered_places, check_item
-from .folder import BatchFolder
-from .layouts import INSTEAD, OLD, Layout
-from .manifest import FORMAT
-from .plan import Job, digest, digest_inputs
-from .request import Request
-from .rows import NotedRow, row_at
-from .whole import settle
-from .worker import Loaded
+from .engines.worker import Loaded
+from .input.plan import Job, digest, digest_inputs
+from .input.request import Request
+from .storage.checking import ALTERED, altered_places, check_item
+from .storage.folder import BatchFolder
+from .storage.layouts import INSTEAD, OLD, Layout
+from .storage.manifest import FORMAT
+from .storage.rows import NotedRow, row_at
+from .storage.whole import settle
 
 _DECISIVE = ("weights", "dtype", "save", "preset")  # settings that the items' files follow from
 

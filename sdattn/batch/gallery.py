@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from ..files.addresses import Place
 from ..files.places import file_name
 from ..runs.report.pages import page
-from .folder import BatchFolder
-from .rows import rows_in
+from .storage.folder import BatchFolder
+from .storage.rows import rows_in
 
 EACH = 10_000  # items a page: what a browser searches at once without a wait
 _IMAGES = "'self' file:"  # beside the page, from a server and from a disk

@@ -9,12 +9,12 @@ from uuid import uuid4
 
 from ..files.addresses import place_of
 from ..files.places import check_apart
-from .folder import BatchFolder
 from .gallery import write_gallery
-from .layouts import INSTEAD, OLD
-from .plan import digest
-from .rows import bad_lines_in
-from .whole import settle, whole_items
+from .input.plan import digest
+from .storage.folder import BatchFolder
+from .storage.layouts import INSTEAD, OLD
+from .storage.rows import bad_lines_in
+from .storage.whole import settle, whole_items
 
 
 @dataclass(frozen=True)

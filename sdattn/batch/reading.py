@@ -12,10 +12,10 @@ from ..files.places import inside
 from ..maps.statistics import to_dataframe
 from ..runs.folder import SavedRun, saved_run
 from ..runs.packing import READ
-from .checking import ALTERED, altered_places, check_item
-from .folder import BatchFolder
-from .rows import WORD_LABELS, NotedRow, row_at, word_rows
-from .whole import find_whole
+from .storage.checking import ALTERED, altered_places, check_item
+from .storage.folder import BatchFolder
+from .storage.rows import WORD_LABELS, NotedRow, row_at, word_rows
+from .storage.whole import find_whole
 
 if TYPE_CHECKING:
     import pandas as pd

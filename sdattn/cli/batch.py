@@ -132,7 +132,7 @@ def batch(
         return _verify(output, verify)
     if prompts is None or out is None:
         raise typer.BadParameter("Pass a file of prompts and --out RUN.")
-    from ..batch.request import Request
+    from ..batch.input.request import Request
     from ..maps.presets import preset_of
 
     request = Request(
@@ -162,7 +162,7 @@ def batch(
 
 
 def _run(output: Output, request: Any) -> None:
-    from ..batch.engine import run_batch
+    from ..batch.run import run_batch
     from ..files.addresses import place_of
     from ..models.loading import quiet_libraries
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
-from ..batch.locks import Lock
+from ..batch.storage.locks import Lock
 from ..files.places import file_name
 from ..runs.folder import pack_with_page
 from ..runs.run import Run, run_folders

@@ -4,7 +4,7 @@ import pytest
 from batch_runs import files_of
 
 from sdattn.batch import open_batch, status, verify
-from sdattn.batch.folder import BatchFolder
+from sdattn.batch.storage.folder import BatchFolder
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

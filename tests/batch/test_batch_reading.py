@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load
 
 from sdattn.batch import open_batch, status
-from sdattn.batch.folder import BatchFolder
+from sdattn.batch.storage.folder import BatchFolder
 from sdattn.files.writing import write_files
 from sdattn.maps.aggregation import aggregate
 

@@ -10,7 +10,7 @@ from batch_runs import FORMATS, files_of, new_run, pack, three
 from safetensors.torch import load, save
 
 from sdattn.batch import verify
-from sdattn.batch.folder import BatchFolder
+from sdattn.batch.storage.folder import BatchFolder
 from sdattn.files.writing import sha256
 from sdattn.runs.info import FORMAT as RUN_FORMAT
 from sdattn.runs.info import sealed

@@ -18,8 +18,8 @@ from demo_batches import (  # noqa: F401
 )
 from forks import in_own_namespace
 
-from sdattn.batch.folder import BatchFolder
 from sdattn.batch.reading import verify
+from sdattn.batch.storage.folder import BatchFolder
 
 pytestmark = pytest.mark.slow
 
@@ -129,10 +129,10 @@ def test_a_disk_that_fills_up_at_any_file_is_told_once(batch, tmp_path, monkeypa
 
     with monkeypatch.context() as patches:
         if full == "the items":
-            patches.setattr("sdattn.batch.layouts.write_files", refuse)
+            patches.setattr("sdattn.batch.storage.layouts.write_files", refuse)
             patches.setattr(BatchFolder, "stop", refuse)
         else:
-            patches.setattr("sdattn.batch.folder.os.replace", replace)
+            patches.setattr("sdattn.batch.storage.folder.os.replace", replace)
         code, _, err = batch(*arguments)
     assert code == 1
     lines = [line for line in err.splitlines() if "items/s" not in line]

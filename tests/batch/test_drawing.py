@@ -19,7 +19,7 @@ from transformer_rows import flux, sd3
 
 from sdattn import Heatmaps, generate, load_pipeline, read_prompt
 from sdattn.batch import open_batch, verify
-from sdattn.batch.drawing import Writer
+from sdattn.batch.engines.drawing import Writer
 from sdattn.maps.presets import PRESETS, preset_of
 from sdattn.runs.drawings import USUAL
 from sdattn.runs.imagerun import ImageRun

@@ -7,7 +7,7 @@ import re
 import pytest
 from item_lines import check_message, line_of, read_one
 
-from sdattn.batch.items import Item, read_items
+from sdattn.batch.input.items import Item, read_items
 
 LARGEST = 2**63 - 1
 

@@ -7,8 +7,8 @@ import pytest
 from batch_runs import FORMATS, draw, kept_of, manifest, new_run, rows_of, three
 
 from sdattn.batch import verify
-from sdattn.batch.folder import BatchFolder
-from sdattn.batch.whole import settle
+from sdattn.batch.storage.folder import BatchFolder
+from sdattn.batch.storage.whole import settle
 
 
 def settled(root):

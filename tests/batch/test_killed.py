@@ -27,8 +27,8 @@ from demo_batches import (  # noqa: F401
 )
 from forks import Fork, two_ranks
 
-from sdattn.batch.folder import BatchFolder
 from sdattn.batch.reading import open_batch, verify
+from sdattn.batch.storage.folder import BatchFolder
 
 pytestmark = pytest.mark.slow  # many processes
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 import pytest
 from batch_runs import FORMATS, new_run, pack, three
 
-from sdattn.batch.folder import BatchFolder, layout_of
+from sdattn.batch.storage.folder import BatchFolder, layout_of
 from sdattn.runs.drawings import PARTS
 
 

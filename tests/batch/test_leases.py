@@ -7,7 +7,7 @@ import time
 import pytest
 from storages import MEMORY, begun, faulty, memory_bucket, quick_waits  # noqa: F401
 
-from sdattn.batch.leases import Lease
+from sdattn.batch.storage.leases import Lease
 
 
 def lease(root, job=None, **faults):
@@ -81,7 +81,7 @@ def test_a_lease_that_is_given_back_during_the_wait_is_taken_at_once(memory):
         first.release()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sdattn.batch.leases.time.sleep", end)
+        patch.setattr("sdattn.batch.storage.leases.time.sleep", end)
         second.take("two")
     assert looks == [5.0, 1.0]  # one look, and the second look after it was written
     second.release()

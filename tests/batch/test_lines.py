@@ -10,8 +10,8 @@ import time
 import pytest
 from item_lines import check_message, line_of, read_one
 
-from sdattn.batch.items import BadLine, read_items
-from sdattn.batch.lines import kind_of
+from sdattn.batch.input.items import BadLine, read_items
+from sdattn.batch.input.lines import kind_of
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from batch_runs import new_run, three
 
 from sdattn.batch import status
-from sdattn.batch.locks import Lock
+from sdattn.batch.storage.locks import Lock
 
 
 @pytest.fixture

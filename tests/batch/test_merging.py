@@ -9,7 +9,7 @@ import torch
 from batch_runs import FORMATS, files_of, kept_of, new_run, pack, rows_of, three
 
 from sdattn.batch import merge, open_batch, status, verify
-from sdattn.batch.folder import BatchFolder
+from sdattn.batch.storage.folder import BatchFolder
 from sdattn.files.writing import write_files
 from sdattn.maps.presets import PRESETS
 

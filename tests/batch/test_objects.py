@@ -8,10 +8,11 @@ import pytest
 from batch_runs import FORMATS, three
 from storages import MEMORY, begun, faulty, memory_bucket, quick_waits  # noqa: F401
 
-from sdattn.batch import engine, ledgers, objects, status, verify
-from sdattn.batch.folder import BatchFolder
-from sdattn.batch.progress import Tally
-from sdattn.batch.whole import settle
+from sdattn.batch import run, status, verify
+from sdattn.batch.engines.progress import Tally
+from sdattn.batch.storage import ledgers, objects
+from sdattn.batch.storage.folder import BatchFolder
+from sdattn.batch.storage.whole import settle
 from sdattn.files.addresses import Address
 
 
@@ -318,7 +319,7 @@ def test_what_ends_a_run_is_told_with_what_to_do(memory):
     folder = BatchFolder(faulty(memory / "run", info=gone))
     with pytest.raises(OSError, match="cannot be reached") as ended:
         _ = folder.stopped
-    told = str(engine._with_advice(ended.value, folder))
+    told = str(run._with_advice(ended.value, folder))
     assert told == (
         "memory://bucket/run/.batch/stop cannot be reached: gone. What was finished stays in "
         "memory://bucket/run; when this is mended, the same command does the rest."

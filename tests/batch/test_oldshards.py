@@ -9,9 +9,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from sdattn.batch import Request, merge, open_batch, status, verify
-from sdattn.batch.folder import BatchFolder
-from sdattn.batch.manifest import FIRST_FORMAT
 from sdattn.batch.merging import merge_runs
+from sdattn.batch.storage.folder import BatchFolder
+from sdattn.batch.storage.manifest import FIRST_FORMAT
 from sdattn.files.writing import to_json
 
 

@@ -16,8 +16,8 @@ from unet_rows import animatediff
 
 from sdattn import generate, load_pipeline
 from sdattn.batch import open_batch
-from sdattn.batch.items import Item, read_items
-from sdattn.batch.plan import Job, check_items, digest_model, plan_batches
+from sdattn.batch.input.items import Item, read_items
+from sdattn.batch.input.plan import Job, check_items, digest_model, plan_batches
 
 
 def items_of(*rows):
@@ -64,7 +64,7 @@ def test_a_plan_says_who_runs_together():
 
 
 def test_a_set_of_options_is_checked_once_good_or_bad(tiny_pipe, monkeypatch):
-    from sdattn.batch import plan
+    from sdattn.batch.input import plan
 
     checked = []
     real = plan.checked_options

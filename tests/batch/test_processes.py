@@ -22,9 +22,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import sdattn
-from sdattn.batch.engine import run_batch
+from sdattn.batch.input.request import Request
 from sdattn.batch.reading import open_batch
-from sdattn.batch.request import Request
+from sdattn.batch.run import run_batch
 
 pytestmark = pytest.mark.slow  # many processes
 

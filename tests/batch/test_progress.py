@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from types import SimpleNamespace
 
-from sdattn.batch.progress import Progress, Tally
+from sdattn.batch.engines.progress import Progress, Tally
 
 
 def note(hidden, kind, name, number):
@@ -18,7 +18,7 @@ def note(hidden, kind, name, number):
 
 def test_the_line_counts_what_all_processes_noted(tmp_path, monkeypatch):
     now = SimpleNamespace(monotonic=lambda: now.time, time=100.0)
-    monkeypatch.setattr("sdattn.batch.progress.time", now)
+    monkeypatch.setattr("sdattn.batch.engines.progress.time", now)
     progress = Progress(tmp_path, total=1200, before=80)
     now.time += 1
     assert progress.text() == "80 of 1,200 items (80 were there)"
@@ -52,7 +52,7 @@ def test_a_tally_reads_each_byte_once_and_no_half_line(tmp_path):
 
 
 def test_lines_are_written_where_there_is_no_terminal(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sdattn.batch.progress._LINE_EVERY", 0.01)
+    monkeypatch.setattr("sdattn.batch.engines.progress._LINE_EVERY", 0.01)
     note(tmp_path, "done", "a", 2)
     with Progress(tmp_path, total=5, before=1):
         time.sleep(0.1)

@@ -24,10 +24,10 @@ from batch_runs import kept_of
 from demo_batches import check_complete, colours, contents, rows, write_lines
 
 from sdattn.batch import Draw, Outcome, Request, open_batch, run_batch
-from sdattn.batch.actors import Actor, Actors
-from sdattn.batch.folder import BatchFolder
-from sdattn.batch.items import Item
-from sdattn.batch.plan import Job
+from sdattn.batch.engines.actors import Actor, Actors
+from sdattn.batch.input.items import Item
+from sdattn.batch.input.plan import Job
+from sdattn.batch.storage.folder import BatchFolder
 
 ITEMS = 24
 
@@ -134,7 +134,7 @@ def test_what_fails_is_noted(on_ray, model, tmp_path, monkeypatch):
             super().draw(batch, wanted, size)
             hook.remove()
 
-    monkeypatch.setattr("sdattn.batch.actors.Actor", Failing)
+    monkeypatch.setattr("sdattn.batch.engines.actors.Actor", Failing)
     prompts = ["a cat", {"prompt": "a dog", "width": 13}, "a dog", "a"]
     asked = {"engine": "ray", "batch_size": 1, "progress": False, "workers": (1, 1)}
     outcome = draw_rows(model, tmp_path / "run", prompts, **asked)
@@ -160,7 +160,7 @@ def crew_of(on_ray, tmp_path, monkeypatch):
     crews = []
 
     def make(kind, workers, request=Request):
-        monkeypatch.setattr("sdattn.batch.actors.Actor", kind)
+        monkeypatch.setattr("sdattn.batch.engines.actors.Actor", kind)
         asked = request("in.txt", tmp_path / "run", device="cpu", workers=workers)
         folder = BatchFolder(tmp_path / "run")
         folder.open("job")
@@ -227,7 +227,7 @@ def noted_in(folder, name):
 @pytest.mark.slow
 def test_a_crew_whose_workers_end_and_fail(crew_of, tmp_path, monkeypatch):
     worker, noted = noting(tmp_path), partial(noted_in, tmp_path)
-    monkeypatch.setattr("sdattn.batch.actors._TRIES", 2)
+    monkeypatch.setattr("sdattn.batch.engines.actors._TRIES", 2)
     crew = crew_of(worker, (2, 2))
     assert crew.load() == "model" and len(noted("loaded")) == 2  # at least
     good, deadly = job_of("good"), job_of("deadly")
@@ -285,7 +285,7 @@ def test_workers_that_ray_has_no_room_for(crew_of, monkeypatch, capfd):
         if len(crew.free) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("sdattn.batch.actors._PATIENCE", 0.5)
+    monkeypatch.setattr("sdattn.batch.engines.actors._PATIENCE", 0.5)
     monkeypatch.setattr(Actors, "_tell_of_waiting", tell_and_leave)
     worker, request = light(str)
     with pytest.raises(KeyboardInterrupt):
@@ -346,7 +346,7 @@ def test_draw_in_ones_own_ray_program(on_ray, model, local):
 
 
 def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("sdattn.batch.worker._LOOKS", 1)
+    monkeypatch.setattr("sdattn.batch.engines.worker._LOOKS", 1)
     monkeypatch.chdir(Path.cwd())  # to come back to
     with pytest.raises(OSError, match="is not the run's folder.*all machines share"):
         Actor(Request("in.txt", tmp_path / "run"), "job", str(tmp_path)).load()
@@ -354,7 +354,7 @@ def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path, monkeypatch):
 
 
 def test_an_engine_that_is_not_installed_is_refused_before_anything_is_done(sdattn, monkeypatch):
-    monkeypatch.setattr("sdattn.batch.request.find_spec", lambda name: None)
+    monkeypatch.setattr("sdattn.batch.input.request.find_spec", lambda name: None)
     code, out, err = sdattn("batch", "none.txt", "--out", "run", "--engine", "ray")
     assert code == 1 and out == ""
     assert "--engine ray needs Ray: pip install 'sdattn[ray]'" in err
@@ -363,8 +363,8 @@ def test_an_engine_that_is_not_installed_is_refused_before_anything_is_done(sdat
 
 def test_the_engine_and_its_workers_are_asked_of_the_run(sdattn, monkeypatch):
     seen = []
-    monkeypatch.setattr("sdattn.batch.engine.run_batch", seen.append)
-    monkeypatch.setattr("sdattn.batch.request.find_spec", lambda name: name)
+    monkeypatch.setattr("sdattn.batch.run.run_batch", seen.append)
+    monkeypatch.setattr("sdattn.batch.input.request.find_spec", lambda name: name)
     for workers in ((), ("--workers", "4"), ("--workers", "1:8")):
         assert sdattn("batch", "in.txt", "--out", "run", "--engine", "ray", *workers)[0] == 0
     assert sdattn("batch", "in.txt", "--out", "run")[0] == 0

@@ -6,8 +6,8 @@ import pytest
 from batch_runs import FORMATS, PROMPT, as_before, kept_of, new_run, pack, rows_of, three
 
 from sdattn.batch import merge, open_batch, verify
-from sdattn.batch.folder import BatchFolder
-from sdattn.batch.whole import settle
+from sdattn.batch.storage.folder import BatchFolder
+from sdattn.batch.storage.whole import settle
 from sdattn.runs.info import sealed
 
 ROWS = {

@@ -8,7 +8,7 @@ from batch_runs import FORMATS, kept_of, new_run, three
 from storages import begun, objects_of, quick_waits  # noqa: F401
 
 from sdattn.batch import merge, open_batch, status, verify
-from sdattn.batch.folder import BatchFolder
+from sdattn.batch.storage.folder import BatchFolder
 from sdattn.files.addresses import place_of
 
 pytestmark = [

@@ -8,8 +8,8 @@ import huggingface_hub
 import pandas
 import pytest
 
-from sdattn.batch.items import read_items
-from sdattn.batch.sources import read_source
+from sdattn.batch.input.items import read_items
+from sdattn.batch.input.sources import read_source
 
 ROWS = [
     {"prompt": "a cat", "id": "x", "seed": 2**60, "words": ["cat"], "guidance_scale": 5.5},

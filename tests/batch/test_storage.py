@@ -8,10 +8,11 @@ import pytest
 from batch_runs import FORMATS, draw, kept_of, new_run, pack, three
 from storages import MEMORY, begun, faulty, memory_bucket, objects_of, quick_waits  # noqa: F401
 
-from sdattn.batch import Request, ledgers, merge, open_batch, run_batch, status, verify
-from sdattn.batch.folder import BatchFolder
-from sdattn.batch.progress import Tally
-from sdattn.batch.whole import settle
+from sdattn.batch import Request, merge, open_batch, run_batch, status, verify
+from sdattn.batch.engines.progress import Tally
+from sdattn.batch.storage import ledgers
+from sdattn.batch.storage.folder import BatchFolder
+from sdattn.batch.storage.whole import settle
 from sdattn.runs.folder import load_run
 
 

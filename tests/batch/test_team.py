@@ -10,7 +10,7 @@ import torch
 from accelerate import PartialState
 from forks import fork, two_ranks
 
-from sdattn.batch.team import Team
+from sdattn.batch.engines.team import Team
 
 
 def test_a_process_alone_is_a_team():

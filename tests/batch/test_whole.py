@@ -11,11 +11,11 @@ import pytest
 from tiny_pipelines import make_pipeline
 
 from sdattn.batch import Request, merge, open_batch, run_batch, status, verify
-from sdattn.batch.folder import BatchFolder
-from sdattn.batch.items import Item
-from sdattn.batch.manifest import FIRST_FORMAT, FORMAT
+from sdattn.batch.input.items import Item
+from sdattn.batch.input.plan import Job, fingerprint
 from sdattn.batch.merging import merge_runs
-from sdattn.batch.plan import Job, fingerprint
+from sdattn.batch.storage.folder import BatchFolder
+from sdattn.batch.storage.manifest import FIRST_FORMAT, FORMAT
 from sdattn.files.writing import to_json
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from sdattn.batch import open_batch
 def asked(monkeypatch):
     """The requests that the command line makes."""
     seen = []
-    monkeypatch.setattr("sdattn.batch.engine.run_batch", seen.append)
+    monkeypatch.setattr("sdattn.batch.run.run_batch", seen.append)
     return seen
 
 
@@ -71,7 +71,7 @@ def test_an_address_that_cannot_be_reached_is_refused_in_a_line(
     sdattn, tmp_path, monkeypatch, out, package, reason
 ):
     monkeypatch.setitem(sys.modules, package or "none", None)  # as if it were not installed
-    monkeypatch.setattr("sdattn.batch.worker.load_pipeline", None)  # nothing is loaded
+    monkeypatch.setattr("sdattn.batch.engines.worker.load_pipeline", None)  # nothing is loaded
     (tmp_path / "in.txt").write_text("a red circle\n")
     before = sorted(tmp_path.iterdir())
     for given in (("in.txt", "--out", out), ("--status", out), ("--verify", out)):

@@ -20,7 +20,7 @@ def said(err):
 def asked(monkeypatch):
     """The requests that `sdattn batch` makes."""
     seen = []
-    monkeypatch.setattr("sdattn.batch.engine.run_batch", seen.append)
+    monkeypatch.setattr("sdattn.batch.run.run_batch", seen.append)
     return seen
 
 

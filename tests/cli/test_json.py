@@ -110,8 +110,8 @@ def batch(demo_batch, tmp_path):
 
 @pytest.fixture(scope="module")
 def demo_batch(tmp_path_factory):
-    from sdattn.batch.engine import run_batch
-    from sdattn.batch.request import Request
+    from sdattn.batch.input.request import Request
+    from sdattn.batch.run import run_batch
 
     place = tmp_path_factory.mktemp("batch")
     (place / "in.txt").write_text("a red circle\na blue square\n")

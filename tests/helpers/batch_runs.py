@@ -11,8 +11,8 @@ from tiny_tokenizers import tiny_tokenizer
 
 from sdattn import Heatmaps, read_prompt
 from sdattn.batch import Request, run_batch
-from sdattn.batch.folder import BatchFolder
-from sdattn.batch.manifest import FORMAT
+from sdattn.batch.storage.folder import BatchFolder
+from sdattn.batch.storage.manifest import FORMAT
 from sdattn.files.addresses import place_of
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import LayerMap, LayerMaps

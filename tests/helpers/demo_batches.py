@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sdattn.batch.folder import BatchFolder
 from sdattn.batch.reading import verify
+from sdattn.batch.storage.folder import BatchFolder
 
 COMMAND = [sys.executable, "-m", "sdattn", "batch"]
 SETTINGS = ["--steps", "2", "--save", "image,maps", "--batch-size", "2", "--device", "cpu"]

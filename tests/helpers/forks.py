@@ -19,7 +19,7 @@ from pathlib import Path
 
 IMPORTED = [
     "sdattn.cli",
-    "sdattn.batch.engine",
+    "sdattn.batch.run",
     "accelerate",
     "diffusers.guiders",
     "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion",

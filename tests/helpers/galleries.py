@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 
 from browser import list_troubles, page_opener, start_browser, wait_for  # noqa: F401
 
-from sdattn.batch.folder import BatchFolder
 from sdattn.batch.gallery import write_gallery
-from sdattn.batch.manifest import FORMAT
+from sdattn.batch.storage.folder import BatchFolder
+from sdattn.batch.storage.manifest import FORMAT
 
 USUAL = ("grid", "image", "maps", "overlays")
 HOSTILE = (

@@ -2,7 +2,7 @@
 
 import json
 
-from sdattn.batch.items import read_items
+from sdattn.batch.input.items import read_items
 
 
 def line_of(**fields):

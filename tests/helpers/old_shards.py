@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load, save
 
-from sdattn.batch.folder import BatchFolder
+from sdattn.batch.storage.folder import BatchFolder
 from sdattn.runs.info import FORMAT
 
 NAME = "shards/0123456789abcdef.safetensors"

@@ -4,8 +4,8 @@ import fsspec
 import pytest
 from batch_runs import manifest
 
-from sdattn.batch import leases, ledgers
-from sdattn.batch.folder import BatchFolder
+from sdattn.batch.storage import leases, ledgers
+from sdattn.batch.storage.folder import BatchFolder
 from sdattn.files import addresses
 from sdattn.files.addresses import Address, place_of
 

@@ -12,7 +12,7 @@ from small_runs import saved, small_run
 from trees import tree
 
 from sdattn import diff, load_run
-from sdattn.batch.manifest import FORMAT as BATCH_FORMAT
+from sdattn.batch.storage.manifest import FORMAT as BATCH_FORMAT
 from sdattn.files.writing import write_files
 from sdattn.runs.folder import check_target, new_folder, run_around
 from sdattn.runs.info import FORMAT, sealed

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..files.addresses import Place
+from ...files.addresses import Place
 
 _TRIES = 5
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..models.pipeline_call import LARGEST_SEED, checked_seeds
-from ..prompts.words import split_phrase, split_words
+from ...models.pipeline_call import LARGEST_SEED, checked_seeds
+from ...prompts.words import split_phrase, split_words
 from .lines import open_lines, shortened, shown
 
 _OWN = ("id", "prompt", "negative_prompt", "seed", "words")
@@ -64,7 +64,7 @@ def read_items(data: bytes, kind: str, *, seed: int = 0) -> tuple[list[Item], li
     Args:
         data: the whole input, UTF-8; only a line feed ends a line. Blank lines count and are
             skipped.
-        kind: see :func:`sdattn.batch.lines.kind_of`.
+        kind: see :func:`sdattn.batch.input.lines.kind_of`.
         seed: an item without a seed has ``seed + line - 1``; one without an id has its line's
             number as six digits.
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ..runs.info import FORMAT, MAPS
-from ..runs.packing import pack_maps
+from ...runs.info import FORMAT, MAPS
+from ...runs.packing import pack_maps
 from .layouts import Files
 from .shards import Held, Index, Shards
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .folder import BatchFolder
-from .items import BadLine, Item
-from .plan import Job
-from .request import Request
+from ..input.items import BadLine, Item
+from ..input.plan import Job
+from ..input.request import Request
+from ..storage.folder import BatchFolder
 from .sizing import find_batch_size
 from .team import Team
 from .worker import Loaded, Worker, check, load
 
 
 class Processes:
-    """Those who draw a run, as :class:`sdattn.batch.engine.Crew` says, seen from each of them."""
+    """Those who draw a run, as :class:`sdattn.batch.run.Crew` says, seen from each of them."""
 
     lost = False  # the team notices that
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files.addresses import Place
-from ..files.places import inside
+from ...files.addresses import Place
+from ...files.places import inside
 from .rows import NotedRow, copies_of, line_of, noted_in, rows_in
 
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..files.addresses import Place
-from ..runs.info import RunInfo
+from ...files.addresses import Place
+from ...runs.info import RunInfo
 
 # Of a word among those of all items, the columns of a table before its numbers
 WORD_LABELS = ("id", "prompt", "seed", "word", "occurrence")
@@ -34,7 +34,7 @@ def row_of(info: RunInfo, place: str, checksum: str, sizes: Mapping[str, int]) -
         info: what its ``run.json`` says.
         place: of the item.
         checksum: of the bytes of ``run.json``, which holds those of the other files.
-        sizes: bytes of each file, see :meth:`sdattn.batch.layouts.Layout.sizes`.
+        sizes: bytes of each file, see :meth:`sdattn.batch.storage.layouts.Layout.sizes`.
 
     Raises:
         ValueError: ``run.json`` does not say all that a row says.

@@ -20,9 +20,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from ..maps.statistics import NUMBERS
-from ..runs.info import MAPS, read_info
-from ..runs.packing import pack_maps
+from ...maps.statistics import NUMBERS
+from ...runs.info import MAPS, read_info
+from ...runs.packing import pack_maps
 from .layouts import Files
 from .rows import row_of
 from .shards import Held, Index, Shards
@@ -32,7 +32,7 @@ _COLUMNS = {"image.png": ("image",), "run.json": ("run",), MAPS: ("maps", "files
 
 
 class Parquets(Shards):
-    """See :class:`sdattn.batch.shards.Shards`; needs pyarrow."""
+    """See :class:`sdattn.batch.storage.shards.Shards`; needs pyarrow."""
 
     ending = ".parquet"
 

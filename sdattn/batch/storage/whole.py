@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from ..files.writing import sha256
-from ..runs.info import read_info
+from ...files.writing import sha256
+from ...runs.info import read_info
 from .folder import BatchFolder
 from .layouts import Layout
 from .rows import NotedRow, row_of, rows_in, sizes_in

@@ -12,19 +12,19 @@ from uuid import uuid4
 
 from ..files.terminal import visible
 from ..models.outline import outline
-from .actors import Actors
 from .claims import Claim, describe_input, settings_of
-from .folder import BatchFolder
+from .engines.actors import Actors
+from .engines.processes import Processes
+from .engines.progress import Progress
+from .engines.team import Team, heard
+from .engines.worker import Loaded, check, join_lock
 from .gallery import write_gallery
-from .items import BadLine, Item, read_items
-from .plan import Job, fingerprint, plan_batches
-from .processes import Processes
-from .progress import Progress
-from .request import Outcome, Request
-from .sources import read_source
-from .team import Team, heard
-from .whole import settle
-from .worker import Loaded, check, join_lock
+from .input.items import BadLine, Item, read_items
+from .input.plan import Job, fingerprint, plan_batches
+from .input.request import Outcome, Request
+from .input.sources import read_source
+from .storage.folder import BatchFolder
+from .storage.whole import settle
 
 
 class Crew(Protocol):
@@ -40,10 +40,10 @@ class Crew(Protocol):
         """Have the pipeline loaded."""
 
     def check(self, items: Sequence[Item]) -> tuple[list[Job], list[BadLine]]:
-        """See :func:`sdattn.batch.worker.check`, by the loaded pipeline."""
+        """See :func:`sdattn.batch.engines.worker.check`, by the loaded pipeline."""
 
     def batch_size(self, jobs: Sequence[Job]) -> int:
-        """See :func:`sdattn.batch.sizing.find_batch_size`."""
+        """See :func:`sdattn.batch.engines.sizing.find_batch_size`."""
 
     def draw(self, batches: Sequence[list[Job]], wanted: Mapping[str, str], deal: str) -> None:
         """Draw batches until none is left or the folder is stopped.

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..maps.presets import Preset, preset_of
-from ..models.loading import load_pipeline, quiet_libraries
-from ..runs.imagerun import ImageRun
-from ..runs.info import MAPS
-from ..runs.packing import heatmaps_from, pack_run
+from ...maps.presets import Preset, preset_of
+from ...models.loading import load_pipeline, quiet_libraries
+from ...runs.imagerun import ImageRun
+from ...runs.info import MAPS
+from ...runs.packing import heatmaps_from, pack_run
+from ..input.items import BadLine, Item, item_of
+from ..input.plan import check_items, plan_batches
 from .drawing import Drawer
-from .items import BadLine, Item, item_of
-from .plan import check_items, plan_batches
 from .worker import of_words
 
 PARTS = ("image", "heatmaps", "maps")

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ..maps.presets import PRESETS, Preset
-from ..runs.drawings import PARTS, USUAL
-from .layouts import FORMATS, INSTEAD, OLD
+from ...maps.presets import PRESETS, Preset
+from ...runs.drawings import PARTS, USUAL
+from ..storage.layouts import FORMATS, INSTEAD, OLD
+from ..storage.parquets import require_pyarrow
 from .lines import KINDS
-from .parquets import require_pyarrow
 
 STOPS = {"SIGINT": 130, "SIGTERM": 143}  # and the exit code of each
 
@@ -23,14 +23,14 @@ class Request:
     """What is asked of a batch run.
 
     Attributes:
-        source: see :func:`sdattn.batch.sources.read_source`.
+        source: see :func:`sdattn.batch.input.sources.read_source`.
         out: the run's folder.
         model, device, dtype: as :func:`sdattn.load_pipeline` takes them; under ``accelerate
             launch`` each process has a device of its own.
         options: of the pipeline's call, for items that do not have them.
         seed: of the first line; an item without a seed of its own has ``seed + line - 1``.
         batch_size: items that run together, or ``"auto"``.
-        format: of :data:`sdattn.batch.layouts.FORMATS`: ``"folder"``, a folder an item, or
+        format: of :data:`sdattn.batch.storage.layouts.FORMATS`: ``"folder"``, a folder an item, or
             ``"webdataset"``, tar files of many, or ``"parquet"``, which needs pyarrow.
             ``"shard"``, which earlier versions wrote, warns and stands for ``"webdataset"``.
         shard_bytes: a file of many items is written once it holds so much.
@@ -42,7 +42,7 @@ class Request:
             differs.
         adopt: take a folder whose ``batch.json`` is lost, once every item in it was read and found
             to be this run's; what is damaged is made anew.
-        input_format: of :data:`sdattn.batch.lines.KINDS`, whatever the source's name says.
+        input_format: of :data:`sdattn.batch.input.lines.KINDS`, whatever the source's name says.
         max_errors: stop once so many items have failed.
         progress: show on stderr how far the run is.
         engine: ``"local"``, the process that asks, or those of ``accelerate launch``; or ``"ray"``,

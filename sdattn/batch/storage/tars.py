@@ -21,7 +21,7 @@ _LONG = {short: name for name, short in _SHORT.items()}
 
 
 class Tars(Shards):
-    """See :class:`sdattn.batch.shards.Shards`; members have no owner and no time."""
+    """See :class:`sdattn.batch.storage.shards.Shards`; members have no owner and no time."""
 
     ending = ".tar"
 

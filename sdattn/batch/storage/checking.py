@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from PIL import Image, UnidentifiedImageError
 from safetensors.torch import load
 
-from ..files.writing import sha256
-from ..runs.info import MAPS, RunInfo, read_info
-from ..runs.packing import map_shapes
+from ...files.writing import sha256
+from ...runs.info import MAPS, RunInfo, read_info
+from ...runs.packing import map_shapes
 from .layouts import Layout
 from .rows import line_of, row_of, sizes_in
 

@@ -1,6 +1,6 @@
 """The items of a batch run in shards, many in a file: ``shards/CHECKSUM.tar`` and the like.
 
-What a file holds, and how, is known to :mod:`sdattn.batch.tars` and its neighbours.
+What a file holds, and how, is known to :mod:`sdattn.batch.storage.tars` and its neighbours.
 """
 
 import threading
@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, NamedTuple
 from uuid import uuid4
 
-from ..files.places import inside
-from ..files.writing import sha256, write_whole
+from ...files.places import inside
+from ...files.writing import sha256, write_whole
 from .layouts import Files, Layout, Whole
 
 _NEAR = 64  # shards whose lists of files are remembered: processes write in turn

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ..maps.presets import Preset
-from ..models.loading import default_size
-from ..models.reading import read_prompts
-from ..runs.sampling import sample
-from .plan import Job
+from ...maps.presets import Preset
+from ...models.loading import default_size
+from ...models.reading import read_prompts
+from ...runs.sampling import sample
+from ..input.plan import Job
 
 _MOST = 64
 _WORTH = 0.95  # of the time an item; a larger batch that is not quicker by this is not taken

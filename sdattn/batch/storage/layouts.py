@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
-from ..files.places import inside
-from ..files.writing import flush, flush_tree, write_files
+from ...files.places import inside
+from ...files.writing import flush, flush_tree, write_files
 
 FORMATS = ("folder", "webdataset", "parquet")  # that a run can be written in
 OLD, INSTEAD = "shard", "webdataset"  # a format of earlier versions, which is only read

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..files.addresses import Address, Place
+from ...files.addresses import Address, Place
 
 _LINE_EVERY = 15.0  # seconds between lines where there is no terminal
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ..maps.presets import Preset
-from ..models.reading import read_prompts
-from ..runs.imagerun import ImageRun
-from ..runs.run import Run
-from ..runs.sampling import sample
-from .items import Item
-from .plan import Job
+from ...maps.presets import Preset
+from ...models.reading import read_prompts
+from ...runs.imagerun import ImageRun
+from ...runs.run import Run
+from ...runs.sampling import sample
+from ..input.items import Item
+from ..input.plan import Job
 from .sizing import is_out_of_memory, release_memory, trim_heap
 
 _TRIM_EVERY = 16  # batches

@@ -10,17 +10,17 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..maps.requirements import capture_settings, columns_of
-from ..models.loading import load_pipeline
-from ..runs.folder import pack_with_page
-from ..runs.imagerun import ImageRun
+from ...maps.requirements import capture_settings, columns_of
+from ...models.loading import load_pipeline
+from ...runs.folder import pack_with_page
+from ...runs.imagerun import ImageRun
+from ..input.items import BadLine, Item
+from ..input.plan import Job, check_items, digest_model
+from ..input.request import Request
+from ..storage.folder import BatchFolder
+from ..storage.locks import Ownership
 from .drawing import Drawer, writer_for
-from .folder import BatchFolder
-from .items import BadLine, Item
-from .locks import Ownership
-from .plan import Job, check_items, digest_model
 from .progress import Tally
-from .request import Request
 
 _LOOKS = 8  # for the lock of another machine, before the disk counts as one of its own
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ..files.writing import sha256
-from ..models.loading import images_a_prompt
-from ..models.pipeline_call import checked_options
-from ..models.reading import check_text, read_prompts
+from ...files.writing import sha256
+from ...models.loading import images_a_prompt
+from ...models.pipeline_call import checked_options
+from ...models.reading import check_text, read_prompts
 from .items import BadLine, Item, printable
 
 _BLOCK = 2**22  # numbers added up at a time

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..files.addresses import Address, at_once
-from ..files.copies import Copies
+from ...files.addresses import Address, at_once
+from ...files.copies import Copies
 from .journals import Journals
 
 _LARGE = 2**18  # bytes of a part; the next begins
@@ -33,8 +33,8 @@ class _Part:
 
 
 class Ledger(Journals):
-    """The rows of a run in a storage, see :class:`sdattn.batch.journals.Journals`. They are read
-    from copies.
+    """The rows of a run in a storage, see :class:`sdattn.batch.storage.journals.Journals`. They are
+    read from copies.
 
     Failures are written at once; rows of items after a second, with those that came meanwhile, or
     at ``flush``. An item whose row a kill has lost is drawn again, or found by its ``run.json``.

@@ -19,14 +19,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from ..files.addresses import place_of
-from ..models.loading import quiet_libraries
-from .folder import BatchFolder
-from .items import BadLine, Item
-from .lines import shortened
-from .plan import Job
+from ...files.addresses import place_of
+from ...models.loading import quiet_libraries
+from ..input.items import BadLine, Item
+from ..input.lines import shortened
+from ..input.plan import Job
+from ..input.request import Request
+from ..storage.folder import BatchFolder
 from .processes import same
-from .request import Request
 from .sizing import find_batch_size
 from .worker import Loaded, Worker, check, join_lock, load
 
@@ -89,7 +89,7 @@ class _Call(NamedTuple):
 
 
 class Actors:
-    """Those who draw a run, as :class:`sdattn.batch.engine.Crew` says, seen from the command."""
+    """Those who draw a run, as :class:`sdattn.batch.run.Crew` says, seen from the command."""
 
     def __init__(self, request: Request, folder: BatchFolder, job: str):
         self.request = replace(request, out=str(place_of(request.out).resolve()))

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files.addresses import place_of
+from ...files.addresses import place_of
 from .lines import kind_of
 
 
 def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
-    """The whole of an input and its kind, see :func:`sdattn.batch.lines.open_lines`.
+    """The whole of an input and its kind, see :func:`sdattn.batch.input.lines.open_lines`.
 
     Args:
         source: a file, ``"-"`` for standard input, a folder that datasets reads, saved by
@@ -43,7 +43,7 @@ def _json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def _rows_of_parquet(data: bytes) -> list[dict[str, Any]]:
-    from .parquets import require_pyarrow
+    from ..storage.parquets import require_pyarrow
 
     require_pyarrow()
     from pyarrow import ArrowException, parquet

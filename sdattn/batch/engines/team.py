@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..models.devices import checked_device
-from .request import STOPS
+from ...models.devices import checked_device
+from ..input.request import STOPS
 
 T = TypeVar("T")
 # What tells a process its rank: torchrun's, accelerate's and MPI's variables

@@ -19,10 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..files.addresses import Place, place_of
-from ..files.places import check_writable, inside
-from ..files.writing import sha256, write_whole
-from ..runs.info import RunInfo, read_info
+from ...files.addresses import Place, place_of
+from ...files.places import check_writable, inside
+from ...files.writing import sha256, write_whole
+from ...runs.info import RunInfo, read_info
 from .card import card_of
 from .journals import Journals
 from .layouts import FORMATS, OLD, Files, Folders, Layout

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..files.addresses import Address
-from ..files.copies import Copies
-from ..files.places import inside
+from ...files.addresses import Address
+from ...files.copies import Copies
+from ...files.places import inside
 from .layouts import OLD, Files, Folders, Layout, Whole, place_in_folders
 from .ledgers import Ledger
 from .oldshards import OldShards
@@ -29,7 +29,7 @@ def objects_of(settings: Mapping[str, Any], root: Address, ledger: Ledger) -> La
     """The layout that a run's settings name, in a storage.
 
     Args:
-        settings: as :func:`sdattn.batch.folder.layout_of` takes them.
+        settings: as :func:`sdattn.batch.storage.folder.layout_of` takes them.
         root: of the run.
         ledger: its rows.
     """

@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..files.addresses import Place
-from ..files.places import inside
-from ..files.writing import sha256, to_json
+from ...files.addresses import Place
+from ...files.places import inside
+from ...files.writing import sha256, to_json
 
 FORMAT = "sdattn-batch-2"
 # Rows of the first say nothing of run.json's checksum and of sizes: the next run adds it.

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-from ..files.addresses import Address
+from ...files.addresses import Address
 from .locks import Ownership, owner
 
 _BEAT = 20.0  # seconds between two signs of life
