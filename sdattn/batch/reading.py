@@ -14,6 +14,7 @@ from ..runs.folder import SavedRun, saved_run
 from ..runs.packing import READ
 from .storage.checking import ALTERED, altered_places, check_item
 from .storage.folder import BatchFolder
+from .storage.layouts import Layout
 from .storage.rows import WORD_LABELS, NotedRow, row_at, word_rows
 from .storage.whole import find_whole
 
@@ -149,7 +150,7 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
         problems.append(f"{twice} item(s) are there twice")
     problems += _misplaced(rows, places, dict(layout.broken()))
     if folder.lock.free():
-        problems += _at_rest(folder, manifest, places, rows)
+        problems += _at_rest(folder, layout, manifest, places, rows)
     save = manifest.get("settings", {}).get("save", ())
 
     def check(where: tuple[str, str]) -> list[str]:
@@ -177,6 +178,7 @@ def _misplaced(
 
 def _at_rest(
     folder: BatchFolder,
+    layout: Layout,
     manifest: Mapping[str, Any],
     places: Mapping[str, str],
     rows: Mapping[str, NotedRow],
@@ -187,7 +189,7 @@ def _at_rest(
             yield f"{item}: metadata.jsonl has no row; the next run adds it"
     for path in sorted(folder.temporary.glob("*")):
         yield f"{path.name}: unfinished, in {folder.temporary}"
-    for place in folder.layout.unfinished():
+    for place in layout.unfinished():
         yield f"{place}: unfinished, it has no run.json"
     ended = manifest.get("ended")
     if ended is None:  # of a run that was killed, or of the first format

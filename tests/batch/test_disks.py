@@ -132,7 +132,7 @@ def test_a_disk_that_fills_up_at_any_file_is_told_once(batch, tmp_path, monkeypa
             patches.setattr("sdattn.batch.storage.layouts.write_files", refuse)
             patches.setattr(BatchFolder, "stop", refuse)
         else:
-            patches.setattr("sdattn.batch.storage.folder.os.replace", replace)
+            patches.setattr("sdattn.files.writing.os.replace", replace)
         code, _, err = batch(*arguments)
     assert code == 1
     lines = [line for line in err.splitlines() if "items/s" not in line]
