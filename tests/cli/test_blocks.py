@@ -124,9 +124,8 @@ OVERFLOWS = """[
   document.scrollingElement.scrollWidth > document.scrollingElement.clientWidth]"""
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, address, width):
-    page = open_app(width)
+def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, address):
+    page = open_app(390)
     say(page, "a <b>red</b> cat", Steps="4")
     page.get_by_label("Prompt", exact=True).press("Enter")
     frame = shown(page, "a <b>red</b> cat")
