@@ -99,9 +99,11 @@ class _BatchRun:
         self.disks = 1  # that hold a folder of this run
         self.keeper = team.first  # of the folder: the first process, and of each disk of its own
         self.fingerprints: dict[str, str] = {}  # of each item of the run, by id
-        self.crew: Crew = Processes(request, team, self.folder, self.job_name)
-        if request.engine == "ray":
-            self.crew = Actors(request, self.folder, self.job_name)
+        self.crew: Crew = (
+            Actors(request, self.folder, self.job_name)
+            if request.engine == "ray"
+            else Processes(request, team, self.folder, self.job_name)
+        )
 
     def go(self) -> Outcome:
         items, jobs, bad = self.team.share(self._read)

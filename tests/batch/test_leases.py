@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from storages import MEMORY, begun, faulty, memory_bucket, quick_waits  # noqa: F401
+from storages import MEMORY, begun, faulty, memory_bucket, once, quick_waits  # noqa: F401
 
 from sdattn.batch.storage.leases import Lease
 
@@ -89,13 +89,7 @@ def test_a_lease_that_is_given_back_during_the_wait_is_taken_at_once(memory):
 
 def test_a_lease_stays_when_a_beat_fails_and_is_lost_when_all_do(memory):
     fails = threading.Event()
-
-    def put(own, path, *args, **options):
-        if fails.is_set():
-            raise TimeoutError("gone")
-        return own(path, *args, **options)
-
-    mine = lease(memory, "one", pipe_file=put)
+    mine = lease(memory, "one", pipe_file=once(fails))
     began = time.monotonic()
     fails.set()
     mine._thread.join(5)
@@ -106,13 +100,7 @@ def test_a_lease_stays_when_a_beat_fails_and_is_lost_when_all_do(memory):
 
 def test_a_lease_of_a_storage_that_is_gone_is_left(memory):
     fails = threading.Event()
-
-    def read(own, path, *args, **options):
-        if fails.is_set():
-            raise TimeoutError("gone")
-        return own(path, *args, **options)
-
-    mine = lease(memory, "one", cat_file=read)
+    mine = lease(memory, "one", cat_file=once(fails))
     fails.set()
     mine.release()  # what ended the run is told, not this
     assert (memory / "lease.json").exists()

@@ -5,17 +5,10 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from storages import memory_run  # noqa: F401
 
 from sdattn.files import addresses
 from sdattn.files.addresses import Address, place_of
-
-
-@pytest.fixture
-def root():
-    files = fsspec.filesystem("memory")
-    files.store.clear()
-    yield place_of("memory://bucket/run")
-    files.store.clear()
 
 
 @pytest.fixture

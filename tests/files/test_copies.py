@@ -2,19 +2,12 @@
 
 import fsspec
 import pytest
+from storages import memory_run  # noqa: F401
 
-from sdattn.files.addresses import Address, place_of
+from sdattn.files.addresses import Address
 from sdattn.files.copies import Copies
 
 MEMORY = type(fsspec.filesystem("memory"))
-
-
-@pytest.fixture
-def root():
-    files = fsspec.filesystem("memory")
-    files.store.clear()
-    yield place_of("memory://bucket/run")
-    files.store.clear()
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Runs in storages of fsspec: in memory, with faults, and a server of S3."""
 
+from contextlib import contextmanager
+
 import fsspec
 import pytest
 from batch_runs import manifest
@@ -20,13 +22,37 @@ def quick_waits(monkeypatch):
     monkeypatch.setattr(ledgers, "_EVERY", 0.0)
 
 
+@contextmanager
+def empty(address):
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    yield place_of(address)
+    files.store.clear()
+
+
 @pytest.fixture(name="memory")
 def memory_bucket(quick):
     """The address of an empty bucket in memory."""
-    files = fsspec.filesystem("memory")
-    files.store.clear()
-    yield place_of("memory://bucket")
-    files.store.clear()
+    with empty("memory://bucket") as place:
+        yield place
+
+
+@pytest.fixture(name="root")
+def memory_run():
+    """The address of a run in memory where nothing is yet."""
+    with empty("memory://bucket/run") as place:
+        yield place
+
+
+def once(fails):
+    """For :func:`faulty`: the storage's own method until the event is set, then it is gone."""
+
+    def call(own, *args, **options):
+        if fails.is_set():
+            raise TimeoutError("gone")
+        return own(*args, **options)
+
+    return call
 
 
 def begun(root, items, **changes):

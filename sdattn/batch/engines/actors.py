@@ -247,8 +247,7 @@ class Actors:
     def _give_up(self, batch: Sequence[Job], gone: Exception) -> None:
         reason = f"each of {_TRIES} workers that drew it ended ({type(gone).__name__})"
         for job in batch:
-            row = {**asdict(job.item), "reason": reason, "traceback": str(gone)}
-            self.folder.journals.note("failed", self.job, row)
+            self.folder.note_failed(self.job, asdict(job.item), reason, str(gone))
 
     def _raise(self) -> None:
         if self.errors:

@@ -128,8 +128,7 @@ class Worker:
         self.layout.add(item.id, item.line, packed.files, note)
 
     def _fail(self, item: Item, reason: str, text: str) -> None:
-        row = {**asdict(item), "reason": reason, "traceback": text}
-        self.folder.journals.note("failed", self.name, row)
+        self.folder.note_failed(self.name, asdict(item), reason, text)
         most = self.request.max_errors
         if most is not None and self.tally.count("failed") >= most:
             self.folder.stop(f"{most} item(s) have failed, which is --max-errors")

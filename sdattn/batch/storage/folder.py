@@ -121,7 +121,7 @@ class BatchFolder:
         return [name for name in known if any(True for _ in self._layout_as(name).find())]
 
     def layout_as(self, settings: Mapping[str, Any]) -> Layout:
-        """How items lie here by other settings than those of ``batch.json``."""
+        """How items lie here by these settings."""
         if isinstance(self.journals, Ledger):
             return objects_of(settings, self.root, self.journals)
         return layout_of(settings, self.root, self.temporary)
@@ -264,6 +264,10 @@ class BatchFolder:
         if len(sizes) < len(names):
             sizes = self.layout.sizes(item, place, names)
         self.journals.note("done", writer, row_of(info, place, sha256(files["run.json"]), sizes))
+
+    def note_failed(self, writer: str, item: Mapping[str, Any], reason: str, text: str) -> None:
+        """Note an item that could not be drawn: what it asks, why in a line, and the traceback."""
+        self.journals.note("failed", writer, {**item, "reason": reason, "traceback": text})
 
     def _top(self) -> list[str]:
         found = [path for path in self.root.iterdir() if _is_top(path.name)]
