@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from . import attention as attention
     from . import batch as batch
     from . import edit as edit
+    from . import errors as errors
     from . import figures as figures
     from . import models as models
     from .attention import TorchAttnProcessor as TorchAttnProcessor
     from .control.knockouts import Knockout as Knockout
     from .control.knockouts import knockout as knockout
+    from .errors import CaptureError as CaptureError
+    from .errors import SdattnError as SdattnError
     from .hooks.attention_store import AttentionStore as AttentionStore
     from .hooks.capture import capture as capture
     from .hooks.map_store import MapStore as MapStore
-    from .hooks.passes import CaptureError as CaptureError
     from .hooks.passes import CaptureWarning as CaptureWarning
     from .maps.folded import aggregate_attention as aggregate_attention
     from .maps.heatmap import Heatmap as Heatmap
@@ -49,7 +51,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "PRESETS": "maps.presets",
     "AttentionStore": "hooks.attention_store",
-    "CaptureError": "hooks.passes",
+    "CaptureError": "errors",
     "CaptureWarning": "hooks.passes",
     "Heatmap": "maps.heatmap",
     "Heatmaps": "maps.promptmaps",
@@ -57,6 +59,7 @@ _PUBLIC = {
     "MapStore": "hooks.map_store",
     "Preset": "maps.presets",
     "Run": "runs.run",
+    "SdattnError": "errors",
     "TorchAttnProcessor": "attention",
     "TruncationWarning": "prompts.tokens",
     "aggregate_attention": "maps.folded",
@@ -65,6 +68,7 @@ _PUBLIC = {
     "capture": "hooks.capture",
     "diff": "runs.diff",
     "edit": "",
+    "errors": "",
     "explain": "runs.explaining",
     "figures": "",
     "generate": "runs.generation",

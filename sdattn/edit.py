@@ -32,6 +32,7 @@ from .control.controllers import (
     EmptyControl,
 )
 from .control.registration import ControlHandle, register_attention_control, step_end
+from .errors import InvalidValueError
 from .files.records import plain
 from .hooks.keep import Span
 from .inversion.invert import Inversion, invert, psnr
@@ -182,13 +183,13 @@ def _of_inversion(
     if inversion is None:
         return {}
     if source != inversion.prompt:
-        raise ValueError(
+        raise InvalidValueError(
             f"The picture was inverted with {inversion.prompt!r} and the source is {source!r}. "
             "Pass that prompt as the source, or invert again with this one."
         )
     fixed = inversion.options()
     if refused := sorted({*fixed, "negative_prompt", "eta"} & set(options)):
-        raise ValueError(
+        raise InvalidValueError(
             f"The inversion decides on {', '.join(refused)}. Invert again with other settings."
         )
     del fixed["latents"]  # one of them for each prompt
@@ -197,14 +198,14 @@ def _of_inversion(
 
 def _own_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     if options.get("num_images_per_prompt", 1) != 1:
-        raise ValueError(
+        raise InvalidValueError(
             f"num_images_per_prompt={options['num_images_per_prompt']}: an edit makes one image of "
             "each prompt. Call edit() once for each seed."
         )
     ours = {"callback_on_step_end", "callback_on_step_end_tensor_inputs", "latents"}
     schedule = {"timesteps", "sigmas", "denoising_end"}
     if refused := sorted((ours | schedule) & set(options)):
-        raise ValueError(
+        raise InvalidValueError(
             f"edit() sees to {', '.join(refused)} itself. Use register_attention_control()."
         )
     return options
@@ -212,15 +213,15 @@ def _own_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | None) -> str:
     if mode not in ("auto", "replace", "refine", "reweight"):
-        raise ValueError(f"mode={mode!r}: pass auto, replace, refine or reweight.")
+        raise InvalidValueError(f"mode={mode!r}: pass auto, replace, refine or reweight.")
     if mode == "reweight" and not weights:
-        raise ValueError('mode="reweight" needs weights={"word": factor}.')
+        raise InvalidValueError('mode="reweight" needs weights={"word": factor}.')
     source, *targets = prompts
     if mode != "auto" or not targets:  # without a target the controller says what is wrong
         return "replace" if mode == "auto" else mode
     if all(target.text == source.text for target in targets):
         if not weights:
-            raise ValueError(
+            raise InvalidValueError(
                 "The target is the source and no weights were given, so there is nothing to edit. "
                 'Change a word, or pass weights={"word": 2.0}.'
             )

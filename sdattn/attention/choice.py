@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..errors import SdattnWarning
 
-class KernelWarning(UserWarning):
+
+class KernelWarning(SdattnWarning):
     """A kernel is not used: it failed, or gave other values than torch's own operations."""
 
 

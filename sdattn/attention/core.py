@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+from ..errors import InvalidTypeError, InvalidValueError
+
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
@@ -18,10 +20,12 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
         ValueError: ``x`` is not 3-D, or its width is no multiple of ``heads``.
     """
     if x.ndim != 3:
-        raise ValueError(f"split_heads takes [batch, sequence, width], found {list(x.shape)}.")
+        raise InvalidValueError(
+            f"split_heads takes [batch, sequence, width], found {list(x.shape)}."
+        )
     width = x.shape[-1]
     if heads < 1 or width % heads:
-        raise ValueError(
+        raise InvalidValueError(
             f"A width of {width} does not divide into {heads} heads. "
             "Pass the number of heads of the layer that made this tensor."
         )
@@ -35,7 +39,7 @@ def merge_heads(x: Tensor) -> Tensor:
         ValueError: ``x`` is not 4-D (unfold folded heads first).
     """
     if x.ndim != 4:
-        raise ValueError(
+        raise InvalidValueError(
             f"merge_heads takes [batch, heads, sequence, d], found {list(x.shape)}. "
             "For [batch*heads, sequence, d] call unfold_heads first."
         )
@@ -45,7 +49,9 @@ def merge_heads(x: Tensor) -> Tensor:
 def fold_heads(x: Tensor) -> Tensor:
     """``[B, heads, N, d]`` to ``[B*heads, N, d]``; head ``h`` of ``b`` is row ``b*heads + h``."""
     if x.ndim != 4:
-        raise ValueError(f"fold_heads takes [batch, heads, sequence, d], found {list(x.shape)}.")
+        raise InvalidValueError(
+            f"fold_heads takes [batch, heads, sequence, d], found {list(x.shape)}."
+        )
     return x.flatten(0, 1)
 
 
@@ -56,7 +62,7 @@ def unfold_heads(x: Tensor, heads: int) -> Tensor:
         ValueError: the first axis is no multiple of ``heads``.
     """
     if x.ndim != 3 or heads < 1 or x.shape[0] % heads:
-        raise ValueError(
+        raise InvalidValueError(
             f"unfold_heads takes [batch*heads, sequence, d] and {heads} heads, found "
             f"{list(x.shape)}."
         )
@@ -74,7 +80,7 @@ def padding_mask(keep: Tensor) -> Tensor:
     Add one more axis (``[:, None]``) where the queries carry a head axis.
     """
     if keep.ndim != 2:
-        raise ValueError(f"padding_mask takes [batch, tokens], found {list(keep.shape)}.")
+        raise InvalidValueError(f"padding_mask takes [batch, tokens], found {list(keep.shape)}.")
     return keep.bool().unsqueeze(1)
 
 
@@ -105,7 +111,7 @@ def attention_probs(
         TypeError: the mask is of an integer dtype (0/1 could mean either kind of mask).
     """
     if query.shape[-1] != key.shape[-1]:
-        raise ValueError(
+        raise InvalidValueError(
             f"query is {query.shape[-1]} wide and key is {key.shape[-1]} wide; the two must agree. "
             f"Found query {list(query.shape)}, key {list(key.shape)}."
         )
@@ -124,7 +130,7 @@ def attention_probs(
 
 def _apply_mask(scores: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(
+        raise InvalidTypeError(
             f"The mask is of dtype {mask.dtype}. Pass a boolean mask (True takes part; see "
             "padding_mask) or a floating one that is added to the scores."
         )
@@ -133,7 +139,7 @@ def _apply_mask(scores: Tensor, mask: Tensor) -> Tensor:
     except RuntimeError:
         fits = False
     if not fits:
-        raise ValueError(
+        raise InvalidValueError(
             f"A mask of shape {list(mask.shape)} does not broadcast to the scores "
             f"{list(scores.shape)} ([..., queries, keys])."
         )
@@ -176,7 +182,7 @@ def scaled_dot_product_attention(
         ValueError: shapes disagree, or ``dropout_p`` lies outside [0, 1].
     """
     if key.shape[-2] != value.shape[-2]:
-        raise ValueError(
+        raise InvalidValueError(
             f"{key.shape[-2]} keys and {value.shape[-2]} values; every key needs its value. "
             f"Found key {list(key.shape)}, value {list(value.shape)}."
         )
@@ -222,7 +228,7 @@ def query_grid(n_queries: int, latent_size: tuple[int, int], n_levels: int = 4) 
         if rows * cols == n_queries:
             return rows, cols
     known = ", ".join(f"{rows}x{cols}={rows * cols}" for rows, cols in grids)
-    raise ValueError(
+    raise InvalidValueError(
         f"{n_queries} queries fit no level of a {latent_size[0]}x{latent_size[1]} latent "
         f"({known}). "
         "Pass the latent size of this run: image height and width divided by the VAE scale factor."

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import InvalidValueError
 from .core import causal_mask
 from .processor import TorchAttnProcessor
 
@@ -57,12 +58,12 @@ class MultiHeadAttention(nn.Module):
     ):
         super().__init__()
         if dim_head is None and (heads < 1 or query_dim % heads):
-            raise ValueError(
+            raise InvalidValueError(
                 f"A width of {query_dim} does not divide into {heads} heads. Choose another "
                 "number of heads, or pass dim_head, the width of each."
             )
         if not (0 <= attention_dropout <= 1 and 0 <= dropout <= 1):
-            raise ValueError(
+            raise InvalidValueError(
                 f"attention_dropout={attention_dropout}, dropout={dropout}: pass shares from 0 to "
                 "1."
             )
@@ -114,7 +115,7 @@ class MultiHeadAttention(nn.Module):
         """
         if self.is_cross_attention != (encoder_hidden_states is not None):
             kind, found = ("cross", "none") if self.is_cross_attention else ("self", "some")
-            raise ValueError(
+            raise InvalidValueError(
                 f"This module was made for {kind}-attention (cross_attention_dim is "
                 f"{'set' if self.is_cross_attention else 'None'}) and was given {found} of "
                 "encoder_hidden_states. Make it with cross_attention_dim, the width of the states "
@@ -144,7 +145,7 @@ def _mask(
     if mask is not None:
         mask = mask if mask.is_floating_point() else mask != 0
         if not 2 <= mask.ndim <= 4 or mask.shape[-1] != keys:
-            raise ValueError(
+            raise InvalidValueError(
                 f"An attention mask of shape {list(mask.shape)} does not fit {queries} queries and "
                 f"{keys} keys. Pass [batch, heads, queries, keys], [batch, queries, keys] or "
                 "[queries, keys]; 1 where all are alike."

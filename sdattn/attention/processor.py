@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from ..errors import InvalidTypeError, InvalidValueError, RunError
 from .core import attention_probs, fold_heads, merge_heads, split_heads, unfold_heads
 
 Controller = Callable[[Tensor, bool, str], Tensor | None]
@@ -35,7 +36,7 @@ def mask_by_head(mask: Tensor, batch: int, heads: int, n_keys: int) -> Tensor:
     elif mask.ndim == 3 and mask.shape[0] in (1, batch):
         mask = mask.unsqueeze(1)  # [B, 1, 1 or N, T]
     if mask.ndim != 4 or mask.shape[-1] != n_keys:
-        raise ValueError(
+        raise InvalidValueError(
             f"An attention mask of shape {list(mask.shape)} does not fit {batch} images, {heads} "
             f"heads and {n_keys} keys. Pass [batch, 1 or queries, keys]."
         )
@@ -84,7 +85,7 @@ class TorchAttnProcessor:
     ) -> Tensor:
         """Attend; returns the shape of ``hidden_states``."""
         if getattr(attn, "add_k_proj", None) is not None:
-            raise TypeError(
+            raise InvalidTypeError(
                 "TorchAttnProcessor computes self- and cross-attention; this layer's is joint (it "
                 "has add_k_proj). Leave its own processor in place; capture() can watch it."
             )
@@ -136,7 +137,7 @@ class TorchAttnProcessor:
         if edited is None:
             edited = folded
         if edited.shape != folded.shape:
-            raise ValueError(
+            raise InvalidValueError(
                 f"The controller {type(self.controller).__name__} was given attention "
                 f"{list(folded.shape)} ([batch*heads, queries, keys]) and returned "
                 f"{list(edited.shape)}. Return the same shape, or None after an edit in place."
@@ -150,7 +151,7 @@ class TorchAttnProcessor:
             return self.place
         known = begin_layer(attn, batch)
         if not (self.place or known):
-            raise RuntimeError(
+            raise RunError(
                 f"The {type(self.controller).__name__} was not told which layers call it, and a "
                 f"{type(attn).__name__} did. {self.controller.HOW}"  # type: ignore[union-attr]
             )

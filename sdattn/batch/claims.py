@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from .. import __version__
+from ..errors import InvalidValueError
 from ..runs.info import FORMAT as RUN_FORMAT
 from .engines.worker import Loaded
 from .input.plan import Job, digest, digest_inputs
@@ -97,7 +98,7 @@ class Claim:
             if row.fingerprint != self.fingerprints.get(item, row.fingerprint)
         }
         if stale and not self.request.force:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{folder.root} holds {len(stale)} item(s) of other settings, {sorted(stale)[0]} "
                 "for one. Choose another --out, or pass --force to make them anew."
             )
@@ -121,18 +122,18 @@ class Claim:
         """Refuse a folder that another run made, as far as ``force`` does not change it."""
         differences, root = self._differences(manifest), self.folder.root
         if manifest["settings"]["format"] == OLD:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{root} was made by an earlier version, as shards of safetensors. `sdattn merge "
                 f"{root} --out NEW` makes a folder in the format {INSTEAD!r} of it, in which the "
                 f"same command with --format {INSTEAD} goes on."
             )
         if differences and not self.request.force:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{root} belongs to another run: {'; '.join(differences)}. Choose another --out, "
                 "or pass --force to make anew what differs and keep the rest."
             )
         if manifest["settings"]["format"] != self.settings["format"]:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{root} has the format {manifest['settings']['format']!r}, which --force does not "
                 "change. Choose another --out."
             )
@@ -160,7 +161,7 @@ class Claim:
             advice = f"Pass --format {others[0]}"
             if others[0] == OLD:
                 advice = "Adopt them with the version that wrote them, and then merge them"
-            raise ValueError(
+            raise InvalidValueError(
                 f"{root} holds items of the format {others[0]!r}. {advice}, or choose another "
                 "--out."
             )
@@ -195,7 +196,7 @@ class Claim:
     def _refuse_strange(self, items: Iterable[str]) -> None:
         strange = sorted(items)
         if strange and not self.request.force:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{self.folder.root} holds {len(strange)} item(s) that this command does not make, "
                 f"{strange[0]} for one: they are of another input, model or settings. Give the "
                 "command that made them, or pass --force to make anew what differs and keep the "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from ..errors import AccessError, InvalidValueError
 from ..files.addresses import place_of
 from ..files.places import check_apart
 from .gallery import write_gallery
@@ -73,7 +74,7 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
     target.open(name)
     try:
         if not target.is_new and _identity(target.manifest) != _identity(manifest):
-            raise ValueError(f"{out} is the folder of other runs. Choose another --out.")
+            raise InvalidValueError(f"{out} is the folder of other runs. Choose another --out.")
         ids = _ids(sources)
         target.claim(manifest, ids)
         _take_missing(target, name, sources)
@@ -103,7 +104,7 @@ class _Source:
     def __init__(self, root: str | Path):
         self.root, self.folder = place_of(root), BatchFolder(root)
         if not self.folder.lock.free():
-            raise OSError(
+            raise AccessError(
                 f"{self.root} is being written: {self.folder.lock.describe_holder()}. Wait for it, "
                 "or stop it."
             )
@@ -154,7 +155,7 @@ def _merged(sources: Sequence[_Source]) -> dict[str, Any]:
             source.manifest["settings"][key] != first.manifest["settings"][key]
             for key in ("fingerprint", "format")
         ):
-            raise ValueError(
+            raise InvalidValueError(
                 f"{source.root} and {first.root} were made with different models or settings: "
                 f"{_settings(source)} and {_settings(first)}. Only runs that agree can be merged."
             )
@@ -185,7 +186,7 @@ def _check_twins(sources: Sequence[_Source]) -> None:
         for item, held in source.items.items():
             fingerprint, owner = seen.setdefault(item.lower(), (held.fingerprint, source))
             if fingerprint != held.fingerprint:
-                raise ValueError(
+                raise InvalidValueError(
                     f"Item {item!r} of {source.root} is not that of {owner.root}. Give the items "
                     "of one of them other ids and draw it again."
                 )

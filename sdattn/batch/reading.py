@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import NotFoundError
 from ..files.places import inside
 from ..maps.statistics import to_dataframe
 from ..runs.folder import SavedRun, saved_run
@@ -43,7 +44,7 @@ class SavedBatch(Mapping[str, SavedRun]):
 
     def __getitem__(self, item: str) -> SavedRun:
         if item not in self._places:
-            raise KeyError(f"{self._folder.root} holds no item {item!r}.")
+            raise NotFoundError(f"{self._folder.root} holds no item {item!r}.")
         place = self._places[item]
         where = inside(self._folder.root, place)
         files = self._layout.read(item, place, READ)

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 from uuid import uuid4
 
+from ..errors import AccessError, InvalidValueError
 from ..files.terminal import visible
 from ..models.outline import outline
 from .claims import Claim, describe_input, settings_of
@@ -78,7 +79,7 @@ def run_batch(request: Request) -> Outcome | None:
     team = Team("cpu" if on_ray else request.device)
     try:
         if on_ray and team.size > 1:
-            raise ValueError(
+            raise InvalidValueError(
                 "engine='ray' starts the processes itself. Give the command once, without "
                 "accelerate launch."
             )
@@ -141,13 +142,13 @@ class _BatchRun:
         """Print bad lines. They end the run if there are no others, or with ``strict``."""
         reasons = {line.reason for line in bad}
         if len(bad) > 1 and not good and len(reasons) == 1:  # an option for all of them, mostly
-            raise ValueError(f"None of {len(bad)} lines can be drawn: {reasons.pop()}")
+            raise InvalidValueError(f"None of {len(bad)} lines can be drawn: {reasons.pop()}")
         for line in bad:
             print(f"sdattn: line {line.line}: {visible(line.reason)}", file=sys.stderr)
         if not good:
-            raise ValueError(f"{self.request.source} has no line that can be drawn.")
+            raise InvalidValueError(f"{self.request.source} has no line that can be drawn.")
         if bad and self.request.strict:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{len(bad)} line(s) of {self.request.source} cannot be drawn, the first is line "
                 f"{bad[0].line}. Nothing was drawn, as --strict asks."
             )
@@ -290,7 +291,7 @@ def _with_advice(error: Exception, folder: BatchFolder) -> Exception:
     if not isinstance(error, OSError):
         return error
     reason = str(error).rstrip(".")
-    return OSError(
+    return AccessError(
         f"{reason}. What was finished stays in {folder.root}; when this is mended, the same "
         "command does the rest."
     )

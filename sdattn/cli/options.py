@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ..errors import InvalidValueError
 from ..runs.option_names import PIPELINE
 from .output import Output
 
@@ -176,7 +177,9 @@ def open_picture(path: Path) -> Any:
             image.filename = str(path)  # as if it were opened by its name
         except UnidentifiedImageError as error:
             choice = f"{', '.join(formats[:-1])} or {formats[-1]}"
-            raise ValueError(f"{path} is no picture that can be read. Pass {choice}.") from error
+            raise InvalidValueError(
+                f"{path} is no picture that can be read. Pass {choice}."
+            ) from error
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise ValueError(f"{path} is no picture that can be read: {error}") from error
+            raise InvalidValueError(f"{path} is no picture that can be read: {error}") from error
     return image

@@ -6,6 +6,8 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..errors import MissingPackageError
+
 # A framed page tells its height, which nobody else can know, see theme.js; no other can say so.
 _FIT = """
 addEventListener("message", ({ source, data }) => {
@@ -35,7 +37,9 @@ def import_gradio() -> Any:
     try:
         import gradio
     except ImportError as error:
-        raise ImportError("The live page needs gradio: pip install 'sdattn[app]'") from error
+        raise MissingPackageError(
+            "The live page needs gradio: pip install 'sdattn[app]'"
+        ) from error
     return gradio
 
 

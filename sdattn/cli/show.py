@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ..errors import ExistsError
 from .options import Words
 from .output import Output
 
@@ -139,7 +140,7 @@ def _check_no_run(out: Path) -> None:
     from ..runs.folder import run_around
 
     if (around := run_around(out)) is not None:
-        raise FileExistsError(
+        raise ExistsError(
             f"{out} is or lies in {around}, the folder of a run, which stays as it is. Choose "
             "another --out."
         )
@@ -148,7 +149,7 @@ def _check_no_run(out: Path) -> None:
 def _check_free(folder: Path, names: Collection[str], force: bool) -> None:
     taken = sorted(name for name in names if (folder / name).exists())
     if taken and not force:
-        raise FileExistsError(
+        raise ExistsError(
             f"{folder} has {', '.join(taken[:3])} already. Choose another --out, or --force to "
             "replace what is drawn anew."
         )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..errors import InvalidValueError, NotFoundError
 from ..prompts.tokenizing import EOS, PAD, SOS
 from ..prompts.tokens import Prompt, Word
 
@@ -30,7 +31,7 @@ def swap(source: Prompt, target: Prompt) -> Tensor:
     """
     _check_columns(source, target)
     if len(source.words) != len(target.words):
-        raise ValueError(
+        raise InvalidValueError(
             f"Replacing goes word by word, and {source.text!r} has {len(source.words)} words, "
             f"{target.text!r} has {len(target.words)}. Use refine, which aligns the words that "
             "both share."
@@ -151,13 +152,15 @@ def blended_words(prompts: Sequence[Prompt], words: str | Sequence[str]) -> list
     for word in words:
         if not any(_has(prompt, word) for prompt in prompts):
             known = dict.fromkeys(entry.text for prompt in prompts for entry in prompt.words)
-            raise KeyError(f"{word!r} is in none of the prompts. Their words: {', '.join(known)}.")
+            raise NotFoundError(
+                f"{word!r} is in none of the prompts. Their words: {', '.join(known)}."
+            )
     chosen = []
     for prompt in prompts if words else ():
         own = [word if _has(prompt, word) else _twin(prompts, prompt, word) for word in words]
         kept = list(dict.fromkeys(word for word in own if word))
         if not kept:
-            raise KeyError(
+            raise NotFoundError(
                 f"None of the words {words} is in {prompt.text!r}, nor is a word in the "
                 f"place of one. Its words are: {', '.join(word.text for word in prompt.words)}."
             )
@@ -199,7 +202,7 @@ def _special(prompt: Prompt, name: str) -> tuple[int, ...]:
 
 def _check_columns(source: Prompt, target: Prompt) -> None:
     if len(source.tokens) != len(target.tokens):
-        raise ValueError(
+        raise InvalidValueError(
             f"{source.text!r} has {len(source.tokens)} token columns and {target.text!r} has "
             f"{len(target.tokens)}. Read both with the tokenizer of one pipeline."
         )

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from ..attention import query_grid
 from ..attention.device_copies import DeviceCopies
+from ..errors import InvalidValueError
 from ..prompts.tokens import Prompt
 
 
@@ -48,7 +49,9 @@ class LocalBlend:
         grid: tuple[int, int] | None = None,
     ):
         if not 0 <= start <= 1 or not 0 <= threshold <= 1:
-            raise ValueError(f"start={start}, threshold={threshold}: pass numbers from 0 to 1.")
+            raise InvalidValueError(
+                f"start={start}, threshold={threshold}: pass numbers from 0 to 1."
+            )
         self.alpha = DeviceCopies(_chosen_columns(prompts, words))
         self.subtracted = None
         if subtract is not None:
@@ -67,7 +70,7 @@ class LocalBlend:
         self.counter += 1
         n_prompts = len(self.alpha.own)
         if len(x_t) != n_prompts:
-            raise ValueError(
+            raise InvalidValueError(
                 f"LocalBlend was made for {n_prompts} prompts and the batch has {len(x_t)} images. "
                 "Use num_images_per_prompt=1."
             )
@@ -91,7 +94,7 @@ class LocalBlend:
             cells = max(16**2, size[0] * size[1] // 16)
             grid = min(by_grid, key=lambda g: abs(math.log(g[0] * g[1] / cells)))
         if grid not in by_grid:
-            raise ValueError(
+            raise InvalidValueError(
                 f"LocalBlend asked for maps of {grid or 'any grid'}, and the store holds "
                 f"{sorted(by_grid) or 'none'}. Register the controller that holds it, or choose "
                 "another grid."
@@ -116,7 +119,7 @@ class LocalBlend:
 def _chosen_columns(prompts: Sequence[Prompt], words: Sequence[str | Sequence[str]]) -> Tensor:
     """1 at the columns of each prompt's words: float32 ``[prompts, T]``."""
     if isinstance(words, str) or len(words) != len(prompts):
-        raise ValueError(
+        raise InvalidValueError(
             f"words={words!r}: pass the words of each of the {len(prompts)} prompts, "
             '[["circle"], ["star"]] say.'
         )

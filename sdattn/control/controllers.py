@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..attention.device_copies import DeviceCopies
+from ..errors import InvalidValueError
 from ..hooks.attention_store import AttentionStore
 from ..hooks.keep import Part, Span
 from ..prompts.tokens import Prompt
@@ -67,9 +68,13 @@ class AttentionControlEdit(AttentionStore):
         **store_options: Any,
     ):
         if len(prompts) < 2:
-            raise ValueError(f"{len(prompts)} prompt(s): pass the source and at least one target.")
+            raise InvalidValueError(
+                f"{len(prompts)} prompt(s): pass the source and at least one target."
+            )
         if num_steps < 1:
-            raise ValueError(f"num_steps={num_steps}: pass the number of model passes, 1 or more.")
+            raise InvalidValueError(
+                f"num_steps={num_steps}: pass the number of model passes, 1 or more."
+            )
         self.prompts = list(prompts)
         self.num_steps = num_steps
         self.local_blend = local_blend
@@ -91,13 +96,13 @@ class AttentionControlEdit(AttentionStore):
         """Keep the map, then edit the rows of the targets in place."""
         super().forward(attn, is_cross, place_in_unet)
         if self.cur_step >= self.num_steps:
-            raise ValueError(
+            raise InvalidValueError(
                 f"This {type(self).__name__} was made for {self.num_steps} passes of the model, "
                 "and another one came. Give it len(scheduler.timesteps), or reset() before a "
                 "second run."
             )
         if len(attn) % len(self.prompts):
-            raise ValueError(
+            raise InvalidValueError(
                 f"The {len(attn)} rows of attention do not divide among {len(self.prompts)} "
                 "prompts. Run the pipeline on the very prompts that the controller was made for."
             )
@@ -143,7 +148,7 @@ class AttentionControlEdit(AttentionStore):
 
     def _check_columns(self, attn: Tensor) -> None:
         if attn.shape[-1] != len(self.prompts[0].tokens):
-            raise ValueError(
+            raise InvalidValueError(
                 f"The attention has {attn.shape[-1]} token columns and the prompts were read with "
                 f"{len(self.prompts[0].tokens)}. Read them with sdattn.read_prompts(pipe, ...)."
             )
@@ -216,7 +221,7 @@ class AttentionReweight(AttentionControlEdit):
         )
         other = next((target for target in prompts[1:] if target.text != prompts[0].text), None)
         if controller is None and other is not None:
-            raise ValueError(
+            raise InvalidValueError(
                 f"Reweighting alone changes no words, and {other.text!r} is not the source "
                 f"{prompts[0].text!r}. Pass an AttentionReplace or AttentionRefine as controller."
             )
@@ -252,7 +257,7 @@ def _equalizer(targets: Sequence[Prompt], weights: Mapping[str, float]) -> Tenso
     factors = torch.ones(len(targets), len(targets[0].tokens))
     for word, factor in weights.items():
         if not math.isfinite(factor):
-            raise ValueError(f"The weight of {word!r} is {factor}: pass a finite number.")
+            raise InvalidValueError(f"The weight of {word!r} is {factor}: pass a finite number.")
         for i, columns in _found(targets, word):
             factors[i, columns] = factor
     return factors

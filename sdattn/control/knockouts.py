@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ..errors import InvalidTypeError, InvalidValueError, RunError
 from ..files.terminal import shorter
 from ..hooks.keep import Span
 from ..maps import render
@@ -174,7 +175,7 @@ def knockouts(
         As :func:`knockout`.
     """
     if isinstance(words, str) or not words or batch_size < 1:
-        raise ValueError(
+        raise InvalidValueError(
             f"words={words!r}, batch_size={batch_size}: pass a list of one word or more, and at "
             "least 1 picture a batch."
         )
@@ -237,13 +238,13 @@ def prepare(
 ) -> Plan:
     """All that :func:`knockouts` refuses and that is known before the run; see there."""
     if find_denoiser(pipe).pipeline is None or not isinstance(prompt, str):
-        raise TypeError(
+        raise InvalidTypeError(
             f"A knockout draws pictures of one prompt, and was given a {type(pipe).__name__} and a "
             f"{type(prompt).__name__}. Pass a pipeline, not its model, and one text."
         )
     options = checked_options(pipe, options)
     if (made := images_a_prompt(pipe, options)) != 1:
-        raise ValueError(
+        raise InvalidValueError(
             f"This run makes {made} pictures of a prompt, and a knockout is about one. Leave out "
             "num_images_per_prompt and call it once for each seed; videos are not supported."
         )
@@ -265,7 +266,7 @@ def draw(plan: Plan, rows: Sequence[Columns]) -> tuple[list[Image.Image], tuple[
         texts, seeds = [plan.prompt.text] * len(rows), [plan.seed] * len(rows)
         result = call_pipeline(plan.pipe, texts, seeds, options)
     if any(getattr(result, "nsfw_content_detected", None) or []):
-        raise RuntimeError(
+        raise RunError(
             "The pipeline's safety checker blanked a picture, so where it changed is not known. "
             "Choose another seed, or a pipeline without a checker."
         )
@@ -283,7 +284,7 @@ def _for_each(name: str, value: Any, rows: int) -> Any:
     if isinstance(value, (np.ndarray, Tensor)) and value.ndim == 4 and len(value) == 1:
         return value.repeat(rows, 0) if isinstance(value, np.ndarray) else torch.cat([value] * rows)
     if isinstance(value, list) and len(value) > 1:
-        raise ValueError(
+        raise InvalidValueError(
             f"{name} has {len(value)} entries, and a knockout is about one picture. Pass its own."
         )
     if isinstance(value, list) and len(value) == 1:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attention.processor import Controller, TorchAttnProcessor
+from ..errors import InvalidValueError, RunError
 from ..hooks.attention_store import AttentionStore
 from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError, CaptureWarning
@@ -56,7 +57,7 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
     for layer in layers:
         processor = layer.module.processor
         if isinstance(processor, nn.Module) and list(processor.parameters()):
-            raise ValueError(
+            raise InvalidValueError(
                 f"{layer.name} has a {type(processor).__name__}, whose weights a "
                 "controller would not see. Unload it first (pipe.unload_ip_adapter())."
             )
@@ -126,7 +127,7 @@ class ControlHandle:
         self._restore()
         if foreign:
             layer, processor = foreign[0]
-            raise RuntimeError(
+            raise RunError(
                 f"{len(foreign)} processors were set since this controller was registered, the "
                 f"first a {type(processor).__name__} in {layer.name}; they were left as they are."
             )
@@ -139,7 +140,7 @@ class ControlHandle:
             RuntimeError: the ``with`` block of this one is still open.
         """
         if self._entered:
-            raise RuntimeError(
+            raise RunError(
                 f"A {type(self.controller).__name__} is registered in this model already, in a "
                 "with block that is still open. Leave it before another one is registered."
             )
@@ -201,7 +202,7 @@ class ControlHandle:
             guided = None
         attached = getattr(self.controller, "attachment", None)
         if guidance == "batch" and attached is None and (batch % 2 or guided is False):
-            raise ValueError(
+            raise InvalidValueError(
                 "The controller leaves out the first half of the batch as unconditional, and this "
                 f"run, in a batch of {batch}, has no guidance. Set guidance_scale above 1, or make "
                 "the controller with guidance=None."
@@ -209,13 +210,13 @@ class ControlHandle:
         if prompts is None or not hasattr(self.controller, "guidance"):
             return
         if guidance is None and guided:
-            raise ValueError(
+            raise InvalidValueError(
                 "The controller was made with guidance=None and this run is guided. Make it with "
                 "guidance='batch', or set guidance_scale to 1."
             )
         images, rest = divmod(batch // 2 if guidance == "batch" else batch, len(prompts))
         if rest or not images or (images > 1 and getattr(self.controller, "local_blend", None)):
-            raise ValueError(
+            raise InvalidValueError(
                 f"The controller was made for {len(prompts)} prompts and the batch has "
                 f"{batch // 2 if guidance == 'batch' else batch} images. Run the pipeline on those "
                 "very prompts; with a LocalBlend, num_images_per_prompt=1."

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..attention import TorchAttnProcessor
 from ..attention.device_copies import index_on
+from ..errors import InvalidTypeError, InvalidValueError
 from ..hooks.installer import Installation
 from ..hooks.keep import Part, Span
 from ..hooks.passes import CaptureError
@@ -142,7 +143,7 @@ class Removal:
                 "one prompt for each row, and make one picture of each."
             )
         if call.n_text != self.n_text:
-            raise ValueError(
+            raise InvalidValueError(
                 f"The attention has {call.n_text} token columns of text, and the prompt was read "
                 f"with {self.n_text}. Pass the options that change them to both."
             )
@@ -158,7 +159,7 @@ class Removal:
         self._expected = getattr(self.pipe, "num_timesteps", len(self.pipe.scheduler.timesteps))
         self._during = self.steps.passes(self._expected)
         if not self._during:
-            raise ValueError(
+            raise InvalidValueError(
                 f"steps={astuple(self.steps)} is less than one of the {self._expected} passes of "
                 f"this run. One pass is 1 / {self._expected} of it."
             )
@@ -188,7 +189,7 @@ def check_removal(pipe: Any, layers: LayerSelection, steps: Span) -> Part:
 def _check_layers(pipe: Any, found: list[AttentionLayer], layers: LayerSelection) -> None:
     """Refuse joint attention, and processors in whose place attention would be another one."""
     if any(layer.kind == "joint" for layer in found):
-        raise TypeError(
+        raise InvalidTypeError(
             f"A {type(pipe).__name__} has joint attention, one softmax over text and picture, from "
             "which words are not removed. A pipeline with cross-attention is needed: Stable "
             "Diffusion 1, 2 and XL, PixArt, Sana and their variants."
@@ -196,7 +197,7 @@ def _check_layers(pipe: Any, found: list[AttentionLayer], layers: LayerSelection
     for layer in select_layers(found, layers, ("cross",)):
         processor = layer.module.processor
         if isinstance(processor, nn.Module) and list(processor.parameters()):
-            raise ValueError(
+            raise InvalidValueError(
                 f"{layer.name} has a {type(processor).__name__}, whose weights would be left out. "
                 "Unload it first (pipe.unload_ip_adapter()), or choose other layers by name."
             )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..errors import InvalidValueError
 from ..maps.heatmap import Heatmap
 from ..maps.presets import Preset
 from ..maps.promptmaps import Heatmaps
@@ -77,7 +78,9 @@ def figure(
         KeyError: a word that is not in the prompt.
     """
     if kind not in KINDS:
-        raise ValueError(f"Asked for a figure of {kind!r}: choose one of {', '.join(KINDS)}.")
+        raise InvalidValueError(
+            f"Asked for a figure of {kind!r}: choose one of {', '.join(KINDS)}."
+        )
     rows, preset = _KINDS[kind](run, words)
     page = _page(run, rows, preset)
     if axes is not None:
@@ -156,7 +159,7 @@ def _page(run: ImageRun, rows: Sequence[Sequence[Panel]], preset: Preset) -> Pag
     drawn = [panel.values for row in rows for panel in row if panel.values.ndim == 2]
     low, high = float(min(map(np.min, drawn))), float(max(map(np.max, drawn)))
     if not np.isfinite([low, high]).all():
-        raise ValueError("The maps hold values that are not finite; they cannot be drawn.")
+        raise InvalidValueError("The maps hold values that are not finite; they cannot be drawn.")
     if low == high:  # a scale has two ends
         low, high = (0.0, high) if high > 0 else (0.0, 1.0)
     return Page(run.image.size, (low, high), preset.unit)

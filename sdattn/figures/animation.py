@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InvalidValueError
 from ..maps import render
 from ..runs.imagerun import ImageRun
 from .choosing import chosen, kept_steps
@@ -73,7 +74,9 @@ def save_animation(
     """
     kind = format_of(path, FORMATS)
     if milliseconds < 20:
-        raise ValueError(f"milliseconds={milliseconds}: pass 20 or more, browsers go no faster.")
+        raise InvalidValueError(
+            f"milliseconds={milliseconds}: pass 20 or more, browsers go no faster."
+        )
     options: dict[str, Any] = {"quality": 85} if kind == "webp" else {"optimize": False}
     first, *rest = _in_few_colours(frames) if kind == "gif" else frames
     times = [milliseconds] * len(rest) + [max(milliseconds, HOLD)]

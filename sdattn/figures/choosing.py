@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..errors import InvalidValueError
 from ..maps.heatmap import Heatmap
 from ..maps.promptmaps import Heatmaps
 from ..runs.imagerun import ImageRun, not_kept, step_heatmaps, step_names
@@ -18,11 +19,13 @@ def chosen(heatmaps: Heatmaps, words: Sequence[str] | None) -> list[Heatmap]:
         ValueError: one text in place of a list, or no word has a map.
     """
     if isinstance(words, str):
-        raise ValueError(f"words={words!r}: pass a list of words and phrases.")
+        raise InvalidValueError(f"words={words!r}: pass a list of words and phrases.")
     found = [heatmap for word in words or () for heatmap in heatmaps.find(word)]
     found = found or heatmaps.occurrences()
     if not found:
-        raise ValueError(f"No word of {heatmaps.prompt.text!r} has a map. Name token columns.")
+        raise InvalidValueError(
+            f"No word of {heatmaps.prompt.text!r} has a map. Name token columns."
+        )
     return [replace(heatmap, label=plain(heatmap.label)) for heatmap in found]
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from ..errors import InvalidValueError
 from ..maps.render import COLORMAP
 from .lettering import DPI, fit, fonts_for, unit, width
 
@@ -118,7 +119,9 @@ def fill(axes: Sequence[Axes] | np.ndarray, rows: Sequence[Sequence[Panel]], pag
     drawn = [*np.ravel(np.array(axes, dtype=object))]
     places = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
     if len(drawn) != len(places):
-        raise ValueError(f"Got {len(drawn)} axes for {len(places)} panels. Pass one a panel.")
+        raise InvalidValueError(
+            f"Got {len(drawn)} axes for {len(places)} panels. Pass one a panel."
+        )
     sheet = _Sheet(rows, page, len(rows), math.inf, "panels")
     for panel, place in zip(drawn, places, strict=True):
         sheet.show(panel, *place)
@@ -258,7 +261,7 @@ class _Sheet:
 
     def _check(self, width: float) -> None:
         if min(width, width * self.page.aspect) < SMALLEST:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{self.what} have no room on a page of {WIDTH:g} x {HEIGHT:g} inches, each of "
                 f"whose sides is {SMALLEST} inches or more. Name fewer words if they are many, or "
                 "keep fewer steps or heads."

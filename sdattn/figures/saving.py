@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from ..errors import InvalidValueError, IsFolderError
 from ..files.places import check_writable
 from ..files.writing import write_whole
 
@@ -15,7 +16,7 @@ def format_of(path: str | Path, formats: Collection[str]) -> str:
     """
     suffix = Path(path).suffix.lower()
     if suffix not in formats:
-        raise ValueError(f"{path}: choose a file name that ends in {' or '.join(formats)}.")
+        raise InvalidValueError(f"{path}: choose a file name that ends in {' or '.join(formats)}.")
     return suffix[1:]
 
 
@@ -27,6 +28,6 @@ def save_file(path: str | Path, data: bytes) -> None:
     """
     path = Path(path)
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder. Name a file.")
+        raise IsFolderError(f"{path} is a folder. Name a file.")
     check_writable(path.parent)
     write_whole(path, [data])

@@ -16,6 +16,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from ..errors import (
+    AccessError,
+    DeniedError,
+    InvalidValueError,
+    MissingFileError,
+    MissingPackageError,
+)
+
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]+):/+(.*)", re.DOTALL)  # Path takes one / away
 _LOCAL = ("file", "local")
 _WAITS = (0.5, 2.0)  # seconds before what has failed is tried again
@@ -53,17 +61,19 @@ def place_of(where: str | Path | Address) -> Path | Address:
         import fsspec
 
         if "::" in scheme:
-            raise ValueError("one behind another")
+            raise InvalidValueError("one behind another")
         files, path = fsspec.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
-        raise ImportError(f"{url} needs a package that is not installed: {error}.") from error
+        raise MissingPackageError(
+            f"{url} needs a package that is not installed: {error}."
+        ) from error
     except ValueError as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"{url} is of no storage that fsspec knows ({error}). Write s3://, gs://, hf:// or "
             "another of its schemes, or a path."
         ) from error
     except Exception as error:  # of many libraries
-        raise OSError(f"{url} cannot be reached: {_line(error)}") from error
+        raise AccessError(f"{url} cannot be reached: {_line(error)}") from error
     return Address(files, path.rstrip("/"), scheme)
 
 
@@ -224,7 +234,7 @@ class Address:
             probe.write_bytes(b"")
             probe.unlink(missing_ok=True)
         except OSError as error:
-            raise OSError(
+            raise AccessError(
                 f"Cannot write to {self}: {_line(error.__cause__ or error)} Check the address and "
                 "what your credentials allow."
             ) from error
@@ -240,14 +250,14 @@ class Address:
             try:
                 return call(*args, **options)
             except FileNotFoundError as error:
-                raise FileNotFoundError(f"{self} is not there: {_line(error)}") from error
+                raise MissingFileError(f"{self} is not there: {_line(error)}") from error
             except PermissionError as error:
-                raise PermissionError(f"{self} is not allowed: {_line(error)}") from error
+                raise DeniedError(f"{self} is not allowed: {_line(error)}") from error
             except (FileExistsError, NotImplementedError):
                 raise
             except Exception as error:  # of many libraries, and not all an OSError
                 if wait is None or _HOPELESS.search(type(error).__name__):
-                    raise OSError(f"{self} cannot be reached: {_line(error)}") from error
+                    raise AccessError(f"{self} cannot be reached: {_line(error)}") from error
             time.sleep(wait)
 
 

@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TypeVar
 
+from ..errors import AccessError, ExistsError, InvalidValueError
 from .addresses import Address, Place, is_address
 
 P = TypeVar("P", bound=Place)
@@ -24,7 +25,7 @@ def inside(folder: P, place: str) -> P:
     parts = PurePosixPath(place).parts
     elsewhere = PurePosixPath(place).is_absolute() or PureWindowsPath(place).anchor
     if elsewhere or not parts or ".." in PureWindowsPath(place).parts or "\0" in place:
-        raise ValueError(
+        raise InvalidValueError(
             f"{folder} names {place!r}, which is no place inside it. Nothing else is opened: the "
             "folder is damaged or not what it says."
         )
@@ -32,7 +33,7 @@ def inside(folder: P, place: str) -> P:
     for part in parts:
         path = path / part  # type: ignore[assignment]
         if path.is_symlink():
-            raise ValueError(
+            raise InvalidValueError(
                 f"{path} is a link, and links in a run's folder are not followed. Put what it "
                 "stands for in its place: cp -rL copies a folder so."
             )
@@ -49,7 +50,7 @@ def check_writable(folder: Place) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise OSError(f"Cannot write to {folder}: {error.strerror}.") from error
+        raise AccessError(f"Cannot write to {folder}: {error.strerror}.") from error
 
 
 def check_local(path: Path) -> None:
@@ -60,7 +61,7 @@ def check_local(path: Path) -> None:
     """
     if is_address(path):
         address = path.as_posix().replace(":/", "://", 1)
-        raise OSError(
+        raise AccessError(
             f"{address} is an address, and only batches are written to storage. Write into a "
             "folder and copy that there."
         )
@@ -81,7 +82,7 @@ def check_apart(out: Place, *inputs: Place) -> None:
             how = f"lies in the input {path}"
         else:
             continue
-        raise FileExistsError(f"{out} {how}, which stays as it is. Choose another --out.")
+        raise ExistsError(f"{out} {how}, which stays as it is. Choose another --out.")
 
 
 def _same(path: Place, other: Place) -> bool:

@@ -7,6 +7,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ..errors import SdattnError
 from .terminal import shorter
 
 
@@ -37,7 +38,7 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, int, float)) else float(value)
 
 
-class RecordError(Exception):
+class RecordError(SdattnError):
     """An entry that is missing or of another kind."""
 
 

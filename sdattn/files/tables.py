@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import MissingPackageError
+
 if TYPE_CHECKING:
     import xarray as xr
 
@@ -21,7 +23,7 @@ def library(name: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        raise ImportError(
+        raise MissingPackageError(
             f"This makes an object of {name}, and {error.name} is not installed. "
             f"Install it: pip install {name}"
         ) from error

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..attention.device_copies import DeviceCopies
+from ..errors import InvalidTypeError, InvalidValueError, RunError
 from ..models.layers import find_denoiser, is_unet
 from .attended import Attended, Columns, QueryKey, Rows, chosen_rows
 
@@ -31,18 +32,18 @@ def asked_kinds(model: Any, text_states: Tensor, kinds: Sequence[str]) -> tuple[
     width = model.config.cross_attention_dim
     widths = {width} if isinstance(width, int) else set(width)
     if text_states.ndim != 3 or text_states.shape[-1] not in widths:
-        raise ValueError(
+        raise InvalidValueError(
             f"text_states are {list(text_states.shape)}; this UNet takes [1 or images, tokens, "
             f"{' or '.join(map(str, sorted(widths)))}]. Encode the text with its own pipeline."
         )
     if "cross" not in kinds:
-        raise ValueError(f"kinds={kinds!r}: text_states are about cross-attention.")
+        raise InvalidValueError(f"kinds={kinds!r}: text_states are about cross-attention.")
     return ("cross",)
 
 
 def _check_unet(model: Any) -> None:
     if not is_unet(model):
-        raise TypeError(
+        raise InvalidTypeError(
             f"Asked about another text in a {type(model).__name__}, which has layers of its own "
             "between the text encoder and the attention, or attention over text and picture "
             "together. This works with the UNets of Stable Diffusion 1, 2 and XL."
@@ -60,7 +61,7 @@ def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) 
     """
     _check_unet(find_denoiser(pipe).model)
     if not hasattr(pipe, "encode_prompt"):
-        raise TypeError(
+        raise InvalidTypeError(
             f"A {type(pipe).__name__} has no encode_prompt, so another text cannot be asked about. "
             "Encode it yourself and use capture(text_states=...)."
         )
@@ -101,7 +102,7 @@ class AskingLook:
         with observer.projected(attn, "to_q") as seen:
             output: Tensor = observer.inner(attn, *args, **kwargs)
         if "to_q" not in seen:
-            raise RuntimeError(
+            raise RunError(
                 f"The processor {type(observer.inner).__name__} did not call the layer's own to_q, "
                 "so what it would attend to cannot be known. Set another processor before capture, "
                 "sdattn.TorchAttnProcessor() for example."
@@ -123,7 +124,7 @@ class Asked(Attended):
             states = self.attn.norm_encoder_hidden_states(states)
         key = self.attn.to_k(states)  # [1 or images, T, heads*d]
         if len(key) not in (1, len(query)):
-            raise ValueError(
+            raise InvalidValueError(
                 f"text_states are of {len(key)} texts and the run has {len(query)} images. Pass "
                 "one for all, or one for each."
             )

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import RunError
 from ..models.layers import PLACES
 from .keep import MUCH
 from .step_controller import Guidance, StepController
@@ -188,7 +189,7 @@ class AttentionStore(StepController):
         """
         self._check_finished()
         if not self.save_global_store:
-            raise RuntimeError(
+            raise RunError(
                 "There is no global store. Make the store with AttentionStore(True), or ask for "
                 "get_average_attention()."
             )
@@ -204,7 +205,7 @@ class AttentionStore(StepController):
 
     def _check_finished(self) -> None:
         if not self.cur_step:
-            raise RuntimeError(
+            raise RunError(
                 f"No step has finished: {self.cur_att_layer} layers have called of "
                 f"{self.num_att_layers} (-1: not registered). Run the pipeline with this store "
                 f"registered: sdattn.edit.register_attention_control(pipe, store). Or: {self.HOW}"

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..attention.device_copies import DeviceCopies
+from ..errors import InvalidValueError
 from ..models.denoiser_call import innermost, is_compiled
 from ..models.layers import (
     TEXT_KINDS,
@@ -111,7 +112,7 @@ def capture(
     denoiser = find_denoiser(target)
     keep = Keep.of(steps, heads, tokens, among, device, dtype, grad)
     if keep.steps.part is not None and denoiser.pipeline is None:
-        raise ValueError(
+        raise InvalidValueError(
             f"steps={keep.steps.given}: how many steps a run has is not known of a model without "
             "its pipeline. Pass indices, or the pipeline."
         )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..attention.device_copies import DeviceCopies, chosen
+from ..errors import NotFoundError
 from .attended import AmongKeys, Attended, Columns
 from .host_copy import HostCopy, travels
 from .keep import Keep
@@ -147,7 +148,7 @@ class HeldMaps(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._held:
-            raise KeyError(
+            raise NotFoundError(
                 f"No map of a layer {name!r}. The store has: {', '.join(self) or 'none yet'}."
             )
         return self._held[name].map()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..attention import split_heads
+from ..errors import RunError
 from ..models.denoiser_call import by_name, innermost
 from ..models.layers import AttentionLayer
 from .attended import Attended
@@ -49,7 +50,7 @@ def check_backends(layers: Sequence[AttentionLayer]) -> None:
         spread = getattr(config, "context_parallel_config", None) is not None
         if spread or (own and backend.value not in SEEN_BACKENDS):
             name = "context parallelism" if spread else f"the attention backend {backend.value!r}"
-            raise RuntimeError(
+            raise RunError(
                 f"{layer.name} runs with {name}, which does not show its query and key, so what it "
                 "attends to cannot be known. Call model.set_attention_backend('native') first, or "
                 "leave joint layers out (layers=…)."
@@ -100,7 +101,7 @@ def _whole(calls: Sequence[Seen], length: int, name: str) -> Seen:
     fitting = [call for call in calls if call.shape[2:] == (length, length)]
     if len(fitting) != 1:
         lengths = ["x".join(map(str, call.shape[2:])) for call in calls]
-        raise RuntimeError(
+        raise RunError(
             f"The processor {name} called torch's "
             f"scaled_dot_product_attention {len(fitting)} times for all of its {length} "
             f"tokens of text and picture together (in all {lengths or 'never'}), so what "
@@ -108,7 +109,7 @@ def _whole(calls: Sequence[Seen], length: int, name: str) -> Seen:
             "model.set_attention_backend('native'), or leave this layer out (layers=...)."
         )
     if not fitting[0].plain:
-        raise RuntimeError(
+        raise RunError(
             "A joint attention with dropout, a causal mask or grouped queries is not known. "
             "Leave this layer out (layers=...)."
         )
@@ -130,7 +131,7 @@ def _check_order(
         return
     expected = split_heads(own, attn.heads).to(seen.value.dtype)  # [B, heads, T, d]
     if not torch.equal(seen.value[:, :, text], expected):
-        raise RuntimeError(
+        raise RunError(
             f"The processor {name} does not join text and picture in "
             f"the order that is known of this model (the text at {text.start} to {text.stop}), "
             "so which column is which token cannot be known. Leave this layer out (layers=...)."

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..errors import InvalidValueError
 from ..models.layers import AttentionLayer
 
 MUCH = 1e9  # bytes; a warning is logged where more will be held
@@ -40,7 +41,7 @@ class Part:
         """
         found = _bounds((0.0, span) if isinstance(span, Real) else span)
         if found is None:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{span!r}: pass a part of the run from 0 to 1, such as 0.8 or (0.2, 0.8). For n "
                 f"steps pass n / {passes}."
             )
@@ -62,7 +63,7 @@ class Part:
         if not all(isinstance(number, Integral) for number in pair):
             return found
         if isinstance(pair, tuple):
-            raise ValueError(
+            raise InvalidValueError(
                 f"steps={pair!r} can be read in two ways. Pass [0, 1] for the first two calls of "
                 "the model, (0.0, 1.0) for the whole run."
             )
@@ -183,7 +184,7 @@ def _indices(name: str, value: Any, more: str = "") -> tuple[int, ...]:
     found = () if isinstance(value, str) or not isinstance(value, Collection) else tuple(value)
     good = all(isinstance(i, Integral) and int(i) >= 0 for i in found)
     if not found or not good or len(set(found)) < len(found):
-        raise ValueError(
+        raise InvalidValueError(
             f'{name}={value!r}: pass "mean", "all", {more}or a list of indices from 0, not empty, '
             "each once."
         )
@@ -229,9 +230,11 @@ class Keep:
             ValueError: one that cannot be.
         """
         if among is not None and (isinstance(among, str) or not among or not all(among)):
-            raise ValueError(f"among={among!r}: pass a list of columns, not empty, for each image.")
+            raise InvalidValueError(
+                f"among={among!r}: pass a list of columns, not empty, for each image."
+            )
         if not dtype.is_floating_point:
-            raise ValueError(
+            raise InvalidValueError(
                 f"dtype={dtype}: maps are shares in [0, 1], which it cannot hold. Pass a floating "
                 "dtype, torch.float16 say."
             )
@@ -273,5 +276,5 @@ class Keep:
 def _columns(tokens: Sequence[Any]) -> tuple[int, ...]:
     whole = all(isinstance(token, Integral) for token in tokens)
     if not whole or not len(tokens) or min(tokens) < 0:
-        raise ValueError(f"tokens={tokens!r}: pass token columns from 0, or None for all.")
+        raise InvalidValueError(f"tokens={tokens!r}: pass token columns from 0, or None for all.")
     return tuple(map(int, tokens))

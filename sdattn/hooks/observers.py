@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import TorchAttnProcessor, merge_heads, split_heads
+from ..errors import RunError
 from ..models.denoiser_call import by_name, innermost
 from .attended import Attended, GivenProbs, QueryKey
 from .image_prompts import beside_images, image_projections
@@ -150,7 +151,7 @@ class ObservingProcessor:
         finally:
             inner.watchers.remove(watcher)
         if len(shown) != 1:
-            raise RuntimeError(
+            raise RunError(
                 f"The processor {type(inner).__name__} showed its probabilities {len(shown)} times "
                 "in one call, so what it attended to cannot be known. Leave __call__ to "
                 "TorchAttnProcessor and edit by a controller, or leave this layer out (layers=…)."
@@ -203,7 +204,7 @@ class ObservingProcessor:
         first = self.misfit is None
         self.misfit = found if self.misfit is None else self.misfit.fmax(found)
         if not fits or (first and found.device.type != "meta" and found > 1):
-            raise RuntimeError(unknown_use(innermost(self)))
+            raise RunError(unknown_use(innermost(self)))
 
     @contextmanager
     def projected(self, attn: Any, *names: str) -> Iterator[dict[str, Tensor]]:
@@ -268,7 +269,7 @@ def _query_and_key(seen: dict[str, list[Tensor]], inner: Any) -> tuple[Tensor, T
         return seen["to_q"][0], seen["to_kv"][0].chunk(2, dim=-1)[0]
     if "to_q" in seen and "to_k" in seen:
         return seen["to_q"][0], seen["to_k"][0]
-    raise RuntimeError(
+    raise RunError(
         f"The processor {type(inner).__name__} did not call the layer's own to_q and to_k "
         f"(called: {', '.join(seen) or 'none'}), so what it attended to cannot be known. Set "
         "another processor before capture, sdattn.TorchAttnProcessor() for example."
@@ -286,7 +287,7 @@ def _softmax_of(
     joined = seen.get("to_kv", seen.get("to_qkv"))
     values = seen.get("to_v") if joined is None else [joined[0][..., -key.shape[-1] :]]
     if values is None:
-        raise RuntimeError(unknown_use(inner))
+        raise RunError(unknown_use(inner))
     attended = QueryKey.masked(attn, query, key, mask)
     with torch.no_grad():
         value = split_heads(values[0], attn.heads).float()

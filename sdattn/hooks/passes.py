@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import CaptureError as CaptureError
+from ..errors import InvalidValueError, SdattnWarning
 from ..models.denoiser_call import Call, Size, Timestep
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, is_own, joint_spans, read_call, unwrapped
@@ -22,11 +24,7 @@ BRANCHES: dict[str, tuple[Branch, ...]] = {
 }
 
 
-class CaptureError(RuntimeError):
-    """Capture could not see what it was asked to see."""
-
-
-class CaptureWarning(UserWarning):
+class CaptureWarning(SdattnWarning):
     """Capture saw less than it was asked to see, or something changed under it."""
 
 
@@ -134,19 +132,19 @@ class Passes:
 
     def __init__(self, denoiser: Denoiser, branch: str, latent_size: tuple[int, int] | None):
         if latent_size is not None and not is_own(unwrapped(denoiser.model)):
-            raise ValueError(
+            raise InvalidValueError(
                 f"latent_size={latent_size}: a {type(denoiser.model).__name__} tells its own. "
                 "Leave it out."
             )
         if branch not in BRANCHES or (branch != "conditional" and denoiser.pipeline is None):
-            raise ValueError(
+            raise InvalidValueError(
                 f"branch={branch!r}: pass one of {', '.join(BRANCHES)}; on a model without its "
                 "pipeline only 'conditional', which keeps every row."
             )
         self.denoiser, self.branch, self.latent_size = denoiser, branch, latent_size
         self.guidance = None if denoiser.pipeline is None else GuidanceWatch(denoiser.pipeline)
         if self.guidance is not None and self.guidance.in_turn and branch == "both":
-            raise ValueError(
+            raise InvalidValueError(
                 f"branch='both': a {type(denoiser.pipeline).__name__} runs the prompt and the "
                 "negative prompt in turn. Nest two captures, one with branch='unconditional'."
             )

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..attention.device_copies import index_on
 from ..attention.recording import record_softmax
+from ..errors import RunError
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer, is_unet
 from .attended import Attended, Columns, Rows, addend, chosen_columns, chosen_rows
@@ -103,7 +104,7 @@ class _Recording(TorchFunctionMode):
 def _record(sums: Tensor, rows: Tensor, query: Tensor, key: Tensor, mask: Tensor | None) -> None:
     """Of query ``[B, heads, N, d]`` and key ``[B, heads, T, d]``, by torch's own scale."""
     if sums.shape[1:] != (query.shape[2], key.shape[2]):
-        raise RuntimeError(
+        raise RunError(
             f"A layer has {query.shape[2]} queries and {key.shape[2]} keys, and its model was "
             f"called for {sums.shape[1]} and {sums.shape[2]}. Capture the model before it is "
             "compiled, or leave this layer out (layers=…)."

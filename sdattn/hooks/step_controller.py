@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from ..errors import InvalidTypeError, InvalidValueError, RunError
 from ..models.denoiser_call import innermost
 from ..models.guidance import branch_order, branch_rows, guided_order
 from ..models.layers import AttentionLayer, Denoiser, Place, find_denoiser, find_layers, is_unet
@@ -37,7 +38,7 @@ class StepController:
 
     def __init__(self, pipeline: Any, guidance: Guidance | None):
         if guidance not in ("batch", "passes", None):
-            raise ValueError(f"guidance={guidance!r}: pass 'batch', 'passes' or None.")
+            raise InvalidValueError(f"guidance={guidance!r}: pass 'batch', 'passes' or None.")
         self.guidance = guidance
         self.num_att_layers = -1
         self.curr_step_index = 0
@@ -141,7 +142,7 @@ class StepController:
             if edited is not None and edited is not rows:
                 rows.copy_(edited)
         if self.num_att_layers < 1:
-            raise RuntimeError(
+            raise RunError(
                 f"This {type(self).__name__} does not know how many layers call in a pass "
                 f"(num_att_layers is {self.num_att_layers}), so no step would ever end. {self.HOW}"
             )
@@ -247,7 +248,7 @@ def unet_layers(target: Any) -> tuple[Denoiser, list[AttentionLayer]]:
     layers = find_layers(denoiser.model)
     strange = sorted({layer.kind for layer in layers} - {"cross", "self"})
     if strange or not is_unet(denoiser.model):
-        raise TypeError(
+        raise InvalidTypeError(
             f"A {type(denoiser.model).__name__} is no UNet of Stable Diffusion, or has "
             f"{' and '.join(strange) or 'other'} attention in other places, which the "
             "controllers of prompt-to-prompt do not know. Pass a UNet of SD 1.x, 2.x or SDXL, or "
@@ -260,7 +261,7 @@ def refuse_broken_step(controller: Any) -> None:
     """Raise RuntimeError where the model begins a pass while a step of ``controller`` is open."""
     begun = getattr(controller, "cur_att_layer", 0)
     if begun not in (0, getattr(controller, "num_uncond_att_layers", 0)):
-        raise RuntimeError(
+        raise RunError(
             f"The {type(controller).__name__} is in the middle of a step: {begun} layers have "
             "called, and the model starts anew. After a run that was broken off, reset() the "
             "controller."
@@ -271,7 +272,7 @@ def _check_layout(pipeline: Any) -> None:
     try:
         guided_order(pipeline)
     except ValueError:
-        raise ValueError(
+        raise InvalidValueError(
             f"How a {type(pipeline).__name__} lays out guidance in its batch is not known. Attach "
             "its UNet, store.attach(pipe.unet): the first half of an even batch is then taken for "
             "unconditional; with AttentionStore(guidance=None) every row is kept."

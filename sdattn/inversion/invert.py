@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ..errors import InvalidValueError, RunError
 from ..models.loading import check_text_to_image
 from ..models.pipeline_call import named_bar, one_at_a_time
 from ..models.reading import read_prompts
@@ -90,17 +91,17 @@ class Inversion:
         with in_place(pipe, ddim(pipe), before_pass):
             yield
         if not calls:
-            raise RuntimeError("The UNet was never called. Call the pipeline inside replay().")
+            raise RunError("The UNet was never called. Call the pipeline inside replay().")
 
     def _check_call(self, calls: int, steps: int, text: Tensor) -> None:
         if steps != self.num_inference_steps or calls == steps:
-            raise RuntimeError(
+            raise RunError(
                 f"The inversion has {self.num_inference_steps} steps, and this is call {calls + 1} "
                 f"of the UNet, in a run of {steps} steps. Call the pipeline once inside each "
                 "replay(), with **inversion.options()."
             )
         if self.null_states is not None and text.shape[1:] != self.null_states.shape[1:]:
-            raise ValueError(
+            raise InvalidValueError(
                 f"The null-text states are {list(self.null_states.shape[1:])} ([tokens, width]) "
                 f"and this pipeline's text states {list(text.shape[1:])}. Replay with the pipeline "
                 "that the picture was inverted with."
@@ -162,7 +163,7 @@ def psnr(image: Image.Image, other: Image.Image) -> float:
         ValueError: the images differ in size.
     """
     if image.size != other.size:
-        raise ValueError(
+        raise InvalidValueError(
             f"The images are {image.size} and {other.size} pixels. Resize one of them."
         )
     first, second = (np.asarray(im.convert("RGB"), dtype=np.float64) for im in (image, other))
@@ -174,11 +175,15 @@ def _check(pipe: Any, steps: int, guidance: float, null_text: bool, inner: int) 
     check_text_to_image(pipe)
     most = pipe.scheduler.config.num_train_timesteps
     if not 1 <= steps <= most:
-        raise ValueError(f"num_inference_steps={steps}: pass 1 to {most}, the scheduler's most.")
+        raise InvalidValueError(
+            f"num_inference_steps={steps}: pass 1 to {most}, the scheduler's most."
+        )
     if not (1 if null_text else -math.inf) < guidance < math.inf:
-        raise ValueError(f"guidance_scale={guidance}: pass a number above 1, or null_text=False.")
+        raise InvalidValueError(
+            f"guidance_scale={guidance}: pass a number above 1, or null_text=False."
+        )
     if inner < 1:
-        raise ValueError(f"inner_steps={inner}: pass at least 1, or null_text=False.")
+        raise InvalidValueError(f"inner_steps={inner}: pass at least 1, or null_text=False.")
 
 
 def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
@@ -195,7 +200,7 @@ def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
     def keep(_: Any, step: int, timestep: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if not tensors["latents"].isfinite().all():
             other = "" if pipe.unet.dtype == torch.float32 else "float32, or "
-            raise RuntimeError(
+            raise RunError(
                 f"The latents stopped being finite in step {step}, at timestep {int(timestep)}. "
                 f"Use {other}a noise schedule and prediction type whose steps can be inverted."
             )

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import InvalidValueError
 from ..models.guidance import Branch, branch_order, branch_rows
 from ..models.pipeline_call import named_bar
 from .ddim import ddim, in_place
@@ -98,7 +99,7 @@ def _descend(landing: Landing, target: Tensor, state: Tensor, steps: int, rate: 
 def guided_rows(pipe: Any, batch: int) -> dict[Branch, slice]:
     rows = branch_rows(branch_order(pipe), batch)
     if "unconditional" not in rows:
-        raise ValueError(
+        raise InvalidValueError(
             f"guidance_scale={pipe.guidance_scale}: this run has no unconditional rows for the "
             "null-text states. Pass a scale above 1; a distilled model takes no guidance."
         )

@@ -9,6 +9,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from ..errors import InvalidTypeError, InvalidValueError
 from ..models.loading import default_size, size_unit
 
 LONGEST_SIDE = 1536  # pixels of a picture that is kept to be shown
@@ -24,9 +25,11 @@ def fit(pipe: Any, image: Any) -> Image.Image:
         ValueError: it has no pixels, or a mode whose white is not known.
     """
     if not isinstance(image, Image.Image):
-        raise TypeError(f"image is a {type(image).__name__}. Pass a PIL image: Image.open(path).")
+        raise InvalidTypeError(
+            f"image is a {type(image).__name__}. Pass a PIL image: Image.open(path)."
+        )
     if not all(image.size):
-        raise ValueError(f"The image is {image.size} pixels. Pass one that has some.")
+        raise InvalidValueError(f"The image is {image.size} pixels. Pass one that has some.")
     image = upright(image)
     unit = size_unit(pipe)
     scale = math.sqrt(math.prod(default_size(pipe)) / (image.width * image.height))
@@ -51,7 +54,7 @@ def at_own_size(image: Image.Image, fitted: Image.Image) -> Image.Image:
 
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F"):
-        raise ValueError(
+        raise InvalidValueError(
             f"The image has mode {image.mode}, in which any number may be white. Pass one of 8 or "
             "16 bits: mode L, I;16 or RGB."
         )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from ..errors import InvalidTypeError
 from ..hooks.passes import CaptureError
 from ..models.layers import TEXT_KINDS, AttentionLayer, find_denoiser, find_layers
 from .layermaps import LayerMap, LayerMaps, resize_maps
@@ -122,7 +123,7 @@ def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], 
     model = find_denoiser(target).model
     found = [la for la in find_layers(model) if la.kind == "self" and la.place == PLACE]
     if not found:
-        raise TypeError(
+        raise InvalidTypeError(
             f"refine='self' spreads the maps along the self-attention of a UNet's way up, and a "
             f"{type(model).__name__} has none."
         )

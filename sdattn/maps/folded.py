@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..attention import level_grids, query_grid
+from ..errors import InvalidTypeError, InvalidValueError
 from ..hooks.attention_store import AttentionStore, Maps
 from ..hooks.keep import Part
 from ..hooks.passes import CaptureError
@@ -99,7 +100,7 @@ class FoldedMaps:
 
     def _unfolded(self, maps: Tensor) -> Tensor:
         if maps.ndim != 3 or len(maps) % self.images:
-            raise ValueError(
+            raise InvalidValueError(
                 f"A map of shape {list(maps.shape)} is not [images*heads, queries, tokens] of "
                 f"{self.images} image(s). Pass the rows of the prompts alone, without those of the "
                 "unconditional half, and one prompt for each image."
@@ -146,17 +147,19 @@ def folded_maps(
         by_place: Mapping[str, Sequence[Tensor]]
         by_place, passes = _of_steps(x, "mean" if steps is None else steps)
     elif steps is not None:
-        raise ValueError(f"steps={steps!r}: {name} has no steps to choose from. Leave it out.")
+        raise InvalidValueError(
+            f"steps={steps!r}: {name} has no steps to choose from. Leave it out."
+        )
     else:
         by_place = _by_place(x)
     cross, self_attention = _of_kind(by_place, "cross"), _of_kind(by_place, "self")
     if not cross:
-        raise ValueError(
+        raise InvalidValueError(
             f"There are no maps of cross-attention in {name}. Run the pipeline with the store "
             "attached (store.attach(pipe)) and its processor set, or pass one map at least."
         )
     if latent_size is None:
-        raise ValueError(
+        raise InvalidValueError(
             f"Where in the picture the {cross[0][1].shape[1]} queries of a map are is not known. "
             "Pass latent_size=(rows, cols), the picture's height and width divided by the VAE's "
             "scale factor (64, 64 for 512x512), or call store.attach(pipe) before the run."
@@ -173,7 +176,7 @@ def _by_place(x: Any) -> Mapping[str, Sequence[Tensor]]:
         return x
     if isinstance(x, Sequence) and x and all(isinstance(maps, Tensor) for maps in x):
         return {"block_cross": x}
-    raise TypeError(
+    raise InvalidTypeError(
         f"Heatmaps are made of what capture() gave (a MapStore), an AttentionStore, a dictionary "
         'of its ({"down_cross": [...], ...}), a list of [images*heads, queries, tokens] tensors or '
         f"one of them, not of a {type(x).__name__}."
@@ -213,7 +216,7 @@ def _chosen(store: AttentionStore, steps: StepChoice) -> list[Maps]:
     elif part := Part.read(steps):
         numbers = part.passes(kept)
     if not numbers:
-        raise ValueError(
+        raise InvalidValueError(
             f"steps={steps!r}: pass 'mean', 'last', a step's number or a part of the run such as "
             f"(0.5, 1.0). This {type(store).__name__} keeps {kept} steps one by one"
             + (f", 0 to {kept - 1}." if kept else "; make it with keep_steps=True.")
@@ -224,7 +227,7 @@ def _chosen(store: AttentionStore, steps: StepChoice) -> list[Maps]:
 def _refuse_sums(maps: Tensor, name: str) -> None:
     total = float(maps.detach().float().sum(-1).mean())
     if not total < 1.5:  # edited maps need not sum to 1, but sums over steps do to 2 and more
-        raise ValueError(
+        raise InvalidValueError(
             f"The columns of a map in {name} add up to {total:.3g}, so these are sums over steps "
             "and not probabilities. Pass the store itself, or its get_average_attention()."
         )
@@ -271,7 +274,7 @@ def aggregate_attention(
     images = prompts or getattr(store, "images", None) or len(getattr(store, "prompts", ()))
     if not fitting or not images or any(len(maps) % images for maps in fitting):
         there = {key: sorted({m.shape[1] for m in maps}) for key, maps in average.items() if maps}
-        raise ValueError(
+        raise InvalidValueError(
             f"Asked for {kind}-attention of {rows}x{cols}={rows * cols} queries from "
             f"{list(from_where)} for {images or 'an unknown number of'} image(s); found numbers of "
             f"queries {there}. Choose another res or place; pass prompts= where the number of "

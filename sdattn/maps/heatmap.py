@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
+from ..errors import InvalidValueError
 from .layermaps import resize_maps
 from .masks import mask_of, smooth
 from .statistics import WordStatistics
@@ -68,7 +69,7 @@ class Heatmap:
     def resize(self, size: tuple[int, int]) -> Tensor:
         """The values at ``size`` = (height, width) in pixels: float32, bilinear between cells."""
         if min(size) < 1:
-            raise ValueError(f"Asked for a size of {size}; pass (height, width) in pixels.")
+            raise InvalidValueError(f"Asked for a size of {size}; pass (height, width) in pixels.")
         return resize_maps(self.values[None], size)[0]
 
     def mask(

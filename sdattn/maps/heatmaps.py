@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from ..errors import InvalidValueError
 from ..hooks.attention_store import AttentionStore
 from ..hooks.map_store import MapStore
 from ..models.reading import read_prompts
@@ -88,7 +89,7 @@ def heatmaps(
 
 def _refuse_for_captured(**options: Any) -> None:
     if given := [name for name, value in options.items() if value is not None]:
-        raise ValueError(
+        raise InvalidValueError(
             f"{' and '.join(given)}: what capture() gave has a size and steps of its own. Choose "
             "them there, capture(steps=...), and leave them out here."
         )
@@ -129,7 +130,7 @@ def _read(
 def _images_each(store: Source, prompts: int) -> int:
     each, rest = divmod(store.images, max(prompts, 1))
     if rest or not each or not prompts:
-        raise ValueError(
+        raise InvalidValueError(
             f"{prompts} prompt(s) do not fit {store.images} image(s). Pass one prompt for all "
             "images, or one for each prompt of the run, in order."
         )
@@ -148,7 +149,7 @@ def heatmaps_of(
     each = _images_each(store, len(prompts))
     for prompt in prompts:
         if len(prompt.tokens) != store.n_text:
-            raise ValueError(
+            raise InvalidValueError(
                 f"The attention has {store.n_text} token columns of text, and the tokenizer made "
                 f"{len(prompt.tokens)} of the prompt {prompt.text!r}. Pass the pipeline that ran, "
                 "or its own tokenizer."

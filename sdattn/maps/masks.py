@@ -8,6 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..errors import InvalidValueError
+
 Index = NDArray[np.intp]
 
 
@@ -33,12 +35,14 @@ def smooth(maps: Tensor, sigma: float, radius: int | None = None) -> Tensor:
         ValueError: maps that are no floating point grid, a sigma or radius below 0 or infinite.
     """
     if maps.ndim < 2 or not maps.is_floating_point():
-        raise ValueError(
+        raise InvalidValueError(
             f"Asked to smooth {maps.dtype} of shape {list(maps.shape)}. Pass floating point "
             "[..., rows, cols]."
         )
     if not 0 <= sigma < math.inf or (radius is not None and radius < 0):
-        raise ValueError(f"sigma={sigma}, radius={radius}: pass numbers of cells, 0 or more.")
+        raise InvalidValueError(
+            f"sigma={sigma}, radius={radius}: pass numbers of cells, 0 or more."
+        )
     if sigma == 0:
         return maps
     reach = math.ceil(3 * sigma) if radius is None else radius
@@ -97,12 +101,12 @@ def threshold_level(values: Tensor, threshold: float | Literal["otsu"]) -> float
     if isinstance(threshold, str):
         if threshold == "otsu":
             return otsu(values)
-        raise ValueError(
+        raise InvalidValueError(
             f'threshold={threshold!r} is not known. Pass "otsu" or a share of the range, from 0 '
             "(its lowest value) to 1 (its highest)."
         )
     if not 0 <= threshold <= 1:
-        raise ValueError(f"threshold={threshold}: pass a share of the range, from 0 to 1.")
+        raise InvalidValueError(f"threshold={threshold}: pass a share of the range, from 0 to 1.")
     _check_finite(values)
     low, high = values.min(), values.max()
     level = min(low + threshold * (high - low), high)  # rounding might lift it above
@@ -117,7 +121,9 @@ def quantile_level(values: Tensor, quantile: float) -> float:
     values alike. Raises ValueError for another quantile, and for values as in :func:`otsu`.
     """
     if not 0 <= quantile < 1:
-        raise ValueError(f"quantile={quantile}: pass the share to leave out, from 0 to below 1.")
+        raise InvalidValueError(
+            f"quantile={quantile}: pass the share to leave out, from 0 to below 1."
+        )
     _check_finite(values)
     if values.min() == values.max():
         return math.inf
@@ -155,7 +161,7 @@ def mask_of(
     elif threshold is None:
         level = quantile_level(values, quantile)
     else:
-        raise ValueError(
+        raise InvalidValueError(
             f"Asked for threshold={threshold!r} and quantile={quantile}, two ways to set one "
             "level. Pass one of them."
         )
@@ -182,7 +188,7 @@ def components(mask: Tensor) -> Tensor:
         ValueError: the mask is not bool or not ``[rows, cols]``.
     """
     if mask.ndim != 2 or mask.dtype != torch.bool:
-        raise ValueError(
+        raise InvalidValueError(
             f"Asked for the parts of a mask that is {mask.dtype} of shape {list(mask.shape)}. "
             "Pass bool [rows, cols], such as values >= level."
         )
@@ -260,7 +266,7 @@ def label_map(values: Tensor, masks: Tensor) -> Tensor:
             masks are not bool, or a value is NaN or infinite.
     """
     if values.ndim != 3 or values.shape != masks.shape or masks.dtype != torch.bool:
-        raise ValueError(
+        raise InvalidValueError(
             f"Asked for the labels of values {list(values.shape)} with masks {list(masks.shape)} "
             f"of {masks.dtype}. Pass both as [words, rows, cols], the masks as bool."
         )
@@ -274,7 +280,7 @@ def label_map(values: Tensor, masks: Tensor) -> Tensor:
 def _check_finite(values: Tensor) -> None:
     broken = int((~values.isfinite()).sum())
     if broken or not values.numel():
-        raise ValueError(
+        raise InvalidValueError(
             f"Asked for a mask of a map of shape {list(values.shape)}, {broken} of whose "
             f"{values.numel()} values are NaN or infinite. Pass a map with values, all of them "
             "finite; NaN often comes from a model run in float16, which bfloat16 or float32 cures."

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from ..errors import InvalidValueError
 from ..hooks.keep import Part
 
 UNET = ("down", "mid", "up")
@@ -83,11 +84,13 @@ class Preset:
             if value not in _CHOICES[name]:
                 choices = ", ".join(map(repr, _CHOICES[name]))
                 more = ", or a part of the schedule, (0.5, 1.0)" if name == "steps" else ""
-                raise ValueError(
+                raise InvalidValueError(
                     f"The preset {self.name!r} has {name}={value!r}: pass {choices}{more}."
                 )
         if not self.places or isinstance(self.places, str):
-            raise ValueError(f"Preset {self.name!r} has places={self.places!r}: pass a tuple.")
+            raise InvalidValueError(
+                f"Preset {self.name!r} has places={self.places!r}: pass a tuple."
+            )
 
     @property
     def part(self) -> Part | None:
@@ -127,7 +130,7 @@ class Preset:
         try:
             return cls(**tuples)
         except TypeError as error:
-            raise ValueError(
+            raise InvalidValueError(
                 f"The preset has attributes that this version does not know: {error}."
             ) from None
 
@@ -179,9 +182,11 @@ def preset_of(preset: str | Preset, refine: str | None = None) -> Preset:
         ValueError: no preset is called that, or ``refine`` is not ``"self"``.
     """
     if refine not in (None, "self"):
-        raise ValueError(f"refine={refine!r}: pass 'self', or None for the maps as they are.")
+        raise InvalidValueError(
+            f"refine={refine!r}: pass 'self', or None for the maps as they are."
+        )
     if not isinstance(preset, Preset):
         if preset not in PRESETS:
-            raise ValueError(f"preset={preset!r}: choose one of {', '.join(PRESETS)}.")
+            raise InvalidValueError(f"preset={preset!r}: choose one of {', '.join(PRESETS)}.")
         preset = PRESETS[preset]
     return replace(preset, refine="self") if refine else preset

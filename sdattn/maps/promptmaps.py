@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import InvalidValueError, NotFoundError
 from ..files.tables import labelled
 from ..prompts.tokens import Prompt, Word
 from ..prompts.words import is_content_word
@@ -55,7 +56,7 @@ class Heatmaps(Mapping[str, Heatmap]):
     ):
         kept = tuple(range(len(prompt.tokens))) if columns is None else tuple(columns)
         if len(kept) != maps.shape[-1]:
-            raise ValueError(
+            raise InvalidValueError(
                 f"The maps have {maps.shape[-1]} token columns and the prompt {prompt.text!r} "
                 f"has {len(kept)}. Pass the prompt and the tokenizer of this very run."
             )
@@ -88,7 +89,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         found = self.prompt.find(phrase)
         held = [columns for columns in found if self._holds(columns)]
         if not held:
-            raise KeyError(
+            raise NotFoundError(
                 f"{phrase!r} is in the prompt, but its token columns {found} were not captured. "
                 f"Captured: {sorted(self._place)}."
             )
@@ -101,7 +102,7 @@ class Heatmaps(Mapping[str, Heatmap]):
             KeyError: no such column, or it was not captured.
         """
         if not self._holds((column,)):
-            raise KeyError(
+            raise NotFoundError(
                 f"No token column {column}. Captured: {min(self._place)} to {max(self._place)}, "
                 f"{len(self._place)} in all."
             )
@@ -139,7 +140,7 @@ class Heatmaps(Mapping[str, Heatmap]):
             KeyError: one that was not captured, or that the preset leaves out.
         """
         if missing := [column for column in columns if not self._holds((column,))]:
-            raise KeyError(
+            raise NotFoundError(
                 f"There are no maps of token columns {missing}. There are: {self.columns}."
             )
         maps = self.maps[..., [self._place[column] for column in columns]]
@@ -174,7 +175,7 @@ class Heatmaps(Mapping[str, Heatmap]):
             ValueError: no words, or one text in place of a list.
         """
         if isinstance(words, str) or not words:
-            raise ValueError(f"words={words!r}: pass a list of words and phrases.")
+            raise InvalidValueError(f"words={words!r}: pass a list of words and phrases.")
         maps = [self[word] for word in words]
         maps = [replace(hm, values=smooth(hm.values, sigma)) for hm in maps]
         masks = [hm.mask(size, threshold, **options) for hm in maps]

@@ -8,6 +8,8 @@ from itertools import zip_longest
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from ..errors import InvalidTypeError, InvalidValueError
+
 OPACITY = 0.85  # of what is highest
 COLORMAP = "inferno"  # perceptually uniform, readable to colour-blind people
 DIVERGING = "RdBu_r"  # blue below zero, red above: colour-blind people tell them apart
@@ -50,7 +52,7 @@ def _table(colormap: str) -> np.ndarray:
 def _normalise(values: np.ndarray, scale: tuple[float, float] | None) -> np.ndarray:
     values = np.asarray(values, dtype=np.float32)
     if not np.isfinite(values).all():
-        raise ValueError("The heatmap holds values that are not finite; it cannot be drawn.")
+        raise InvalidValueError("The heatmap holds values that are not finite; it cannot be drawn.")
     low, high = scale or (float(values.min()), float(values.max()))
     return ((values - low) / (high - low) if high > low else np.zeros_like(values)).clip(0, 1)
 
@@ -139,9 +141,13 @@ def overlay(
             stretched over its own.
     """
     if stretch and scale:
-        raise ValueError(f"stretch=True and scale={scale}: a map has one of them, leave one out.")
+        raise InvalidValueError(
+            f"stretch=True and scale={scale}: a map has one of them, leave one out."
+        )
     if not isinstance(image, Image.Image):
-        raise TypeError(f"image is a {type(image).__name__}. Pass the PIL image of the same run.")
+        raise InvalidTypeError(
+            f"image is a {type(image).__name__}. Pass the PIL image of the same run."
+        )
     values = np.asarray(values, dtype=np.float32)
     _check_proportions(image, values.shape)
     base, (low, high) = enlarge(image), (float(values.min()), float(values.max()))
@@ -160,7 +166,7 @@ def _check_proportions(image: Image.Image, grid: tuple[int, ...]) -> None:
     rows, cols = grid
     width, height = image.size
     if abs(rows - cols * height / width) >= 1 and abs(cols - rows * width / height) >= 1:
-        raise ValueError(
+        raise InvalidValueError(
             f"A heatmap of {rows}x{cols} cells does not belong to an image of {width}x{height} "
             "pixels (width x height). Pass the image of the same run."
         )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
+from ..errors import InvalidValueError
 from ..hooks.keep import Heads, Steps
 from ..models.layers import TEXT_KINDS, find_denoiser, find_layers, select_layers
 from ..models.loading import images_a_prompt
@@ -28,7 +29,7 @@ def checked_capture(
     branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
     ours = {"text_states", "among"} & set(settings)
     if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or ours:
-        raise ValueError(
+        raise InvalidValueError(
             f"capture_options={dict(settings)}: this shows where the words of the prompt go. For "
             "anything else use capture() around the pipeline."
         )
@@ -40,7 +41,9 @@ def checked_capture(
     if words is None:
         return settings
     if isinstance(words, str) or not words:
-        raise ValueError(f"words={words!r}: pass a list of words and phrases, or None for all.")
+        raise InvalidValueError(
+            f"words={words!r}: pass a list of words and phrases, or None for all."
+        )
     return {**settings, "tokens": columns_of(words, prompts)}
 
 
@@ -75,7 +78,7 @@ def capture_settings(
     every = {name for name, option in chosen.items() if getattr(option, "every", False)}
     if clash := sorted(needs.keys() & chosen.keys() - every):
         names = ", ".join("words (tokens)" if name == "tokens" else name for name in clash)
-        raise ValueError(
+        raise InvalidValueError(
             f"The preset {preset.name!r} decides on {names} of the capture itself. Leave that out, "
             "or choose another preset."
         )
@@ -90,7 +93,7 @@ def _check_layers(pipe: Any, preset: Preset, chosen: Mapping[str, Any]) -> None:
     found = find_layers(find_denoiser(pipe).model)
     layers = [(la.place, la.level) for la in select_layers(found, chosen.get("layers"), kinds)]
     if not preset.or_all and not any(preset.reads(*layer) for layer in layers):
-        raise ValueError(nothing_read(preset, layers))
+        raise InvalidValueError(nothing_read(preset, layers))
 
 
 def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:

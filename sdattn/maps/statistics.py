@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from ..errors import InvalidValueError
 from ..files.records import Record
 from ..files.tables import library
 from .masks import mask_of
@@ -66,7 +67,7 @@ class WordStatistics(Record):
         area = float(mask_of(values.detach()).double().mean())  # refuses what is not finite
         held = np.ascontiguousarray(values.detach().cpu().double())
         if (lowest := float(held.min())) < 0:
-            raise ValueError(
+            raise InvalidValueError(
                 f"The map of {word!r} has values below 0, the least {lowest:.3g}. Statistics are "
                 "of maps of attention or of change, which have none."
             )

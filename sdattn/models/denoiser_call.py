@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import InvalidValueError
+
 Size = tuple[int, int]
 
 
@@ -121,7 +123,7 @@ def grid_of_ids(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     made = ids[ids[:, 0] == 0][:, 1:3].float()
     rows, cols = made[:, 0].unique(), made[:, 1].unique()
     if not len(made) or not torch.equal(made, torch.cartesian_prod(rows, cols)):
-        raise ValueError(
+        raise InvalidValueError(
             f"img_ids name {len(made)} patches of the picture in {len(rows)} rows and {len(cols)} "
             "columns, which is no grid, row by row, so where a patch lies is not known."
         )

@@ -2,6 +2,8 @@
 
 import torch
 
+from ..errors import InvalidValueError
+
 
 def best_device() -> str:
     """``"cuda"``, ``"mps"`` or ``"cpu"``, the first that this machine has."""
@@ -17,10 +19,10 @@ def checked_device(device: str | torch.device | None) -> torch.device:
     try:
         found = torch.device(device or best_device())
     except RuntimeError:
-        raise ValueError(_refusal(device, "torch knows no device of that name")) from None
+        raise InvalidValueError(_refusal(device, "torch knows no device of that name")) from None
     number = _gpus().get(found.type)
     if number is not None and number <= (found.index or 0):
-        raise ValueError(_refusal(device, _why_not(found.type, number)))
+        raise InvalidValueError(_refusal(device, _why_not(found.type, number)))
     return found
 
 

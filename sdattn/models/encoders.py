@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import InvalidTypeError, InvalidValueError
 from ..prompts.chunks import read_chunks
 from ..prompts.tokenizing import NO_LIMIT, PAD, Token, filled, with_vectors
 from ..prompts.tokens import Prompt, read_source
@@ -61,7 +62,7 @@ class TextCall:
 
     def unexplained(self, found: str) -> ValueError:
         """The error for columns that none of the pipeline's ways leads to."""
-        return ValueError(
+        return InvalidValueError(
             f"The text states have {self.columns} token columns, and a {type(self.pipe).__name__} "
             f"with {found}. Pass the prompts and options of this very run, or labels."
         )
@@ -73,7 +74,7 @@ Reader = Callable[[TextCall, list[str]], list[Prompt]]
 def refuse_unknown(call: TextCall, texts: list[str]) -> list[Prompt]:
     """The reader of pipelines that no family reads, or whose columns are not those of the family
     that their name begins with."""
-    raise TypeError(
+    raise InvalidTypeError(
         f"How a {type(call.pipe).__name__} reads its prompts is not known, so neither are the "
         f"columns of {texts[0]!r}. Pass labels, {{'cat': [2]}} say, and columns=; or, if it pads "
         "the bare prompt, what sdattn.read_prompt(tokenizer, prompt) gives."
@@ -89,7 +90,7 @@ def read_clip(call: TextCall, texts: list[str]) -> list[Prompt]:
     held = (getattr(call.pipe, name, None) for name in ("tokenizer", "tokenizer_2"))
     tokenizers = [tokenizer for tokenizer in held if tokenizer is not None]  # SDXL's refiner: one
     if not tokenizers:
-        raise TypeError(
+        raise InvalidTypeError(
             f"A {type(call.pipe).__name__} without a tokenizer: its words are not known. Pass "
             'labels, {"cat": [2]} say, and columns=.'
         )
@@ -103,7 +104,7 @@ def read_clip(call: TextCall, texts: list[str]) -> list[Prompt]:
 def _clip_columns(call: TextCall, tokenizer: Any, text: str) -> Prompt:
     source, most = call.source(tokenizer, text), tokenizer.model_max_length
     if most >= NO_LIMIT:
-        raise ValueError(
+        raise InvalidValueError(
             f"The {type(tokenizer).__name__} has no model_max_length, to which CLIP's prompts are "
             "filled up. Get the folder of the model's tokenizer again, tokenizer_config.json above "
             "all, or set tokenizer.model_max_length."
@@ -116,14 +117,14 @@ def _clip_columns(call: TextCall, tokenizer: Any, text: str) -> Prompt:
 def _check_agreement(prompt: Prompt, twin: Prompt) -> None:
     spans = [(word.start, word.end) for word in prompt.words]
     if spans != [(word.start, word.end) for word in twin.words]:
-        raise ValueError(
+        raise InvalidValueError(
             f"The pipeline's tokenizers disagree on the words of {prompt.text!r}: "
             f"{[word.text for word in prompt.words]} and {[word.text for word in twin.words]}. "
             "Load a textual inversion into both."
         )
     for word, other in zip(prompt.words, twin.words, strict=True):
         if word.columns != other.columns:
-            raise ValueError(
+            raise InvalidValueError(
                 f"The pipeline's tokenizers disagree on {prompt.text!r}: {word.text!r} is at "
                 f"columns {word.columns} for one and {other.columns} for the other. Use "
                 "tokenizers that split words alike."
@@ -141,7 +142,7 @@ def cleaned(call: TextCall, text: str) -> Source:
     if call.option("clean_caption"):
         (cleaned,) = call.pipe._text_preprocessing(text, clean_caption=True)
         if cleaned != source.text:
-            raise ValueError(
+            raise InvalidValueError(
                 f"clean_caption=True, the default of some pipelines, has a "
                 f"{type(call.pipe).__name__} read {cleaned!r} for {text!r}. Pass that as the "
                 "prompt, or clean_caption=False to the run and here."

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from ..attention import level_grids
+from ..errors import InvalidTypeError, InvalidValueError
 from .denoiser_call import Call, Timestep, arguments, unwrapped
 from .encoders import Reader
 
@@ -123,7 +124,7 @@ class Family:
         joint = any(kind == "joint" for _, kind in self.layers.values())
         if self.joined not in (get_args(Joined) if joint else (None,)):
             known = " or ".join(map(repr, get_args(Joined))) if joint else "None"
-            raise ValueError(
+            raise InvalidValueError(
                 f"The family {self.name!r} has {'' if joint else 'no '}joint attention and "
                 f"joined={self.joined!r}: pass {known}."
             )
@@ -168,7 +169,7 @@ class Family:
 
     def unknown_layer(self, name: str, module: Any) -> TypeError:
         """The error for attention in a place where the family is known to have none."""
-        return TypeError(
+        return InvalidTypeError(
             f"{name} is a {type(module).__name__} of a kind that sdattn does not know in a model "
             f"of the family {self.title}."
         )
@@ -204,7 +205,7 @@ class Family:
         """
         *frames, rows, cols = self.grid(model, given)
         if math.prod(frames) != 1:
-            raise ValueError(
+            raise InvalidValueError(
                 f"A {type(unwrapped(model)).__name__} was called with a grid of {frames[0]} frames "
                 f"of {rows}x{cols} cells in one sequence. Maps are of single pictures: make one."
             )

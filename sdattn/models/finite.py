@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import NotFiniteError as NotFiniteError
 from .denoiser_call import is_compiled
 
 TEXT, LATENTS, PICTURE = "text states", "latents", "picture"
@@ -28,10 +29,6 @@ _NAMES = {
 }
 Largest = dict[str, list[Tensor]]  # on the device, of each call
 _MUCH = 20  # a guidance scale above which it is the likely cause
-
-
-class NotFiniteError(ValueError):
-    """A run made numbers that are not finite: NaN or infinity."""
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, cast
 
+from ..errors import InvalidValueError
 from .families import guidance_of
 from .family import Branch as Branch
 from .family import Order as Order
@@ -69,7 +70,7 @@ class GuidanceWatch:
         if not self._listening:
             return branch_order(self.pipeline)
         if self._is_guided is None:
-            raise ValueError(
+            raise InvalidValueError(
                 f"A {type(self.pipeline).__name__} called its model without encode_prompt, so "
                 "whether the batch is guided is not known. Capture its transformer instead."
             )
@@ -83,7 +84,7 @@ class GuidanceWatch:
         self._calls = self._calls + 1 if step == self._step else 1
         self._step = step
         if self._calls > 2:
-            raise ValueError(
+            raise InvalidValueError(
                 f"A {type(self.pipeline).__name__} called its model {self._calls} times in one "
                 "step, and which is of the negative prompt is not known. Capture its transformer."
             )
@@ -139,7 +140,7 @@ def branch_rows(order: Order, batch: int) -> dict[Branch, slice]:
     """
     images, rest = divmod(batch, len(order))
     if rest or not images:
-        raise ValueError(
+        raise InvalidValueError(
             f"The model was called with a batch of {batch}, which does not divide into "
             f"{len(order)} chunks of guidance {order}. Was the model called outside its pipeline? "
             "Then capture the model itself."

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..errors import AccessError
+
 # The classes are huggingface_hub's and its HTTP library's, which differs between versions: by name.
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 _NOT_REACHED = (
@@ -35,7 +37,7 @@ def needs_the_hub(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # httpx, hub and OS errors alike: all mean that it cannot be had
-        raise OSError(f"Could not load {what} from the hub: {_reason(error)}") from error
+        raise AccessError(f"Could not load {what} from the hub: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

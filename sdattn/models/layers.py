@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.nn import Module
 
+from ..errors import InvalidTypeError, InvalidValueError
 from .denoiser_call import Call
 from .denoiser_call import unwrapped as unwrapped
 from .families import claimed, family_of, registered
@@ -105,7 +106,7 @@ def joint_spans(model: Any, cells: int, n_text: int) -> tuple[slice, slice]:
     joined = family_of(model).order_of(unwrapped(model))
     if joined is None:
         kind = type(unwrapped(model))
-        raise TypeError(
+        raise InvalidTypeError(
             f"A {kind.__name__} ({kind.__module__}) has a forward that is not its family's own, so "
             "whether its joint attention has the text or the picture first is not known. Supported "
             "are these families, and subclasses that leave forward to them: "
@@ -145,25 +146,27 @@ def select_layers(
     """
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown or not kinds or isinstance(kinds, str):
-        raise ValueError(f"kinds={kinds!r}: pass a tuple of {' and/or '.join(map(repr, KINDS))}.")
+        raise InvalidValueError(
+            f"kinds={kinds!r}: pass a tuple of {' and/or '.join(map(repr, KINDS))}."
+        )
     candidates = [layer for layer in found if layer.kind in kinds]
     if callable(layers):
         chosen = [layer for layer in candidates if _holds(layers, layer, latent_size)]
         if not chosen:
-            raise ValueError(_nothing_fits("the predicate", candidates, latent_size))
+            raise InvalidValueError(_nothing_fits("the predicate", candidates, latent_size))
         return chosen
     choices = _as_choices(layers)
     if layers is None:
         chosen = candidates
     elif not choices:
-        raise ValueError(f"layers={layers!r} names no layer. Pass None for all of them.")
+        raise InvalidValueError(f"layers={layers!r} names no layer. Pass None for all of them.")
     for choice in choices:
         if not any(_fits(layer, choice, latent_size) for layer in candidates):
-            raise ValueError(_nothing_fits(repr(choice), candidates, latent_size))
+            raise InvalidValueError(_nothing_fits(repr(choice), candidates, latent_size))
     if choices:
         chosen = [la for la in candidates if any(_fits(la, c, latent_size) for c in choices)]
     if not chosen:
-        raise ValueError(_nothing_fits(f"kinds={tuple(kinds)}", found, latent_size))
+        raise InvalidValueError(_nothing_fits(f"kinds={tuple(kinds)}", found, latent_size))
     return chosen
 
 

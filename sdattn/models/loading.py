@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..errors import InvalidTypeError, InvalidValueError, MissingFileError
 from .devices import checked_device
 from .encoders import option_of
 from .families import family_of, registered
@@ -115,7 +116,7 @@ def find_model(model: str | Path) -> Path | None:
     """
     path = DEMO if model == "demo" else Path(model).expanduser()
     if path.is_dir() and not (path / "model_index.json").is_file():
-        raise ValueError(
+        raise InvalidValueError(
             f"{path} is a folder without model_index.json, so it holds no pipeline. Pass a "
             "folder made by save_pretrained."
         )
@@ -123,7 +124,7 @@ def find_model(model: str | Path) -> Path | None:
         return path
     if _HUB_ID.fullmatch(str(model)):
         return None
-    raise FileNotFoundError(
+    raise MissingFileError(
         f"There is no model at {model}. Pass 'demo', a diffusers folder, a .safetensors file, "
         "or a hub id such as owner/name."
     )
@@ -151,7 +152,7 @@ def _load_single_file(path: Path, dtype: torch.dtype) -> Any:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())
     except SafetensorError as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"{path} is no .safetensors file ({error}). Pickled checkpoints are not read; convert "
             "them to safetensors first."
         ) from error
@@ -160,7 +161,7 @@ def _load_single_file(path: Path, dtype: torch.dtype) -> Any:
             with needs_the_hub(f"the configuration of {path}"):
                 kind = getattr(diffusers, pipeline)
                 return kind.from_single_file(str(path), **_as_dtype(dtype))
-    raise ValueError(
+    raise InvalidValueError(
         f"{path} holds {len(names)} tensors, but not the text encoder of an SD 1.x, 2.x or SDXL "
         "checkpoint. Pass the whole checkpoint, or a diffusers folder."
     )
@@ -267,7 +268,7 @@ def check_text_to_image(pipe: Any) -> None:
     """
     if not {cls.__name__ for cls in type(pipe).__mro__}.intersection(TEXT_TO_IMAGE):
         known = " or ".join(TEXT_TO_IMAGE)
-        raise TypeError(f"This needs a {known}; found a {type(pipe).__name__}.")
+        raise InvalidTypeError(f"This needs a {known}; found a {type(pipe).__name__}.")
 
 
 def model_passes(pipe: Any, options: Mapping[str, Any]) -> int:

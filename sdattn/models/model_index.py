@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from ..errors import InvalidValueError
+
 _LIBRARIES = ("diffusers", "transformers")
 _KINDS = {"ModelMixin", "PreTrainedModel", "SchedulerMixin", "BaseGuidance"}
 _KINDS |= {"PreTrainedTokenizerBase", "FeatureExtractionMixin", "ImageProcessingMixin"}
@@ -42,7 +44,7 @@ def named_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, OverflowError, AssertionError) as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"{folder} cannot be loaded: a settings or tokenizer file in it is broken "
             f"({type(error).__name__}: {error}). {_ANEW}"
         ) from error
@@ -56,7 +58,7 @@ def check_whole(folder: Path, models: Mapping[str, Any]) -> None:
     """
     for name, model in models.items():
         if lost := [key for key, value in model.state_dict().items() if value.is_meta]:
-            raise ValueError(
+            raise InvalidValueError(
                 f"The files of {folder / name} lack {len(lost)} of its weights, {lost[0]} for one. "
                 f"{_ANEW}"
             )
@@ -82,9 +84,9 @@ def _object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON ({error}). {_ANEW}") from None
+        raise InvalidValueError(f"{path} is no JSON ({error}). {_ANEW}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a {type(found).__name__}, not an object. {_ANEW}")
+        raise InvalidValueError(f"{path} holds a {type(found).__name__}, not an object. {_ANEW}")
     return found
 
 
@@ -96,17 +98,17 @@ def _check_pipeline(folder: Path, name: Any) -> None:
 
     path = folder / "model_index.json"
     if name is None:
-        raise ValueError(f"{path} has no _class_name, so it names no pipeline. {_ANEW}")
+        raise InvalidValueError(f"{path} has no _class_name, so it names no pipeline. {_ANEW}")
     if not isinstance(name, str):
         _refuse_code(path, f"_class_name={_shown(name)}")
     cls = getattr(diffusers, name, None)
     if not _is_one_of(cls, {"DiffusionPipeline"}):
-        raise ValueError(
+        raise InvalidValueError(
             f"{path} asks for a {_shown(name)}, and diffusers {diffusers.__version__} has no "
             "pipeline of that name. Use a version of diffusers that has it."
         )
     if getattr(cls, "_load_connected_pipes", False):
-        raise ValueError(
+        raise InvalidValueError(
             f"A {name} loads other models that its README names. Load those, each by itself."
         )
     if (folder / "None.py").exists():  # which diffusers takes for the code of custom_pipeline=None
@@ -126,7 +128,7 @@ def _check_part(folder: Path, name: str, library: str, kind: str) -> None:
     if cls is not None and not _is_one_of(cls, _KINDS):
         _refuse_code(path, entry)
     if not part.is_dir():
-        raise ValueError(f"{path} names a {name}, and there is no folder {part}. {_ANEW}")
+        raise InvalidValueError(f"{path} names a {name}, and there is no folder {part}. {_ANEW}")
     _check_configs(part)
     _check_weights(part)
 
@@ -156,7 +158,7 @@ def _check_configs(part: Path) -> None:
     """Refuse a kernel from the hub, which is code, and a text encoder that is a patch of another
     model, fetched from wherever that names."""
     if (part / "adapter_config.json").exists():
-        raise ValueError(
+        raise InvalidValueError(
             f"{part} holds an adapter (adapter_config.json), which names another model to load. "
             "Merge it (model.merge_and_unload()) and save the whole."
         )
@@ -176,7 +178,7 @@ def _pairs(config: Any) -> Iterator[tuple[str, Any]]:
 def _check_weights(part: Path) -> None:
     pickles = sorted(path.name for path in part.iterdir() if path.suffix in _PICKLES)
     if pickles and not any(part.glob("*.safetensors")):
-        raise ValueError(
+        raise InvalidValueError(
             f"{part} holds its weights as {pickles[0]} and not as .safetensors. Pickles are not "
             "read, since they can run code. If you trust where it comes from, convert it: "
             "diffusers.DiffusionPipeline.from_pretrained(FOLDER, use_safetensors=False)"
@@ -186,14 +188,14 @@ def _check_weights(part: Path) -> None:
         files = _object(index).get("weight_map")
         for file in files.values() if isinstance(files, dict) else [files]:
             if Path(str(file)).name != file or not file.endswith(".safetensors"):
-                raise ValueError(
+                raise InvalidValueError(
                     f"{index} names {_shown(file)}, which is no .safetensors file beside it. "
                     f"{_ANEW}"
                 )
 
 
 def _refuse_code(where: Path, what: str) -> NoReturn:
-    raise ValueError(
+    raise InvalidValueError(
         f"{where} asks for code that is not of diffusers or transformers ({what}). Models are "
         "loaded as data here, and no code of theirs is run. If you trust it, load the pipeline "
         "yourself and pass it to sdattn's functions."

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from ..errors import InvalidValueError
 from .encoders import option_of
 from .finite import watch_finite
 from .layers import held_model
@@ -64,13 +65,13 @@ def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         options = {**DEMO_SETTINGS, **options}
     options = {name: _plain(value) for name, value in options.items()}
     if taken := sorted({"generator", "output_type", "prompt_embeds", "return_dict"} & set(options)):
-        raise ValueError(
+        raise InvalidValueError(
             f"{', '.join(taken)} cannot be chosen here. Use capture() around the pipeline."
         )
     _check_names(pipe, options)
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{name}={value}: pass a finite number.")
+            raise InvalidValueError(f"{name}={value}: pass a finite number.")
         for text in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(text, str):
                 check_text(text, name)
@@ -92,7 +93,7 @@ def _checked_counts(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
     if "num_inference_steps" in options:
         steps = _whole(options["num_inference_steps"])
         if steps is None or not 1 <= steps <= most:
-            raise ValueError(
+            raise InvalidValueError(
                 f"num_inference_steps={options['num_inference_steps']!r}: pass 1 to {most}, the "
                 "scheduler's most."
             )
@@ -101,7 +102,7 @@ def _checked_counts(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
         if options.get(name) is not None:
             number = _whole(options[name])
             if number is None or number < 1:
-                raise ValueError(f"{name}={options[name]!r}: pass a whole number from 1.")
+                raise InvalidValueError(f"{name}={options[name]!r}: pass a whole number from 1.")
             found[name] = number
     return found
 
@@ -126,7 +127,7 @@ def check_memory(pipe: Any, options: Mapping[str, Any], prompts: int = 1) -> Non
     height, width = options.get("height") or height, options.get("width") or width
     needed, memory = images * height * width * _BYTES_A_PIXEL, psutil.virtual_memory().total
     if needed > memory:
-        raise ValueError(
+        raise InvalidValueError(
             f"{images:,} picture(s) of {width}x{height} pixels need {needed / 1e9:,.0f} GB before "
             f"they are pictures, and this machine has {memory / 1e9:,.0f} GB. Make fewer at a "
             "time, or smaller ones."
@@ -142,7 +143,7 @@ def checked_seeds(seed: Any, images: int = 1) -> list[int]:
     first = _whole(seed)
     if first is None or not 0 <= first <= LARGEST_SEED - images + 1:
         most = "2**63 - 1" if images == 1 else f"2**63 - {images}, for {images} images"
-        raise ValueError(f"seed={seed!r}: pass a whole number from 0 to {most}.")
+        raise InvalidValueError(f"seed={seed!r}: pass a whole number from 0 to {most}.")
     return [first + i for i in range(images)]
 
 
@@ -156,7 +157,7 @@ def _check_names(pipe: Any, options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known) or known
-            raise ValueError(
+            raise InvalidValueError(
                 f"A {type(pipe).__name__} has no option {name!r}. It has: {', '.join(near)}."
             )
 
@@ -169,7 +170,7 @@ def _check_guidance(pipe: Any, options: Mapping[str, Any]) -> None:
         return
     scale = option_of(pipe, options, name)
     if isinstance(scale, (int, float)) and scale <= 1:
-        raise ValueError(
+        raise InvalidValueError(
             f"A {type(pipe).__name__} uses a negative prompt only with {name} above 1; found "
             f"{scale}. Pass {name}=4, say, or no negative prompt."
         )
@@ -181,7 +182,7 @@ def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "use_resolution_binning" in inspect.signature(pipe.__call__).parameters:
         if options.get("use_resolution_binning"):
-            raise ValueError(
+            raise InvalidValueError(
                 "use_resolution_binning=True has the model make another size and cuts the picture "
                 "out of it, so that the heatmaps would not fit. Pass a size it was trained on, or "
                 "use capture() around the pipeline."
@@ -192,10 +193,10 @@ def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     unit = size_unit(pipe)
     for side, value in given.items():
         if value is None:
-            raise ValueError(f"{side}={asked[side]!r}: pass a whole number of pixels.")
+            raise InvalidValueError(f"{side}={asked[side]!r}: pass a whole number of pixels.")
         if value < unit or value % unit:
             lower = max(unit, value // unit * unit)
-            raise ValueError(
+            raise InvalidValueError(
                 f"{side}={value}: this model makes sizes that are a multiple of {unit} pixels. "
                 f"The nearest are {lower} and {lower + unit}."
             )

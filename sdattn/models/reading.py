@@ -6,6 +6,7 @@ The columns are those of the ``encoder_hidden_states`` that the denoiser gets.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..errors import InvalidValueError
 from ..prompts.tokens import Prompt, read_labels, warn_of_truncation
 from .encoders import TextCall
 from .families import reader_of
@@ -72,14 +73,14 @@ def check_text(text: str, name: str) -> None:
             command line hands them on) or half a character.
     """
     if len(text) > LONGEST:
-        raise ValueError(
+        raise InvalidValueError(
             f"The {name} has {len(text):,} characters. Write at most {LONGEST:,}; text encoders "
             "read 77 to some 1,000 tokens."
         )
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"The {name} is not UTF-8: its character {error.start + 1} is "
             f"{text[error.start]!r}. Write it as UTF-8."
         ) from None
@@ -89,15 +90,15 @@ def _ready(prompt: Any, columns: int | None) -> Prompt:
     """A prompt that needs no tokenizer."""
     if isinstance(prompt, Mapping):
         if columns is None:
-            raise ValueError(
+            raise InvalidValueError(
                 f"The labels {dict(prompt)} name token columns, and it is not known how many "
                 "there are. Pass columns=, the length of the text states."
             )
         return read_labels(prompt, columns)
     if not isinstance(prompt, Prompt):
-        raise ValueError(f"Asked to read {prompt!r}. Pass a text, labels or a Prompt.")
+        raise InvalidValueError(f"Asked to read {prompt!r}. Pass a text, labels or a Prompt.")
     if columns not in (None, len(prompt.tokens)):
-        raise ValueError(
+        raise InvalidValueError(
             f"The text states have {columns} token columns, and {prompt.text!r} was read with "
             f"{len(prompt.tokens)}. Read it with the pipeline and the options of this run."
         )
@@ -110,12 +111,12 @@ def _check_options(texts: list[str], options: Mapping[str, Any], negative: bool)
     for name in (f"{before}_2", f"{before}_3"):
         other = options.get(name)
         if other is not None and any(text != other for text in texts) and other != texts:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{name}={other!r} is another text than {texts}, so that a token column would "
                 "belong to a word of each. Leave it out, or pass labels."
             )
     if options.get("caption_upsample_temperature") is not None:
-        raise ValueError(
+        raise InvalidValueError(
             "caption_upsample_temperature has the pipeline rewrite the prompt before it is read. "
             "Call pipe.upsample_prompt yourself and pass what it gives as the prompt."
         )

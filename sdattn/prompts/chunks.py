@@ -17,6 +17,7 @@ compel, after the last sentence that fits.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..errors import InvalidValueError
 from .tokenizing import EOS, PAD, SOS, Token, tokenize, with_vectors
 from .tokens import Prompt, place_words, warn_of_truncation
 from .words import Source
@@ -64,7 +65,7 @@ def read_long_prompt(
 def read_chunks(tokenizer: Any, source: Source, n_columns: int, split: str | None) -> Prompt:
     """:func:`read_long_prompt` for a text that has been rewritten. Does not warn."""
     if split not in (None, *SPLITS):
-        raise ValueError(f"split={split!r}: pass one of {', '.join(SPLITS)}.")
+        raise InvalidValueError(f"split={split!r}: pass one of {', '.join(SPLITS)}.")
     most = tokenizer.model_max_length
     pieces = tokenize(tokenizer, source, add_special_tokens=False, verbose=False)
     n_chunks, rest = divmod(n_columns, most)
@@ -72,7 +73,7 @@ def read_chunks(tokenizer: Any, source: Source, n_columns: int, split: str | Non
         return _separate(tokenizer, source, pieces, n_chunks, split)
     if n_chunks > 0 and (n_columns - 2) % (most - 2) == 0:
         return place_words(tokenizer, source, _in_a_row(tokenizer, pieces, n_columns))
-    raise ValueError(
+    raise InvalidValueError(
         f"Asked for the words of {_short(source)} on {n_columns} token columns. The tokenizer "
         f"makes {most}, long prompts {most} a chunk (compel, sd_embed) or {most - 2} a chunk and 2 "
         f"(lpw with no_boseos_middle), and {n_columns} is neither. Pass the pipeline that ran or "
@@ -97,7 +98,7 @@ def _separate(
         if other.words != first.words:
             pairs = zip(first.words, other.words, strict=True)
             word, twin = next(pair for pair in pairs if pair[0] != pair[1])
-            raise ValueError(
+            raise InvalidValueError(
                 f"{_short(source)} on {n_chunks} chunks of {room + 2} columns: {word.text!r} is "
                 f"at {word.columns} where chunks are cut after {room} tokens (sd_embed), and at "
                 f"{twin.columns} where they are cut after a sentence (compel). Pass "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import Any
 
+from ..errors import InvalidValueError
 from .words import Source, merge_spans, split_words
 
 SOS, EOS, PAD, TEMPLATE = "<sos>", "<eos>", "<pad>", "<template>"
@@ -129,7 +130,7 @@ def _slow_spans(
         prefix = tokenizer(text[:end], add_special_tokens=False)["input_ids"]
         kept = [ids[i] for i in content[: len(prefix)]]
         if prefix[: len(kept)] != kept:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{type(tokenizer).__name__} gives no character offsets, and its tokens of "
                 f"{text[:end]!r} change with what follows. Use its fast version."
             )

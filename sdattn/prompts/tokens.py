@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
+from ..errors import InvalidValueError, NotFoundError, SdattnWarning
 from .tokenizing import EOS, SOS, Token, added_words, filled, tokenize, with_vectors
 from .words import Source, merge_spans, split_phrase, split_words
 
 
-class TruncationWarning(UserWarning):
+class TruncationWarning(SdattnWarning):
     """The text encoder reads less than the whole prompt; the message names what it never saw."""
 
 
@@ -73,16 +74,16 @@ class Prompt:
             return [special]
         wanted = split_phrase(phrase)
         if not wanted:
-            raise KeyError(f"Asked for {phrase!r}, which has no word in it.")
+            raise NotFoundError(f"Asked for {phrase!r}, which has no word in it.")
         found = self._occurrences(wanted)
         if not found:
-            raise KeyError(
+            raise NotFoundError(
                 f"{phrase!r} is not in the prompt. Its words are: "
                 f"{', '.join(dict.fromkeys(word.text for word in self.words))}."
             )
         found = [words for words in found if all(word.columns for word in words)]
         if not found:
-            raise KeyError(
+            raise NotFoundError(
                 f"{phrase!r} is in the prompt but was cut off: the text encoder reads "
                 f"{len(self.tokens)} tokens. Shorten the prompt or move it forward."
             )
@@ -184,7 +185,7 @@ def place_words(tokenizer: Any, source: Source, tokens: Sequence[Token]) -> Prom
     not a space, with it."""
     words = split_words(source.prompt, added_words(tokenizer, source))
     if not words:
-        raise ValueError(f"The prompt {source.prompt!r} is empty. Write at least one word.")
+        raise InvalidValueError(f"The prompt {source.prompt!r} is empty. Write at least one word.")
     owner = {
         char: i
         for i, (_, start, end) in enumerate(words)
@@ -219,7 +220,9 @@ def read_labels(labels: Mapping[str, Sequence[int]], n_columns: int) -> Prompt:
     [(4, 5)]
     """
     if not labels:
-        raise ValueError('There are no labels. Pass some, {"cat": [2], "red dog": [4, 5]} say.')
+        raise InvalidValueError(
+            'There are no labels. Pass some, {"cat": [2], "red dog": [4, 5]} say.'
+        )
     words: list[Word] = []
     tokens = [Token(-1, f"[{column}]", 0, 0) for column in range(n_columns)]
     for label, columns in labels.items():
@@ -238,7 +241,7 @@ def _checked_label(label: Any, columns: Any, n_columns: int) -> tuple[str, tuple
         own = ()
     text = " ".join(label.split()) if isinstance(label, str) else ""
     if not text or not own or own[0] < 0 or own[-1] >= n_columns:
-        raise ValueError(
+        raise InvalidValueError(
             f"The label {label!r} has the token columns {columns!r}. Pass a word or phrase and a "
             f"list of whole numbers from 0 to {n_columns - 1}, for text states of {n_columns} "
             "columns."
@@ -263,7 +266,7 @@ def join_prompts(parts: Sequence[Prompt]) -> Prompt:
     """
     texts = list(dict.fromkeys(part.text for part in parts))
     if len(texts) != 1:
-        raise ValueError(f"Asked to join readings of {texts}. Pass readings of one text.")
+        raise InvalidValueError(f"Asked to join readings of {texts}. Pass readings of one text.")
     (text,) = texts
     words, shift = [], 0
     for part in parts:

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ..errors import InvalidValueError
 from ..inversion import invert as inversion
 from ..inversion.ddim import ddim, in_place
 from ..inversion.pictures import at_own_size, encode, fit
@@ -210,14 +211,14 @@ def _paired(pipe: Any, image: Any, prompt: Any) -> tuple[list[Image.Image], list
     images = list(image) if isinstance(image, (list, tuple)) else [image]
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     if len(images) != len(prompts) or not images:
-        raise ValueError(
+        raise InvalidValueError(
             f"{len(images)} picture(s) and {len(prompts)} prompt(s) were passed. Pass one prompt "
             "for each picture."
         )
     images = [fit(pipe, image) for image in images]
     if len({image.size for image in images}) > 1:
         sizes = ", ".join(f"{image.width}x{image.height}" for image in images)
-        raise ValueError(
+        raise InvalidValueError(
             f"The pictures come to {sizes} pixels (width x height), and a batch has one size. Call "
             "explain() once for each size, or crop the pictures to one shape."
         )
@@ -228,7 +229,7 @@ def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
     """The noisiest first; none for an inversion, which has its own."""
     most = pipe.scheduler.config.num_train_timesteps
     if invert and timesteps is not None:
-        raise ValueError(
+        raise InvalidValueError(
             f"timesteps={timesteps!r}: an inversion goes through its own. Pass num_inference_steps "
             "for their number, or leave invert out."
         )
@@ -239,9 +240,11 @@ def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
     given = list(timesteps) if hasattr(timesteps, "__iter__") else []
     whole = all(isinstance(t, Integral) and not isinstance(t, bool) for t in given)
     if not given or not whole or not all(0 < t < most for t in given):
-        raise ValueError(f"timesteps={timesteps!r}: pass a list of whole numbers, 1 to {most - 1}.")
+        raise InvalidValueError(
+            f"timesteps={timesteps!r}: pass a list of whole numbers, 1 to {most - 1}."
+        )
     if len(set(given)) < len(given):
-        raise ValueError(f"timesteps={timesteps!r}: pass each once.")
+        raise InvalidValueError(f"timesteps={timesteps!r}: pass each once.")
     return sorted(map(int, given), reverse=True)
 
 
@@ -256,7 +259,7 @@ def _checked_options(
         why = "With invert=True only num_inference_steps can be chosen, not"
         taken = set(options) - {"num_inference_steps"}
     if taken:
-        raise ValueError(
+        raise InvalidValueError(
             f"{why} {', '.join(sorted(taken))}. Leave it out; to draw with it, use generate()."
         )
     decided = {"guidance_scale": 1.0, "width": size[0], "height": size[1]}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..errors import ExistsError
 from ..files.addresses import Place, place_of
 from ..files.places import check_writable, inside
 from ..files.writing import clear_leftovers, sha256, whole_folder, write_files, write_whole
@@ -126,7 +127,7 @@ def check_target(folder: str | Path, *, force: bool = False, kind: Kind = "run")
     clear_leftovers(folder)
     if folder.exists() or folder.is_symlink():
         if not force:
-            raise FileExistsError(f"{folder} exists already. Choose another --out, or --force.")
+            raise ExistsError(f"{folder} exists already. Choose another --out, or --force.")
         _check_ours(folder, kind)
     check_writable(folder.parent)
 
@@ -152,17 +153,17 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _check_ours(folder: Path, kind: Kind) -> None:
     if folder.is_symlink():
-        raise FileExistsError(f"{folder} is a link, so it is not replaced. Name the folder itself.")
+        raise ExistsError(f"{folder} is a link, so it is not replaced. Name the folder itself.")
     document = _document(folder / "run.json")
     if not str(document.get("format")).startswith(f"sdattn-{kind}-") or "fingerprint" in document:
         item = "an item of a batch run" if "fingerprint" in document else f"no {_CALLED[kind]}"
-        raise FileExistsError(
+        raise ExistsError(
             f"{folder} exists and is {item}, so it is not replaced. Choose another --out, or "
             "remove it yourself."
         )
     if foreign := sorted(set(_entries(folder)) - _own_files(folder, document, kind)):
         more = f" and {len(foreign) - _MOST_NAMED} more" if len(foreign) > _MOST_NAMED else ""
-        raise FileExistsError(
+        raise ExistsError(
             f"{folder} holds what the run did not write, so it is not replaced: "
             f"{', '.join(foreign[:_MOST_NAMED])}{more}. Move that elsewhere, or choose another "
             "--out."

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from ..control.knockouts import Plan, draw_without, prepare
+from ..errors import InvalidValueError, SdattnWarning
 from ..maps.presets import Preset, preset_of
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.loading import is_demo, unlearnt
@@ -79,26 +80,28 @@ def generate(
     options = checked_options(pipe, options)
     read = read_prompts(pipe, prompt, **options)
     if not read:
-        raise ValueError(f"prompt={prompt!r}: there is none. Pass a text, or a list of some.")
+        raise InvalidValueError(
+            f"prompt={prompt!r}: there is none. Pass a text, or a list of some."
+        )
     check_memory(pipe, options, len(read))
     chosen = preset_of(preset, refine)
     watch = checked_capture(capture_options or {}, words, read)
     if watch.get("branch") == "both":
         if not options.get("negative_prompt"):
-            raise ValueError("branch='both' shows the words of a negative prompt. Pass one.")
+            raise InvalidValueError("branch='both' shows the words of a negative prompt. Pass one.")
         read_negative(pipe, options, len(read))
     settings = capture_settings(pipe, chosen, read, options, watch)
     seeds = checked_seeds(seed, len(read) * (options.get("num_images_per_prompt") or 1))
     texts = (word.text for prompt in read for word in prompt.words)
     if is_demo(pipe) and (warning := unlearnt(texts)):
-        warnings.warn(warning, stacklevel=3)
+        warnings.warn(warning, SdattnWarning, stacklevel=3)
     plans = _causal_plans(pipe, read, seeds, options) if causal else []
     run = sample(pipe, read, seeds, options, settings, preset=chosen, ask=ask)
     if causal:
         try:
             run.image_runs = [_with_causes(*pair, words) for pair in zip(run, plans, strict=True)]
         except Exception as error:  # the pictures and their maps are there
-            warnings.warn(f"There are no causal maps: {error}", stacklevel=3)
+            warnings.warn(f"There are no causal maps: {error}", SdattnWarning, stacklevel=3)
     return run
 
 

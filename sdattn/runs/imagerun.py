@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import InvalidValueError
 from ..files.tables import along
 from ..files.terminal import shorter
 from ..maps.aggregation import aggregate, read_by
@@ -101,7 +102,7 @@ class ImageRun:
         if each is None:
             return self.heatmaps.to_xarray()
         if each not in ("steps", "heads"):
-            raise ValueError(f'each={each!r}: pass "steps", "heads" or None.')
+            raise InvalidValueError(f'each={each!r}: pass "steps", "heads" or None.')
         return _each_step(self) if each == "steps" else _each_head(self)
 
 
@@ -129,7 +130,7 @@ def _each_head(run: ImageRun) -> xr.DataArray:
 
 def not_kept(what: str) -> ValueError:
     """The error of a run without ``"steps"`` or ``"heads"``."""
-    return ValueError(
+    return InvalidValueError(
         f"This run kept no single {what}, only their mean. To keep them draw with `sdattn generate "
         f'... --keep {what}`, or with sdattn.generate(..., capture_options={{"{what}": "all"}}).'
     )

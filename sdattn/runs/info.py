@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ..errors import InvalidValueError, MissingFileError
 from ..files.records import Record, RecordError, read_record, shortened
 from ..files.writing import sha256, to_json
 from ..maps.presets import Preset
@@ -200,9 +201,9 @@ def read_info(files: Mapping[str, bytes], where: str) -> RunInfo:
     try:
         info: RunInfo = read_record(RunInfo, document)
     except RecordError as problem:
-        raise ValueError(f"{where}/run.json: {problem}. {_DO}") from None
+        raise InvalidValueError(f"{where}/run.json: {problem}. {_DO}") from None
     for found in _problems(info):
-        raise ValueError(f"{where}/run.json: {found}. {_DO}")
+        raise InvalidValueError(f"{where}/run.json: {found}. {_DO}")
     return info
 
 
@@ -220,23 +221,23 @@ def _document(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
     try:
         document = json.loads(files["run.json"].decode())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}/run.json is corrupt: {error}. {_DO}") from error
+        raise InvalidValueError(f"{where}/run.json is corrupt: {error}. {_DO}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         found = document.get("format") if isinstance(document, dict) else type(document).__name__
-        raise ValueError(
+        raise InvalidValueError(
             f"{where}/run.json is not of this version's format {FORMAT!r}; found {found!r}."
         )
     if not isinstance(document.get("files"), dict):
-        raise ValueError(f"{where}/run.json is corrupt: it names no files. {_DO}")
+        raise InvalidValueError(f"{where}/run.json is corrupt: it names no files. {_DO}")
     if not _is_as_written(document, files["run.json"]):
-        raise ValueError(
+        raise InvalidValueError(
             f"{where}/run.json is not what this run wrote: its own checksum differs. {_DO}"
         )
     return document
 
 
 def missing(where: str, part: str) -> FileNotFoundError:
-    return FileNotFoundError(
+    return MissingFileError(
         f"{where} has no {part}, so it is no run's folder. Runs are made by `sdattn generate`."
     )
 

@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.torch import load, save
 from torch import Tensor
 
+from ..errors import InvalidValueError, MissingFileError
 from ..files.writing import sha256
 from ..maps.aggregation import aggregate
 from ..maps.details import Details
@@ -140,7 +141,7 @@ def heatmaps_from(layers: LayerMaps, prompt: Prompt, preset: Preset) -> Heatmaps
 def _check_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
     for held in tensors.values():
         if broken := [name for name, values in held.items() if not values.isfinite().all()]:
-            raise ValueError(
+            raise InvalidValueError(
                 f"The maps of {broken[0]} hold values that are not finite. If the model runs in "
                 "float16, try bfloat16 or float32."
             )
@@ -195,7 +196,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
             {name: _unpack_further(files[f"{name}/{MAPS}"], info, name) for name in info.more},
         )
     except Exception as error:  # whatever a document of someone else's making leads to
-        raise ValueError(
+        raise InvalidValueError(
             f"{where}: its maps are not those that its run.json tells of "
             f"({type(error).__name__}: {error}). Restore the folder or generate the run again."
         ) from error
@@ -206,7 +207,7 @@ def _open_png(data: bytes, where: str) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"{where} is no PNG picture that can be read: {error}. Restore it or generate the run "
             "again."
         ) from error
@@ -215,14 +216,14 @@ def _open_png(data: bytes, where: str) -> Image.Image:
 def _check(files: Mapping[str, bytes], info: RunInfo, where: str) -> None:
     for part in NEEDED[1:]:
         if part not in info.files:
-            raise FileNotFoundError(f"{where} was saved without {part}, so it cannot be shown.")
+            raise MissingFileError(f"{where} was saved without {part}, so it cannot be shown.")
     for part in READ[1:]:
         if part not in info.files:
             continue
         if part not in files:
             raise missing(where, part)
         if sha256(files[part]) != info.files[part]:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{where}/{part} is not what this run wrote: its checksum differs from run.json. "
                 "Restore it or generate the run again."
             )
@@ -234,7 +235,7 @@ def _unpack_layers(data: bytes, info: RunInfo) -> LayerMaps:
     for name, shape in shapes.items():
         _check_shape(tensors, name, shape)
     if foreign := tensors.keys() - shapes.keys():
-        raise ValueError(f"{min(foreign)} is no layer of the run")
+        raise InvalidValueError(f"{min(foreign)} is no layer of the run")
     layers = {
         name: LayerMap(layer.place, layer.level, layer.heads, tensors[name].float()[None])
         for name, layer in info.layers.items()
@@ -263,7 +264,7 @@ def _unpack_details(files: Mapping[str, bytes], info: RunInfo) -> Details:
                 maps = maps[None] if name == HEADS else maps
                 found[layer] = LayerMap(entry.place, entry.level, entry.heads, maps)
         if not found:
-            raise ValueError(f"{name} holds no layer of the run")
+            raise InvalidValueError(f"{name} holds no layer of the run")
         return LayerMaps(found, kept.columns, passes=1)
 
     numbers = kept.heads if isinstance(kept.heads, tuple) else "all"
@@ -285,7 +286,7 @@ def _unpack_further(data: bytes, info: RunInfo, name: str) -> Further:
 def _check_shape(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
     found = tuple(tensors[name].shape) if name in tensors else None
     if found != shape:
-        raise ValueError(f"{name} has the shape {found}, where {shape} is expected")
+        raise InvalidValueError(f"{name} has the shape {found}, where {shape} is expected")
 
 
 def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:

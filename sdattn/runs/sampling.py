@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from .. import __version__
+from ..errors import SdattnWarning
 from ..hooks.asking import encode_text
 from ..hooks.capture import capture
 from ..hooks.map_store import MapStore
@@ -185,6 +186,7 @@ def _blanked(result: Any) -> list[int]:
         warnings.warn(
             f"The pipeline's safety checker blanked image(s) {blanked}; their heatmaps are of what "
             "was generated before that.",
+            SdattnWarning,
             stacklevel=5,
         )
     return blanked

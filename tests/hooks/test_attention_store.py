@@ -232,10 +232,10 @@ def test_latents_pass_through_unchanged():
 def test_the_public_surface():
     assert set(sdattn.__all__) == {
         "AttentionStore", "CaptureError", "CaptureWarning", "Heatmap", "Heatmaps", "Knockout",
-        "MapStore", "PRESETS", "Preset", "Run", "TorchAttnProcessor", "TruncationWarning",
-        "aggregate_attention", "attention", "batch", "capture", "diff", "edit", "explain",
-        "figures", "generate", "heatmaps", "knockout", "load_pipeline", "load_run", "models",
-        "read_prompt", "read_prompts",
+        "MapStore", "PRESETS", "Preset", "Run", "SdattnError", "TorchAttnProcessor",
+        "TruncationWarning", "aggregate_attention", "attention", "batch", "capture", "diff", "edit",
+        "errors", "explain", "figures", "generate", "heatmaps", "knockout", "load_pipeline",
+        "load_run", "models", "read_prompt", "read_prompts",
     }  # fmt: skip
     assert all(getattr(sdattn, name) is not None for name in sdattn.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

@@ -19,6 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
+from ...errors import AccessError, RunError
 from ...files.addresses import place_of
 from ...models.loading import quiet_libraries
 from ..input.items import BadLine, Item
@@ -57,7 +58,7 @@ class Actor:
     def load(self) -> Loaded:
         quiet_libraries(prompts=True)
         if not join_lock(self.folder.lock, self.job):
-            raise OSError(
+            raise AccessError(
                 f"{self.folder.root} on {socket.gethostname()} is not the run's folder. Workers of "
                 "Ray need a folder that all machines share, at one path."
             )
@@ -241,7 +242,7 @@ class Actors:
         if call.batch and self.losses[cause] == _TRIES:
             self._give_up(call.batch, gone)
         elif self.losses[cause] == _TRIES * self.most:
-            self.errors.append(RuntimeError(f"The workers end before they draw. {reason}"))
+            self.errors.append(RunError(f"The workers end before they draw. {reason}"))
         self._hire()
 
     def _give_up(self, batch: Sequence[Job], gone: Exception) -> None:

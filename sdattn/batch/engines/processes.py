@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...errors import InvalidValueError
 from ..input.items import BadLine, Item
 from ..input.plan import Job
 from ..input.request import Request
@@ -54,7 +55,7 @@ def same(loaded: Sequence[Loaded]) -> Loaded:
     """What all processes have loaded; a ValueError if that is not one model."""
     if len(set(loaded)) > 1:
         checksums = ", ".join(one.weights for one in loaded)
-        raise ValueError(
+        raise InvalidValueError(
             f"The processes have loaded different models (checksums {checksums}). Give every "
             "machine the same files."
         )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...errors import InvalidValueError, RunError
 from ...maps.presets import Preset, preset_of
 from ...models.loading import load_pipeline, quiet_libraries
 from ...runs.imagerun import ImageRun
@@ -57,7 +58,7 @@ class Draw:
         dtype: torch.dtype | None = None,
     ):
         if unknown := sorted(set(save) - set(PARTS)):
-            raise ValueError(f"save={unknown}: choose of {', '.join(PARTS)}.")
+            raise InvalidValueError(f"save={unknown}: choose of {', '.join(PARTS)}.")
         self.preset, self.options = preset_of(preset), dict(options or {})
         self.seed, self.save = seed, save
         quiet_libraries(prompts=True)
@@ -125,11 +126,11 @@ class Draw:
         self._drawn[item.id] = found
 
     def _fail(self, item: Item, reason: str, _: str) -> None:
-        raise RuntimeError(f"Row {item.line} of the batch, {item.prompt!r}: {reason}")
+        raise RunError(f"Row {item.line} of the batch, {item.prompt!r}: {reason}")
 
 
 def _refused(bad: BadLine) -> ValueError:
-    return ValueError(f"Row {bad.line} of the batch: {bad.reason}")
+    return InvalidValueError(f"Row {bad.line} of the batch: {bad.reason}")
 
 
 def _plain(column: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ...errors import InvalidValueError, RunError, SdattnWarning
 from ...models.devices import checked_device
 from ..input.request import STOPS
 
@@ -54,13 +55,13 @@ class Team:
         wanted = checked_device(device)
         on_cpu = wanted.type == "cpu" or parse_flag_from_env("ACCELERATE_USE_CPU")
         if on_cpu and "MASTER_ADDR" in os.environ and not _RANKED.intersection(os.environ):
-            warnings.warn(_ONE_PROCESS, stacklevel=2)
+            warnings.warn(_ONE_PROCESS, SdattnWarning, stacklevel=2)
         is_new = not (PartialState._shared_state or torch.distributed.is_initialized())
         self._state = PartialState(cpu=on_cpu, timeout=_PATIENCE)
         self.rank, self.size = self._state.process_index, self._state.num_processes
         self.first, self.first_here = self.rank == 0, self._state.local_process_index == 0
         if device is not None and self.size > 1 and wanted.index is not None:
-            raise ValueError(
+            raise InvalidValueError(
                 f"--device {device} names one device for {self.size} processes. Leave it out: "
                 "accelerate gives each process its own."
             )
@@ -83,7 +84,7 @@ class Team:
         try:
             torch.distributed.broadcast_object_list(results, src=0, group=self._group)
         except RuntimeError as gone:
-            raise RuntimeError(_GONE) from gone
+            raise RunError(_GONE) from gone
         [(error, made)] = results
         self._raise([error])
         return made  # type: ignore[return-value]
@@ -100,7 +101,7 @@ class Team:
         """The values of all processes, by rank, given to all."""
         found = self.meet(value)
         if len(found) < self.size:
-            raise RuntimeError(_GONE)
+            raise RunError(_GONE)
         return list(found.values())
 
     def meet(self, value: T) -> dict[int, T]:
@@ -117,7 +118,7 @@ class Team:
         threading.Thread(target=lambda: answer.put(exchange()), daemon=True).start()
         error, found = answer.get()  # torch's own waiting would hear no signal
         if error is not None:
-            raise RuntimeError(_GONE) from error
+            raise RunError(_GONE) from error
         return found  # type: ignore[return-value]
 
     def _exchange(self, value: T) -> dict[int, T]:
@@ -174,7 +175,7 @@ class Team:
             raise SystemExit(1)
         rank, error = found[0]
         if rank:
-            raise RuntimeError(f"process {rank} of {self.size}: {error}") from error
+            raise RunError(f"process {rank} of {self.size}: {error}") from error
         raise error
 
 
@@ -196,7 +197,7 @@ def _sendable(error: Exception) -> Exception:
         pickle.loads(pickle.dumps(error))
         return error
     except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        return RunError(f"{type(error).__name__}: {error}")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import InvalidValueError
 from ...models.pipeline_call import LARGEST_SEED, checked_seeds
 from ...prompts.words import split_phrase, split_words
 from .lines import open_lines, shortened, shown
@@ -94,7 +95,7 @@ def read_items(data: bytes, kind: str, *, seed: int = 0) -> tuple[list[Item], li
             item = item_of({"id": f"{line:06d}", "seed": seed + line - 1}, fields, line)
             first = taken.setdefault(item.id.lower(), line)
             if first != line:
-                raise ValueError(
+                raise InvalidValueError(
                     f"id={item.id!r} is that of line {first}. Write another; upper and lower case "
                     "are one."
                 )
@@ -109,7 +110,7 @@ def item_of(defaults: Mapping[str, Any], fields: Mapping[str, Any], line: int) -
     ValueError says what cannot be."""
     found = {name: value for name, value in fields.items() if value is not None}
     if "prompt" not in found:
-        raise ValueError(f"the prompt is missing; found {shown([*found])}. Write one.")
+        raise InvalidValueError(f"the prompt is missing; found {shown([*found])}. Write one.")
     given = {**defaults, **found}
     for name, value in given.items():
         _check_field(name, value)
@@ -129,12 +130,14 @@ def item_of(defaults: Mapping[str, Any], fields: Mapping[str, Any], line: int) -
 
 def _check_field(name: str, value: Any) -> None:
     if name in _TAKEN:
-        raise ValueError(f"{name} cannot be chosen in a batch. Leave it out.")
+        raise InvalidValueError(f"{name} cannot be chosen in a batch. Leave it out.")
     if not name.isidentifier():
-        raise ValueError(f"{shown(name)} is no option. Write one of the pipeline, width say.")
+        raise InvalidValueError(
+            f"{shown(name)} is no option. Write one of the pipeline, width say."
+        )
     holds, wanted = _RULES.get(name, (None, ""))
     if holds and not holds(value):
-        raise ValueError(f"{name}={shown(value)}: {wanted}.")
+        raise InvalidValueError(f"{name}={shown(value)}: {wanted}.")
 
 
 def _between(low: int, high: float) -> Callable[[Any], bool]:
@@ -185,7 +188,7 @@ def _check_words(words: Sequence[str], prompt: str) -> None:
         special = phrase.startswith("<") and phrase.endswith(">")
         if not special and not any(parts[i : i + len(wanted)] == wanted for i in starts):
             found = ", ".join(dict.fromkeys(word for word, _, _ in split_words(prompt)))
-            raise ValueError(
+            raise InvalidValueError(
                 f"{shown(phrase)} is not in the prompt. Its words are: {shortened(found, 300)}."
             )
 

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ...errors import InvalidValueError
+
 KINDS = ("jsonl", "csv", "txt", "parquet")
 _SUFFIXES = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
 _LEVELS = 20  # nested lists and objects; far more would fail later, where a run is written
@@ -44,7 +46,7 @@ def kind_of(name: str) -> str:
     try:
         return _SUFFIXES[Path(name).suffix.lower()]
     except KeyError:
-        raise ValueError(
+        raise InvalidValueError(
             f"Asked for the prompts in {name!r}. Pass a file that ends in .jsonl or .ndjson (a "
             "JSON object a line), .csv (a header, then rows), .txt (a prompt a line) or .parquet, "
             "a folder of this machine that datasets reads, or - for standard input."
@@ -68,12 +70,12 @@ def open_lines(data: bytes, kind: str) -> tuple[Numbered, Callable[[bytes], Fiel
             whose first line is the header of a CSV.
     """
     if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-        raise ValueError("The input is UTF-16. Save it as UTF-8.")
+        raise InvalidValueError("The input is UTF-16. Save it as UTF-8.")
     data = data.removeprefix(BOM_UTF8)
     if kind == "auto":
         kind = _kind_by_looks(data)
     elif kind == "txt" and len(_prompt_header(data)) > 1:
-        raise ValueError(
+        raise InvalidValueError(
             f"The first line, {shown(_first_line(data))}, is the header of a CSV, not a prompt. "
             "Name the file .csv or pass --input-format csv."
         )
@@ -81,7 +83,7 @@ def open_lines(data: bytes, kind: str) -> tuple[Numbered, Callable[[bytes], Fiel
         rows = _rows(io.BytesIO(data).readlines())
         return rows, partial(_read, partial(_of_row, _header(rows)))
     if kind not in ("jsonl", "txt"):
-        raise ValueError(f"kind={kind!r}: pass 'jsonl', 'csv', 'txt' or 'auto'.")
+        raise InvalidValueError(f"kind={kind!r}: pass 'jsonl', 'csv', 'txt' or 'auto'.")
     return enumerate(io.BytesIO(data), 1), partial(_read, _of_json if kind == "jsonl" else _of_text)
 
 
@@ -90,7 +92,7 @@ def _kind_by_looks(data: bytes) -> str:
     if data.lstrip().startswith(b"{"):
         return "jsonl"
     if _ARRAY.match(data):
-        raise ValueError(
+        raise InvalidValueError(
             "The input begins as a JSON array. Write an object a line (jq -c '.[]' does), or, if "
             "these are prompts, pass --input-format txt."
         )
@@ -111,7 +113,7 @@ def _first_line(data: bytes) -> str:
 
 def _read(fields_of: Callable[[str], Fields], raw: bytes) -> Fields | None:
     if len(raw) > _LONGEST:
-        raise ValueError(f"it has {len(raw):,} bytes. Write at most {_LONGEST:,} in a line.")
+        raise InvalidValueError(f"it has {len(raw):,} bytes. Write at most {_LONGEST:,} in a line.")
     text = _decoded(raw)
     return fields_of(text) if text.strip() else None
 
@@ -121,11 +123,11 @@ def _decoded(raw: bytes) -> str:
         text = raw.decode()
     except UnicodeDecodeError as error:
         byte = raw[error.start]
-        raise ValueError(
+        raise InvalidValueError(
             f"byte {error.start + 1} of the line, 0x{byte:02x}, is not UTF-8. Save it as UTF-8."
         ) from None
     if "\0" in text:
-        raise ValueError("there is a zero byte in it, as in UTF-16. Save it as UTF-8 text.")
+        raise InvalidValueError("there is a zero byte in it, as in UTF-16. Save it as UTF-8 text.")
     return text
 
 
@@ -137,9 +139,11 @@ def _of_json(text: str) -> Fields:
     try:
         found = _parsed(text.rstrip("\r\n"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"broken JSON at character {error.pos + 1}: {error.msg}.") from None
+        raise InvalidValueError(f"broken JSON at character {error.pos + 1}: {error.msg}.") from None
     if not isinstance(found, dict):
-        raise ValueError(f'found {shown(found)}. Write an object, {{"prompt": "a cat"}} say.')
+        raise InvalidValueError(
+            f'found {shown(found)}. Write an object, {{"prompt": "a cat"}} say.'
+        )
     return found
 
 
@@ -152,7 +156,7 @@ def _parsed(text: str) -> Any:
         _refuse_depth()
     except UnicodeEncodeError as error:
         half = error.object[error.start]
-        raise ValueError(
+        raise InvalidValueError(
             f"\\u{ord(half):04x} is half a character. Write both halves, or the character itself."
         ) from None
     return value
@@ -169,30 +173,34 @@ def _check(value: Any, level: int = 0) -> None:
 
 
 def _refuse_depth() -> NoReturn:
-    raise ValueError(f"lists and objects are nested too deep. Write at most {_LEVELS} levels.")
+    raise InvalidValueError(
+        f"lists and objects are nested too deep. Write at most {_LEVELS} levels."
+    )
 
 
 def _whole(digits: str) -> int:
     if len(digits) > _DIGITS:
-        raise ValueError(f"a number has {len(digits)} digits. Write at most {_DIGITS}.")
+        raise InvalidValueError(f"a number has {len(digits)} digits. Write at most {_DIGITS}.")
     return int(digits)
 
 
 def _finite(digits: str) -> float:
     if not math.isfinite(float(digits)):
-        raise ValueError(f"{shown(digits)} is beyond any number there is. Write a finite one.")
+        raise InvalidValueError(
+            f"{shown(digits)} is beyond any number there is. Write a finite one."
+        )
     return float(digits)
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number. Write a finite one, or null.")
+    raise InvalidValueError(f"{name} is no number. Write a finite one, or null.")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> Fields:
     found: Fields = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"{shown(name)} is there twice. Write it once.")
+            raise InvalidValueError(f"{shown(name)} is there twice. Write it once.")
         found[name] = value
     return found
 
@@ -230,14 +238,14 @@ def _any_text(raw: bytes) -> str:
 
 def _cells(text: str) -> list[str]:
     if '"' in _QUOTED.sub("", text):  # csv takes it, and with it the rest of a row that broke
-        raise ValueError(
+        raise InvalidValueError(
             "no row of CSV: a quote in a cell that does not begin and end with one. Put quotes "
             "around the cell, and double those inside."
         )
     try:
         return next(csv.reader([text], strict=True))
     except csv.Error as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"no row of CSV: {error}. Close every quote that is opened, and double those inside."
         ) from None
 
@@ -249,9 +257,9 @@ def _header(rows: Numbered) -> list[str]:
         try:
             names = [name.strip() for name in _cells(_decoded(raw))]
         except ValueError as error:
-            raise ValueError(f"The header of the CSV, line {line}: {error}") from None
+            raise InvalidValueError(f"The header of the CSV, line {line}: {error}") from None
         if "prompt" not in names or "" in names or len(set(names)) < len(names):
-            raise ValueError(
+            raise InvalidValueError(
                 f"The header of the CSV, line {line}, has the columns {shown(names)}. Name every "
                 "column, each once, separated by commas, and one of them prompt."
             )
@@ -262,7 +270,7 @@ def _header(rows: Numbered) -> list[str]:
 def _of_row(names: Sequence[str], text: str) -> Fields:
     cells = _cells(text)
     if len(cells) != len(names):
-        raise ValueError(
+        raise InvalidValueError(
             f"found {len(cells)} cells below a header of {len(names)}. Write one for each, empty "
             "where there is nothing to say, and put quotes around a comma."
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...errors import InvalidValueError
 from ...files.writing import sha256
 from ...models.loading import images_a_prompt
 from ...models.pipeline_call import checked_options
@@ -96,7 +97,7 @@ class _Checks:
             try:
                 found = checked_options(self.pipe, given)
                 if images_a_prompt(self.pipe, found) != 1:
-                    raise ValueError(
+                    raise InvalidValueError(
                         f"A {type(self.pipe).__name__} makes {images_a_prompt(self.pipe, found)} "
                         "pictures of an item. A batch takes pipelines that make one."
                     )

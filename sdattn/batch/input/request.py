@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...errors import InvalidValueError, MissingPackageError, SdattnWarning
 from ...maps.presets import PRESETS, Preset
 from ...runs.drawings import PARTS, USUAL
 from ..storage.layouts import FORMATS, INSTEAD, OLD
@@ -78,6 +79,7 @@ class Request:
             warnings.warn(
                 f"format={OLD!r} was safetensors of many items, which are not written any more. "
                 f"This run is written as {INSTEAD!r}: pass that.",
+                SdattnWarning,
                 stacklevel=3,
             )
             object.__setattr__(self, "format", INSTEAD)
@@ -86,41 +88,45 @@ class Request:
         """Raise ValueError for what cannot be asked, ImportError where a library is missing."""
         size = self.batch_size
         if size != "auto" and (type(size) is not int or size < 1):
-            raise ValueError(f"batch_size={size!r}: pass a whole number from 1, or 'auto'.")
+            raise InvalidValueError(f"batch_size={size!r}: pass a whole number from 1, or 'auto'.")
         if self.format not in FORMATS:
-            raise ValueError(f"format={self.format!r}: pass {' or '.join(map(repr, FORMATS))}.")
+            raise InvalidValueError(
+                f"format={self.format!r}: pass {' or '.join(map(repr, FORMATS))}."
+            )
         if self.format == "parquet":
             require_pyarrow()
         if self.input_format not in (None, *KINDS):
-            raise ValueError(f"input_format={self.input_format!r}: pass one of {', '.join(KINDS)}.")
+            raise InvalidValueError(
+                f"input_format={self.input_format!r}: pass one of {', '.join(KINDS)}."
+            )
         unknown = sorted(set(self.save) - set(PARTS))
         if unknown or not self.save:
-            raise ValueError(f"save={unknown}: choose of {', '.join(PARTS)}.")
+            raise InvalidValueError(f"save={unknown}: choose of {', '.join(PARTS)}.")
         which, of = self.part
         if not 1 <= which <= of:
-            raise ValueError(f"part={which}/{of}: pass 1/{of} to {of}/{of}.")
+            raise InvalidValueError(f"part={which}/{of}: pass 1/{of} to {of}/{of}.")
         self._check_engine()
 
     def _check_engine(self) -> None:
         if self.engine not in ("local", "ray"):
-            raise ValueError(f"engine={self.engine!r}: pass 'local' or 'ray'.")
+            raise InvalidValueError(f"engine={self.engine!r}: pass 'local' or 'ray'.")
         if self.engine == "local":
             if self.workers is not None:
-                raise ValueError(
+                raise InvalidValueError(
                     "workers are for engine='ray'. The local engine has the processes of "
                     "accelerate launch --num_processes."
                 )
             return
         least, most = self.workers or (1, 1)
         if not 1 <= least <= most:
-            raise ValueError(f"workers={self.workers!r}: pass (at least, at most), from 1.")
+            raise InvalidValueError(f"workers={self.workers!r}: pass (at least, at most), from 1.")
         if self.device is not None and ":" in self.device:
-            raise ValueError(
+            raise InvalidValueError(
                 f"device={self.device!r} names one device for all workers. Leave the number out: "
                 "Ray gives each its own."
             )
         if find_spec("ray") is None:
-            raise ImportError("engine='ray' needs Ray: pip install 'sdattn[ray]'")
+            raise MissingPackageError("engine='ray' needs Ray: pip install 'sdattn[ray]'")
 
 
 @dataclass(frozen=True)

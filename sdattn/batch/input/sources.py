@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...errors import InvalidValueError, MissingPackageError
 from ...files.addresses import place_of
 from .lines import kind_of
 
@@ -51,14 +52,16 @@ def _rows_of_parquet(data: bytes) -> list[dict[str, Any]]:
     try:
         return parquet.read_table(io.BytesIO(data)).to_pylist()
     except (ArrowException, OSError) as error:
-        raise ValueError(f"The input is no Parquet file that can be read: {error}") from error
+        raise InvalidValueError(
+            f"The input is no Parquet file that can be read: {error}"
+        ) from error
 
 
 def _rows_of_folder(folder: str) -> list[Mapping[str, Any]]:
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise ImportError(f"To read the folder {folder} install datasets.") from error
+        raise MissingPackageError(f"To read the folder {folder} install datasets.") from error
     saved = any(Path(folder, name).is_file() for name in ("state.json", "dataset_dict.json"))
     try:
         if saved:
@@ -70,8 +73,10 @@ def _rows_of_folder(folder: str) -> list[Mapping[str, Any]]:
             return [row for rows in splits.values() for row in rows]
     except Exception as error:  # of many kinds
         reason = " ".join(str(error).split())
-        raise ValueError(f"{folder} is no folder that datasets can read: {reason}") from error
-    raise ValueError(
+        raise InvalidValueError(
+            f"{folder} is no folder that datasets can read: {reason}"
+        ) from error
+    raise InvalidValueError(
         f"{folder} has the splits {', '.join(splits)}. Write one of them to a file, "
         f"dataset[{next(iter(splits))!r}].to_parquet('prompts.parquet') say, and pass that."
     )

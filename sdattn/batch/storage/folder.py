@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...errors import AccessError, ExistsError
 from ...files.addresses import Place, place_of
 from ...files.places import check_writable, inside
 from ...files.writing import sha256, write_whole
@@ -143,7 +144,7 @@ class BatchFolder:
             OSError: it cannot be written, or another job is writing there.
         """
         if self.root.exists() and not self.root.is_dir():
-            raise FileExistsError(f"{self.root} is a file. Choose another --out.")
+            raise ExistsError(f"{self.root} is a file. Choose another --out.")
         self._adopting = adopt and self._is_orphan()
         names = {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
         if self.is_new and names - {".batch"}:
@@ -173,12 +174,12 @@ class BatchFolder:
         foreign = sorted(name for name in names if name not in _MADE and not _is_top(name))
         if foreign or not {"items", "shards"}.intersection(names):
             shown = [*foreign, *sorted(names - {".batch", *foreign})]
-            raise FileExistsError(
+            raise ExistsError(
                 f"{self.root} is no batch run's folder: it has no batch.json, but "
                 f"{', '.join(shown[:3])}. Choose another --out."
             )
         if not self._adopting:
-            raise FileExistsError(
+            raise ExistsError(
                 f"{self.root} has no batch.json, but {', '.join(sorted(names - {'.batch'})[:3])}. "
                 f"{ADOPT} Otherwise choose another --out."
             )
@@ -246,7 +247,7 @@ class BatchFolder:
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         """Write a file of the folder, whole or not at all."""
         if self.lock.lost:
-            raise OSError(self.lock.lost)
+            raise AccessError(self.lock.lost)
         write_whole(self.root / name, parts, self.temporary / name)
 
     def note_whole(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
+from ...errors import InvalidValueError
 from ...files.places import inside
 from ...files.writing import flush, flush_tree, write_files
 
@@ -150,7 +151,7 @@ class Folders(Layout):
     def discard(self, stale: Mapping[str, str]) -> None:
         for place in stale.values():
             if foreign := self._foreign(place):
-                raise ValueError(
+                raise InvalidValueError(
                     f"{self.root / place} is to be drawn again, but holds {', '.join(foreign[:3])}"
                     ", which no run wrote. Move what is yours elsewhere."
                 )

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ...errors import AccessError, SdattnWarning
 from ...files.addresses import Place
 
 _TRIES = 5
@@ -60,7 +61,7 @@ class Ownership(ABC):
         return "{} on {} (process {}, since {})".format(*(holder.get(n, "?") for n in names))
 
     def _refuse(self) -> NoReturn:
-        raise OSError(
+        raise AccessError(
             f"{self.what} is being written by another job: {self.describe_holder()}. Wait for it, "
             "stop it, or choose another --out."
         )
@@ -105,7 +106,7 @@ class Lock(Ownership):
         try:
             import fcntl
         except ImportError as error:
-            raise OSError(f"{self.what} cannot be locked: this system has no flock.") from error
+            raise AccessError(f"{self.what} cannot be locked: this system has no flock.") from error
         self._hold(fcntl.LOCK_EX)
         self.path.with_suffix(".json").write_text(json.dumps(owner(job)))
         self._hold(fcntl.LOCK_SH)
@@ -158,6 +159,7 @@ class Lock(Ownership):
             warnings.warn(
                 f"{self.what} lies on a disk without locks ({error.strerror}). Make sure that no "
                 "other job writes there.",
+                SdattnWarning,
                 stacklevel=3,
             )
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ...errors import InvalidValueError, MissingFileError
 from ...files.addresses import Place
 from ...files.places import inside
 from ...files.writing import sha256, to_json
@@ -30,14 +31,14 @@ def read_manifest(root: Place) -> dict[str, Any]:
     path = inside(root, "batch.json")
     if not path.is_file():
         has_items = any((root / name).is_dir() for name in ("items", "shards"))
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{root} has no batch.json, so it is no batch run's folder. Those are made by "
             f"`sdattn batch`.{' ' + ADOPT if has_items else ''}"
         )
     written = path.read_bytes()  # once: a run that goes on may replace the file at any time
     manifest = parsed(written, path)
     if manifest["format"] == FORMAT and sealed(manifest) != written:
-        raise ValueError(f"{path} is damaged: its own checksum differs. {ADOPT}")
+        raise InvalidValueError(f"{path} is damaged: its own checksum differs. {ADOPT}")
     return manifest
 
 
@@ -56,9 +57,9 @@ def parsed(written: bytes, path: Place) -> dict[str, Any]:
     try:
         manifest = json.loads(written)
     except ValueError as error:
-        raise ValueError(f"{path} is corrupt: {error}. {ADOPT}") from error
+        raise InvalidValueError(f"{path} is corrupt: {error}. {ADOPT}") from error
     if not isinstance(manifest, dict) or manifest.get("format") not in (FORMAT, FIRST_FORMAT):
-        raise ValueError(f"{path} is not of this version's format {FORMAT!r}. {ADOPT}")
+        raise InvalidValueError(f"{path} is not of this version's format {FORMAT!r}. {ADOPT}")
     return manifest
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from ...errors import InvalidValueError
 from ...runs.info import FORMAT, MAPS
 from ...runs.packing import pack_maps
 from .layouts import Files
@@ -68,7 +69,7 @@ def _open(path: Path) -> Iterator[tuple[dict[str, Any], Any]]:
         with safe_open(path, framework="pt") as file:
             yield _head(file.metadata()), file
     except SafetensorError as error:
-        raise ValueError(str(error)) from error
+        raise InvalidValueError(str(error)) from error
 
 
 def _head(metadata: Mapping[str, str] | None) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def _head(metadata: Mapping[str, str] | None) -> dict[str, Any]:
             return head
     except (ValueError, TypeError, KeyError):
         pass
-    raise ValueError("it has no list of items")
+    raise InvalidValueError("it has no list of items")
 
 
 def _owner(key: str) -> tuple[str, str]:

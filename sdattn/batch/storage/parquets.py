@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from ...errors import InvalidValueError, MissingPackageError
 from ...maps.statistics import NUMBERS
 from ...runs.info import MAPS, read_info
 from ...runs.packing import pack_maps
@@ -61,7 +62,7 @@ class Parquets(Shards):
                 for group, (item, files) in enumerate(sizes)
             }
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError("it has no list of items") from error
+            raise InvalidValueError("it has no list of items") from error
 
     def _read(self, path: Path, item: str, held: Mapping[str, Held]) -> dict[str, bytes]:
         columns = sorted({column for name in held for column in _COLUMNS.get(name, ("files",))})
@@ -78,7 +79,7 @@ def require_pyarrow() -> None:
     try:
         import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ImportError("Parquet needs pyarrow: pip install 'sdattn[parquet]'") from error
+        raise MissingPackageError("Parquet needs pyarrow: pip install 'sdattn[parquet]'") from error
 
 
 @contextmanager
@@ -91,7 +92,7 @@ def _open(path: Path) -> Iterator[Any]:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
     except (ArrowException, OSError) as error:
-        raise ValueError(" ".join(str(error).split())) from error
+        raise InvalidValueError(" ".join(str(error).split())) from error
 
 
 def _schema(there: set[str]) -> Any:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...errors import InvalidValueError
 from ...files.addresses import Place
 from ...runs.info import RunInfo
 
@@ -42,7 +43,9 @@ def row_of(info: RunInfo, place: str, checksum: str, sizes: Mapping[str, int]) -
     try:
         row = _said(info, place)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{place}/run.json is damaged, a row needs more ({error})") from error
+        raise InvalidValueError(
+            f"{place}/run.json is damaged, a row needs more ({error})"
+        ) from error
     files = [{"name": name, "bytes": sizes[name]} for name in sorted(sizes)]
     return {**row, "run_sha256": checksum, "files": files}
 
@@ -64,7 +67,7 @@ def sizes_in(row: Mapping[str, Any]) -> dict[str, int] | None:
 def _said(info: RunInfo, place: str) -> dict[str, Any]:
     needed = ("id", "line", "options", "size", "truncated", "fingerprint")
     if lacking := [name for name in needed if getattr(info, name) is None]:
-        raise ValueError(f"it lacks {', '.join(lacking)}")
+        raise InvalidValueError(f"it lacks {', '.join(lacking)}")
     options, columns, size = info.options or {}, set(info.columns), info.size or (0, 0)
     image = {}
     if "image.png" in info.files and not place.startswith("shards/"):
@@ -117,7 +120,7 @@ def word_rows(rows: Iterable[NotedRow], root: Place) -> Iterator[dict[str, Any]]
             seen[word.casefold()] += 1
     if lacking:
         named = ", ".join(lacking[:3]) + (" and others" if len(lacking) > 3 else "")
-        raise ValueError(
+        raise InvalidValueError(
             f"{root} holds {len(lacking):,} item(s) without word statistics, {named}: an earlier "
             "version drew them. Where they have maps, open_batch(root)[id].heatmaps.to_dataframe() "
             "has the numbers of each."

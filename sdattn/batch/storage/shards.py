@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, NamedTuple
 from uuid import uuid4
 
+from ...errors import InvalidValueError
 from ...files.places import inside
 from ...files.writing import sha256, write_whole
 from .layouts import Files, Layout, Whole
@@ -142,7 +143,7 @@ class Shards(Layout):
         try:
             return self._index_of(path, known.st_ino, known.st_mtime_ns, known.st_size)
         except ValueError as error:
-            raise ValueError(f"{place} cannot be read: {error}") from error
+            raise InvalidValueError(f"{place} cannot be read: {error}") from error
 
 
 def _name(data: bytes) -> str:

@@ -13,6 +13,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...errors import InvalidValueError
 from .layouts import Files
 from .shards import Held, Index, Shards
 
@@ -40,21 +41,21 @@ class Tars(Shards):
             with tarfile.open(path, "r:", encoding="utf-8") as tar:
                 members = tar.getmembers()
         except (tarfile.TarError, ValueError, IndexError, OverflowError) as error:
-            raise ValueError(str(error)) from error
+            raise InvalidValueError(str(error)) from error
         found: dict[str, dict[str, Held]] = {}
         end = 0
         for member in members:
             if not member.isreg() or member.issparse():
-                raise ValueError(f"{member.name!r} in it is no file")
+                raise InvalidValueError(f"{member.name!r} in it is no file")
             item, name = _owner(member.name)
             found.setdefault(item, {})[name] = Held(member.offset_data, member.size)
             end = _up(member.offset_data + member.size, tarfile.BLOCKSIZE)
         # after a header that is damaged tarfile sees no more members
         if _up(end + 2 * tarfile.BLOCKSIZE, tarfile.RECORDSIZE) != path.stat().st_size:
-            raise ValueError("it is cut short, or a header in it is damaged")
+            raise InvalidValueError("it is cut short, or a header in it is damaged")
         for item, files in found.items():
             if "run.json" not in files:
-                raise ValueError(f"it has no {_member(item, 'run.json')}, so it is no run's")
+                raise InvalidValueError(f"it has no {_member(item, 'run.json')}, so it is no run's")
         return found
 
     def _read(self, path: Path, item: str, held: Mapping[str, Held]) -> dict[str, bytes]:

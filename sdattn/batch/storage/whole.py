@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from ...errors import InvalidValueError
 from ...files.writing import sha256
 from ...runs.info import read_info
 from .folder import BatchFolder
@@ -50,7 +51,9 @@ def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, Noted
         return settle(folder, redrawn)
     for item, reason in damage.items():
         if reason == _NO_ITEM:
-            raise ValueError(f"{folder.root / places[item]} is no item: {reason}. Remove it.")
+            raise InvalidValueError(
+                f"{folder.root / places[item]} is no item: {reason}. Remove it."
+            )
     _report(
         [f"{reason}; what it held is made anew" for _, reason in layout.broken()]
         + [_of_item(item, reason, places[item], "left as it is") for item, reason in damage.items()]
@@ -121,11 +124,11 @@ def _read_row(layout: Layout, item: str, place: str) -> dict[str, Any]:
     """The row of an item from its ``run.json``; a ValueError says what is wrong with it."""
     files = layout.read(item, place, ["run.json"])
     if "run.json" not in files:
-        raise ValueError(_NO_ITEM)
+        raise InvalidValueError(_NO_ITEM)
     info = read_info(files, place)
     sizes = layout.sizes(item, place, ["run.json", *info.files])
     if lost := [name for name in info.files if name not in sizes]:
-        raise ValueError(f"{', '.join(lost[:3])} is missing")
+        raise InvalidValueError(f"{', '.join(lost[:3])} is missing")
     return row_of(info, place, sha256(files["run.json"]), sizes)
 
 

@@ -7,6 +7,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+from ...errors import InvalidTypeError, InvalidValueError
 from ..denoiser_call import unwrapped
 from ..encoders import Reader, refuse_unknown
 from ..family import Family, Guidance
@@ -31,7 +32,7 @@ def register(family: Family) -> None:
     names = _names(family)
     for other in _registered:
         if common := names & _names(other):
-            raise ValueError(
+            raise InvalidValueError(
                 f"The family {family.name!r} names {common.pop()}, which the family "
                 f"{other.name!r} has. unregister() that one first."
             )
@@ -46,7 +47,7 @@ def unregister(family: Family) -> None:
     """
     global _registered
     if family not in _registered:
-        raise ValueError(f"The family {family.name!r} is not registered.")
+        raise InvalidValueError(f"The family {family.name!r} is not registered.")
     _registered = tuple(other for other in _registered if other is not family)
 
 
@@ -75,7 +76,7 @@ def family_of(model: Any, asked: str = "") -> Family:
     found = claimed(model)
     if found is None:
         supported = "; ".join(family.title for family in _registered)
-        raise TypeError(
+        raise InvalidTypeError(
             f"{asked or f'A {type(unwrapped(model)).__name__} is of no known family'}. Supported: "
             f"pipelines with one of these models, or the model itself: {supported}. Any other "
             "needs a Family of its own, see sdattn.models.register."
@@ -109,7 +110,7 @@ def guidance_of(pipe: Any) -> Guidance:
         has_property = hasattr(type(pipe), "do_classifier_free_guidance")
         if found and (found.known_by != "property" or has_property):
             return found
-    raise ValueError(
+    raise InvalidValueError(
         f"How a {type(pipe).__name__} lays out guidance in its batch is not known. Capture its "
         "UNet or transformer instead (capture(pipe.unet)): every batch row is then an image of "
         "its own."

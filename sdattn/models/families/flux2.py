@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from ...errors import InvalidValueError
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
@@ -56,7 +57,7 @@ def _rendered(text: str, render: Callable[[str], str]) -> Source:
         whole = inner.within(before, after)
         if whole.text == found:
             return whole
-    raise ValueError(
+    raise InvalidValueError(
         f"The pipeline's chat template rewrites the prompt {text!r} to {found!r}. Leave out what "
         "has a meaning of its own there, or pass labels."
     )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ...errors import InvalidTypeError
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..encoders import PLACEHOLDER, TextCall, refuse_unknown, zeros
@@ -38,7 +39,7 @@ def read_qwen(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 def refuse_images(call: TextCall, texts: list[str]) -> list[Prompt]:
     """The reader of pipelines whose columns depend on pictures."""
-    raise TypeError(
+    raise InvalidTypeError(
         f"A {type(call.pipe).__name__} has its text encoder read images before the prompt, so the "
         f"columns of {texts[0]!r} depend on them. Pass labels, {{'cat': [2]}} say, and columns=."
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...errors import InvalidTypeError, InvalidValueError, SdattnWarning
 from ...maps.presets import Preset
 from ..folder import SavedRun, load_run
 from ..imagerun import ImageRun
@@ -52,7 +53,9 @@ def diff(
         UserWarning: the maps come from different layers.
     """
     if isinstance(words, str):
-        raise ValueError(f"words={words!r}: pass a list of words and phrases, or None for all.")
+        raise InvalidValueError(
+            f"words={words!r}: pass a list of words and phrases, or None for all."
+        )
     first, second = _side(a), _side(b)
     _check(first, second)
     maps = first.heatmaps, second.heatmaps
@@ -80,7 +83,7 @@ def _side(run: RunLike) -> ImageRun:
         return run
     run, number = run if isinstance(run, tuple) else (run, None)
     if not isinstance(run, Run):
-        raise TypeError(
+        raise InvalidTypeError(
             f"Asked to compare a {type(run).__name__}. Pass a run's folder, or what load_run() or "
             "generate() returned."
         )
@@ -88,7 +91,7 @@ def _side(run: RunLike) -> ImageRun:
     number = 0 if number is None and last == 0 else number
     if number is None or not 0 <= number <= last:
         asked = "none was chosen" if number is None else f"asked for {number}"
-        raise ValueError(
+        raise InvalidValueError(
             f"The run has {last + 1} image(s), and {asked}. Pass one of (run, 0) to (run, {last})."
         )
     return run[number]
@@ -99,26 +102,26 @@ def _check(a: ImageRun, b: ImageRun) -> None:
     presets = [_in_unit(side.heatmaps.preset).to_json() for side in (a, b)]
     if differ := [name for name in presets[0] if presets[0][name] != presets[1][name]]:
         unlike = (", ".join(f"{name}={preset[name]!r}" for name in differ) for preset in presets)
-        raise ValueError(
+        raise InvalidValueError(
             "The maps were made by different presets: A with {}, B with {}. Their values cannot be "
             "compared; make both runs with one preset.".format(*unlike)
         )
     if a.heatmaps.preset.steps == "sum" and a.layers.passes != b.layers.passes:
         passes = f"{a.layers.passes} and {b.layers.passes}"
-        raise ValueError(
+        raise InvalidValueError(
             f"The maps are sums over {passes} steps, so their values cannot be "
             "compared. Make both runs with one number of steps, or with another preset."
         )
     ratios = [side.image.width / side.image.height for side in (a, b)]
     if max(ratios) > 1.01 * min(ratios):
         sizes = [f"{side.image.width}x{side.image.height}" for side in (a, b)]
-        raise ValueError(
+        raise InvalidValueError(
             f"The picture of A has {sizes[0]} pixels and that of B {sizes[1]} (width x height), "
             "which are other proportions. Make both runs with one width and height."
         )
     for name, side in (("A", a), ("B", b)):
         if not torch.isfinite(side.heatmaps.maps).all():
-            raise ValueError(
+            raise InvalidValueError(
                 f"The maps of {name} hold values that are not finite. If the model runs in "
                 "float16, try bfloat16 or float32."
             )
@@ -138,6 +141,7 @@ def _compare_layers(a: Sequence[str], b: Sequence[str]) -> None:
             f"The maps come from different layers: {len(of_a)} that only A has, {len(of_b)} that "
             f"only B has, {(of_a or of_b)[0]} for one. Compare their values with care, or make "
             "both runs with the same layers.",
+            SdattnWarning,
             stacklevel=4,
         )
 

@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 from torch import Tensor
 
+from ...errors import NotFoundError
 from ...maps.heatmap import Heatmap
 from ...maps.promptmaps import Heatmaps
 from ...maps.statistics import correlation
@@ -102,5 +103,5 @@ def choose_words(a: Heatmaps, b: Heatmaps, phrase: str) -> list[WordDifference]:
             found.append(())
             reasons.append(error.args[0])
     if len(reasons) == 2:
-        raise KeyError(f"{phrase!r} is in neither run. A: {reasons[0]} B: {reasons[1]}")
+        raise NotFoundError(f"{phrase!r} is in neither run. A: {reasons[0]} B: {reasons[1]}")
     return [WordDifference(phrase, x, y) for x, y in zip_longest(*found)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...errors import InvalidValueError
 from ...maps.presets import PRESETS, Preset
 from ..imagerun import ImageRun
 from ..info import Edited, Explained, RunSettings
@@ -41,20 +42,20 @@ def command_of(run: ImageRun) -> str:
 
 def _entry(settings: RunSettings, name: str) -> Any:
     if (value := getattr(settings, name)) is None:
-        raise ValueError(f"The run does not tell its {name}.")
+        raise InvalidValueError(f"The run does not tell its {name}.")
     return value
 
 
 def _check(run: ImageRun) -> None:
     settings, preset = run.settings, run.heatmaps.preset
     if not settings.model:
-        raise ValueError("The pipeline was built in Python, so no name of a model is known.")
+        raise InvalidValueError("The pipeline was built in Python, so no name of a model is known.")
     if not is_known_by_name(preset, explained=settings.explained is not None):
-        raise ValueError(f"The preset {preset.name!r} was made in Python.")
+        raise InvalidValueError(f"The preset {preset.name!r} was made in Python.")
     ours = {"latents"} if settings.explained else set()
     left_out = sorted({*(settings.options_left_out or ())} - ours)
     if left_out and not settings.edited:
-        raise ValueError(f"Options were given that only Python can: {', '.join(left_out)}.")
+        raise InvalidValueError(f"Options were given that only Python can: {', '.join(left_out)}.")
 
 
 def is_known_by_name(preset: Preset, *, explained: bool) -> bool:
@@ -100,7 +101,7 @@ def _explain(settings: RunSettings, explained: Explained) -> Iterator[str]:
     if explained.way == "inversion":
         steps = _entry(settings, "options").get("num_inference_steps")
         if steps is None:
-            raise ValueError("The run does not tell its num_inference_steps.")
+            raise InvalidValueError("The run does not tell its num_inference_steps.")
         yield from ("--invert", "--steps", str(steps))
     else:
         yield from ("--seed", str(_entry(settings, "seed")))
@@ -109,10 +110,10 @@ def _explain(settings: RunSettings, explained: Explained) -> Iterator[str]:
 
 def _edit(settings: RunSettings, edited: Edited) -> Iterator[str]:
     if edited.reconstruction_psnr is not None:
-        raise ValueError("The picture was edited from one that the run does not hold.")
+        raise InvalidValueError("The picture was edited from one that the run does not hold.")
     parts = {"--cross": edited.cross_replace_steps, "--self": edited.self_replace_steps}
     if not all(isinstance(part, (int, float)) for part in parts.values()):
-        raise ValueError("The parts of the run that were taken over were given in Python.")
+        raise InvalidValueError("The parts of the run that were taken over were given in Python.")
     yield from ("--seed", str(_entry(settings, "seed")), "--mode", edited.mode)
     for flag, part in parts.items():
         yield from (flag, str(part))

@@ -1,0 +1,195 @@
+"""What is refused: each kind is of sdattn and of the builtin it is like, and goes everywhere."""
+
+import ast
+import builtins
+import copy
+import inspect
+import pickle
+from pathlib import Path
+
+import pytest
+
+import sdattn
+from sdattn import errors
+from sdattn.errors import (
+    InvalidValueError,
+    Message,
+    NotFoundError,
+    OptionError,
+    SdattnError,
+    worded,
+)
+from sdattn.files.records import RecordError
+
+PACKAGE = Path(sdattn.__file__).parent
+KINDS = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, SdattnError) and kind is not SdattnError
+]
+LIKE = {
+    "InvalidValueError": ValueError,
+    "OptionError": ValueError,
+    "InvalidTypeError": TypeError,
+    "NotFoundError": KeyError,
+    "RunError": RuntimeError,
+    "CaptureError": RuntimeError,
+    "NotFiniteError": ValueError,
+    "AccessError": OSError,
+    "ExistsError": FileExistsError,
+    "MissingFileError": FileNotFoundError,
+    "DeniedError": PermissionError,
+    "IsFolderError": IsADirectoryError,
+    "MissingPackageError": ImportError,
+}
+# What is raised in the package and is no refusal: by whom it is caught, or that nobody should.
+OTHERS = {
+    ("__init__.py", "AttributeError"),  # of __getattr__, as Python asks for
+    ("batch/engines/team.py", "SystemExit"),  # a process that leaves without a word
+    ("batch/storage/journals.py", "OSError"),  # with errno, as the system would have raised it
+    ("batch/storage/oldshards.py", "NotImplementedError"),  # a method that nobody calls
+    ("control/controllers.py", "NotImplementedError"),  # a method of subclasses
+    ("hooks/recorders.py", "NotImplementedError"),  # a method that nobody calls
+    ("hooks/step_controller.py", "NotImplementedError"),  # methods of subclasses
+}
+
+
+def slashed(*parts):
+    return "/".join(map(str, parts))
+
+
+def made(kind):
+    message = Message("{0} is {size}, see {folder}.", "a {b}", size=3)
+    return (
+        kind("size", 3, "no {0}, see {folder}.", "a {b}") if kind is OptionError else kind(message)
+    )
+
+
+def test_every_kind_is_known_here_with_the_builtin_that_it_is_like():
+    assert {kind.__name__ for kind in KINDS} == LIKE.keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_caught_as_before_and_as_sdattns(kind):
+    for caught in (SdattnError, LIKE[kind.__name__]):
+        with pytest.raises(caught) as caught:
+            raise made(kind)
+    assert str(caught.value) in ("a {b} is size=3, see folder.", "size=3: no a {b}, see folder.")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, RecordError, SdattnError])
+@pytest.mark.parametrize("text", ["plain {x}: 'a' and \"b\"\n", ""])
+def test_each_kind_prints_its_plain_text(kind, text):
+    error = kind("size", 3, text) if kind is OptionError else kind(text)
+    if kind is not OptionError:
+        assert str(error) == error.message == text
+    assert str(error).endswith(text) or kind is OptionError
+
+
+def test_each_kind_without_a_text_prints_nothing():
+    assert [str(kind()) for kind in KINDS if kind is not OptionError] == [""] * (len(KINDS) - 1)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, RecordError])
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_each_kind_goes_to_another_process(kind, protocol):
+    error = made(kind)
+    error.noted = "by the way"
+    for twin in (
+        pickle.loads(pickle.dumps(error, protocol)),
+        copy.copy(error),
+        copy.deepcopy(error),
+    ):
+        assert type(twin) is kind and str(twin) == str(error) and twin.args == error.args
+        assert worded(twin, slashed) == worded(error, slashed)
+        assert vars(twin) == vars(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_goes_through_ray(kind):
+    ray = pytest.importorskip("ray")
+    twin = ray.cloudpickle.loads(ray.cloudpickle.dumps(made(kind)))
+    as_a_tasks = ray.exceptions.RayTaskError("draw", "Traceback: ...", made(kind))
+    cause = as_a_tasks.as_instanceof_cause()
+    assert str(twin) == str(made(kind)) == str(cause.cause)
+    assert isinstance(cause, LIKE[kind.__name__])
+
+
+def test_what_cannot_be_pickled_goes_as_python_shows_it():
+    error = OptionError("mode", lambda: 0, "pass a text, not {0!r} nor {kinds}.", print, kinds=open)
+    error = OptionError("mode", error.value, "pass {kinds}.", kinds=(x for x in "ab"))
+    twin = pickle.loads(pickle.dumps(error))
+    assert str(twin) == str(error) and "<lambda>" in repr(twin.value)
+
+
+def test_an_option_and_its_value_can_be_asked_for():
+    error = OptionError("seed", -1, "pass a whole number.")
+    assert (error.option, error.value, str(error)) == ("seed", -1, "seed=-1: pass a whole number.")
+
+
+@pytest.mark.parametrize(
+    ("message", "python", "other"),
+    [
+        (Message("{0} and {0!r}", "a {seed}"), "a {seed} and 'a {seed}'", None),
+        (Message("{seed}: no", seed=3), "seed=3: no", "<seed:3>: no"),
+        (Message("above {guidance_scale}"), "above guidance_scale", "above <guidance_scale>"),
+        (Message("pass {null_text=False}."), "pass null_text=False.", "pass <null_text:False>."),
+        (Message("{mode='x'} or {mode}", mode=1), "mode='x' or mode=1", "<mode:'x'> or <mode:1>"),
+        (Message("use {capture()}"), "use capture()", "use <capture()>"),
+        (Message("{0:.2f} {{x}}", 1.234), "1.23 {x}", None),
+        (Message("{weights}", weights={"a": 2.0}), "weights={'a': 2.0}", "<weights:{'a': 2.0}>"),
+        (Message("1: {0}", Message("{seed=1}")), "1: seed=1", "1: <seed:1>"),
+        (Message("1: {0}", OptionError("a", "{}", "no")), "1: a='{}': no", "1: <a:'{}'>: no"),
+        (Message("1: {0}", NotFoundError("{seed} is 'a'")), "1: {seed} is 'a'", None),
+    ],
+)  # fmt: skip
+def test_a_message_is_worded_in_python_and_otherwise(message, python, other):
+    def word(name, *value):
+        return f"<{':'.join([name, *map(repr, value)])}>"
+
+    assert str(message) == message == python
+    assert worded(message, word) == (python if other is None else other)
+
+
+def test_what_users_typed_is_no_template():
+    typed = "seed=3 {seed} {0} {force=True} {generate()} {"
+    assert worded(Message("{0}: no", typed), slashed) == f"{typed}: no"
+    assert worded(OptionError("prompt", typed, "no"), slashed) == f"prompt/{typed}: no"
+    assert worded(InvalidValueError(f"{typed}: no"), slashed) == f"{typed}: no"
+    assert worded(OSError(typed), slashed) == typed
+
+
+def nodes_of(path):
+    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def is_builtin_error(name):
+    kind = getattr(builtins, name, None)
+    return isinstance(kind, type) and issubclass(kind, BaseException) and not (
+        issubclass(kind, Warning)
+    )  # fmt: skip
+
+
+def test_every_refusal_is_one_of_sdattns():
+    """No builtin exception is made or raised in the package, but those of the list."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in nodes_of(path):
+            if isinstance(node, ast.Call):
+                node = node.func
+            elif isinstance(node, ast.Raise):
+                node = node.exc
+            else:
+                continue
+            if isinstance(node, ast.Name) and is_builtin_error(node.id):
+                found.add((path.relative_to(PACKAGE).as_posix(), node.id))
+    assert found == OTHERS
+
+
+def test_every_warning_is_one_of_sdattns():
+    for path in PACKAGE.rglob("*.py"):
+        for node in nodes_of(path):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "warn":
+                named = [arg.id for arg in node.args[1:] if isinstance(arg, ast.Name)]
+                assert named and named[0].endswith("Warning"), f"{path}:{node.lineno}"
+                assert not hasattr(builtins, named[0]), f"{path}:{node.lineno}"
