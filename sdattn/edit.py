@@ -32,7 +32,7 @@ from .control.controllers import (
     EmptyControl,
 )
 from .control.registration import ControlHandle, register_attention_control, step_end
-from .errors import InvalidValueError
+from .errors import InvalidValueError, Message, OptionError, option_names
 from .files.records import plain
 from .hooks.keep import Span
 from .inversion.invert import Inversion, invert, psnr
@@ -189,42 +189,49 @@ def _of_inversion(
         )
     fixed = inversion.options()
     if refused := sorted({*fixed, "negative_prompt", "eta"} & set(options)):
-        raise InvalidValueError(
-            f"The inversion decides on {', '.join(refused)}. Invert again with other settings."
+        text = (
+            f"The inversion decides on {option_names(refused)}. Invert again with other settings."
         )
+        raise InvalidValueError(Message(text))
     del fixed["latents"]  # one of them for each prompt
     return fixed
 
 
 def _own_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     if options.get("num_images_per_prompt", 1) != 1:
-        raise InvalidValueError(
-            f"num_images_per_prompt={options['num_images_per_prompt']}: an edit makes one image of "
-            "each prompt. Call edit() once for each seed."
-        )
+        text = "an edit makes one image of each prompt. Call {edit()} once for each seed."
+        raise OptionError("num_images_per_prompt", options["num_images_per_prompt"], text)
     ours = {"callback_on_step_end", "callback_on_step_end_tensor_inputs", "latents"}
     schedule = {"timesteps", "sigmas", "denoising_end"}
     if refused := sorted((ours | schedule) & set(options)):
         raise InvalidValueError(
-            f"edit() sees to {', '.join(refused)} itself. Use register_attention_control()."
+            Message(
+                f"{{edit()}} sees to {option_names(refused)} itself. Use "
+                f"register_attention_control()."
+            )
         )
     return options
 
 
 def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | None) -> str:
     if mode not in ("auto", "replace", "refine", "reweight"):
-        raise InvalidValueError(f"mode={mode!r}: pass auto, replace, refine or reweight.")
+        raise OptionError("mode", mode, "pass auto, replace, refine or reweight.")
     if mode == "reweight" and not weights:
-        raise InvalidValueError('mode="reweight" needs weights={"word": factor}.')
+        raise InvalidValueError(
+            Message(
+                "{mode='reweight'} needs a factor for a word, {weights} say.", weights={"cat": 2.0}
+            )
+        )
     source, *targets = prompts
     if mode != "auto" or not targets:  # without a target the controller says what is wrong
         return "replace" if mode == "auto" else mode
     if all(target.text == source.text for target in targets):
         if not weights:
-            raise InvalidValueError(
+            text = (
                 "The target is the source and no weights were given, so there is nothing to edit. "
-                'Change a word, or pass weights={"word": 2.0}.'
+                "Change a word, or pass {weights}."
             )
+            raise InvalidValueError(Message(text, weights={"word": 2.0}))
         return "reweight"
     return "replace" if all(alignment.is_swap(source, target) for target in targets) else "refine"
 

@@ -12,7 +12,7 @@ import ast
 import pickle
 import string
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -163,6 +163,15 @@ def raised_by(error: BaseException) -> str:
     """The package whose code raised an error; "" of one that was not raised."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return str(frames[-1].f_globals.get("__name__", "")).partition(".")[0] if frames else ""
+
+
+def option_names(names: Iterable[str]) -> str:
+    """The template of some options by their names.
+
+    >>> option_names(["seed", "width"])
+    '{seed}, {width}'
+    """
+    return ", ".join(f"{{{name}}}" if name.isidentifier() else repr(name) for name in names)
 
 
 def in_python(name: str, *value: Any) -> str:

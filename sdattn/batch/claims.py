@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from .. import __version__
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, Message
 from ..runs.info import FORMAT as RUN_FORMAT
 from .engines.worker import Loaded
 from .input.plan import Job, digest, digest_inputs
@@ -98,10 +98,11 @@ class Claim:
             if row.fingerprint != self.fingerprints.get(item, row.fingerprint)
         }
         if stale and not self.request.force:
-            raise InvalidValueError(
-                f"{folder.root} holds {len(stale)} item(s) of other settings, {sorted(stale)[0]} "
-                "for one. Choose another --out, or pass --force to make them anew."
+            text = (
+                "{0} holds {1} item(s) of other settings, {2} for one. Choose another {folder}, or "
+                "pass {force=True} to make them anew."
             )
+            raise InvalidValueError(Message(text, folder.root, len(stale), min(stale)))
         if stale:
             folder.layout.discard(stale)
             rows = settle(folder, self.fingerprints)
@@ -122,21 +123,24 @@ class Claim:
         """Refuse a folder that another run made, as far as ``force`` does not change it."""
         differences, root = self._differences(manifest), self.folder.root
         if manifest["settings"]["format"] == OLD:
-            raise InvalidValueError(
-                f"{root} was made by an earlier version, as shards of safetensors. `sdattn merge "
-                f"{root} --out NEW` makes a folder in the format {INSTEAD!r} of it, in which the "
-                f"same command with --format {INSTEAD} goes on."
+            text = (
+                "{0} was made by an earlier version, as shards of safetensors. Merge it into a new "
+                "folder with {merge_runs()}, which has the format {1!r}; there the same command "
+                "with {format} goes on."
             )
+            raise InvalidValueError(Message(text, root, INSTEAD, format=INSTEAD))
         if differences and not self.request.force:
-            raise InvalidValueError(
-                f"{root} belongs to another run: {'; '.join(differences)}. Choose another --out, "
-                "or pass --force to make anew what differs and keep the rest."
+            text = (
+                "{0} belongs to another run: {1}. Choose another {folder}, or pass {force=True} to "
+                "make anew what differs and keep the rest."
             )
+            raise InvalidValueError(Message(text, root, "; ".join(differences)))
         if manifest["settings"]["format"] != self.settings["format"]:
-            raise InvalidValueError(
-                f"{root} has the format {manifest['settings']['format']!r}, which --force does not "
-                "change. Choose another --out."
+            text = (
+                "{0} has the format {1!r}, which {force=True} does not change. Choose "
+                "another {folder}."
             )
+            raise InvalidValueError(Message(text, root, manifest["settings"]["format"]))
 
     def _differences(self, manifest: Mapping[str, Any]) -> list[str]:
         """How the run that made a folder differs from this one, a phrase each."""
@@ -158,13 +162,13 @@ class Claim:
         damaged, id to place, each named on stderr."""
         root = self.folder.root
         if others := [name for name in self.folder.formats() if name != self.settings["format"]]:
-            advice = f"Pass --format {others[0]}"
+            advice = "Pass {format}"
             if others[0] == OLD:
                 advice = "Adopt them with the version that wrote them, and then merge them"
-            raise InvalidValueError(
-                f"{root} holds items of the format {others[0]!r}. {advice}, or choose another "
-                "--out."
+            text = (
+                f"{{0}} holds items of the format {{1!r}}. {advice}, or choose another {{folder}}."
             )
+            raise InvalidValueError(Message(text, root, others[0], format=others[0]))
         layout, rows = self.folder.layout_as(self.settings), self.folder.journals.rows()
         there = list(layout.find())
         with ThreadPoolExecutor() as pool:
@@ -196,12 +200,12 @@ class Claim:
     def _refuse_strange(self, items: Iterable[str]) -> None:
         strange = sorted(items)
         if strange and not self.request.force:
-            raise InvalidValueError(
-                f"{self.folder.root} holds {len(strange)} item(s) that this command does not make, "
-                f"{strange[0]} for one: they are of another input, model or settings. Give the "
-                "command that made them, or pass --force to make anew what differs and keep the "
-                "rest."
+            text = (
+                "{0} holds {1} item(s) that this command does not make, {2} for one: they are of "
+                "another input, model or settings. Give the command that made them, or pass "
+                "{force=True} to make anew what differs and keep the rest."
             )
+            raise InvalidValueError(Message(text, self.folder.root, len(strange), strange[0]))
 
 
 def _short(value: Any) -> str:

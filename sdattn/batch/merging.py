@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..errors import AccessError, InvalidValueError
+from ..errors import AccessError, InvalidValueError, Message
 from ..files.addresses import place_of
 from ..files.places import check_apart
 from .gallery import write_gallery
@@ -43,7 +43,7 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
     """Bring the items of several batch runs into one folder.
 
     Where the runs drew parts of one input the folder is that of the whole input: the command
-    without ``--part`` goes on in it. Items are linked where the disk allows it and copied
+    without ``part`` goes on in it. Items are linked where the disk allows it and copied
     elsewhere; the runs stay as they are. The same call again does what is missing.
 
     Args:
@@ -74,7 +74,9 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
     target.open(name)
     try:
         if not target.is_new and _identity(target.manifest) != _identity(manifest):
-            raise InvalidValueError(f"{out} is the folder of other runs. Choose another --out.")
+            raise InvalidValueError(
+                Message("{0} is the folder of other runs. Choose another {folder}.", out)
+            )
         ids = _ids(sources)
         target.claim(manifest, ids)
         _take_missing(target, name, sources)

@@ -12,10 +12,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from ..errors import SdattnWarning
 from ..files.terminal import visible
 from . import app, batch, diff, edit, explain, generate, info, merge, show
 from .answering import answering
-from .wording import in_options, reason
+from .wording import failure, in_options
 
 
 class _Literal:
@@ -66,13 +67,14 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        print(f"sdattn: {visible(reason(error))}", file=sys.stderr)
+        print(failure(error), file=sys.stderr)
         sys.exit(1)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    if category.__module__.startswith("sdattn") or category is UserWarning:
-        print(f"sdattn: warning: {visible(in_options(str(message)))}", file=sys.stderr)
+    if issubclass(category, SdattnWarning) or category is UserWarning:
+        said = message.args[0] if isinstance(message, SdattnWarning) else message
+        print(f"sdattn: warning: {visible(in_options(said))}", file=sys.stderr)
 
 
 @commands.callback(invoke_without_command=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ..errors import InvalidValueError
 from ..files.terminal import visible
 from . import options
 from .output import Output
@@ -169,8 +170,8 @@ def _run(output: Output, request: Any) -> None:
     quiet_libraries(prompts=True)
     try:
         request.check()
-    except ValueError as error:
-        raise typer.BadParameter(in_options(str(error))) from error
+    except InvalidValueError as error:
+        raise typer.BadParameter(in_options(error)) from error
     outcome = run_batch(request)
     if outcome is not None:  # the first process reports
         _print_outcome(output, outcome, place_of(request.out))

@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from ..errors import in_python, is_bug, worded
 from ..maps.notebook import framed
 from ..maps.presets import PRESETS
 from ..models.layers import find_denoiser
@@ -30,7 +30,10 @@ _EXAMPLES = {
     False: ["a cat on a sofa", "an astronaut riding a horse on the moon"],
 }
 _LABELS = {**PIPELINE, "seed": "seed"}
-_NAMED = re.compile(rf"\b({'|'.join(_LABELS)})=")  # an option, in a message
+_BUG = (
+    "This is a bug in sdattn or in a library that it uses. What the server printed belongs in a "
+    "report of it."
+)
 
 
 def serve(
@@ -235,12 +238,23 @@ def _refusal(message: str) -> Exception:
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """Inside, what cannot be drawn is said on the page, with the names that it has there."""
+    """Inside, what cannot be drawn is said on the page, with the names that it has there; of a bug
+    the server prints the traceback."""
     try:
         yield
-    except (ValueError, TypeError, KeyError, RuntimeError) as error:
-        text = str(error.args[0] if error.args else error)
-        raise _refusal(_NAMED.sub(lambda found: f"{_LABELS[found[1]]} ", text)) from error
+    except gradio.Error:
+        raise
+    except Exception as error:
+        if is_bug(error):
+            raise gradio.Error(_BUG, print_exception=True) from error
+        raise _refusal(worded(error, _labelled)) from error
+
+
+def _labelled(name: str, *value: Any) -> str:
+    """An option as the page calls it, seed 3."""
+    if name not in _LABELS:
+        return in_python(name, *value)
+    return " ".join([_LABELS[name], *map(str, value)])
 
 
 @contextmanager

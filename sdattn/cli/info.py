@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import SdattnError
 from .options import Device, Dtype, load
 from .output import Output
 
@@ -104,5 +105,5 @@ def _columns(pipe: Any) -> int | None:
 
     try:
         return len(read_prompts(pipe, "a")[0].tokens)
-    except (TypeError, ValueError):
+    except SdattnError:
         return None

@@ -1,87 +1,110 @@
 """What the library says in the words of the command line: num_inference_steps=0 is --steps 0."""
 
-import re
+import json
+import shlex
+import sys
+import traceback
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
+from ..errors import in_python, is_bug, worded
+from ..files.terminal import visible
 from ..runs.option_names import PIPELINE
 
-_OPTIONS = {  # what they are called in Python, where that is another name
+_FLAGS = {  # by what they are called in Python; others stay as Python has them
     **{name: f"--{option}" for name, option in PIPELINE.items()},
+    **{
+        name: f"--{name.replace('_', '-')}"
+        for name in (
+            *("seed", "mode", "device", "dtype", "preset", "refine", "ask", "causal", "invert"),
+            *("timesteps", "null_text", "batch_size", "format", "input_format", "save", "part"),
+            *("engine", "workers", "force", "strict", "adopt"),
+        )
+    },
+    "folder": "--out",
     "cross_replace_steps": "--cross",
     "self_replace_steps": "--self",
     "weights": "--weight",
-    "null_text": "--null-text",
-    "batch_size": "--batch-size",
-    "input_format": "--input-format",
-    "format": "--format",
-    **{name: f"--{name}" for name in ("seed", "mode", "device", "dtype", "preset", "refine")},
-    **{
-        name: f"--{name}"
-        for name in ("ask", "causal", "invert", "timesteps", "save", "part", "engine")
-    },
+    "capture_options": "--keep",
 }
-_ALONE = [name for name in _OPTIONS if "_" in name]  # such are no words of English
-_SET = (
+_SET = (  # what the pipeline takes and has no option of its own
     *("max_sequence_length", "true_cfg_scale", "clean_caption", "use_resolution_binning"),
     *("num_images_per_prompt", "num_frames"),
 )
 _FUNCTIONS = {
-    "capture": "sdattn.capture() in Python",
-    **{name: f"`sdattn {name}`" for name in ("generate", "explain", "edit", "diff")},
+    "capture()": "sdattn.capture() in Python",
+    "run_batch()": "`sdattn batch`",
+    "merge_runs()": "`sdattn merge`",
+    **{f"{name}()": f"`sdattn {name}`" for name in ("generate", "explain", "edit", "diff")},
 }
-_ITEM = re.compile(r"""["']?([^"':,{}]+)["']?:\s*([^\s,}]+)""")
-_VALUE = r"""\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|'[^']*'|"[^"]*"|-?[\w.*+/-]*\w"""
-_SPOKEN = re.compile(
-    rf"""(?P<quoted>(?<!\w)'(?:[^'\\]|\\.)*'|(?<!\w)"(?:[^"\\]|\\.)*")
-    |\bbranch='both'(?P<both>)
-    |(?<![\w./\\-])(?P<name>{"|".join(_OPTIONS)})=(?P<value>{_VALUE})
-    |\b(?P<set>(?:{"|".join(_SET)})=)
-    |\b(?P<alone>{"|".join(_ALONE)})\b
-    |(?<![\w.])(?P<function>{"|".join(_FUNCTIONS)})\(\)""",
-    re.VERBOSE,
+_BETWEEN = {"part": "/", "workers": ":"}  # the parts of a value
+_REPORT = (
+    "This is a bug in sdattn or in a library that it uses. Please report it with the lines above "
+    "and what `sdattn info` prints."
 )
+_PACKAGES = ("torch", "diffusers", "transformers")
 
 
-_OURS = OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError
+def failure(error: Exception) -> str:
+    """What is printed of an error that ends a command: its reason in a line; of a bug the traceback
+    and what to report."""
+    if not is_bug(error):
+        return f"sdattn: {visible(reason(error))}"
+    lines = visible("".join(traceback.format_exception(error)))
+    return f"{lines}{_versions()}\nsdattn: {_REPORT}"
 
 
 def reason(error: Exception) -> str:
-    """An error's message in one line; one that is not ours to word comes with its type."""
-    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
-    text = in_options(" ".join(text.split()))
-    ours = isinstance(error, _OURS) and not isinstance(error, ModuleNotFoundError)
-    return text if ours and text else f"{type(error).__name__}: {text}"
+    """An error's message in one line; one that nobody worded for people comes with its type."""
+    text = " ".join(in_options(error).split())
+    named = is_bug(error) or isinstance(error, ModuleNotFoundError)
+    return f"{type(error).__name__}: {text}" if named or not text else text
 
 
-def in_options(text: str) -> str:
-    """A message of the library with the options that people type, not Python's arguments.
+def in_options(said: object) -> str:
+    """A message of the library with the options that people type, not Python's arguments."""
+    return worded(said, typed)
 
-    >>> in_options("guidance_scale=0.5: pass a number above 1, or null_text=False.")
-    '--guidance 0.5: pass a number above 1, or --no-null-text.'
+
+def typed(name: str, *value: Any) -> str:
+    """An option, or a function, as it is typed.
+
+    >>> typed("guidance_scale", 0.5), typed("null_text", False), typed("folder")
+    ('--guidance 0.5', '--no-null-text', '--out')
     """
-    return _SPOKEN.sub(_spoken, text)
-
-
-def _spoken(found: re.Match[str]) -> str:
-    if found["quoted"]:
-        return found[0]  # a prompt, or a file's name
-    if found["both"] is not None:
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name]
+    if (name, *value) == ("branch", "both"):
         return "--negative-maps"
-    if found["set"]:
-        return f"--set {found['set']}"
-    if found["alone"]:
-        return _OPTIONS[found["alone"]]
-    if found["function"]:
-        return _FUNCTIONS[found["function"]]
-    return _option(_OPTIONS[found["name"]], found["value"])
+    if name in _SET and value:
+        return f"--set {name}={json.dumps(value[0], default=str)}"
+    if name not in _FLAGS:
+        return in_python(name, *value)
+    return _with_value(_FLAGS[name], *value, between=_BETWEEN.get(name, ","))
 
 
-def _option(option: str, value: str) -> str:
-    """As it is typed with a value that Python wrote."""
-    if value in ("True", "False"):
-        return option if value == "True" else f"--no-{option.removeprefix('--')}"
-    if value.startswith("{"):
-        value = ",".join(f"{word}={factor}" for word, factor in _ITEM.findall(value))
-        value = value.replace("word=factor", "WORD=FACTOR")
-    if value[:1] in "'\"[":
-        value = re.sub(r"""["'\[\]]""", "", value)
-    return f"{option} {value}" if value else f"{option} ''"
+def _with_value(flag: str, *value: Any, between: str) -> str:
+    match value:
+        case (True,) | ():
+            return flag
+        case (False,):
+            return f"--no-{flag.removeprefix('--')}"
+        case (dict() as given,):
+            if flag == "--keep":
+                return f"{flag} {between.join(given)}"
+            return f"{flag} {shlex.quote(between.join(f'{k}={v}' for k, v in given.items()))}"
+        case (list() | tuple() as given,):
+            return f"{flag} {shlex.quote(between.join(map(str, given)))}"
+    return f"{flag} {shlex.quote(str(value[0]).removeprefix('torch.'))}"
+
+
+def _versions() -> str:
+    from .. import __version__
+
+    found = [f"sdattn {__version__}", f"Python {sys.version.split()[0]} on {sys.platform}"]
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"no {name}")
+    return ", ".join(found)

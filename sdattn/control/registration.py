@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attention.processor import Controller, TorchAttnProcessor
-from ..errors import InvalidValueError, RunError
+from ..errors import InvalidValueError, Message, RunError
 from ..hooks.attention_store import AttentionStore
 from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError, CaptureWarning
@@ -202,11 +202,12 @@ class ControlHandle:
             guided = None
         attached = getattr(self.controller, "attachment", None)
         if guidance == "batch" and attached is None and (batch % 2 or guided is False):
-            raise InvalidValueError(
+            text = (
                 "The controller leaves out the first half of the batch as unconditional, and this "
-                f"run, in a batch of {batch}, has no guidance. Set guidance_scale above 1, or make "
+                "run, in a batch of {0}, has no guidance. Set {guidance_scale} above 1, or make "
                 "the controller with guidance=None."
             )
+            raise InvalidValueError(Message(text, batch))
         if prompts is None or not hasattr(self.controller, "guidance"):
             return
         if guidance is None and guided:

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TypeVar
 
-from ..errors import AccessError, ExistsError, InvalidValueError
+from ..errors import AccessError, ExistsError, InvalidValueError, Message
 from .addresses import Address, Place, is_address
 
 P = TypeVar("P", bound=Place)
@@ -82,7 +82,8 @@ def check_apart(out: Place, *inputs: Place) -> None:
             how = f"lies in the input {path}"
         else:
             continue
-        raise ExistsError(f"{out} {how}, which stays as it is. Choose another --out.")
+        text = "{0} {1}, which stays as it is. Choose another {folder}."
+        raise ExistsError(Message(text, out, how))
 
 
 def _same(path: Place, other: Place) -> bool:

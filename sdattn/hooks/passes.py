@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CaptureError as CaptureError
-from ..errors import InvalidValueError, SdattnWarning
+from ..errors import Message, OptionError, SdattnWarning
 from ..models.denoiser_call import Call, Size, Timestep
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, is_own, joint_spans, read_call, unwrapped
@@ -132,22 +132,23 @@ class Passes:
 
     def __init__(self, denoiser: Denoiser, branch: str, latent_size: tuple[int, int] | None):
         if latent_size is not None and not is_own(unwrapped(denoiser.model)):
-            raise InvalidValueError(
-                f"latent_size={latent_size}: a {type(denoiser.model).__name__} tells its own. "
-                "Leave it out."
-            )
+            kind, text = type(denoiser.model).__name__, "a {0} tells its own. Leave it out."
+            raise OptionError("latent_size", latent_size, text, kind)
         if branch not in BRANCHES or (branch != "conditional" and denoiser.pipeline is None):
-            raise InvalidValueError(
-                f"branch={branch!r}: pass one of {', '.join(BRANCHES)}; on a model without its "
-                "pipeline only 'conditional', which keeps every row."
+            text = (
+                "pass one of {0}; on a model without its pipeline only 'conditional', which keeps "
+                "every row."
             )
+            raise OptionError("branch", branch, text, ", ".join(BRANCHES))
         self.denoiser, self.branch, self.latent_size = denoiser, branch, latent_size
         self.guidance = None if denoiser.pipeline is None else GuidanceWatch(denoiser.pipeline)
         if self.guidance is not None and self.guidance.in_turn and branch == "both":
-            raise InvalidValueError(
-                f"branch='both': a {type(denoiser.pipeline).__name__} runs the prompt and the "
-                "negative prompt in turn. Nest two captures, one with branch='unconditional'."
+            text = (
+                "a {0} runs the prompt and the negative prompt in turn. Nest two captures, one "
+                "with branch='unconditional'."
             )
+            kind = type(denoiser.pipeline).__name__
+            raise OptionError("branch", branch, text, kind)
         self.call: Call | None = None
         self.begun = False
         self._schedule: Schedule | None = None
@@ -233,8 +234,12 @@ class Passes:
             if self.guidance is not None and self.guidance.in_turn:
                 return None
             raise CaptureError(
-                f"Asked for branch={self.branch!r}, but this run has no {missing[0]} rows: it runs "
-                "without guidance. Set guidance_scale above 1."
+                Message(
+                    "Asked for {branch}, but this run has no {0} rows: it runs without guidance. "
+                    "Set {guidance_scale} above 1.",
+                    missing[0],
+                    branch=self.branch,
+                )
             )
         every = range(call.batch)
         return [(row, name) for name in BRANCHES[self.branch] for row in every[rows[name]]]

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..errors import InvalidValueError, RunError
+from ..errors import InvalidValueError, OptionError, RunError
 from ..models.loading import check_text_to_image
 from ..models.pipeline_call import named_bar, one_at_a_time
 from ..models.reading import read_prompts
@@ -175,15 +175,15 @@ def _check(pipe: Any, steps: int, guidance: float, null_text: bool, inner: int) 
     check_text_to_image(pipe)
     most = pipe.scheduler.config.num_train_timesteps
     if not 1 <= steps <= most:
-        raise InvalidValueError(
-            f"num_inference_steps={steps}: pass 1 to {most}, the scheduler's most."
+        raise OptionError(
+            "num_inference_steps", steps, "pass 1 to {0}, the scheduler's most.", most
         )
     if not (1 if null_text else -math.inf) < guidance < math.inf:
-        raise InvalidValueError(
-            f"guidance_scale={guidance}: pass a number above 1, or null_text=False."
+        raise OptionError(
+            "guidance_scale", guidance, "pass a number above 1, or {null_text=False}."
         )
     if inner < 1:
-        raise InvalidValueError(f"inner_steps={inner}: pass at least 1, or null_text=False.")
+        raise OptionError("inner_steps", inner, "pass at least 1, or {null_text=False}.")
 
 
 def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InvalidValueError
+from ..errors import OptionError
 from ..models.guidance import Branch, branch_order, branch_rows
 from ..models.pipeline_call import named_bar
 from .ddim import ddim, in_place
@@ -99,10 +99,11 @@ def _descend(landing: Landing, target: Tensor, state: Tensor, steps: int, rate: 
 def guided_rows(pipe: Any, batch: int) -> dict[Branch, slice]:
     rows = branch_rows(branch_order(pipe), batch)
     if "unconditional" not in rows:
-        raise InvalidValueError(
-            f"guidance_scale={pipe.guidance_scale}: this run has no unconditional rows for the "
-            "null-text states. Pass a scale above 1; a distilled model takes no guidance."
+        text = (
+            "this run has no unconditional rows for the null-text states. Pass a scale above 1; "
+            "a distilled model takes no guidance."
         )
+        raise OptionError("guidance_scale", pipe.guidance_scale, text)
     return rows
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from ..errors import InvalidTypeError
+from ..errors import InvalidTypeError, Message
 from ..hooks.passes import CaptureError
 from ..models.layers import TEXT_KINDS, AttentionLayer, find_denoiser, find_layers
 from .layermaps import LayerMap, LayerMaps, resize_maps
@@ -123,10 +123,10 @@ def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], 
     model = find_denoiser(target).model
     found = [la for la in find_layers(model) if la.kind == "self" and la.place == PLACE]
     if not found:
-        raise InvalidTypeError(
-            f"refine='self' spreads the maps along the self-attention of a UNet's way up, and a "
-            f"{type(model).__name__} has none."
+        text = (
+            "{refine='self'} spreads the maps along the self-attention of a UNet's way up, and a "
         )
+        raise InvalidTypeError(Message(text + "{0} has none.", type(model).__name__))
 
     def is_read(layer: AttentionLayer, latent_size: tuple[int, int] | None) -> bool:
         if layer.kind in TEXT_KINDS or latent_size is None:

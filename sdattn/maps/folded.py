@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..attention import level_grids, query_grid
-from ..errors import InvalidTypeError, InvalidValueError
+from ..errors import InvalidTypeError, InvalidValueError, Message
 from ..hooks.attention_store import AttentionStore, Maps
 from ..hooks.keep import Part
 from ..hooks.passes import CaptureError
@@ -85,11 +85,12 @@ class FoldedMaps:
         elif preset.refine and not self._refining():
             missing = "self-attention of the way up, which the means of an AttentionStore hold"
         if missing:
-            raise CaptureError(
-                f"The preset {preset.name!r}{' refined' * bool(preset.refine)} reads what "
-                f"{self.name} does not hold: {missing}. Or use sdattn.capture(), or "
-                f"sdattn.generate(preset={preset.name!r})."
+            text = (
+                "The preset {0!r}{1} reads what {2} does not hold: {3}. Or use {capture()}, or "
+                "{generate()} with {preset}."
             )
+            about = preset.name, " refined" * bool(preset.refine), self.name, missing
+            raise CaptureError(Message(text, *about, preset=preset.name))
 
     def _layer(self, place: str, maps: Tensor, preset: Preset) -> LayerMap:
         by_image = self._unfolded(maps)  # [images, heads, rows, cols, T]

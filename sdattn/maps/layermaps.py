@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..errors import Message
 from ..hooks.map_store import MapStore
 from ..hooks.passes import CaptureError
 from ..models.layers import TEXT_KINDS, AttentionLayer
@@ -123,10 +124,12 @@ def _check_kept(store: MapStore, preset: Preset) -> None:
     if preset.contrast and store.tokens is not None:
         missing.append("tokens=None")
     if missing:
-        raise CaptureError(
-            f"The preset {preset.name!r} reads what this store has not kept. Capture with "
-            f"{', '.join(missing)}; sdattn.generate(preset={preset.name!r}) does so by itself."
+        text = (
+            "{0} reads what this store has not kept. Capture with {1}; {generate()} with {preset} "
+            "does so by itself."
         )
+        about = f"The preset {preset.name!r}", ", ".join(missing)
+        raise CaptureError(Message(text, *about, preset=preset.name))
 
 
 def _of_layer(store: MapStore, layer: AttentionLayer, preset: Preset) -> LayerMap:
@@ -160,9 +163,11 @@ def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, tuple[int, int]]
     held = [layer for layer in store.layers if layer.kind == "self" and layer.name in store.maps]
     if not held:
         raise CaptureError(
-            f"refine={preset.refine!r} spreads the maps along the self-attention, and this store "
-            'holds none. Capture with kinds=("cross", "self") and the layers of '
-            "sdattn.maps.aggregation.refining(pipe); sdattn.generate(refine='self') does so itself."
+            Message(
+                "{refine='self'} spreads the maps along the self-attention, and this store holds "
+                'none. Capture with kinds=("cross", "self") and the layers of '
+                "sdattn.maps.aggregation.refining(pipe); {generate()} does so by itself."
+            )
         )
     finest = min(layer.level for layer in held)
     total, grid = torch.zeros(()), (0, 0)

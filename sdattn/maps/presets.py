@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, OptionError
 from ..hooks.keep import Part
 
 UNET = ("down", "mid", "up")
@@ -182,11 +182,9 @@ def preset_of(preset: str | Preset, refine: str | None = None) -> Preset:
         ValueError: no preset is called that, or ``refine`` is not ``"self"``.
     """
     if refine not in (None, "self"):
-        raise InvalidValueError(
-            f"refine={refine!r}: pass 'self', or None for the maps as they are."
-        )
+        raise OptionError("refine", refine, "pass 'self', or None for the maps as they are.")
     if not isinstance(preset, Preset):
         if preset not in PRESETS:
-            raise InvalidValueError(f"preset={preset!r}: choose one of {', '.join(PRESETS)}.")
+            raise OptionError("preset", preset, "choose one of {0}.", ", ".join(PRESETS))
         preset = PRESETS[preset]
     return replace(preset, refine="self") if refine else preset

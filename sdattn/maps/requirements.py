@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, OptionError
 from ..hooks.keep import Heads, Steps
 from ..models.layers import TEXT_KINDS, find_denoiser, find_layers, select_layers
 from ..models.loading import images_a_prompt
@@ -29,10 +29,11 @@ def checked_capture(
     branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
     ours = {"text_states", "among"} & set(settings)
     if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or ours:
-        raise InvalidValueError(
-            f"capture_options={dict(settings)}: this shows where the words of the prompt go. For "
-            "anything else use capture() around the pipeline."
+        text = (
+            "this shows where the words of the prompt go. For anything else use {capture()} around "
+            "the pipeline."
         )
+        raise OptionError("capture_options", dict(settings), text)
     settings = dict(settings)
     if "steps" in settings:
         settings["steps"] = Steps.of(settings["steps"])
@@ -41,9 +42,7 @@ def checked_capture(
     if words is None:
         return settings
     if isinstance(words, str) or not words:
-        raise InvalidValueError(
-            f"words={words!r}: pass a list of words and phrases, or None for all."
-        )
+        raise OptionError("words", words, "pass a list of words and phrases, or None for all.")
     return {**settings, "tokens": columns_of(words, prompts)}
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..errors import InvalidValueError
+from ..errors import OptionError
 
 
 def best_device() -> str:
@@ -19,10 +19,10 @@ def checked_device(device: str | torch.device | None) -> torch.device:
     try:
         found = torch.device(device or best_device())
     except RuntimeError:
-        raise InvalidValueError(_refusal(device, "torch knows no device of that name")) from None
+        raise _refusal(device, "torch knows no device of that name") from None
     number = _gpus().get(found.type)
     if number is not None and number <= (found.index or 0):
-        raise InvalidValueError(_refusal(device, _why_not(found.type, number)))
+        raise _refusal(device, _why_not(found.type, number))
     return found
 
 
@@ -42,10 +42,8 @@ def _why_not(kind: str, number: int) -> str:
     return "there is none of that number" if number else "torch finds no such GPU and its driver"
 
 
-def _refusal(device: object, reason: str) -> str:
+def _refusal(device: object, reason: str) -> OptionError:
     gpus = [f"{kind}:{i}" for kind, number in _gpus().items() for i in range(number)]
     here = ", ".join([*gpus, "cpu"])
-    return (
-        f"device={str(device)!r}: {reason}. This machine has: {here}. Pass one of these, or leave "
-        "it out for the best."
-    )
+    advice = "{0}. This machine has: {1}. Pass one of these, or leave it out for the best."
+    return OptionError("device", str(device), advice, reason, here)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InvalidTypeError, InvalidValueError
+from ..errors import InvalidTypeError, InvalidValueError, Message
 from ..prompts.chunks import read_chunks
 from ..prompts.tokenizing import NO_LIMIT, PAD, Token, filled, with_vectors
 from ..prompts.tokens import Prompt, read_source
@@ -53,19 +53,20 @@ class TextCall:
         length = self.columns - before
         asked = self.options.get("max_sequence_length")
         if length < 1 or asked not in (None, length) or (most is not None and length > most):
-            raise self.unexplained(
-                f"max_sequence_length={self.option('max_sequence_length')} makes "
-                f"{before + self.option('max_sequence_length')}"
-                + (f", and {before + most} is the most there can be" if most else "")
-            )
+            asked = self.option("max_sequence_length")
+            text = "{max_sequence_length} makes {0}"
+            text += ", and {1} is the most there can be" if most else ""
+            sums = before + asked, before + (most or 0)
+            raise self.unexplained(Message(text, *sums, max_sequence_length=asked))
         return length
 
     def unexplained(self, found: str) -> ValueError:
         """The error for columns that none of the pipeline's ways leads to."""
-        return InvalidValueError(
-            f"The text states have {self.columns} token columns, and a {type(self.pipe).__name__} "
-            f"with {found}. Pass the prompts and options of this very run, or labels."
+        text = (
+            "The text states have {0} token columns, and a {1} with {2}. Pass the prompts and "
+            "options of this very run, or labels."
         )
+        return InvalidValueError(Message(text, self.columns, type(self.pipe).__name__, found))
 
 
 Reader = Callable[[TextCall, list[str]], list[Prompt]]
@@ -142,9 +143,9 @@ def cleaned(call: TextCall, text: str) -> Source:
     if call.option("clean_caption"):
         (cleaned,) = call.pipe._text_preprocessing(text, clean_caption=True)
         if cleaned != source.text:
-            raise InvalidValueError(
-                f"clean_caption=True, the default of some pipelines, has a "
-                f"{type(call.pipe).__name__} read {cleaned!r} for {text!r}. Pass that as the "
-                "prompt, or clean_caption=False to the run and here."
+            advice = (
+                "{clean_caption=True}, the default of some pipelines, has a {0} read {1!r} for "
+                "{2!r}. Pass that as the prompt, or {clean_caption=False} to the run and here."
             )
+            raise InvalidValueError(Message(advice, type(call.pipe).__name__, cleaned, text))
     return source

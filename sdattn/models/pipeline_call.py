@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, Message, OptionError, option_names
 from .encoders import option_of
 from .finite import watch_finite
 from .layers import held_model
@@ -66,12 +66,15 @@ def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: _plain(value) for name, value in options.items()}
     if taken := sorted({"generator", "output_type", "prompt_embeds", "return_dict"} & set(options)):
         raise InvalidValueError(
-            f"{', '.join(taken)} cannot be chosen here. Use capture() around the pipeline."
+            Message(
+                f"{option_names(taken)} cannot be chosen here. Use {{capture()}} around the "
+                f"pipeline."
+            )
         )
     _check_names(pipe, options)
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidValueError(f"{name}={value}: pass a finite number.")
+            raise OptionError(name, value, "pass a finite number.")
         for text in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(text, str):
                 check_text(text, name)
@@ -93,16 +96,18 @@ def _checked_counts(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
     if "num_inference_steps" in options:
         steps = _whole(options["num_inference_steps"])
         if steps is None or not 1 <= steps <= most:
-            raise InvalidValueError(
-                f"num_inference_steps={options['num_inference_steps']!r}: pass 1 to {most}, the "
-                "scheduler's most."
+            raise OptionError(
+                "num_inference_steps",
+                options["num_inference_steps"],
+                "pass 1 to {0}, the scheduler's most.",
+                most,
             )
         found["num_inference_steps"] = steps
     for name in ("num_images_per_prompt", "num_frames"):
         if options.get(name) is not None:
             number = _whole(options[name])
             if number is None or number < 1:
-                raise InvalidValueError(f"{name}={options[name]!r}: pass a whole number from 1.")
+                raise OptionError(name, options[name], "pass a whole number from 1.")
             found[name] = number
     return found
 
@@ -143,7 +148,7 @@ def checked_seeds(seed: Any, images: int = 1) -> list[int]:
     first = _whole(seed)
     if first is None or not 0 <= first <= LARGEST_SEED - images + 1:
         most = "2**63 - 1" if images == 1 else f"2**63 - {images}, for {images} images"
-        raise InvalidValueError(f"seed={seed!r}: pass a whole number from 0 to {most}.")
+        raise OptionError("seed", seed, "pass a whole number from 0 to {0}.", most)
     return [first + i for i in range(images)]
 
 
@@ -170,10 +175,11 @@ def _check_guidance(pipe: Any, options: Mapping[str, Any]) -> None:
         return
     scale = option_of(pipe, options, name)
     if isinstance(scale, (int, float)) and scale <= 1:
-        raise InvalidValueError(
-            f"A {type(pipe).__name__} uses a negative prompt only with {name} above 1; found "
-            f"{scale}. Pass {name}=4, say, or no negative prompt."
+        text = (
+            f"A {{0}} uses a negative prompt only with {{{name}}} above 1; found {{1}}. Pass "
+            f"{{{name}=4}}, say, or no negative prompt."
         )
+        raise InvalidValueError(Message(text, type(pipe).__name__, scale))
 
 
 def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,24 +188,26 @@ def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "use_resolution_binning" in inspect.signature(pipe.__call__).parameters:
         if options.get("use_resolution_binning"):
-            raise InvalidValueError(
-                "use_resolution_binning=True has the model make another size and cuts the picture "
-                "out of it, so that the heatmaps would not fit. Pass a size it was trained on, or "
-                "use capture() around the pipeline."
+            text = (
+                "{use_resolution_binning=True} has the model make another size and cuts the "
+                "picture out of it, so that the heatmaps would not fit. Pass a size it was "
+                "trained on, or use {capture()} around the pipeline."
             )
+            raise InvalidValueError(Message(text))
         found["use_resolution_binning"] = False
     asked = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
     given = {side: _whole(value) for side, value in asked.items()}
     unit = size_unit(pipe)
     for side, value in given.items():
         if value is None:
-            raise InvalidValueError(f"{side}={asked[side]!r}: pass a whole number of pixels.")
+            raise OptionError(side, asked[side], "pass a whole number of pixels.")
         if value < unit or value % unit:
             lower = max(unit, value // unit * unit)
-            raise InvalidValueError(
-                f"{side}={value}: this model makes sizes that are a multiple of {unit} pixels. "
-                f"The nearest are {lower} and {lower + unit}."
+            text = (
+                "this model makes sizes that are a multiple of {0} pixels. The nearest are {1} and "
+                "{2}."
             )
+            raise OptionError(side, value, text, unit, lower, lower + unit)
     if given:
         height, width = default_size(pipe)
         found |= {"height": height, "width": width, **given}

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, Message, OptionError, option_names
 from ..inversion import invert as inversion
 from ..inversion.ddim import ddim, in_place
 from ..inversion.pictures import at_own_size, encode, fit
@@ -229,10 +229,11 @@ def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
     """The noisiest first; none for an inversion, which has its own."""
     most = pipe.scheduler.config.num_train_timesteps
     if invert and timesteps is not None:
-        raise InvalidValueError(
-            f"timesteps={timesteps!r}: an inversion goes through its own. Pass num_inference_steps "
-            "for their number, or leave invert out."
+        text = (
+            "an inversion goes through its own. Pass {num_inference_steps} for their number, or "
+            "leave {invert} out."
         )
+        raise OptionError("timesteps", timesteps, text)
     if invert:
         return []
     if timesteps is None:
@@ -240,11 +241,11 @@ def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
     given = list(timesteps) if hasattr(timesteps, "__iter__") else []
     whole = all(isinstance(t, Integral) and not isinstance(t, bool) for t in given)
     if not given or not whole or not all(0 < t < most for t in given):
-        raise InvalidValueError(
-            f"timesteps={timesteps!r}: pass a list of whole numbers, 1 to {most - 1}."
+        raise OptionError(
+            "timesteps", timesteps, "pass a list of whole numbers, 1 to {0}.", most - 1
         )
     if len(set(given)) < len(given):
-        raise InvalidValueError(f"timesteps={timesteps!r}: pass each once.")
+        raise OptionError("timesteps", timesteps, "pass each once.")
     return sorted(map(int, given), reverse=True)
 
 
@@ -256,12 +257,11 @@ def _checked_options(
         why = "The picture and the timesteps decide on"
         taken = {name for name in options if name in _DECIDED or name.startswith("negative_")}
     else:
-        why = "With invert=True only num_inference_steps can be chosen, not"
+        why = "With {invert=True} only {num_inference_steps} can be chosen, not"
         taken = set(options) - {"num_inference_steps"}
     if taken:
-        raise InvalidValueError(
-            f"{why} {', '.join(sorted(taken))}. Leave it out; to draw with it, use generate()."
-        )
+        text = f"{why} {option_names(sorted(taken))}. Leave it out; to draw with it, use "
+        raise InvalidValueError(Message(text + "{generate()}."))
     decided = {"guidance_scale": 1.0, "width": size[0], "height": size[1]}
     if timesteps:
         decided["num_inference_steps"] = len(timesteps)

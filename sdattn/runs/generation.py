@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from ..control.knockouts import Plan, draw_without, prepare
-from ..errors import InvalidValueError, SdattnWarning
+from ..errors import InvalidValueError, Message, OptionError, SdattnWarning
 from ..maps.presets import Preset, preset_of
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.loading import is_demo, unlearnt
@@ -80,15 +80,15 @@ def generate(
     options = checked_options(pipe, options)
     read = read_prompts(pipe, prompt, **options)
     if not read:
-        raise InvalidValueError(
-            f"prompt={prompt!r}: there is none. Pass a text, or a list of some."
-        )
+        raise OptionError("prompt", prompt, "there is none. Pass a text, or a list of some.")
     check_memory(pipe, options, len(read))
     chosen = preset_of(preset, refine)
     watch = checked_capture(capture_options or {}, words, read)
     if watch.get("branch") == "both":
         if not options.get("negative_prompt"):
-            raise InvalidValueError("branch='both' shows the words of a negative prompt. Pass one.")
+            raise InvalidValueError(
+                Message("{branch='both'} shows the words of a negative prompt. Pass one.")
+            )
         read_negative(pipe, options, len(read))
     settings = capture_settings(pipe, chosen, read, options, watch)
     seeds = checked_seeds(seed, len(read) * (options.get("num_images_per_prompt") or 1))

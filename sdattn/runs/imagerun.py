@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, Message
 from ..files.tables import along
 from ..files.terminal import shorter
 from ..maps.aggregation import aggregate, read_by
@@ -130,10 +130,11 @@ def _each_head(run: ImageRun) -> xr.DataArray:
 
 def not_kept(what: str) -> ValueError:
     """The error of a run without ``"steps"`` or ``"heads"``."""
-    return InvalidValueError(
-        f"This run kept no single {what}, only their mean. To keep them draw with `sdattn generate "
-        f'... --keep {what}`, or with sdattn.generate(..., capture_options={{"{what}": "all"}}).'
+    text = (
+        "This run kept no single {0}, only their mean. To keep them draw with {generate()} and "
+        "{capture_options}."
     )
+    return InvalidValueError(Message(text, what, capture_options={what: "all"}))
 
 
 def described(runs: Sequence[ImageRun]) -> str:

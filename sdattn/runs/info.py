@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..errors import InvalidValueError, MissingFileError
+from ..errors import InvalidValueError, Message, MissingFileError
 from ..files.records import Record, RecordError, read_record, shortened
 from ..files.writing import sha256, to_json
 from ..maps.presets import Preset
@@ -237,9 +237,8 @@ def _document(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
 
 
 def missing(where: str, part: str) -> FileNotFoundError:
-    return MissingFileError(
-        f"{where} has no {part}, so it is no run's folder. Runs are made by `sdattn generate`."
-    )
+    text = "{0} has no {1}, so it is no run's folder. Runs are made by {generate()}."
+    return MissingFileError(Message(text, where, part))
 
 
 def _is_as_written(document: Mapping[str, Any], data: bytes) -> bool:

@@ -166,7 +166,7 @@ class Actors:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         device = self.request.device or ("cuda" if gpus else "cpu")
         if not (self.request.device or gpus):  # an autoscaler may only wait to be asked for some
-            _say("Ray has no GPU now, so each worker takes a CPU; --device cuda waits for GPUs")
+            _say("Ray has no GPU now, so each worker takes a CPU; the device cuda waits for GPUs")
         self.request = replace(self.request, device=device)
         self.takes = "GPU" if device == "cuda" else "CPU"
         takes: dict[str, Any] = {f"num_{self.takes.lower()}s": 1}
@@ -261,7 +261,7 @@ class Actors:
             return
         there = f"{len(self.free)} of {self.least} workers have loaded the model"
         has = f"{ray.cluster_resources().get(self.takes, 0):g}"
-        then = f"; --workers 1:{self.most} draws with those that there is room for"
+        then = f"; asked for 1 to {self.most} workers it draws with those that there is room for"
         _say(
             f"waiting: {there}; each takes a {self.takes}, of which Ray has {has}"
             f"{then * (self.least > 1)}"

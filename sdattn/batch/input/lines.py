@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...errors import InvalidValueError
+from ...errors import InvalidValueError, Message, OptionError
 
 KINDS = ("jsonl", "csv", "txt", "parquet")
 _SUFFIXES = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
@@ -75,15 +75,16 @@ def open_lines(data: bytes, kind: str) -> tuple[Numbered, Callable[[bytes], Fiel
     if kind == "auto":
         kind = _kind_by_looks(data)
     elif kind == "txt" and len(_prompt_header(data)) > 1:
-        raise InvalidValueError(
-            f"The first line, {shown(_first_line(data))}, is the header of a CSV, not a prompt. "
-            "Name the file .csv or pass --input-format csv."
+        text = (
+            "The first line, {0}, is the header of a CSV, not a prompt. Name the file .csv or "
+            "pass {input_format='csv'}."
         )
+        raise InvalidValueError(Message(text, shown(_first_line(data))))
     if kind == "csv":
         rows = _rows(io.BytesIO(data).readlines())
         return rows, partial(_read, partial(_of_row, _header(rows)))
     if kind not in ("jsonl", "txt"):
-        raise InvalidValueError(f"kind={kind!r}: pass 'jsonl', 'csv', 'txt' or 'auto'.")
+        raise OptionError("kind", kind, "pass 'jsonl', 'csv', 'txt' or 'auto'.")
     return enumerate(io.BytesIO(data), 1), partial(_read, _of_json if kind == "jsonl" else _of_text)
 
 
@@ -92,10 +93,11 @@ def _kind_by_looks(data: bytes) -> str:
     if data.lstrip().startswith(b"{"):
         return "jsonl"
     if _ARRAY.match(data):
-        raise InvalidValueError(
+        text = (
             "The input begins as a JSON array. Write an object a line (jq -c '.[]' does), or, if "
-            "these are prompts, pass --input-format txt."
         )
+        text += "these are prompts, pass {input_format='txt'}."
+        raise InvalidValueError(Message(text))
     return "csv" if _prompt_header(data) else "txt"
 
 

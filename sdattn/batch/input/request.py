@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...errors import InvalidValueError, MissingPackageError, SdattnWarning
+from ...errors import InvalidValueError, Message, MissingPackageError, OptionError, SdattnWarning
 from ...maps.presets import PRESETS, Preset
 from ...runs.drawings import PARTS, USUAL
 from ..storage.layouts import FORMATS, INSTEAD, OLD
@@ -77,8 +77,12 @@ class Request:
     def __post_init__(self) -> None:
         if self.format == OLD:
             warnings.warn(
-                f"format={OLD!r} was safetensors of many items, which are not written any more. "
-                f"This run is written as {INSTEAD!r}: pass that.",
+                Message(
+                    "{format} was safetensors of many items, which are not written any more. This "
+                    "run is written as {0!r}: pass that.",
+                    INSTEAD,
+                    format=OLD,
+                ),
                 SdattnWarning,
                 stacklevel=3,
             )
@@ -88,45 +92,48 @@ class Request:
         """Raise ValueError for what cannot be asked, ImportError where a library is missing."""
         size = self.batch_size
         if size != "auto" and (type(size) is not int or size < 1):
-            raise InvalidValueError(f"batch_size={size!r}: pass a whole number from 1, or 'auto'.")
+            raise OptionError("batch_size", size, "pass a whole number from 1, or 'auto'.")
         if self.format not in FORMATS:
-            raise InvalidValueError(
-                f"format={self.format!r}: pass {' or '.join(map(repr, FORMATS))}."
-            )
+            raise OptionError("format", self.format, "pass {0}.", " or ".join(map(repr, FORMATS)))
         if self.format == "parquet":
             require_pyarrow()
         if self.input_format not in (None, *KINDS):
-            raise InvalidValueError(
-                f"input_format={self.input_format!r}: pass one of {', '.join(KINDS)}."
+            raise OptionError(
+                "input_format", self.input_format, "pass one of {0}.", ", ".join(KINDS)
             )
         unknown = sorted(set(self.save) - set(PARTS))
         if unknown or not self.save:
-            raise InvalidValueError(f"save={unknown}: choose of {', '.join(PARTS)}.")
+            raise OptionError("save", unknown, "choose of {0}.", ", ".join(PARTS))
         which, of = self.part
         if not 1 <= which <= of:
-            raise InvalidValueError(f"part={which}/{of}: pass 1/{of} to {of}/{of}.")
+            raise OptionError("part", self.part, "pass {0} to {1}.", (1, of), (of, of))
         self._check_engine()
 
     def _check_engine(self) -> None:
         if self.engine not in ("local", "ray"):
-            raise InvalidValueError(f"engine={self.engine!r}: pass 'local' or 'ray'.")
+            raise OptionError("engine", self.engine, "pass 'local' or 'ray'.")
         if self.engine == "local":
             if self.workers is not None:
                 raise InvalidValueError(
-                    "workers are for engine='ray'. The local engine has the processes of "
-                    "accelerate launch --num_processes."
+                    Message(
+                        "workers are for {engine='ray'}. The local engine has the processes of "
+                        "accelerate launch --num_processes."
+                    )
                 )
             return
         least, most = self.workers or (1, 1)
         if not 1 <= least <= most:
-            raise InvalidValueError(f"workers={self.workers!r}: pass (at least, at most), from 1.")
+            raise OptionError("workers", self.workers, "pass (at least, at most), from 1.")
         if self.device is not None and ":" in self.device:
-            raise InvalidValueError(
-                f"device={self.device!r} names one device for all workers. Leave the number out: "
-                "Ray gives each its own."
+            text = (
+                "{device} names one device for all workers. Leave the number out: Ray gives each "
             )
+            text += "its own."
+            raise InvalidValueError(Message(text, device=self.device))
         if find_spec("ray") is None:
-            raise MissingPackageError("engine='ray' needs Ray: pip install 'sdattn[ray]'")
+            raise MissingPackageError(
+                Message("{engine='ray'} needs Ray: pip install 'sdattn[ray]'")
+            )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import AccessError, ExistsError
+from ...errors import AccessError, ExistsError, Message
 from ...files.addresses import Place, place_of
 from ...files.places import check_writable, inside
 from ...files.writing import sha256, write_whole
@@ -144,7 +144,7 @@ class BatchFolder:
             OSError: it cannot be written, or another job is writing there.
         """
         if self.root.exists() and not self.root.is_dir():
-            raise ExistsError(f"{self.root} is a file. Choose another --out.")
+            raise ExistsError(Message("{0} is a file. Choose another {folder}.", self.root))
         self._adopting = adopt and self._is_orphan()
         names = {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
         if self.is_new and names - {".batch"}:
@@ -174,15 +174,15 @@ class BatchFolder:
         foreign = sorted(name for name in names if name not in _MADE and not _is_top(name))
         if foreign or not {"items", "shards"}.intersection(names):
             shown = [*foreign, *sorted(names - {".batch", *foreign})]
-            raise ExistsError(
-                f"{self.root} is no batch run's folder: it has no batch.json, but "
-                f"{', '.join(shown[:3])}. Choose another --out."
+            text = (
+                "{0} is no batch run's folder: it has no batch.json, but {1}. Choose another "
+                "{folder}."
             )
+            raise ExistsError(Message(text, self.root, ", ".join(shown[:3])))
         if not self._adopting:
-            raise ExistsError(
-                f"{self.root} has no batch.json, but {', '.join(sorted(names - {'.batch'})[:3])}. "
-                f"{ADOPT} Otherwise choose another --out."
-            )
+            there = ", ".join(sorted(names - {".batch"})[:3])
+            text = "{0} has no batch.json, but {1}. {2} Otherwise choose another {folder}."
+            raise ExistsError(Message(text, self.root, there, ADOPT))
 
     def tidy(self) -> None:
         """Remove what processes that have ended left unfinished."""

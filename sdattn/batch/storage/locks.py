@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...errors import AccessError, SdattnWarning
+from ...errors import AccessError, Message, SdattnWarning
 from ...files.addresses import Place
 
 _TRIES = 5
@@ -61,10 +61,11 @@ class Ownership(ABC):
         return "{} on {} (process {}, since {})".format(*(holder.get(n, "?") for n in names))
 
     def _refuse(self) -> NoReturn:
-        raise AccessError(
-            f"{self.what} is being written by another job: {self.describe_holder()}. Wait for it, "
-            "stop it, or choose another --out."
+        text = (
+            "{0} is being written by another job: {1}. Wait for it, stop it, or choose another "
+            "{folder}."
         )
+        raise AccessError(Message(text, self.what, self.describe_holder()))
 
 
 def owner(job: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InvalidValueError, MissingFileError
+from ...errors import InvalidValueError, Message, MissingFileError
 from ...files.addresses import Place
 from ...files.places import inside
 from ...files.writing import sha256, to_json
@@ -15,8 +15,8 @@ from ...files.writing import sha256, to_json
 FORMAT = "sdattn-batch-2"
 # Rows of the first say nothing of run.json's checksum and of sizes: the next run adds it.
 FIRST_FORMAT = "sdattn-batch-1"
-ADOPT = (
-    "If its items are there, the command that made them, with --adopt, checks them and writes "
+ADOPT = Message(
+    "If its items are there, the command that made them, with {adopt=True}, checks them and writes "
     "batch.json anew."
 )
 
@@ -31,14 +31,15 @@ def read_manifest(root: Place) -> dict[str, Any]:
     path = inside(root, "batch.json")
     if not path.is_file():
         has_items = any((root / name).is_dir() for name in ("items", "shards"))
-        raise MissingFileError(
-            f"{root} has no batch.json, so it is no batch run's folder. Those are made by "
-            f"`sdattn batch`.{' ' + ADOPT if has_items else ''}"
-        )
+        text = "{0} has no batch.json, so it is no batch run's folder. Those are made by "
+        text += "{run_batch()}. {1}" if has_items else "{run_batch()}."
+        raise MissingFileError(Message(text, root, ADOPT))
     written = path.read_bytes()  # once: a run that goes on may replace the file at any time
     manifest = parsed(written, path)
     if manifest["format"] == FORMAT and sealed(manifest) != written:
-        raise InvalidValueError(f"{path} is damaged: its own checksum differs. {ADOPT}")
+        raise InvalidValueError(
+            Message("{0} is damaged: its own checksum differs. {1}", path, ADOPT)
+        )
     return manifest
 
 
@@ -57,9 +58,10 @@ def parsed(written: bytes, path: Place) -> dict[str, Any]:
     try:
         manifest = json.loads(written)
     except ValueError as error:
-        raise InvalidValueError(f"{path} is corrupt: {error}. {ADOPT}") from error
+        raise InvalidValueError(Message("{0} is corrupt: {1}. {2}", path, error, ADOPT)) from error
     if not isinstance(manifest, dict) or manifest.get("format") not in (FORMAT, FIRST_FORMAT):
-        raise InvalidValueError(f"{path} is not of this version's format {FORMAT!r}. {ADOPT}")
+        text = "{0} is not of this version's format {1!r}. {2}"
+        raise InvalidValueError(Message(text, path, FORMAT, ADOPT))
     return manifest
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InvalidTypeError
+from ...errors import InvalidTypeError, Message
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..encoders import PLACEHOLDER, TextCall, refuse_unknown, zeros
@@ -28,9 +28,8 @@ def read_qwen(call: TextCall, texts: list[str]) -> list[Prompt]:
     ]
     longest = max(len(prompt.tokens) for prompt in read)
     if call.columns not in (None, longest):
-        raise call.unexplained(
-            f"max_sequence_length={most} makes {longest} of {texts}, as many as the longest needs"
-        )
+        found = "{max_sequence_length} makes {0} of {1}, as many as the longest needs"
+        raise call.unexplained(Message(found, longest, texts, max_sequence_length=most))
     return [
         Prompt(prompt.text, prompt.words, prompt.tokens + zeros(longest - len(prompt.tokens)))
         for prompt in read
