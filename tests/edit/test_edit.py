@@ -263,6 +263,20 @@ def test_two_tokenizers_must_put_words_into_the_same_columns():
         edit(pipe, SOURCE, TARGET, **FAST)
 
 
+def test_the_sources_noise_is_that_of_its_picture():
+    """Every row of an edit begins at the noise that the inversion found."""
+    pipe, begun = make_pipeline(), []
+    image = Image.radial_gradient("L").resize((144, 112)).convert("RGB")
+    inversion = sdattn.edit.invert(pipe, image, SOURCE, num_inference_steps=2, null_text=False)
+    pipe.unet.register_forward_pre_hook(lambda _unet, args: begun.append(args[0].clone()))
+    run = edit(pipe, SOURCE, [TARGET, SOURCE], mode="replace", inversion=inversion)
+    assert [made.size for made in run.images] == [(144, 112)] * 3
+    first = pipe.scheduler.scale_model_input(inversion.noise, pipe.scheduler.timesteps[0])
+    assert len(begun[0]) in (3, 6)  # without guidance, and with
+    for row in begun[0]:
+        assert torch.equal(row, first[0])
+
+
 @pytest.mark.slow
 def test_a_real_picture_is_the_source_of_its_edit():
     """The first row is the inversion's replay alone; a target that is the source comes back too."""
