@@ -41,6 +41,7 @@ ZEROS = 8  # columns of zeros behind the text, where T5's would be
 POOLED = 8  # width of each encoder's pooled state, which is zero
 SETTINGS = {"num_inference_steps": 20, "guidance_scale": 2.0, "max_sequence_length": ZEROS}
 BATCH = 32
+PICTURES = 16  # drawn by each process to see how it does
 
 
 def new_transformer(blocks: int = 6, heads: int = 3, head_width: int = 64) -> SD3Transformer2DModel:
@@ -233,7 +234,7 @@ def train_mmdit(
     def watch(step: int) -> None:
         report(step)
         if step % 1000 == 0 or step == steps:
-            report_pictures(averaged, "mmdit", step, work, 16, SETTINGS)
+            report_pictures(averaged, "mmdit", step, work, PICTURES, SETTINGS)
 
     modules = {"transformer": pipe.transformer}
     Fit("mmdit", modules, (1.5e-3,), loss, steps, FLAT["mmdit"], mean, watch).run(work)

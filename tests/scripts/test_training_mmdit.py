@@ -9,6 +9,7 @@ import pytest
 import torch
 import train_demo_mmdit
 from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
+from evaluate_demo_model import evaluate, settings
 from scenes import random_scene
 from torch import nn
 from training import fit, mmdit
@@ -28,7 +29,7 @@ from training.mmdit import (
     snapshot,
 )
 
-from sdattn.models.loading import DEMO
+from sdattn.models.loading import DEMO, load_pipeline
 
 pytestmark = pytest.mark.slow
 PROMPTS = ["a red circle left of a blue square", "an orange star", ""]
@@ -168,10 +169,11 @@ def test_latents_are_of_the_scenes_and_worked_out_once(parts, tmp_path, monkeypa
 
 @pytest.fixture
 def small(monkeypatch):
-    """A transformer of a few weights, three scenes a batch, pictures of two steps."""
+    """A transformer of a few weights, three scenes a batch, two pictures of two steps."""
     for module in (mmdit, train_demo_mmdit):
         monkeypatch.setattr(module, "new_transformer", SMALL)
     monkeypatch.setattr(mmdit, "BATCH", 3)
+    monkeypatch.setattr(mmdit, "PICTURES", 2)
     monkeypatch.setattr(mmdit, "SETTINGS", {**mmdit.SETTINGS, "num_inference_steps": 2})
     monkeypatch.setattr(mmdit, "unseen_loss", partial(mmdit.unseen_loss, count=4))
 
@@ -210,6 +212,26 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(small, tmp_path, 
             assert torch.equal(found[kind]["transformer"][name], value), name
     run = json.loads((tmp_path / "broken" / "model" / "training.json").read_text())
     assert [one["from"] for one in run["sittings"]] == [{}, {"mmdit": 3}]
+
+
+def test_processes_share_the_batch_that_one_alone_would_see(small, tmp_path, monkeypatch):
+    seen = []
+
+    def heard(transformer, *given):
+        seen.append(given)
+        return flow_loss(transformer, *given)
+
+    latents = torch.randn(1000, 4, 16, 16)
+    monkeypatch.setattr(train_demo_mmdit, "scene_latents", lambda *_: latents)
+    monkeypatch.setattr(mmdit, "flow_loss", heard)
+    for rank, world in ((0, 1), (0, 2), (1, 2)):
+        monkeypatch.setattr(mmdit, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(mmdit, "world", lambda world=world: world)
+        trained(tmp_path / f"{rank}-of-{world}", 1)
+    whole, *parts = (seen[i] for i in range(0, len(seen), len(seen) // 3))
+    for alone, even, odd in zip(whole, *parts, strict=True):
+        assert torch.equal(alone[1:2], odd)
+        torch.testing.assert_close(alone[::2], even, atol=1e-4, rtol=1e-4)  # states, batched
 
 
 def test_it_learns_the_scenes_that_it_is_shown(small, tmp_path, monkeypatch):
@@ -251,6 +273,22 @@ def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_pa
     assert len(run["sha256"]) == 4
     with pytest.raises(SystemExit, match="no mmdit.pt yet"):
         snapshot(tmp_path, DEMO)
+
+
+def test_it_is_evaluated_with_the_settings_beside_its_weights(small, tmp_path):
+    trained(tmp_path / "run", 1)
+    asked = {"model": str(tmp_path / "run" / "model"), "steps": 2, "guidance": None}
+    asked |= {"prompts": 2, "scene_seed": 3, "seed": 0, "wording": "any", "first": False}
+    pipe, lengths = load_pipeline(asked["model"], device="cpu"), set()
+    pipe.transformer.register_forward_pre_hook(
+        lambda _, args, given: lengths.add(given["encoder_hidden_states"].shape[1]),
+        with_kwargs=True,
+    )
+    verdicts, pictures = evaluate(pipe, argparse.Namespace(**asked))
+    assert len(verdicts) == 2 and pictures[0].size == (128, 128)
+    assert lengths == {TOKENS + ZEROS}
+    demo = argparse.Namespace(**{**asked, "model": "demo", "guidance": 3.0})
+    assert settings(demo) == {"num_inference_steps": 2, "guidance_scale": 3.0}
 
 
 @pytest.mark.gpu
