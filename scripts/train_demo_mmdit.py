@@ -96,7 +96,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=40, help="thousands of training scenes")
-    parser.add_argument("--mmdit-steps", type=int, default=30000)
+    parser.add_argument("--mmdit-steps", type=int, default=20000)
     parser.add_argument("--device", default="cuda" if gpu else "cpu")
     parser.add_argument("--processes", type=int, default=1 if gpu else os.cpu_count() or 1)
     parser.add_argument(

@@ -217,6 +217,7 @@ def train_mmdit(
 ) -> StableDiffusion3Pipeline:
     """Train the transformer; returns a pipeline with the running mean of its weights."""
     shown, part_of = often(scenes), slice(rank(), None, world())
+    first = FLAT["mmdit"] * steps  # until when words have to find their objects
     mean = {"transformer": copy.deepcopy(pipe.transformer)}
     averaged = StableDiffusion3Pipeline(**{**pipe.components, **mean})
     averaged.set_progress_bar_config(disable=True)
@@ -224,7 +225,7 @@ def train_mmdit(
 
     def loss(step: int) -> Tensor:
         rng, chosen = mine(step, seed, shown, BATCH)
-        said = captions(rng, scenes, chosen, READINGS if step < 0.4 * steps else LAST_READINGS)
+        said = captions(rng, scenes, chosen, READINGS if step < first else LAST_READINGS)
         part = torch.from_numpy(rng.permutation(flow_times(rng, BATCH).numpy()))
         noise = torch.randn(latents[chosen].shape)
         mixed = (latents[chosen], noise, part)
