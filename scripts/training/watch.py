@@ -16,11 +16,10 @@ from scenes import Scene, random_scene
 from torch import Tensor
 
 import sdattn
+from sdattn.models.loading import DEMO_SETTINGS
 
 from .fit import note, rank, world
 from .losses import Caption, diffusion_loss, text_states
-
-SETTINGS = {"num_inference_steps": 20, "guidance_scale": 2.0}
 
 
 @torch.no_grad()
@@ -52,7 +51,7 @@ def report_pictures(
     step: int,
     work: Path,
     count: int = 32,
-    options: Mapping[str, Any] = SETTINGS,
+    options: Mapping[str, Any] = DEMO_SETTINGS,
 ) -> None:
     """Draw unseen prompts in each process, note how many are right and how many words are on
     their own objects, keep a sheet of them."""
