@@ -125,14 +125,16 @@ def test_it_learns_the_way_that_the_scheduler_walks():
     hook = transformer.register_forward_pre_hook(
         lambda _, args: seen.append(args), with_kwargs=False
     )
-    found = flow_loss(transformer, latents, noise, part, states)  # of an answer that is 0
+    answer = torch.tensor([0.5, -1.0, 2.0, 0.25])  # a channel each, whatever it sees
+    transformer.proj_out.bias.data.copy_(answer)
+    found = flow_loss(transformer, latents, noise, part, states)
     hook.remove()
     mixed, _, pooled, times = seen[0]
     torch.testing.assert_close(times, scheduler.timesteps[:3])
     torch.testing.assert_close(mixed, scheduler.scale_noise(latents, times, noise))
     assert not pooled.any()
     way = noise - latents
-    torch.testing.assert_close(found, way.square().mean())
+    torch.testing.assert_close(found, (answer[:, None, None] - way).square().mean())
     for row in range(3):
         scheduler.set_timesteps(sigmas=[float(part[row])])
         [time] = scheduler.timesteps
@@ -260,6 +262,7 @@ def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_pa
     made = joint_states(pipe, [Caption(prompt, 0, ()) for prompt in PROMPTS])
     plain = joint_states(assemble(*parts_of(DEMO), SMALL()), [Caption(p, 0, ()) for p in PROMPTS])
     torch.testing.assert_close(made, plain)
+    assert not pipe.encode_prompt(PROMPTS[:1], None, None)[2].any()  # the pooled state
     options = json.loads((out / "settings.json").read_text())
     assert pipe(PROMPTS[0], **{**options, "num_inference_steps": 2}).images[0].size == (128, 128)
     seen = tmp_path / "seen"
