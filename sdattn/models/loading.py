@@ -57,7 +57,7 @@ def load_pipeline(
         OSError: the hub cannot be reached or has no such model.
         TypeError: the pipeline's denoiser is none that is known.
     """
-    from diffusers import DiffusionPipeline
+    import diffusers
 
     device = checked_device(device)
     dtype = dtype or (torch.float16 if device.type == "cuda" else torch.float32)
@@ -67,10 +67,13 @@ def load_pipeline(
     else:
         folder = path or download(str(model))
         index = read_index(folder)
+        # diffusers refuses an SD 3 that was saved without T5, unless None is passed for it
+        kind = inspect.signature(getattr(diffusers, index["_class_name"]))
+        absent = {name: None for name in kind.parameters if index.get(name) == [None, None]}
         with named_errors(folder):
             _check_family(folder, index)
-            pipe = DiffusionPipeline.from_pretrained(
-                folder, use_safetensors=True, **_as_dtype(dtype)
+            pipe = diffusers.DiffusionPipeline.from_pretrained(
+                folder, use_safetensors=True, **absent, **_as_dtype(dtype)
             )
         parts = pipe.components.items()
         check_whole(folder, {k: part for k, part in parts if isinstance(part, torch.nn.Module)})
