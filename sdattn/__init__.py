@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import attention as attention
     from . import batch as batch
-    from . import edit as edit
     from . import figures as figures
     from . import models as models
     from .attention import TorchAttnProcessor as TorchAttnProcessor
     from .control.knockouts import Knockout as Knockout
     from .control.knockouts import knockout as knockout
+    from .edit import CalledModule as _CalledModule
     from .hooks.attention_store import AttentionStore as AttentionStore
     from .hooks.capture import capture as capture
     from .hooks.map_store import MapStore as MapStore
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from .runs.folder import load_run as load_run
     from .runs.generation import generate as generate
     from .runs.run import Run as Run
+
+    edit = _CalledModule
 
 __version__ = "0.1.0"
 
