@@ -41,7 +41,7 @@ class Heatmaps(Mapping[str, Heatmap]):
     numbers are in ``hm.maps``, those of one word in ``hm["circle"].map``.
 
     Attributes:
-        prompt: the :class:`sdattn.prompts.tokens.Prompt`: words, tokens and what was cut off.
+        prompt: the :class:`sdattn.Prompt`: words, tokens and what was cut off.
         maps: float32 ``[rows, cols, columns kept]``.
         preset: what they were made by.
     """
