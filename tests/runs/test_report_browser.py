@@ -237,6 +237,10 @@ def test_the_picture_is_there_in_its_own_colours_while_words_are_pinned(run, pag
     assert is_bare()
     page.keyboard.press("Escape")
     assert own.get_attribute("aria-pressed") == "false"
+    page.set_viewport_size({"width": 1280, "height": 720})
+    page.evaluate("scrollTo(0, 0)")
+    box = own.bounding_box()
+    assert box["y"] + box["height"] <= 720  # seen as soon as the page is opened
 
 
 def test_the_view_is_saved_as_it_is_seen(run, page_of):
