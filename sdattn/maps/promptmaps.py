@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..files.tables import labelled
+from ..files.terminal import shorter
 from ..prompts.tokens import Prompt, Word
 from ..prompts.words import is_content_word
 from .heatmap import Heatmap
@@ -40,7 +41,7 @@ class Heatmaps(Mapping[str, Heatmap]):
     numbers are in ``hm.maps``, those of one word in ``hm["circle"].map``.
 
     Attributes:
-        prompt: the :class:`sdattn.prompts.tokens.Prompt`: words, tokens and what was cut off.
+        prompt: the :class:`sdattn.Prompt`: words, tokens and what was cut off.
         maps: float32 ``[rows, cols, columns kept]``.
         preset: what they were made by.
     """
@@ -63,6 +64,12 @@ class Heatmaps(Mapping[str, Heatmap]):
         self.maps = maps
         self.preset = preset
         self._place = {column: i for i, column in enumerate(kept)}
+
+    def __repr__(self) -> str:
+        rows, cols = self.maps.shape[:2]
+        words = f"{len(self.held)} word{'' if len(self.held) == 1 else 's'}"
+        prompt = shorter(self.prompt.text, 60)
+        return f"Heatmaps({words} of {prompt!r}, {rows}x{cols}, preset {self.preset.name})"
 
     @property
     def columns(self) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ COUNTED = """
 import sys
 from sdattn import cli, load_pipeline
 from sdattn.cli.blocks import serve
-from sdattn.models.loading import quiet_libraries
+from sdattn.models.quiet import quiet_libraries
 
 pipe = load_pipeline("demo", device="cpu")
 count = lambda unet, _: print("pass", len(unet._forward_pre_hooks), flush=True)

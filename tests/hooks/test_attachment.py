@@ -28,7 +28,8 @@ def test_a_store_that_is_not_attached_says_what_to_type():
     unet, inputs = make_unet(), (torch.randn(1, 4, 16, 12), 500, torch.randn(1, 7, 32))
     line = r"store\.attach\(pipe\).*unet\.set_attn_processor\(sdattn\.TorchAttnProcessor\(store\)\)"
     unet.set_attn_processor(TorchAttnProcessor(AttentionStore()))
-    with pytest.raises(RuntimeError, match=rf"not told which layers call it.*{line}"):
+    told = "not told which layers call it, and a layer of class Attention did"
+    with pytest.raises(RuntimeError, match=rf"{told}.*{line}"):
         unet(*inputs)
     elsewhere = AttentionStore(pipeline=make_unet())
     unet.set_attn_processor(TorchAttnProcessor(elsewhere))
