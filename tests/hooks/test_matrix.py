@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from matrix import CASES, PROCESSORS
+from matrix import CASES, PROCESSORS, is_quick
 from matrix_oracle import expected_maps, recorded
-from rows import Way
 
 from sdattn import capture
 from sdattn.models.layers import find_denoiser, find_layers
@@ -20,7 +19,7 @@ def state(pipe, model):
     ("row", "processor", "way"),
     [
         pytest.param(
-            *case, id="-".join(map(str, case)), marks=[pytest.mark.slow] * (case[2] != Way())
+            *case, id="-".join(map(str, case)), marks=[pytest.mark.slow] * (not is_quick(*case))
         )
         for case in CASES
     ],
