@@ -39,7 +39,7 @@ class Callers:
         self._layers = weakref.WeakKeyDictionary(names)
         self.calls, self.rests = 0, False
         self._holding: frozenset[str] = frozenset()  # layers whose processor has the store
-        self._of_run: frozenset[str] = frozenset()  # those of the first step
+        self._of_run: frozenset[str] = frozenset()  # those of the first pass
         self._called: set[str] | None = None  # None between passes
         self._had_its_turn = False  # the store was called since it was attached
 
@@ -71,24 +71,24 @@ class Callers:
         return 0 if self.rests else len(self._holding)
 
     def check_run(self, store: Any) -> None:
-        """Refuse layers that came or went since the first step of the run.
+        """Refuse layers that came or went since the first pass of the run.
 
         Raises:
             CaptureError: there are some.
         """
-        if not store.cur_step:
+        if not (store.cur_step or store.cur_att_layer):
             self._of_run = self._holding
         gone, new = self._of_run - self._holding, self._holding - self._of_run
         if gone:
             raise CaptureError(
                 f"{len(gone)} of the {len(self._of_run)} layers that call the "
-                f"{type(store).__name__} have lost its processor since the first step; they hold: "
-                f"{self._standing(gone)}. {_HOW_TO_GO_ON}"
+                f"{type(store).__name__} have lost its processor since the first pass; they hold: "
+                f"{self._standing(store, gone)}. {_HOW_TO_GO_ON}"
             )
         if new:
             raise CaptureError(
                 f"{len(new)} layers hold a processor of the {type(store).__name__} that did not in "
-                f"the first step: {_some(new)}. Set processors before the run, or call "
+                f"the first pass: {_some(new)}. Set processors before the run, or call "
                 "store.reset()."
             )
 
@@ -121,14 +121,15 @@ class Callers:
         if not self.calls and not self._is_suspended(store) and not self._has_had_its_turn():
             raise CaptureError(
                 f"None of the {len(self)} layers of this model called the {name} that is attached "
-                f"to it. They hold: {self._standing()}. {_HOW_TO_GO_ON}"
+                f"to it. They hold: {self._standing(store)}. {_HOW_TO_GO_ON}"
             )
         if self._holding and self.calls != len(self._holding):
             missed = self._holding - called
+            by = f", not by {_some(missed)}" if missed else ""
             raise CaptureError(
-                f"{len(self._holding)} layers are to call the {name} in each pass, and it was "
-                f"called {self.calls} times; not by {_some(missed)}. Turn off what skips layers (a "
-                "cache?), or set processors that call the store in the other layers only."
+                f"{len(self._holding)} layers are to call the {name} in each pass, and in this one "
+                f"it was called {self.calls} times{by}. Turn off what skips layers (a cache?), or "
+                "set processors that call the store in the other layers only."
             )
         self._had_its_turn = self._had_its_turn or self.calls > 0
 
@@ -142,10 +143,10 @@ class Callers:
         each = (next(_controllers(module.processor)) for module in self._layers)
         return self._had_its_turn and all(controller is not None for controller in each)
 
-    def _standing(self, names: frozenset[str] | None = None) -> str:
+    def _standing(self, store: Any, names: frozenset[str] | None = None) -> str:
         """What some layers hold, all of them by default: ``32 x AttnProcessor2_0``."""
         held = [
-            _described(module.processor)
+            _described(module.processor, store)
             for module, (name, _) in self._layers.items()
             if names is None or name in names
         ]
@@ -161,15 +162,16 @@ def _controllers(processor: Any) -> Iterator[Any]:
         processor = getattr(processor, "displaced", None)
 
 
-def _described(processor: Any) -> str:
+def _described(processor: Any, store: Any) -> str:
     processor = innermost(processor)
     kinds = (kind.__name__ for kind in type(processor).__mro__)
     name = next(kind for kind in kinds if not kind.startswith("_"))
     if not hasattr(processor, "controller"):
         return name
-    other = processor.controller
-    whose = "no controller" if other is None else f"another {type(other).__name__}"
-    return f"{name} with {whose}"
+    controller = processor.controller
+    if controller is None or controller is store:
+        return f"{name} with {'no controller' if controller is None else 'this store'}"
+    return f"{name} with another {type(controller).__name__}"
 
 
 def _some(names: frozenset[str]) -> str:

@@ -139,7 +139,7 @@ def test_layers_that_come_during_a_run_are_named():
     ours = TorchAttnProcessor(store)
     pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn2.set_processor(AttnProcessor())
     late = changing(pipe.unet, [f"{MID}.attn2"], ours)
-    with pytest.raises(CaptureError, match=rf"1 layers hold.*first step: {MID}\.attn2\."):
+    with pytest.raises(CaptureError, match=rf"1 layers hold.*first pass: {MID}\.attn2\."):
         run(pipe, ["a cat"], callback_on_step_end=late)
 
 
@@ -171,7 +171,7 @@ def test_layers_that_a_pass_skips_or_repeats_are_named():
     forward = block.forward
     block.forward = lambda hidden_states, *_, **__: (hidden_states,)
     with pytest.raises(
-        CaptureError, match=r"32 layers.*called 30 times; not by up_blocks\.1.*cache"
+        CaptureError, match=r"32 layers.*called 30 times, not by up_blocks\.1.*cache"
     ):
         unet(*inputs)
     store.reset()
@@ -187,6 +187,31 @@ def test_layers_that_a_pass_skips_or_repeats_are_named():
     block.forward = forward
     unet(*inputs)
     assert store.cur_step == 1
+    store.reset()
+    others, name = AttnProcessor2_0(), "up_blocks.1.attentions.0.transformer_blocks.0.attn2"
+    unet.set_attn_processor(others)
+    unet.get_submodule(name).set_processor(TorchAttnProcessor(store))
+    block.forward = lambda hidden_states, *_, **__: (hidden_states,)
+    told = "None of the 32.*31 x AttnProcessor2_0, 1 x TorchAttnProcessor with this store"
+    with pytest.raises(CaptureError, match=told):
+        unet(*inputs)
+
+
+@torch.no_grad()
+def test_a_pass_of_the_negative_prompt_has_the_layers_of_the_other():
+    unet = make_unet()
+    store = AttentionStore(pipeline=unet, guidance="passes")
+    unet.set_attn_processor(TorchAttnProcessor(store))
+    inputs = torch.randn(2, 4, 16, 12), 500, torch.randn(2, 7, 32)
+    for step in (1, 2):
+        for _ in range(2):
+            unet(*inputs)
+        assert (store.cur_step, store.images) == (step, 2)
+    store.reset()
+    unet(*inputs)
+    unet.get_submodule(f"{MID}.attn2").set_processor(AttnProcessor2_0())
+    with pytest.raises(CaptureError, match="1 of the 32 layers.*since the first pass"):
+        unet(*inputs)
 
 
 def test_stores_take_turns():
