@@ -209,7 +209,7 @@ def _controller(
         "local_blend": LocalBlend(prompts, asked.blend, passes) if asked.blend else None,
         "max_self_queries": most,
         "guidance": "batch" if is_guided(pipe, options) else None,
-        "kinds": ("cross",) if asked.blend else (),
+        "kinds": ("cross",) if asked.blend else None,
     }
     weights = asked.weights
     if asked.mode == "reweight":

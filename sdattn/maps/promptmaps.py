@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..files.tables import labelled
 from ..files.terminal import shorter
+from ..models.pipeline_call import whole
 from ..prompts.tokens import Prompt, Word
 from ..prompts.words import is_content_word
 from .heatmap import Heatmap
@@ -107,12 +108,13 @@ class Heatmaps(Mapping[str, Heatmap]):
         Raises:
             KeyError: no such column, or it was not captured.
         """
-        if not self._holds((column,)):
+        number = whole(column)
+        if number is None or not self._holds((number,)):
             raise KeyError(
                 f"No token column {column}. Captured: {min(self._place)} to {max(self._place)}, "
                 f"{len(self._place)} in all."
             )
-        return self._of(self.prompt.tokens[column].text, (column,))
+        return self._of(self.prompt.tokens[number].text, (number,))
 
     def __getitem__(self, key: str | int) -> Heatmap:
         if not isinstance(key, str):

@@ -99,3 +99,15 @@ def test_values_of_a_mapping_stay_a_method_and_map_and_maps_are_tensors(hm):
     assert torch.equal(hm["cat"].map, hm.maps[..., 3])
     heatmap = hm["cat"]
     assert heatmap.map is heatmap.values
+
+
+@pytest.mark.parametrize("column", [3, np.int64(3), torch.tensor(3), np.array(3)])
+def test_a_column_is_a_whole_number_of_any_library(hm, column):
+    assert hm[column].columns == (3,)
+    assert torch.equal(hm.token(column).values, hm.maps[..., 3])
+
+
+@pytest.mark.parametrize("column", [True, torch.tensor(True), 77, -1, 0.5, torch.tensor([3]), None])
+def test_what_is_no_column_is_refused_by_name(hm, column):
+    with pytest.raises(KeyError, match=r"No token column .*\. Captured: 0 to 76, 77 in all"):
+        hm[column]
