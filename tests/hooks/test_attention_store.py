@@ -248,8 +248,9 @@ def test_latents_pass_through_unchanged():
 
 def test_the_public_surface():
     assert set(sdattn.__all__) == {
-        "AttentionStore", "CaptureError", "CaptureWarning", "Heatmap", "Heatmaps", "Knockout",
-        "MapStore", "PRESETS", "Preset", "Run", "TorchAttnProcessor", "TruncationWarning",
+        "AttentionStore", "CaptureError", "CaptureWarning", "Comparison", "Heatmap", "Heatmaps",
+        "ImageRun", "Knockout", "MapStore", "NotFiniteError", "PRESETS", "Preset", "Prompt", "Run",
+        "SavedRun", "TorchAttnProcessor", "TruncationWarning", "Word",
         "aggregate_attention", "attention", "batch", "capture", "diff", "edit", "explain",
         "figures", "generate", "heatmaps", "knockout", "load_pipeline", "load_run", "models",
         "read_prompt", "read_prompts",
