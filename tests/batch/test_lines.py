@@ -75,7 +75,7 @@ def test_standard_input_is_json_only_if_it_begins_so():
     items, bad = read_items(b'\n{"prompt": \na cat', "auto")
     assert items == [] and [one.line for one in bad] == [2, 3]
     items, bad = read_items(b'a cat\n{"prompt": "a dog"}', "auto")
-    assert [item.prompt for item in items] == ["a cat", '{"prompt": "a dog"}'] and bad == []
+    assert [item.prompt for item in items] == ["a cat"] and [one.line for one in bad] == [2]
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,15 @@ def test_text_that_only_looks_like_a_header_is_text(text):
     for kind in ("auto", "txt"):
         items, bad = read_items(f"{text}\na cat\n".encode(), kind)
         assert [one.prompt for one in items] == [text, "a cat"] and bad == []
+
+
+def test_a_json_object_with_a_prompt_is_no_line_of_a_text():
+    own = ['{"scene": "a cat"}', "{red|blue} cat", '{"prompt": ', '["prompt"]', '{"a":' * 9_999]
+    lines = ['{"prompt": "a cat", "seed": 3}', *own, ' {"seed": 1, "prompt": "a dog"}\r']
+    items, bad = read_items("\n".join(lines).encode(), "txt")
+    assert [one.prompt for one in items] == own
+    assert [one.line for one in bad] == [1, 7]
+    assert all("Name the file .jsonl, or pass --input-format jsonl" in one.reason for one in bad)
 
 
 def test_a_header_in_a_text_is_refused():
