@@ -56,7 +56,10 @@ def place_of(where: str | Path | Address) -> Path | Address:
             raise ValueError("one behind another")
         files, path = fsspec.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
-        raise ImportError(f"{url} needs a package that is not installed: {error}.") from error
+        extra = " (pip install 'sdattn[s3]')" if scheme.lower() in ("s3", "s3a") else ""
+        raise ImportError(
+            f"{url} needs a package that is not installed: {error}{extra}."
+        ) from error
     except ValueError as error:
         raise ValueError(
             f"{url} is of no storage that fsspec knows ({error}). Write s3://, gs://, hf:// or "

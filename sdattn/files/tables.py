@@ -23,7 +23,7 @@ def library(name: str) -> Any:
     except ModuleNotFoundError as error:
         raise ImportError(
             f"This makes an object of {name}, and {error.name} is not installed. "
-            f"Install it: pip install {name}"
+            "Install it: pip install 'sdattn[tables]'"
         ) from error
 
 

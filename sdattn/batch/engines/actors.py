@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from ...files.addresses import place_of
-from ...models.loading import quiet_libraries
+from ...models.quiet import quiet_libraries
 from ..input.items import BadLine, Item
 from ..input.lines import shortened
 from ..input.plan import Job

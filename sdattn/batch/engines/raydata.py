@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from ...maps.presets import Preset, preset_of
-from ...models.loading import load_pipeline, quiet_libraries
+from ...models.loading import load_pipeline
+from ...models.quiet import quiet_libraries
 from ...runs.imagerun import ImageRun
 from ...runs.info import MAPS
 from ...runs.packing import heatmaps_from, pack_run
