@@ -68,7 +68,7 @@ HALVES = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
 
 def compiled(name, dtype, width, capability, masked):
     """Shared memory, registers and bytes spilled, by the compiler's own figures."""
-    import triton
+    triton = pytest.importorskip("triton", minversion="3.5")  # earlier, sources were said otherwise
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
