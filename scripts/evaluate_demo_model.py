@@ -148,11 +148,20 @@ def unseen(args: argparse.Namespace) -> list[tuple[Scene, str]]:
     return asked
 
 
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What the model is drawn with: its own settings, which a folder has beside its weights, and
+    what was asked for instead."""
+    own = Path(args.model) / "settings.json"
+    found = json.loads(own.read_text()) if own.exists() else DEMO_SETTINGS
+    asked = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
+    return {**found, **{name: value for name, value in asked.items() if value is not None}}
+
+
 def evaluate(pipe: Any, args: argparse.Namespace) -> tuple[list[Verdict], list[Image.Image]]:
     """Draw every prompt with a seed of its own and judge it."""
     verdicts, pictures = [], []
     asked = unseen(args)
-    options = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
+    options = settings(args)
     for start in range(0, len(asked), BATCH):
         part = asked[start : start + BATCH]
         prompts = [prompt for _, prompt in part]
@@ -166,7 +175,7 @@ def evaluate(pipe: Any, args: argparse.Namespace) -> tuple[list[Verdict], list[I
 def readings(pipe: Any, args: argparse.Namespace) -> dict[str, Any]:
     """What stays of the first object where its colour word or its shape word is not looked at."""
     asked = [pair for pair in unseen(args) if tells_apart(pair[0])][: args.knockouts]
-    options = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
+    options = settings(args)
     rows = [
         without_words(pipe, scene, prompt, args.seed + number, options)
         for number, (scene, prompt) in enumerate(asked)
@@ -183,8 +192,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first picture's noise")
     parser.add_argument("--wording", default="any", choices=["any", "plain", "place first"])
     parser.add_argument("--first", action="store_true", help="the first wording of each scene only")
-    parser.add_argument("--steps", type=int, default=DEMO_SETTINGS["num_inference_steps"])
-    parser.add_argument("--guidance", type=float, default=DEMO_SETTINGS["guidance_scale"])
+    parser.add_argument("--steps", type=int, help="by default the model's own")
+    parser.add_argument("--guidance", type=float, help="by default the model's own")
     parser.add_argument("--knockouts", type=int, default=0, help="prompts drawn without a word")
     parser.add_argument("--out", type=Path, default=Path("outputs/evaluation.json"))
     args = parser.parse_args()
@@ -206,7 +215,7 @@ def main() -> None:
     print(f"without a word of the first object: {json.dumps(without)}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     wrong = [v.prompt for v in verdicts if not v.seen.shapes or v.seen.relation is False]
-    options = {name: str(value) for name, value in vars(args).items()}
+    options = {name: str(value) for name, value in (vars(args) | settings(args)).items()}
     report = {"options": options, "checker": accuracy, "figures": figures, "wrong": wrong}
     report |= {"knockouts": without}
     args.out.write_text(json.dumps(report, indent=2) + "\n")

@@ -45,11 +45,15 @@ def draw_vae(axes: Any, runs: list[dict[str, Any]]) -> None:
 
 
 def draw_pictures(axes: Any, runs: list[dict[str, Any]]) -> None:
-    """All stages that draw pictures, one behind the other on one axis of steps."""
+    """All stages that draw pictures, one behind the other on one axis of steps.
+
+    An MM-DiT only borrows parts of what the runs before it made: its pictures are its own alone.
+    """
+    runs = runs[-1:] if "mmdit" in runs[-1]["curve"] else runs
     stages = [
         (name, run["stages"][name]["steps"], run["curve"][name])
         for run in runs
-        for name in ("unet", "refine")
+        for name in ("unet", "refine", "mmdit")
         if name in run["curve"]
     ]
     *begins, _ = accumulate((steps for _, steps, _ in stages), initial=0)
@@ -63,7 +67,7 @@ def draw_pictures(axes: Any, runs: list[dict[str, Any]]) -> None:
     for begin, (name, _, _) in zip(begins, stages, strict=True):
         axes.axvline(begin, color="0.6", linestyle=":")
         axes.text(begin, 0.02, f" {name}", color="0.3")
-    axes.set(title="pictures of 64 unseen prompts", xlabel="step", ylim=(0, 1.02))
+    axes.set(title="pictures of unseen prompts", xlabel="step", ylim=(0, 1.02))
     axes.legend(loc="lower right", fontsize=8)
     axes.grid(axis="y", alpha=0.3)
 

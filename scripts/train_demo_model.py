@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from diffusers import AutoencoderKL, StableDiffusionPipeline
+from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusionPipeline
 from safetensors.torch import load_file, save_file
 from scenes import WORDS, Scene
 from torch import Tensor
@@ -105,14 +105,16 @@ def train(process: int, args: argparse.Namespace) -> None:
         write_model(made, args.work, args.out)
 
 
-def write_model(made: StableDiffusionPipeline, work: Path, out: Path) -> None:
+def write_model(made: DiffusionPipeline, work: Path, out: Path) -> None:
     """The model's folder as it ships, with the record of how it was made."""
     tokenizer = made.tokenizer.backend_tokenizer
     tokenizer.no_padding()  # as in its last use, otherwise
     tokenizer.no_truncation()
     made.to(dtype=torch.float16).save_pretrained(out, safe_serialization=True)
-    name_as_before(out / "text_encoder" / "model.safetensors")
-    tokenizer.model.save(str(out / "tokenizer"))  # the two files that older readers know
+    for encoder in out.glob("text_encoder*"):
+        name_as_before(encoder / "model.safetensors")
+    for folder in out.glob("tokenizer*"):
+        tokenizer.model.save(str(folder))  # the two files that older readers know
     (out / "words.json").write_text(json.dumps(WORDS, indent=1) + "\n")
     write_record(work, out)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
@@ -124,7 +126,7 @@ def name_as_before(path: Path) -> None:
     with those of 5 alone, 4 would draw its weights at random and only log it."""
     weights = load_file(path)
     named = {
-        name if name.startswith("text_model.") else f"text_model.{name}": one
+        name if name.startswith(("text_model.", "text_projection.")) else f"text_model.{name}": one
         for name, one in weights.items()
     }
     save_file(named, path, metadata={"format": "pt"})

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import attention as attention
     from . import batch as batch
-    from . import edit as edit
     from . import errors as errors
     from . import figures as figures
     from . import models as models
     from .attention import TorchAttnProcessor as TorchAttnProcessor
     from .control.knockouts import Knockout as Knockout
     from .control.knockouts import knockout as knockout
+    from .edit import CalledModule as _CalledModule
     from .errors import CaptureError as CaptureError
+    from .errors import NotFiniteError as NotFiniteError
     from .errors import SdattnError as SdattnError
     from .hooks.attention_store import AttentionStore as AttentionStore
     from .hooks.capture import capture as capture
@@ -36,13 +37,20 @@ if TYPE_CHECKING:
     from .maps.promptmaps import Heatmaps as Heatmaps
     from .models.loading import load_pipeline as load_pipeline
     from .models.reading import read_prompts as read_prompts
+    from .prompts.tokens import Prompt as Prompt
     from .prompts.tokens import TruncationWarning as TruncationWarning
+    from .prompts.tokens import Word as Word
     from .prompts.tokens import read_prompt as read_prompt
     from .runs.diff import diff as diff
+    from .runs.diff.comparison import Comparison as Comparison
     from .runs.explaining import explain as explain
+    from .runs.folder import SavedRun as SavedRun
     from .runs.folder import load_run as load_run
     from .runs.generation import generate as generate
+    from .runs.imagerun import ImageRun as ImageRun
     from .runs.run import Run as Run
+
+    edit = _CalledModule
 
 __version__ = "0.1.0"
 
@@ -53,15 +61,21 @@ _PUBLIC = {
     "AttentionStore": "hooks.attention_store",
     "CaptureError": "errors",
     "CaptureWarning": "hooks.passes",
+    "Comparison": "runs.diff.comparison",
     "Heatmap": "maps.heatmap",
     "Heatmaps": "maps.promptmaps",
+    "ImageRun": "runs.imagerun",
     "Knockout": "control.knockouts",
     "MapStore": "hooks.map_store",
+    "NotFiniteError": "errors",
     "Preset": "maps.presets",
+    "Prompt": "prompts.tokens",
     "Run": "runs.run",
+    "SavedRun": "runs.folder",
     "SdattnError": "errors",
     "TorchAttnProcessor": "attention",
     "TruncationWarning": "prompts.tokens",
+    "Word": "prompts.tokens",
     "aggregate_attention": "maps.folded",
     "attention": "",
     "batch": "",

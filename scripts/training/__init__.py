@@ -1,1 +1,1 @@
-"""How the demo model is trained; ``scripts/train_demo_model.py`` puts the stages together."""
+"""How the demo models are trained; ``train_demo_model`` and ``train_demo_mmdit`` do it."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 # The part of each stage's steps before the learning rate falls
-FLAT = {"text": 0.3, "unet": 0.78, "refine": 0.3}
+FLAT = {"text": 0.3, "unet": 0.78, "refine": 0.3, "mmdit": 0.5}
 CHECKPOINT_SECONDS = 180  # the most that an interruption can cost
 
 
@@ -97,7 +97,7 @@ class Fit:
 
     def restore(self, path: Path, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
         """Load a checkpoint; returns the steps and the seconds that it has behind it."""
-        kept = torch.load(path)
+        kept = torch.load(path, map_location="cpu")  # it may come from a machine with a GPU
         for name, module in self.modules.items():
             module.load_state_dict(kept["state"][name])
         for name, module in self.average.items():

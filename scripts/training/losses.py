@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,7 +42,17 @@ class Caption:
 
 
 def text_states(text: CLIPTextModel, tokenizer: CLIPTokenizer, captions: list[Caption]) -> Tensor:
-    """Token states [captions, TOKENS, WIDTH], each prompt read as its caption says.
+    """Token states [captions, TOKENS, WIDTH] of a text encoder's last layer."""
+    return read_states(
+        lambda texts: text(token_ids(tokenizer, texts)).last_hidden_state, tokenizer, captions
+    )
+
+
+def read_states(
+    states_of: Callable[[list[str]], Tensor], tokenizer: CLIPTokenizer, captions: list[Caption]
+) -> Tensor:
+    """Token states [captions, TOKENS, features], each prompt read as its caption says;
+    ``states_of`` gives those of prompts as they are.
 
     The encoder is causal, so the later a token, the more it knows: "left" and "square" in "a red
     circle left of a blue square" know of the red circle, "circle" knows that it is red, and the
@@ -51,12 +61,12 @@ def text_states(text: CLIPTextModel, tokenizer: CLIPTokenizer, captions: list[Ca
     """
     read = [said for one in captions if one.reading == 2 for said in one.mistaken]
     texts = list(dict.fromkeys(["", *(one.prompt for one in captions), *read]))
-    states = text(token_ids(tokenizer, texts)).last_hidden_state  # [texts, TOKENS, WIDTH]
+    states = states_of(texts)  # [texts, TOKENS, features]
     rows = {said: TOKENS * row for row, said in enumerate(texts)}
     words = {word for said in texts for word in split(said)}
     lengths = {word: len(tokenizer(word)["input_ids"]) - 2 for word in words}
     columns = [[rows[said] + at for said, at in sources(one, lengths)] for one in captions]
-    return F.embedding(torch.tensor(columns), states.flatten(0, 1))
+    return F.embedding(torch.tensor(columns, device=states.device), states.flatten(0, 1))
 
 
 def split(text: str) -> list[str]:

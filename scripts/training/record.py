@@ -27,12 +27,15 @@ from .models import assemble, new_text_encoder, new_unet
 
 RECORD = "training.json"
 ANY_TIME = ("out", "work", "snapshot")  # options that do not change what is learnt
-STAGES = ("vae", "decoder", "text", "unet", "refine")
+STAGES = ("vae", "decoder", "text", "unet", "refine", "mmdit")
 PACKAGES = ("torch", "diffusers", "transformers", "tokenizers", "safetensors", "numpy")
 
 
-def begin_sitting(work: Path, args: argparse.Namespace) -> None:
-    """Keep the settings of a new run in ``work``, and that somebody sat down to it.
+def begin_sitting(
+    work: Path, args: argparse.Namespace, any_time: tuple[str, ...] = ANY_TIME
+) -> None:
+    """Keep the settings of a new run in ``work``, and that somebody sat down to it. Options of
+    ``any_time`` may change from one sitting to the next.
 
     The steps of a stage may still be changed while its learning rate has not begun to fall: what
     was done so far does not depend on them. The sitting then records what they were before.
@@ -40,7 +43,7 @@ def begin_sitting(work: Path, args: argparse.Namespace) -> None:
     Raises:
         SystemExit: there is a run of other settings.
     """
-    settings = {name: value for name, value in vars(args).items() if name not in ANY_TIME}
+    settings = {name: value for name, value in vars(args).items() if name not in any_time}
     settings["start"] = digests(args.start) if args.start else None
     kept = work / "run.json"
     run = json.loads(kept.read_text()) if kept.exists() else {"settings": settings, "sittings": []}
@@ -59,6 +62,7 @@ def begin_sitting(work: Path, args: argparse.Namespace) -> None:
             "began": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
             "from": done,
             "settings_before": before,
+            **{name: vars(args)[name] for name in any_time if name not in ANY_TIME},
             "commit": commit(),
             "versions": {"python": platform.python_version()}
             | {name: version(name) for name in PACKAGES},
@@ -89,7 +93,11 @@ def steps_done(work: Path) -> dict[str, int]:
 def checkpoints(work: Path) -> dict[str, Any]:
     """The checkpoint of each stage that has begun."""
     paths = {stage: work / f"{stage}.pt" for stage in STAGES}
-    return {stage: torch.load(path, mmap=True) for stage, path in paths.items() if path.exists()}
+    return {
+        stage: torch.load(path, mmap=True, map_location="cpu")
+        for stage, path in paths.items()
+        if path.exists()
+    }
 
 
 def commit() -> str:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from diffusers import StableDiffusionPipeline
+from diffusers import DiffusionPipeline, StableDiffusionPipeline
 from evaluation.landing import landings, seen_in
 from PIL import Image
 from scenes import Scene, random_scene
 from torch import Tensor
 
 import sdattn
+from sdattn.models.loading import DEMO_SETTINGS
 
 from .fit import note, rank, world
 from .losses import Caption, diffusion_loss, text_states
-
-GUIDANCE = 2.0
 
 
 @torch.no_grad()
@@ -45,16 +46,19 @@ def report_use_of_text(
 
 
 def report_pictures(
-    pipe: StableDiffusionPipeline, stage: str, step: int, work: Path, count: int = 32
+    pipe: DiffusionPipeline,
+    stage: str,
+    step: int,
+    work: Path,
+    count: int = 32,
+    options: Mapping[str, Any] = DEMO_SETTINGS,
 ) -> None:
     """Draw unseen prompts in each process, note how many are right and how many words are on
     their own objects, keep a sheet of them."""
     rng = np.random.default_rng((99, rank()))
     scenes = [random_scene(rng, held_out=True, n_objects=2) for _ in range(count)]
     prompts = [scene.caption(rng) for scene in scenes]
-    run = sdattn.generate(
-        pipe, prompts, seed=count * rank(), num_inference_steps=20, guidance_scale=GUIDANCE
-    )
+    run = sdattn.generate(pipe, prompts, seed=count * rank(), **options)
     counts = torch.zeros(5, 2)  # right, of how many
     for scene, picture, maps in zip(scenes, run.images, run.heatmaps, strict=True):
         verdict = seen_in(scene, picture)

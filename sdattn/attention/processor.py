@@ -153,7 +153,7 @@ class TorchAttnProcessor:
         if not (self.place or known):
             raise RunError(
                 f"The {type(self.controller).__name__} was not told which layers call it, and a "
-                f"{type(attn).__name__} did. {self.controller.HOW}"  # type: ignore[union-attr]
+                f"layer of class {type(attn).__name__} did. {self.controller.HOW}"  # type: ignore[union-attr]
             )
         return self.place or known
 

@@ -165,7 +165,7 @@ def batch(
 def _run(output: Output, request: Any) -> None:
     from ..batch.run import run_batch
     from ..files.addresses import place_of
-    from ..models.loading import quiet_libraries
+    from ..models.quiet import quiet_libraries
 
     quiet_libraries(prompts=True)
     try:

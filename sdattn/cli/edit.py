@@ -54,7 +54,7 @@ def edit(
       sdattn edit "a cat on a sofa" "a dog on a sofa" --model owner/name --blend cat
       sdattn edit "a cat on a sofa" "a cat on a sofa" --weight sofa=0.3 --image photo.jpg
     """
-    from ..edit import EditOptions, edit, prepare
+    from ..edit.editing import EditOptions, edit, prepare
     from ..files.places import check_apart, file_name
     from ..runs.folder import check_target
     from .printing import print_folder, table

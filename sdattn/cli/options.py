@@ -146,7 +146,8 @@ def dtype_of(name: str | None) -> Any:
 
 def load(model: str, device: str | None, dtype: str | None, output: Output | None = None) -> Any:
     """The pipeline that --model, --device and --dtype name; what it is goes to stderr."""
-    from ..models.loading import load_pipeline, quiet_libraries
+    from ..models.loading import load_pipeline
+    from ..models.quiet import quiet_libraries
 
     torch_dtype = dtype_of(dtype)
     quiet_libraries()

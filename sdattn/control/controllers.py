@@ -49,7 +49,7 @@ class AttentionControlEdit(AttentionStore):
         local_blend: keeps the picture outside some words; applied by :meth:`step_callback`.
         max_self_queries: self-attention with more queries than this is left alone.
         store_options: ``guidance``, ``max_queries`` and ``kinds`` of
-            :class:`sdattn.AttentionStore`.
+            :class:`sdattn.AttentionStore`. ``guidance`` is ``"batch"`` by default.
 
     Raises:
         ValueError: fewer than two prompts, a part outside [0, 1], prompts that cannot be aligned.
@@ -84,7 +84,7 @@ class AttentionControlEdit(AttentionStore):
         # A target that is the source has the source's attention already, up to how a batch rounds.
         self.edits = torch.tensor([target.text != prompts[0].text for target in prompts[1:]])
         self._copies: dict[int, DeviceCopies] = {}  # by the id of the tensor, which they hold
-        super().__init__(**store_options)
+        super().__init__(**{"guidance": "batch", **store_options})
 
     def reset(self) -> None:
         """Forget all maps and steps, ready for another run."""

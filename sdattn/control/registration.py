@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from ..attention.processor import Controller, TorchAttnProcessor
 from ..errors import InvalidValueError, Message, RunError
+from ..hooks.attachment import refuse_broken_step, unet_layers
 from ..hooks.attention_store import AttentionStore
 from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError, CaptureWarning
-from ..hooks.step_controller import refuse_broken_step, unet_layers
 from ..models.denoiser_call import innermost, is_compiled, unwrapped
 from ..models.layers import AttentionLayer, Denoiser
 
@@ -195,13 +195,14 @@ class ControlHandle:
     def _check_batch(self, batch: int) -> None:
         """Whether the controller and the run agree on guidance, and on the number of prompts."""
         guidance = getattr(self.controller, "guidance", None)
+        in_batch = guidance in ("auto", "batch")
         prompts = getattr(self.controller, "prompts", None)
         try:  # unknown outside the pipeline's own call
             guided = self._denoiser.pipeline.do_classifier_free_guidance
         except AttributeError:
             guided = None
         attached = getattr(self.controller, "attachment", None)
-        if guidance == "batch" and attached is None and (batch % 2 or guided is False):
+        if in_batch and attached is None and (batch % 2 or guided is False):
             text = (
                 "The controller leaves out the first half of the batch as unconditional, and this "
                 "run, in a batch of {0}, has no guidance. Set {guidance_scale} above 1, or make "
@@ -215,11 +216,11 @@ class ControlHandle:
                 "The controller was made with guidance=None and this run is guided. Make it with "
                 "guidance='batch', or set guidance_scale to 1."
             )
-        images, rest = divmod(batch // 2 if guidance == "batch" else batch, len(prompts))
+        images, rest = divmod(batch // 2 if in_batch else batch, len(prompts))
         if rest or not images or (images > 1 and getattr(self.controller, "local_blend", None)):
             raise InvalidValueError(
                 f"The controller was made for {len(prompts)} prompts and the batch has "
-                f"{batch // 2 if guidance == 'batch' else batch} images. Run the pipeline on those "
+                f"{batch // 2 if in_batch else batch} images. Run the pipeline on those "
                 "very prompts; with a LocalBlend, num_images_per_prompt=1."
             )
 

@@ -2,6 +2,8 @@
 
 figure(run, "steps", ["red circle"])     a figure of matplotlib
 save_figure(figure, "fig.pdf")           as PDF, SVG or PNG, whole or not at all
+animate(run, ["circle"])                 its maps over the steps, a picture each
+save_animation(frames, "steps.gif")      as GIF or WebP
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from ..runs.imagerun import (
     plain,
     short_name,
 )
+from .animation import animate, save_animation
 from .choosing import chosen, kept_steps
 from .lettering import DPI, settings
 from .panels import Lines, Page, Panel, fill, flow, table
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     Places = Sequence[Axes] | np.ndarray
+
+__all__ = ["animate", "figure", "save_animation", "save_figure"]
 
 Kind = Literal["words", "steps", "layers", "heads"]
 KINDS: tuple[Kind, ...] = ("words", "steps", "layers", "heads")

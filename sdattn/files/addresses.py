@@ -64,8 +64,9 @@ def place_of(where: str | Path | Address) -> Path | Address:
             raise InvalidValueError("one behind another")
         files, path = fsspec.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
+        extra = " (pip install 'sdattn[s3]')" if scheme.lower() in ("s3", "s3a") else ""
         raise MissingPackageError(
-            f"{url} needs a package that is not installed: {error}."
+            f"{url} needs a package that is not installed: {error}{extra}."
         ) from error
     except ValueError as error:
         raise InvalidValueError(

@@ -25,7 +25,7 @@ def library(name: str) -> Any:
     except ModuleNotFoundError as error:
         raise MissingPackageError(
             f"This makes an object of {name}, and {error.name} is not installed. "
-            f"Install it: pip install {name}"
+            "Install it: pip install 'sdattn[tables]'"
         ) from error
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError
-from ..models.layers import PLACES
+from ..models.layers import PLACES, checked_kinds
 from .keep import MUCH
 from .step_controller import Guidance, StepController
 
@@ -65,13 +65,16 @@ class AttentionStore(StepController):
             Attend-and-Excite shows the store batches without a half to leave out: pass
             ``guidance=None`` with it.
         pipeline: attach the store to it, see :meth:`attach`.
-        guidance: where the unconditional rows are, which are left out. ``"batch"``: where the
-            attached pipeline has them; without one they are the first half of an even batch, as
-            prompt-to-prompt takes it, and an odd batch has none. ``"passes"``: the model runs twice
-            a step, for them first ("low resource"). None: there are none, every row is kept.
+        guidance: where the unconditional rows are, which are left out. By default where the
+            attached pipeline has them; of a store that is not attached they are the first half of
+            an even batch, as prompt-to-prompt takes it, and an odd batch has none. A bare UNet does
+            not say, so a store that is attached to one refuses an even batch unless it was told:
+            ``"batch"``: they are the first half. ``"passes"``: the model runs twice a step, for
+            them first ("low resource"). None: there are none, every row is an image.
         max_queries: maps with more queries than this stay out of ``step_store`` and
             ``attention_store``.
-        kinds: ``"cross"`` and/or ``"self"``, what is kept at all; all calls are counted.
+        kinds: ``"cross"`` and/or ``"self"``, what is kept; all calls are counted. None keeps
+            nothing, for controllers that only edit.
         keep_steps: keep each step in ``steps``: for SD 1.x at 512x512 66 MB a step and image. What
             a run will hold is logged as a warning where it is more than a gigabyte.
 
@@ -88,7 +91,14 @@ class AttentionStore(StepController):
         global_store: sums over all finished steps, where ``save_global_store`` is True.
         curr_step_index: for callers that keep their own count, never changed here.
 
+    Raises:
+        ValueError: an unknown ``guidance``, or ``kinds`` that are not these.
+
     Raises (when called):
+        CaptureError: no layer called an attached store in a pass of its model, or not all that hold
+            its processor, or others than in the first step of the run.
+        ValueError: it is attached, no pipeline runs, and which rows of an even batch are
+            unconditional was not said.
         RuntimeError: how many layers call in a pass is not known, so no step would ever end; or,
             by :class:`sdattn.TorchAttnProcessor`, which layer calls.
     """
@@ -98,14 +108,14 @@ class AttentionStore(StepController):
         save_global_store: bool | None = None,
         *,
         pipeline: Any = None,
-        guidance: Guidance | None = "batch",
+        guidance: Guidance | None = "auto",
         max_queries: int = 32**2,
-        kinds: Sequence[str] = KINDS,
+        kinds: Sequence[str] | None = KINDS,
         keep_steps: bool = False,
     ):
         self.save_global_store = save_global_store
         self.max_queries = max_queries
-        self.kinds = tuple(kinds)
+        self.kinds = () if kinds is None else checked_kinds(kinds, KINDS)
         self.keep_steps = keep_steps
         super().__init__(pipeline, guidance)
 
@@ -146,6 +156,11 @@ class AttentionStore(StepController):
             if is_cross:
                 self.full_step_store[key].append(attn)
         return attn
+
+    def refuse_edits(self, why: str) -> None:
+        """Raise RuntimeError where :meth:`forward` is another one: this one edits nothing."""
+        if getattr(self.forward, "__func__", None) is not AttentionStore.forward:
+            super().refuse_edits(why)
 
     def between_steps(self) -> None:
         """Add the finished step to the sums."""

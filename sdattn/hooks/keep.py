@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
 
 from ..errors import InvalidValueError
 from ..models.layers import AttentionLayer
+from ..models.pipeline_call import whole
 
 MUCH = 1e9  # bytes; a warning is logged where more will be held
 # "mean", "all", indices; of steps also "last", or a part of the run, (0.5, 1.0)
@@ -33,13 +34,23 @@ class Part:
     last: float
 
     @classmethod
+    def between(cls, pair: Any) -> Part | None:
+        """The part between two points of the run; None for what is no pair of such numbers."""
+        items = _items(pair)
+        numbers = [number for item in items if (number := _number(item)) is not None]
+        if not len(items) == len(numbers) == 2:
+            return None
+        first, last = numbers
+        return cls(first, last) if 0 <= first <= last <= 1 else None
+
+    @classmethod
     def of(cls, span: Any, passes: int | str = "their number") -> Part:
         """A part as knockouts and edits take it: 0.8 for the first 80 %, or ``(0.2, 0.8)``.
 
         Raises:
             ValueError: it is none; the message names the number of ``passes``.
         """
-        found = _bounds((0.0, span) if isinstance(span, Real) else span)
+        found = cls.between((0.0, span) if isinstance(span, Real) else span)
         if found is None:
             raise InvalidValueError(
                 f"{span!r}: pass a part of the run from 0 to 1, such as 0.8 or (0.2, 0.8). For n "
@@ -57,10 +68,10 @@ class Part:
         Raises:
             ValueError: the tuple of the whole numbers 0 and 1, which could be either.
         """
-        found = _bounds(pair)
+        found = cls.between(pair)
         if found is None or found.first == found.last:
             return None
-        if not all(isinstance(number, Integral) for number in pair):
+        if any(whole(number) is None for number in pair):
             return found
         if isinstance(pair, tuple):
             raise InvalidValueError(
@@ -80,13 +91,17 @@ class Part:
         return [i for i in range(number) if self.holds((i + 0.5) / number)]
 
 
-def _bounds(pair: Any) -> Part | None:
-    if isinstance(pair, str) or not isinstance(pair, Collection) or len(pair) != 2:
-        return None
-    if not all(isinstance(number, Real) for number in pair):
-        return None
-    first, last = map(float, pair)
-    return Part(first, last) if 0 <= first <= last <= 1 else None
+def _number(item: Any) -> float | None:
+    """A number as a float; None for anything else, True and False too."""
+    is_real = isinstance(item, Real) and not isinstance(item, bool)
+    number = item if is_real else whole(item)
+    return None if number is None else float(number)
+
+
+def _items(value: Any) -> tuple[Any, ...]:
+    """What a list holds; nothing of a word, of a number, or of an array that is one number."""
+    is_one = isinstance(value, str) or getattr(value, "ndim", None) == 0
+    return tuple(value) if isinstance(value, Collection) and not is_one else ()
 
 
 @dataclass(frozen=True)
@@ -181,14 +196,20 @@ class Heads:
 
 
 def _indices(name: str, value: Any, more: str = "") -> tuple[int, ...]:
-    found = () if isinstance(value, str) or not isinstance(value, Collection) else tuple(value)
-    good = all(isinstance(i, Integral) and int(i) >= 0 for i in found)
-    if not found or not good or len(set(found)) < len(found):
+    found = _wholes(value)
+    if not found or len(set(found)) < len(found):
         raise InvalidValueError(
             f'{name}={value!r}: pass "mean", "all", {more}or a list of indices from 0, not empty, '
             "each once."
         )
-    return tuple(map(int, found))
+    return found
+
+
+def _wholes(value: Any) -> tuple[int, ...]:
+    """The whole numbers from 0 that a list holds; nothing if it holds anything else."""
+    numbers = [whole(item) for item in _items(value)]
+    good = [number for number in numbers if number is not None and number >= 0]
+    return tuple(good) if len(good) == len(numbers) else ()
 
 
 @dataclass(frozen=True)
@@ -229,7 +250,8 @@ class Keep:
         Raises:
             ValueError: one that cannot be.
         """
-        if among is not None and (isinstance(among, str) or not among or not all(among)):
+        lists = None if among is None else [_wholes(columns) for columns in _items(among)]
+        if lists is not None and not (lists and all(lists)):
             raise InvalidValueError(
                 f"among={among!r}: pass a list of columns, not empty, for each image."
             )
@@ -239,7 +261,7 @@ class Keep:
                 "dtype, torch.float16 say."
             )
         columns = None if tokens is None else _columns(tokens)
-        return cls(Steps.of(steps), Heads.of(heads), columns, among, device, dtype, grad)
+        return cls(Steps.of(steps), Heads.of(heads), columns, lists, device, dtype, grad)
 
     @cached_property
     def held_dtype(self) -> torch.dtype:
@@ -273,8 +295,8 @@ class Keep:
         return images * self.steps.held(passes) * total * self.held_dtype.itemsize
 
 
-def _columns(tokens: Sequence[Any]) -> tuple[int, ...]:
-    whole = all(isinstance(token, Integral) for token in tokens)
-    if not whole or not len(tokens) or min(tokens) < 0:
+def _columns(tokens: Any) -> tuple[int, ...]:
+    columns = _wholes(tokens)
+    if not columns:
         raise InvalidValueError(f"tokens={tokens!r}: pass token columns from 0, or None for all.")
-    return tuple(map(int, tokens))
+    return columns

@@ -16,6 +16,7 @@ from ..models.denoiser_call import Call, Size, Timestep
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, is_own, joint_spans, read_call, unwrapped
 from .attended import Rows, row_index
+from .run_watch import RunWatch
 
 BRANCHES: dict[str, tuple[Branch, ...]] = {
     "conditional": ("conditional",),
@@ -151,6 +152,7 @@ class Passes:
             raise OptionError("branch", branch, text, kind)
         self.call: Call | None = None
         self.begun = False
+        self._runs = RunWatch()
         self._schedule: Schedule | None = None
         self._grid: tuple[Tensor, int, Size] | None = None  # ids, their version, what they told
         self._size: Size | None = None  # of the pass that runs now
@@ -262,9 +264,8 @@ class Passes:
 
     def _refuse_second_run(self) -> None:
         pipeline = self.denoiser.pipeline
-        schedule = getattr(getattr(pipeline, "scheduler", None), "timesteps", None)
-        before = None if self._schedule is None else self._schedule.timesteps
-        again = self.begun and schedule is not before
+        is_new = self._runs.begins(pipeline)
+        again = self.begun and is_new
         if again and getattr(pipeline, "free_init_enabled", False):
             raise CaptureError(
                 "FreeInit runs the whole schedule several times, which would mix the maps of all. "
@@ -275,8 +276,8 @@ class Passes:
                 "A second run of the pipeline began inside one capture(), which would mix the maps "
                 "of two pictures. Enter capture() once for each run."
             )
-        if schedule is not before:
-            self._schedule = Schedule(schedule)
+        if is_new and self._runs.schedule is not None:
+            self._schedule = Schedule(self._runs.schedule)
 
     def _note_text(self, call: Call) -> None:
         """Of a model without its pipeline: calls in a row with other text states."""

@@ -15,6 +15,7 @@ from ..hooks.keep import Part
 from ..hooks.passes import CaptureError
 from ..models.guidance import Branch
 from ..models.layers import PLACES
+from ..models.pipeline_call import whole
 from .aggregation import PLACE
 from .layermaps import LayerMap, LayerMaps
 from .presets import Preset
@@ -212,8 +213,8 @@ def _mean(steps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 def _chosen(store: AttentionStore, steps: StepChoice) -> list[Maps]:
     kept = len(store.steps)
     numbers: list[int] = []
-    if isinstance(steps, (int, Integral)):
-        numbers = [int(steps)] if -kept <= steps < kept else []
+    if (step := whole(steps)) is not None:
+        numbers = [step] if -kept <= step < kept else []
     elif part := Part.read(steps):
         numbers = part.passes(kept)
     if not numbers:

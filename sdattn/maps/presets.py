@@ -78,8 +78,8 @@ class Preset:
     def __post_init__(self) -> None:
         chosen = {name: getattr(self, name) for name in _CHOICES}
         if not isinstance(self.steps, str):
-            first, last = self.steps
-            chosen["steps"] = "mean" if 0 <= first < last <= 1 else self.steps
+            part = Part.between(self.steps)
+            chosen["steps"] = "mean" if part and part.first < part.last else self.steps
         for name, value in chosen.items():
             if value not in _CHOICES[name]:
                 choices = ", ".join(map(repr, _CHOICES[name]))

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ..errors import InvalidValueError, NotFoundError
 from ..files.tables import labelled
+from ..files.terminal import shorter
+from ..models.pipeline_call import whole
 from ..prompts.tokens import Prompt, Word
 from ..prompts.words import is_content_word
 from .heatmap import Heatmap
@@ -41,7 +43,7 @@ class Heatmaps(Mapping[str, Heatmap]):
     numbers are in ``hm.maps``, those of one word in ``hm["circle"].map``.
 
     Attributes:
-        prompt: the :class:`sdattn.prompts.tokens.Prompt`: words, tokens and what was cut off.
+        prompt: the :class:`sdattn.Prompt`: words, tokens and what was cut off.
         maps: float32 ``[rows, cols, columns kept]``.
         preset: what they were made by.
     """
@@ -64,6 +66,12 @@ class Heatmaps(Mapping[str, Heatmap]):
         self.maps = maps
         self.preset = preset
         self._place = {column: i for i, column in enumerate(kept)}
+
+    def __repr__(self) -> str:
+        rows, cols = self.maps.shape[:2]
+        words = f"{len(self.held)} word{'' if len(self.held) == 1 else 's'}"
+        prompt = shorter(self.prompt.text, 60)
+        return f"Heatmaps({words} of {prompt!r}, {rows}x{cols}, preset {self.preset.name})"
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -101,12 +109,13 @@ class Heatmaps(Mapping[str, Heatmap]):
         Raises:
             KeyError: no such column, or it was not captured.
         """
-        if not self._holds((column,)):
+        number = whole(column)
+        if number is None or not self._holds((number,)):
             raise NotFoundError(
                 f"No token column {column}. Captured: {min(self._place)} to {max(self._place)}, "
                 f"{len(self._place)} in all."
             )
-        return self._of(self.prompt.tokens[column].text, (column,))
+        return self._of(self.prompt.tokens[number].text, (number,))
 
     def __getitem__(self, key: str | int) -> Heatmap:
         if not isinstance(key, str):

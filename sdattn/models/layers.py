@@ -6,7 +6,7 @@ softmax over the tokens of text and picture together (Esser et al. 2024, section
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -144,11 +144,7 @@ def select_layers(
     Raises:
         ValueError: a kind or a choice that fits no layer; the message lists what there is.
     """
-    unknown = [kind for kind in kinds if kind not in KINDS]
-    if unknown or not kinds or isinstance(kinds, str):
-        raise InvalidValueError(
-            f"kinds={kinds!r}: pass a tuple of {' and/or '.join(map(repr, KINDS))}."
-        )
+    kinds = checked_kinds(kinds)
     candidates = [layer for layer in found if layer.kind in kinds]
     if callable(layers):
         chosen = [layer for layer in candidates if _holds(layers, layer, latent_size)]
@@ -166,8 +162,22 @@ def select_layers(
     if choices:
         chosen = [la for la in candidates if any(_fits(la, c, latent_size) for c in choices)]
     if not chosen:
-        raise InvalidValueError(_nothing_fits(f"kinds={tuple(kinds)}", found, latent_size))
+        raise InvalidValueError(_nothing_fits(f"kinds={kinds}", found, latent_size))
     return chosen
+
+
+def checked_kinds(kinds: Any, known: Sequence[str] = KINDS) -> tuple[str, ...]:
+    """Kinds of attention, as a tuple.
+
+    Raises:
+        ValueError: one that is not ``known``, none, or a single name.
+    """
+    found = tuple(kinds) if isinstance(kinds, Iterable) and not isinstance(kinds, str) else ()
+    if not found or any(kind not in known for kind in found):
+        raise InvalidValueError(
+            f"kinds={kinds!r}: pass a tuple of {' and/or '.join(map(repr, known))}."
+        )
+    return found
 
 
 def _holds(predicate: Any, layer: AttentionLayer, latent_size: tuple[int, int] | None) -> bool:

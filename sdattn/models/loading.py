@@ -23,6 +23,7 @@ from .guidance import guided_order
 from .hub import needs_the_hub
 from .layers import find_denoiser, find_layers, what_it_holds
 from .model_index import check_whole, named_errors, read_index, without_weights
+from .quiet import no_torchvision_notices
 from .reading import read_prompts
 
 DEMO = Path(__file__).parent / "demo"
@@ -32,6 +33,7 @@ UNSEEN = {"linear": "they have no softmax", "temporal": "they look at frames, no
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
+@no_torchvision_notices()
 def load_pipeline(
     model: str | Path = "demo",
     *,
@@ -58,7 +60,7 @@ def load_pipeline(
         OSError: the hub cannot be reached or has no such model.
         TypeError: the pipeline's denoiser is none that is known.
     """
-    from diffusers import DiffusionPipeline
+    import diffusers
 
     device = checked_device(device)
     dtype = dtype or (torch.float16 if device.type == "cuda" else torch.float32)
@@ -68,29 +70,19 @@ def load_pipeline(
     else:
         folder = path or download(str(model))
         index = read_index(folder)
+        # diffusers refuses an SD 3 that was saved without T5, unless None is passed for it
+        kind = inspect.signature(getattr(diffusers, index["_class_name"]))
+        absent = {name: None for name in kind.parameters if index.get(name) == [None, None]}
         with named_errors(folder):
             _check_family(folder, index)
-            pipe = DiffusionPipeline.from_pretrained(
-                folder, use_safetensors=True, **_as_dtype(dtype)
+            pipe = diffusers.DiffusionPipeline.from_pretrained(
+                folder, use_safetensors=True, **absent, **_as_dtype(dtype)
             )
         parts = pipe.components.items()
         check_whole(folder, {k: part for k, part in parts if isinstance(part, torch.nn.Module)})
         pipe.register_to_config(_name_or_path=path or str(model))
     find_denoiser(pipe)
     return pipe.to(device)
-
-
-def quiet_libraries(*, prompts: bool = False) -> None:
-    """No progress bars of the libraries and no warnings of parts that are not used here; with
-    ``prompts`` also none of diffusers, which has the text of every prompt that it cuts off."""
-    from diffusers.utils import logging
-    from transformers.utils import logging as transformers_logging
-
-    logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    if prompts:
-        logging.set_verbosity_error()
 
 
 def _check_family(folder: Path, index: Mapping[str, Any]) -> None:

@@ -6,8 +6,7 @@ prompts = read_prompts(pipe, lines, **options)
 """
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from .layers import find_denoiser
 from .loading import download, find_model
 from .model_index import named_errors, read_index, without_weights
+from .quiet import only_errors
 
 
 def outline(model: str | Path = "demo") -> Any | None:
@@ -53,7 +53,7 @@ def outline(model: str | Path = "demo") -> Any | None:
 def _build(folder: Path, name: str | Path) -> Any | None:
     from diffusers import DiffusionPipeline
 
-    with _silence(), named_errors(folder):
+    with only_errors(), named_errors(folder):
         models = _models(folder, read_index(folder))
         if None in models.values():
             return None
@@ -76,24 +76,3 @@ def _models(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
                     part = folder / name
                     found[name] = without_weights(cls, part if part.is_dir() else folder)
     return found
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """No progress bar, and only errors in the log: loading reports the same again."""
-    from diffusers.utils import logging as of_diffusers
-    from transformers.utils import logging as of_transformers
-
-    logs = (of_diffusers, of_transformers)
-    before = [log.get_verbosity() for log in logs]
-    bars = of_diffusers.is_progress_bar_enabled()
-    try:
-        of_diffusers.disable_progress_bar()
-        for log in logs:
-            log.set_verbosity_error()
-        yield
-    finally:
-        for log, level in zip(logs, before, strict=True):
-            log.set_verbosity(level)
-        if bars:
-            of_diffusers.enable_progress_bar()

@@ -94,7 +94,7 @@ def _checked_counts(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
     most = pipe.scheduler.config.num_train_timesteps
     found = {}
     if "num_inference_steps" in options:
-        steps = _whole(options["num_inference_steps"])
+        steps = whole(options["num_inference_steps"])
         if steps is None or not 1 <= steps <= most:
             raise OptionError(
                 "num_inference_steps",
@@ -105,17 +105,20 @@ def _checked_counts(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
         found["num_inference_steps"] = steps
     for name in ("num_images_per_prompt", "num_frames"):
         if options.get(name) is not None:
-            number = _whole(options[name])
+            number = whole(options[name])
             if number is None or number < 1:
                 raise OptionError(name, options[name], "pass a whole number from 1.")
             found[name] = number
     return found
 
 
-def _whole(value: Any) -> int | None:
-    """A whole number of whatever kind, numpy's too, as an int; None for anything else."""
+def whole(value: Any) -> int | None:
+    """A whole number of whatever kind, numpy's and torch's too, as an int; None for anything else,
+    be it a truth value or a list of one number."""
+    is_truth = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+    is_list = getattr(value, "ndim", None) not in (None, 0)
     try:
-        return None if isinstance(value, bool) else index(value)
+        return None if is_truth or is_list else index(value)
     except TypeError:
         return None
 
@@ -145,7 +148,7 @@ def checked_seeds(seed: Any, images: int = 1) -> list[int]:
     Raises:
         ValueError: it is no whole number, or one of them is not from 0 to 2**63 - 1.
     """
-    first = _whole(seed)
+    first = whole(seed)
     if first is None or not 0 <= first <= LARGEST_SEED - images + 1:
         most = "2**63 - 1" if images == 1 else f"2**63 - {images}, for {images} images"
         raise OptionError("seed", seed, "pass a whole number from 0 to {0}.", most)
@@ -196,7 +199,7 @@ def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidValueError(Message(text))
         found["use_resolution_binning"] = False
     asked = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
-    given = {side: _whole(value) for side, value in asked.items()}
+    given = {side: whole(value) for side, value in asked.items()}
     unit = size_unit(pipe)
     for side, value in given.items():
         if value is None:

@@ -39,7 +39,7 @@ def read_prompts(
             text are refused.
 
     Returns:
-        One :class:`sdattn.prompts.tokens.Prompt` each.
+        One :class:`sdattn.Prompt` each.
 
     Raises:
         TypeError: a pipeline of which it is not known how it reads.

@@ -70,7 +70,7 @@ def generate(
     Raises:
         ValueError: no prompt, one that is empty or too long, a seed, a size or a number of steps or
             images that cannot be, more pictures than memory holds, capture options that the preset
-            cannot do with. A :class:`sdattn.models.finite.NotFiniteError`, which is one too, where
+            cannot do with. A :class:`sdattn.NotFiniteError`, which is one too, where
             a picture or a map came out as NaN or infinity.
         KeyError: a word that is in none of the prompts.
         TypeError: a model that cannot be refined, asked, or have words knocked out.

@@ -27,7 +27,7 @@ class Run:
         len(run), run[0], for image_run in run
 
     Attributes:
-        image_runs: a :class:`sdattn.runs.imagerun.ImageRun` an image, one or more a prompt.
+        image_runs: a :class:`sdattn.ImageRun` an image, one or more a prompt.
         store: the captured maps.
         layers: the maps of the layers that see the text, as the preset reads them.
     """

@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import load
 
 from sdattn.batch import open_batch
+from sdattn.batch.storage.parquets import Parquets
 from sdattn.runs.drawings import PARTS
 
 
@@ -240,3 +241,17 @@ def test_columns_of_parts_that_were_not_saved_are_left_out(tmp_path, load_datase
     found = load_dataset(str(root))
     assert {"image", "run", "prompt"} < {*found.column_names}
     assert not {"maps", "files"} & {*found.column_names}
+
+
+def test_a_byte_that_changed_in_a_page_is_not_read_as_if_it_were_right(parquets, tmp_path):
+    """Of a picture, which is stored as it is: nothing but the page's checksum knows of it."""
+    root, items = parquets
+    picture = items["e"]["image.png"]
+    [shard] = [path for path in (root / "shards").iterdir() if picture in path.read_bytes()]
+    data = bytearray(shard.read_bytes())
+    data[data.index(picture) + len(picture) // 2] ^= 1
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / shard.name).write_bytes(data)
+    held = Parquets(tmp_path, tmp_path / "temporary", nbytes=1)
+    with pytest.raises(ValueError, match="CRC"):
+        held.read("e", f"shards/{shard.name}", ["image.png"])

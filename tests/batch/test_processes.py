@@ -566,9 +566,16 @@ def test_a_run_read_twice_has_the_same_maps(reference):
 # Batch sizes
 
 
+def apart(maps, others):
+    """The largest difference, as a part of the highest value."""
+    return ((maps.float() - others.float()).abs().max() / maps.max()).item()
+
+
 def test_batch_sizes_change_less_than_can_be_seen(tmp_path):
-    """Sums are in another order, so that the last bits may differ, and no more. Here of seven items
-    and of two."""
+    """Sums are in another order, so that the last bits may differ, which 20 steps make more of.
+
+    Here of seven items and of two. Maps of another item differ by a hundred times as much.
+    """
     lines = [{"prompt": f"a {c} circle and a blue square"} for c in ("red",) * 4 + ("green",) * 3]
     lines += [{"prompt": "a red square", "negative_prompt": "green", "width": 96}] * 2
     source = write_lines(tmp_path / "prompts.jsonl", lines)
@@ -580,7 +587,7 @@ def test_batch_sizes_change_less_than_can_be_seen(tmp_path):
         )
         assert outcome.exit_code == 0
         runs[size] = out
-    pixels = steps = averaged = 0.0
+    pixels = averaged = kept = 0.0
     ones, others = open_batch(runs[1]), open_batch(runs[7])
     assert list(ones) == list(others) and len(ones) == len(lines)
     for item in ones:
@@ -592,9 +599,11 @@ def test_batch_sizes_change_less_than_can_be_seen(tmp_path):
         averaged = max(averaged, change)
         held = [load_file(runs[size] / f"items/0000/{item}/maps.safetensors") for size in (1, 7)]
         for name, values in held[0].items():
-            # Positive numbers of 16 bits are in the order of their bits.
-            bits = values.view(torch.int16).int(), held[1][name].view(torch.int16).int()
-            steps = max(steps, (bits[0] - bits[1]).abs().max().item())
+            kept = max(kept, apart(values, held[1][name]))
     assert pixels <= 2  # of 255
     assert averaged <= 1e-4
-    assert steps <= 2  # neighbours among the numbers of 16 bits
+    assert kept <= 8 * 2**-11  # float16 rounds to 2**-11; found on one machine: 1.7 of them
+    first, second = (
+        load_file(runs[1] / f"items/0000/{item}/maps.safetensors") for item in [*ones][:2]
+    )
+    assert min(apart(values, second[name]) for name, values in first.items()) > 0.05

@@ -297,7 +297,6 @@ def test_workers_that_ray_has_no_room_for(crew_of, monkeypatch, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_without_a_gpu_it_says_what_workers_take(crew_of, monkeypatch, capfd):
     crew = crew_of(Actor, (1, 1))
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 2.0})
@@ -309,6 +308,7 @@ def test_without_a_gpu_it_says_what_workers_take(crew_of, monkeypatch, capfd):
     assert "no GPU now, so each worker takes a CPU; --device cuda waits" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_machine_that_has_no_sdattn(crew_of, capfd):
     worker, request = light(str)
     request.__reduce__ = lambda _: (importlib.import_module, ("not_installed_there",))

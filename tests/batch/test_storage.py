@@ -206,7 +206,7 @@ def test_a_job_whose_lease_was_taken_writes_no_more(memory):
     assert joined.lock.join("one") and folder.stopped is None and joined.stopped is None
     (memory / "run" / ".batch" / "lease.json").write_text(json.dumps({"job": "two"}))
     assert "another job has taken memory://bucket/run" in joined.stopped
-    folder.lock._thread.join(5)
+    folder.lock._thread.join(60)
     assert "another job has taken memory://bucket/run" in folder.stopped
     with pytest.raises(OSError, match="another job has taken"):
         folder.write("metadata.jsonl", [])

@@ -10,7 +10,7 @@ import typer
 
 from sdattn import PRESETS, cli
 from sdattn.cli import options, show
-from sdattn.edit import Mode
+from sdattn.edit.editing import Mode
 from sdattn.figures import KINDS
 from sdattn.inversion.invert import invert
 from sdattn.models.loading import DEMO_SETTINGS

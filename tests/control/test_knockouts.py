@@ -65,18 +65,27 @@ def pixels(image):
         (lambda: pixart(PixArtAlphaPipeline), {"max_sequence_length": 24}),
         (
             lambda: make_pipeline(StableDiffusionInpaintPipeline),
-            {"image": Image.new("RGB", (96, 64), "red"), "mask_image": Image.new("L", (96, 64))},
+            {
+                "image": Image.new("RGB", (96, 64), "red"),
+                "mask_image": Image.new("L", (96, 64), 255),
+            },
         ),
         (make_pipeline, {"latents": torch.randn(1, 4, 8, 12)}),
         (make_sdxl_pipeline, {"prompt_2": PROMPT, "negative_prompt": ["dog"], "eta": 1.0}),
     ],
 )
 def test_where_nothing_is_removed_nothing_changes(make, options):
-    """Rows of a batch differ in nothing else, and share the noise that is drawn on the way."""
+    """Rows of a batch differ in nothing else, and share the noise that is drawn on the way.
+
+    Where a row stands may change how its sums round, so a pixel may fall to the next of 255 values:
+    2e-5 of its cell's 8x8x3. To remove a word changes a cell by 1.7e-3 and more.
+    """
     plan = causes.prepare(make(), PROMPT, 0, None, 1.0, {**FAST, **options})
     (first, *others), grid = causes.draw(plan, [(), (), ()])
     for other in others:
-        assert not causes.change(first, other, grid).any()
+        assert causes.change(first, other, grid).max() < 2e-4
+    [removed], _ = causes.draw(plan, [(2, 3, 4)])
+    assert causes.change(first, removed, grid).max() > 1e-3
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -1,6 +1,7 @@
 """Columns taken out of attention: exactly those, for those rows."""
 
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from sdattn.models.layers import find_denoiser, find_layers
 
 PROMPT = "a red cat and a dog"
 FAST = {"num_inference_steps": 2, "height": 64, "width": 96}
+# Equal rows of a batch may round apart: outputs of 1.8 in float32, found 1.6e-6 after two passes.
+ROUNDING, REMOVED = 1e-5, 5e-3
 UNGUIDED = ("Stable Diffusion 1.x", "PAG", "PixArt Alpha")
 
 
@@ -141,10 +144,11 @@ def test_rows_of_the_negative_prompt_are_not_touched():
     [nothing, nothing_later], [removed, later] = (
         run(pipe, Removal(pipe, [(), columns], 77)) for columns in ((), (2, 3))
     )
-    assert torch.equal(removed[:3], nothing[:3])  # [negative, negative, prompt, prompt]
-    assert not torch.equal(removed[3], nothing[3])
-    assert torch.equal(nothing[2], nothing[3])
-    assert torch.equal(later[:3:2], nothing_later[:3:2])  # the row of which nothing was removed
+    same = partial(torch.testing.assert_close, atol=ROUNDING, rtol=0)
+    same(removed[:3], nothing[:3])  # [negative, negative, prompt, prompt]
+    assert (removed[3] - nothing[3]).abs().max() > REMOVED
+    same(nothing[2], nothing[3])
+    same(later[:3:2], nothing_later[:3:2])  # the row of which nothing was removed
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,9 @@ def test_the_part_of_the_run_that_a_picture_leaves(steps, changed):
     image = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(1)).repeat(2, 1, 1, 1)
     options = {"image": image, "strength": 0.5, "num_inference_steps": 4}
     outputs = run(pipe, Removal(pipe, [(), (2, 3)], 77, None, steps), **options)
-    assert [not torch.equal(one[2], one[3]) for one in outputs] == changed
+    apart = [(one[2] - one[3]).abs().max() for one in outputs]
+    assert [one > REMOVED for one in apart] == changed
+    assert all(one < ROUNDING for one in apart if one < REMOVED)
 
 
 def test_other_layers_keep_their_processors():

@@ -1,6 +1,10 @@
 """edit(): bit for bit where nothing is edited, and as asked where something is."""
 
+import ast
+import importlib
+import inspect
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,6 +42,59 @@ def uncontrolled(pipe, prompts, seed=0, **options):
 
 def same(images, others):
     return [a.tobytes() == b.tobytes() for a, b in zip(images, others, strict=True)]
+
+
+def test_the_module_is_called_as_its_function():
+    pipe = make_pipeline()
+    called = sdattn.edit(pipe, SOURCE, TARGET, seed=3, **FAST)
+    assert isinstance(called, sdattn.edit.EditRun)
+    assert same(called.images, edit(pipe, SOURCE, TARGET, seed=3, **FAST).images) == [True, True]
+    assert inspect.signature(sdattn.edit) == inspect.signature(edit)
+    assert importlib.import_module("sdattn.edit") is sdattn.edit and inspect.ismodule(sdattn.edit)
+    assert sdattn.edit.edit is edit
+    with pytest.raises(TypeError, match="target"):
+        sdattn.edit(pipe, SOURCE)
+
+
+def test_type_checkers_know_every_name_of_the_module():
+    tree = ast.parse(Path(sdattn.edit.__file__).read_text(encoding="utf-8"))
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    names = set()
+    for node in classes["CalledModule"].body:
+        if isinstance(node, ast.ImportFrom):
+            names |= {alias.asname for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets}
+    assert names == set(sdattn.edit.__all__)
+
+
+USE = """
+import sdattn
+from sdattn.edit import EditRun
+run: EditRun = sdattn.edit(None, "a cat", ["a dog"], seed=1, num_inference_steps=3)
+same: sdattn.edit.EditRun = run
+control: sdattn.edit.AttentionReplace = sdattn.edit.AttentionReplace([], num_steps=3)
+near: float = sdattn.edit.psnr(run.images[0], run.images[1])
+sdattn.edit(None, 3, "a dog")
+sdattn.edit.nothing
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_that_the_module_can_be_called(tmp_path, monkeypatch):
+    api = pytest.importorskip("mypy.api", reason="pip install mypy")
+    heavy = "torch.*,diffusers.*,transformers.*,numpy.*,matplotlib.*,PIL.*"
+    (tmp_path / "mypy.ini").write_text(
+        "[mypy]\nstrict = true\nignore_missing_imports = true\nfollow_imports = silent\n"
+        f"[mypy-{heavy}]\nfollow_imports = skip\n"
+    )
+    monkeypatch.setenv("MYPYPATH", str(Path(sdattn.__file__).parents[1]))
+    options = ["--config-file", f"{tmp_path}/mypy.ini", "--cache-dir", f"{tmp_path}/cache"]
+    said, trouble, _ = api.run([*options, "-c", USE])
+    lines = [line for line in said.splitlines() if "error:" in line]
+    assert not trouble and len(lines) == 2, said
+    assert ":8:" in lines[0] and 'incompatible type "int"; expected "str"' in lines[0]
+    assert ":9:" in lines[1] and 'no attribute "nothing"' in lines[1]
 
 
 OFF = {"cross_replace_steps": 0.0, "self_replace_steps": 0.0}
@@ -261,6 +318,20 @@ def test_two_tokenizers_must_put_words_into_the_same_columns():
     pipe.tokenizer_2 = tiny_tokenizer(merges=())
     with pytest.raises(ValueError, match=r"disagree on 'a red cat': 'red' is at columns \(2,\)"):
         edit(pipe, SOURCE, TARGET, **FAST)
+
+
+def test_the_sources_noise_is_that_of_its_picture():
+    """Every row of an edit begins at the noise that the inversion found."""
+    pipe, begun = make_pipeline(), []
+    image = Image.radial_gradient("L").resize((144, 112)).convert("RGB")
+    inversion = sdattn.edit.invert(pipe, image, SOURCE, num_inference_steps=2, null_text=False)
+    pipe.unet.register_forward_pre_hook(lambda _unet, args: begun.append(args[0].clone()))
+    run = edit(pipe, SOURCE, [TARGET, SOURCE], mode="replace", inversion=inversion)
+    assert [made.size for made in run.images] == [(144, 112)] * 3
+    first = pipe.scheduler.scale_model_input(inversion.noise, pipe.scheduler.timesteps[0])
+    assert len(begun[0]) in (3, 6)  # without guidance, and with
+    for row in begun[0]:
+        assert torch.equal(row, first[0])
 
 
 @pytest.mark.slow

@@ -148,6 +148,9 @@ def test_a_package_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ImportError, match="gs://b/run needs a package .* install gcsfs"):
         place_of("gs://b/run")
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(ImportError, match=r"s3fs.* \(pip install 'sdattn\[s3\]'\)"):
+        place_of("s3://b/run")
 
 
 def test_where_nothing_can_be_written_it_is_told_in_a_line(root, quick):

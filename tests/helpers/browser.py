@@ -70,7 +70,7 @@ def page_opener(browser, troubles):
         one.close()
 
 
-def wait_for(page, expression, seconds=20):
+def wait_for(page, expression, seconds=60):
     """Wait until a page finds an expression true. Playwright's own evaluates it in the page, where
     the policies of our pages forbid it."""
     end = time.monotonic() + seconds

@@ -41,6 +41,7 @@ def chained(pipe, *args, store=None, **options):
     pipe.unet.set_attn_processor(TorchAttnProcessor(store))
     latents = run(pipe, *args, **options)
     pipe.unet.set_attn_processor(before)
+    store.detach()
     return store, latents
 
 

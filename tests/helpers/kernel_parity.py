@@ -1,12 +1,10 @@
 """Triton's kernels run by its interpreter, against the formula in float64: the largest error of
-each case, as JSON. A program of its own, since Triton reads TRITON_INTERPRET when it is loaded."""
+each case, as JSON. A program of its own, begun with TRITON_INTERPRET=1, which Triton reads when it
+is loaded."""
 
 import json
 import math
-import os
 import sys
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 

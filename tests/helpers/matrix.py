@@ -43,3 +43,11 @@ WAYS = (
 )
 CASES = [(row, "own", way) for row in ROWS for way in WAYS]
 CASES += [(row, name, WAYS[0]) for row in ROWS for name in row.processors]
+
+
+def is_quick(row: Any, processor: str, way: Way) -> bool:
+    """Whether scripts/test runs a case without --all: each row with its own processors, and each
+    other processor on the first UNet and the first transformer that may have it."""
+    group = UNETS if row in UNETS else TRANSFORMERS
+    first = next((one for one in group if processor in one.processors), None)
+    return way == WAYS[0] and (processor == "own" or row is first)

@@ -115,7 +115,11 @@ def test_the_keys_are_those_of_a_lora_too():
 
 
 def test_of_a_guided_batch_the_prompts_rows_are_asked():
-    """As without the capture's knowledge of guidance: rows 2 and 3 of a bare model."""
+    """As without the capture's knowledge of guidance: rows 2 and 3 of a bare model.
+
+    Two rows are asked there and four here, and products of other shapes may round otherwise: a few
+    units of float32's 6e-8 of shares below 1. Rows of the other branch differ by 1e-3.
+    """
     pipe = make_pipeline()
     states = encode_text(pipe, "a dog")
     with (
@@ -125,8 +129,8 @@ def test_of_a_guided_batch_the_prompts_rows_are_asked():
         run(pipe, [PROMPT, "dog"], negative_prompt=["red", "cat"])
     assert (store.images, every.images) == (2, 4)
     for name, maps in store.maps.items():
-        assert torch.equal(maps, every.maps[name][2:])
-    assert not torch.equal(store.maps[MID], every.maps[MID][:2])
+        torch.testing.assert_close(maps, every.maps[name][2:], atol=1e-6, rtol=0)
+    assert (store.maps[MID] - every.maps[MID][:2]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("steps", ["mean", (0.5, 1.0), "last", "all"])

@@ -28,7 +28,8 @@ def test_a_store_that_is_not_attached_says_what_to_type():
     unet, inputs = make_unet(), (torch.randn(1, 4, 16, 12), 500, torch.randn(1, 7, 32))
     line = r"store\.attach\(pipe\).*unet\.set_attn_processor\(sdattn\.TorchAttnProcessor\(store\)\)"
     unet.set_attn_processor(TorchAttnProcessor(AttentionStore()))
-    with pytest.raises(RuntimeError, match=rf"not told which layers call it.*{line}"):
+    told = "not told which layers call it, and a layer of class Attention did"
+    with pytest.raises(RuntimeError, match=rf"{told}.*{line}"):
         unet(*inputs)
     elsewhere = AttentionStore(pipeline=make_unet())
     unet.set_attn_processor(TorchAttnProcessor(elsewhere))
@@ -66,9 +67,10 @@ def test_the_prompts_rows_are_those_of_the_pipelines_layout(name):
 def test_runs_are_not_mixed():
     pipe = make_pipe()
     store, _ = chained(pipe, ["a cat"])
-    run(pipe, ["a dog"])  # its processors are gone, so the store is not called
+    run(pipe, ["a dog"])  # it was let go, so the store is not called
     pipe("a dog", height=64, width=64, num_inference_steps=1, output_type="latent")
     assert store.cur_step == 2
+    store.attach(pipe)
     pipe.unet.set_attn_processor(TorchAttnProcessor(store))
     run(pipe, ["a dog"], steps=3)
     fresh, _ = chained(pipe, ["a dog"], steps=3)
@@ -101,6 +103,37 @@ def test_a_bare_model_that_breaks_off_or_changes_its_size_is_noticed():
         unet(torch.randn(1, 4, 16, 12), 500, text)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("target", ["unet", "pipeline"])
+@pytest.mark.parametrize("batch", [2, 4])
+def test_outside_of_a_pipelines_call_half_of_a_batch_is_not_dropped_unasked(target, batch):
+    pipe = make_pipe()
+    unet = pipe.unet
+    inputs = torch.randn(batch, 4, 16, 12), 500, torch.randn(batch, 7, 32)
+
+    def attached(**options):
+        store = AttentionStore(pipeline=unet if target == "unet" else pipe, **options)
+        unet.set_attn_processor(TorchAttnProcessor(store))
+        return store
+
+    with sdattn.capture(unet, heads="all") as maps:
+        unet(*inputs)
+    store = attached()
+    told = rf"batch of {batch} outside of its pipeline.*guidance=None \(every row is an image\)"
+    with pytest.raises(ValueError, match=told):
+        unet(*inputs)
+    store.detach()
+    for guidance, kept in ((None, batch), ("batch", batch // 2)):
+        store = attached(guidance=guidance)
+        unet(*inputs)
+        store.detach()
+        assert store.images == kept
+        every = [m for key in CROSS for m in store.last_step[key]]
+        for layer, found in zip(maps.layers, every, strict=True):
+            expected = maps.maps[layer.name][-kept:].flatten(0, 1).flatten(1, 2)
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
 def test_only_models_whose_places_are_known_can_be_attached():
     from transformer_rows import TRANSFORMERS
 
@@ -112,5 +145,6 @@ def test_only_models_whose_places_are_known_can_be_attached():
 
     pipe = make_pipeline()
     pipe.__class__ = type("OtherPipeline", (), {"unet": pipe.unet})
-    with pytest.raises(ValueError, match=r"OtherPipeline lays out guidance.*attach\(pipe\.unet\)"):
+    told = r"OtherPipeline lays out guidance.*attach\(pipe\.unet\).*guidance='batch'"
+    with pytest.raises(ValueError, match=told):
         AttentionStore(pipeline=pipe)

@@ -220,8 +220,25 @@ def test_the_way_of_attend_and_excite_keeps_the_last_step_alive_and_the_sums_det
 def test_an_average_over_nothing_is_an_error():
     with pytest.raises(RuntimeError, match=r"No step has finished: 0 layers.*-1: not registered"):
         AttentionStore().get_average_attention()
-    with pytest.raises(ValueError, match="pass 'batch', 'passes' or None"):
+    with pytest.raises(ValueError, match="pass 'auto', 'batch', 'passes' or None"):
         AttentionStore(guidance="half")
+
+
+@pytest.mark.parametrize("kinds", ["cross", ("crosss",), ("cross", "joint"), (), [], 3])
+def test_kinds_that_would_keep_nothing_are_refused(kinds):
+    with pytest.raises(ValueError, match=r"kinds=.*: pass a tuple of 'cross' and/or 'self'\."):
+        AttentionStore(kinds=kinds)
+
+
+@pytest.mark.parametrize("kinds", [("cross",), ["self", "cross"], None])
+def test_what_is_kept_is_of_the_kinds_that_were_asked_for(kinds):
+    store = AttentionStore(guidance=None, kinds=kinds)
+    store.num_att_layers = 2
+    for is_cross in (True, False):
+        store(torch.rand(2, 4, 3), is_cross, "mid")
+    held = {key: len(maps) for key, maps in store.attention_store.items() if maps}
+    assert held == {f"mid_{kind}": 1 for kind in kinds or ()}
+    assert store.cur_step == 1
 
 
 def test_latents_pass_through_unchanged():
@@ -231,11 +248,12 @@ def test_latents_pass_through_unchanged():
 
 def test_the_public_surface():
     assert set(sdattn.__all__) == {
-        "AttentionStore", "CaptureError", "CaptureWarning", "Heatmap", "Heatmaps", "Knockout",
-        "MapStore", "PRESETS", "Preset", "Run", "SdattnError", "TorchAttnProcessor",
-        "TruncationWarning", "aggregate_attention", "attention", "batch", "capture", "diff", "edit",
-        "errors", "explain", "figures", "generate", "heatmaps", "knockout", "load_pipeline",
-        "load_run", "models", "read_prompt", "read_prompts",
+        "AttentionStore", "CaptureError", "CaptureWarning", "Comparison", "Heatmap", "Heatmaps",
+        "ImageRun", "Knockout", "MapStore", "NotFiniteError", "PRESETS", "Preset", "Prompt", "Run",
+        "SavedRun", "SdattnError", "TorchAttnProcessor", "TruncationWarning", "Word",
+        "aggregate_attention", "attention", "batch", "capture", "diff", "edit", "errors", "explain",
+        "figures", "generate", "heatmaps", "knockout", "load_pipeline", "load_run", "models",
+        "read_prompt", "read_prompts",
     }  # fmt: skip
     assert all(getattr(sdattn, name) is not None for name in sdattn.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

@@ -80,12 +80,14 @@ def test_the_chain_agrees_with_capture(prompts, scale, each):
 @torch.no_grad()
 @pytest.mark.parametrize(("batch", "kept"), [(1, 1), (2, 1), (3, 3), (4, 2)])
 def test_heads_are_never_halved_for_images(batch, kept):
-    """Without a pipeline the first half of an even batch is unconditional, and that of no other."""
+    """Without a pipeline the first half of an even batch is unconditional, where the store was told
+    so or belongs to no model, and that of no other."""
     unet = make_unet()
     inputs = torch.randn(batch, 4, 16, 12), 500, torch.randn(batch, 7, 32)
-    attached, by_hand = AttentionStore(pipeline=unet), AttentionStore()
+    attached, by_hand = AttentionStore(pipeline=unet, guidance="batch"), AttentionStore()
     unet.set_attn_processor(TorchAttnProcessor(attached))
     unet(*inputs)
+    attached.detach()
     by_hand.num_att_layers = 32
     places = {name: name.split("_")[0] for name in unet.attn_processors}
     unet.set_attn_processor({n: TorchAttnProcessor(by_hand, place) for n, place in places.items()})

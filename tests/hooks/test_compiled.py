@@ -41,7 +41,11 @@ def assert_same_maps(found, expected):
 
 
 @pytest.fixture
-def eagerly():
+def eagerly(monkeypatch):
+    if not hasattr(torch.compiler, "set_stance"):  # torch 2.5
+        monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+        yield
+        return
     with torch.compiler.set_stance("force_eager"):
         yield
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from matrix import CASES, PROCESSORS
+from matrix import CASES, PROCESSORS, is_quick
 from matrix_oracle import expected_maps, recorded
-from rows import Way
 
 from sdattn import capture
+from sdattn.hooks.run_watch import running_call
 from sdattn.models.layers import find_denoiser, find_layers
 
 
@@ -20,7 +20,7 @@ def state(pipe, model):
     ("row", "processor", "way"),
     [
         pytest.param(
-            *case, id="-".join(map(str, case)), marks=[pytest.mark.slow] * (case[2] != Way())
+            *case, id="-".join(map(str, case)), marks=[pytest.mark.slow] * (not is_quick(*case))
         )
         for case in CASES
     ],
@@ -31,10 +31,11 @@ def test_the_seven_laws(row, processor, way, monkeypatch):
     pipe.to(way.dtype)
     model = find_denoiser(pipe).model
     model_calls = []
-    counter = model.register_forward_hook(lambda *_: model_calls.append(1))
+    counter = model.register_forward_hook(lambda *_: model_calls.append(running_call(pipe)))
     with recorded(model, monkeypatch) as record:
         plain = row.run(pipe, way)
     counter.remove()
+    assert len(set(model_calls)) == 1 and None not in model_calls  # of one call of the pipeline
     if processor != "own":  # the record is of torch's own attention, the picture of this one
         PROCESSORS[processor](model)
         plain = row.run(pipe, way)

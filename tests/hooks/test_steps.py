@@ -12,7 +12,7 @@ import sdattn
 from sdattn.control.removal import Removal
 from sdattn.edit import AttentionReplace
 from sdattn.hooks.capture import capture
-from sdattn.hooks.keep import Heads, Part, Steps
+from sdattn.hooks.keep import Heads, Keep, Part, Steps
 from sdattn.prompts.tokens import read_prompt
 
 PARTS = [(0.5, 1.0), (0.0, 0.5), (0.25, 0.75), (0.0, 1.0), (0.1, 0.3)]
@@ -83,7 +83,7 @@ def test_from_a_point_to_itself_there_is_nothing():
 
 
 @pytest.mark.parametrize(
-    "span", [-0.1, 1.1, float("nan"), (0.8, 0.2), (0.1,), "half", None, [0, 2]]
+    "span", [-0.1, 1.1, float("nan"), (0.8, 0.2), (0.1,), "half", None, [0, 2], True, (False, 0.5)]
 )
 def test_what_is_no_part_is_refused(span):
     with pytest.raises(ValueError, match=r"part of the run from 0 to 1.*For n steps pass n / 4\."):
@@ -101,10 +101,39 @@ def test_what_was_read_is_taken_as_it_is():
     assert Heads.of(Heads.of("all")) == Heads("all", each=True)
 
 
-@pytest.mark.parametrize("value", [0.5, 3, None, "last step", [], [0, 0], [-1], [0.5]])
+NUMBERS = [0.5, 3, torch.tensor(1), torch.tensor([]), torch.tensor([[0, 1]]), np.array(2)]
+TRUTHS = [True, [True], [0, True], (False, 0.5), torch.tensor([True, False]), [np.True_]]
+
+
+@pytest.mark.parametrize(
+    "heads", [[2, 0], torch.tensor([2, 0]), np.array([2, 0]), range(2, -1, -2)]
+)
+def test_indices_are_whole_numbers_of_any_library(heads):
+    assert Heads.of(heads) == Heads([2, 0], each=True, numbers=(2, 0))
+    assert Steps.of(heads) == Steps([2, 0], each=True, numbers=(2, 0))
+    assert Keep.of(tokens=heads, among=[heads]).tokens == (2, 0)
+    assert Keep.of(tokens=heads, among=[heads]).among == [(2, 0)]
+    assert all(type(number) is int for number in Keep.of(tokens=heads).tokens)
+
+
+@pytest.mark.parametrize("value", [*NUMBERS, *TRUTHS, None, "last step", [], [0, 0], [-1], [0.5]])
 def test_what_chooses_no_steps_is_refused(value):
     with pytest.raises(ValueError, match=r'pass "mean", "all", "last", a part .* not empty'):
         Steps.of(value)
+
+
+@pytest.mark.parametrize("value", [*NUMBERS, *TRUTHS, "all", [], [-1], [0.5], 3])
+def test_what_names_no_columns_is_refused(value):
+    with pytest.raises(ValueError, match="tokens=.*: pass token columns from 0"):
+        Keep.of(tokens=value)
+    with pytest.raises(ValueError, match="among=.*: pass a list of columns"):
+        Keep.of(among=[value])
+
+
+@pytest.mark.parametrize("value", [*NUMBERS[1:], *TRUTHS, None, "last"])
+def test_what_chooses_no_heads_is_refused(value):
+    with pytest.raises(ValueError, match='heads=.*: pass "mean", "all", or a list of indices'):
+        Heads.of(value)
 
 
 def test_what_a_store_could_read_in_two_ways_is_refused():

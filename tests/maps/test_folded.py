@@ -12,7 +12,15 @@ from sdattn.maps.aggregation import refining
 
 @pytest.mark.parametrize(
     ("steps", "numbers"),
-    [("mean", [0, 1, 2, 3]), ("last", [3]), (np.int64(1), [1]), (-1, [3]), ((0.5, 1.0), [2, 3])],
+    [
+        ("mean", [0, 1, 2, 3]),
+        ("last", [3]),
+        (np.int64(1), [1]),
+        (torch.tensor(1), [1]),
+        (np.array(-2), [2]),
+        (-1, [3]),
+        ((0.5, 1.0), [2, 3]),
+    ],
 )
 def test_heatmaps_of_some_steps(kept_steps, steps, numbers):
     pipe, prompts, store, maps = kept_steps
@@ -78,7 +86,8 @@ def test_what_maps_do_not_tell_is_refused(kept_steps):
     refused(ValueError, "add up to 4, so these are sums", store.full_attention_store, **size)
     refused(ValueError, "no maps of cross-attention", AttentionStore.get_empty_store(), **size)
     refused(ValueError, "no steps to choose from", average, steps="last", **size)
-    refused(ValueError, "keeps 4 steps one by one, 0 to 3", store, steps=4)
+    for steps in (4, True, torch.tensor(True), torch.tensor([1]), 0.5, [0, 1], (False, 0.5)):
+        refused(ValueError, "keeps 4 steps one by one, 0 to 3", store, steps=steps)
     refused(ValueError, "384 queries fit no level of a 20x20", average, latent_size=(20, 20))
     refused(ValueError, r"shape \[3, 384, 77\] is not", torch.full((3, 384, 77), 1 / 77), **size)
     refused(TypeError, "not of a int", 3)

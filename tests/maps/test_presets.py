@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from tiny_pipelines import make_pipeline
 
 from sdattn import generate
@@ -63,6 +64,9 @@ def test_unknown_names_are_refused_before_the_model_runs(options, message):
         ({"heads": "max"}, "heads='max': pass 'mean', 'sum', 'pool'"),
         ({"steps": "first"}, "steps='first': .*or a part of the schedule"),
         ({"steps": (0.9, 0.1)}, "steps=\\(0.9, 0.1\\)"),
+        ({"steps": True}, "steps=True: .*or a part of the schedule"),
+        ({"steps": torch.tensor(1)}, r"steps=tensor\(1\)"),
+        ({"steps": (False, True)}, r"steps=\(False, True\)"),
         ({"resize": "nearest"}, "resize='nearest'"),
         ({"refine": "cross"}, "refine='cross'"),
         ({"places": ()}, "places=\\(\\): pass a tuple"),

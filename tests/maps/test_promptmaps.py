@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_tokenizers import tiny_tokenizer
 
-from sdattn import Heatmaps, read_prompt
+from sdattn import PRESETS, Heatmaps, read_prompt
 
 PROMPT = "a red cat and a dog"
 
@@ -17,6 +17,16 @@ PROMPT = "a red cat and a dog"
 def hm():
     maps = torch.rand(4, 6, 77, generator=torch.Generator().manual_seed(0)).softmax(-1)
     return Heatmaps(read_prompt(tiny_tokenizer(), PROMPT), maps)
+
+
+def test_it_says_in_a_line_what_it_is_of(hm):
+    assert repr(hm) == f"Heatmaps(6 words of '{PROMPT}', 4x6, preset default)"
+    cat = hm.keep(hm["cat"].columns)
+    assert repr(cat) == f"Heatmaps(1 word of '{PROMPT}', 4x6, preset default)"
+    maps, text = hm.maps, "a red\n" + "a " * 40 + "cat"
+    long = Heatmaps(read_prompt(tiny_tokenizer(), text), maps, preset=PRESETS["daam"])
+    assert repr(long).startswith("Heatmaps(43 words of 'a red a")
+    assert repr(long).endswith("…', 4x6, preset daam)") and len(repr(long)) < 120
 
 
 def test_a_table_has_a_row_a_word(hm):
@@ -78,9 +88,9 @@ def test_columns_without_a_word_make_a_table_and_an_array_without_rows(hm):
 def test_without_pandas_or_xarray_the_error_says_how_to_get_them(hm, monkeypatch):
     for name in ("pandas", "xarray"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match="pip install pandas"):
+    with pytest.raises(ImportError, match=r"pandas .* pip install 'sdattn\[tables\]'"):
         hm.to_dataframe()
-    with pytest.raises(ImportError, match="pip install xarray"):
+    with pytest.raises(ImportError, match=r"xarray .* pip install 'sdattn\[tables\]'"):
         hm.to_xarray()
 
 
@@ -89,3 +99,15 @@ def test_values_of_a_mapping_stay_a_method_and_map_and_maps_are_tensors(hm):
     assert torch.equal(hm["cat"].map, hm.maps[..., 3])
     heatmap = hm["cat"]
     assert heatmap.map is heatmap.values
+
+
+@pytest.mark.parametrize("column", [3, np.int64(3), torch.tensor(3), np.array(3)])
+def test_a_column_is_a_whole_number_of_any_library(hm, column):
+    assert hm[column].columns == (3,)
+    assert torch.equal(hm.token(column).values, hm.maps[..., 3])
+
+
+@pytest.mark.parametrize("column", [True, torch.tensor(True), 77, -1, 0.5, torch.tensor([3]), None])
+def test_what_is_no_column_is_refused_by_name(hm, column):
+    with pytest.raises(KeyError, match=r"No token column .*\. Captured: 0 to 76, 77 in all"):
+        hm[column]

@@ -49,6 +49,16 @@ def test_pictures_may_differ_in_these(name):
     assert is_of_pictures(name)
 
 
+@pytest.mark.parametrize(
+    ("side", "nearest"), [(100, (96, 104)), (65, (64, 72)), (5, (8, 16)), (103, (96, 104))]
+)
+def test_a_size_that_cannot_be_names_the_nearest(side, nearest):
+    below, above = nearest
+    with pytest.raises(ValueError, match=f"The nearest are {below} and {above}[.]"):
+        checked_options(PIPE, {"width": side})
+    assert checked_options(PIPE, {"width": above})["width"] == above
+
+
 def test_knockouts_of_a_batch_are_those_of_single_runs():
     """With a negative prompt and noise for each."""
     pipe = make_pipeline()

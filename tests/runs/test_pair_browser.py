@@ -119,6 +119,24 @@ def test_it_opens_with_the_edited_word_pinned_in_both(page_of):
     assert [[row[0], row[2]] for row in rows] == [["a", "a"], ["red", "red"], ["cat", "dog"]]
 
 
+def test_both_pictures_are_there_in_their_own_colours_while_words_are_pinned(page_of):
+    run = edited(*TEXTS)
+    assert run.page().count(b"data:image/") == 3
+    page = page_of(run)
+    own = page.get_by_role("button", name="own colours")
+    for other in (1, 2):
+        page.locator("#other").select_option(str(other))
+        page.locator("#opacity").fill("100")
+        page.mouse.move(1, 1)
+        for small, large, number in ((1, "#a", 0), (2, "#b", other)):
+            bare, picture = f"#own img:nth-child({small})", np.array(COLOURS[number])
+            assert np.abs(colour(page, bare, 0.5, 0.5) - picture).max() <= 4
+            assert np.ptp(colour(page, large, 0.05, 0.95)) < np.ptp(picture) / 2  # under heat
+            own.hover()
+            assert np.abs(colour(page, large, 0.05, 0.95) - picture).max() <= 4
+            page.mouse.move(1, 1)
+
+
 def test_left_of_the_slider_is_one_picture_and_right_of_it_the_other(page_of):
     run = edited(*TEXTS[:2])
     page = page_of(run)
@@ -321,5 +339,5 @@ def test_prompts_and_names_are_text(page_of, theme):
     page = page_of(found, color_scheme=theme)
     assert page.locator(".prompt").nth(1).evaluate("e => e.textContent") == HOSTILE
     assert "<script>alert(2)</script>" in page.locator(".side h3").first.inner_text()
-    assert page.evaluate("document.images.length") == 2
+    assert page.evaluate("document.images.length") == 4  # each picture, large and small
     assert page.evaluate("document.scripts.length") == 2

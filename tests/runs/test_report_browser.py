@@ -192,6 +192,57 @@ def test_it_opens_with_the_strongest_words_of_different_places_pinned(run, page_
         assert np.ptp(colour(page, (col + 0.5) / 16, (row + 0.5) / 16)) > 60
 
 
+def test_the_picture_is_there_in_its_own_colours_while_words_are_pinned(run, page_of):
+    one = run.image_run(0)
+    assert report(one).count(b"data:image/") == 1
+    page = page_of(one, viewport={"width": 1280, "height": 900})
+    picture, own = one.image.convert("RGB"), page.get_by_role("button", name="own colours")
+    spots = ((0.25, 0.5), (0.7, 0.4), (0.5, 0.9))
+
+    def is_bare():
+        """Whether no heat lies over the picture, and no grey."""
+        pixels = [picture.getpixel((int(x * 128), int(y * 128))) for x, y in spots]
+        away = [
+            np.abs(colour(page, *at) - pixel).max() for at, pixel in zip(spots, pixels, strict=True)
+        ]
+        return max(away) <= 12
+
+    assert not is_bare()
+    shot = Image.open(BytesIO(own.locator("img").screenshot())).convert("RGB")
+    for x, y in spots:
+        seen = shot.getpixel((int(x * shot.width), int(y * shot.height)))
+        wanted = picture.getpixel((int(x * 128), int(y * 128)))
+        assert np.abs(np.subtract(seen, wanted)).max() <= 12
+    own.hover()
+    assert is_bare()
+    page.mouse.move(1, 1)
+    assert not is_bare()
+    own.click()
+    page.mouse.move(1, 1)
+    assert is_bare() and own.get_attribute("aria-pressed") == "true"
+    assert page.locator("#pins li").count() == 2
+    with page.expect_download() as waiting:
+        page.locator("#save").click()
+    saved = Image.open(waiting.value.path()).convert("RGB")
+    assert saved.size == (512, 512) and np.ptp(saved.getpixel((128, 256))) > 60
+    word(page, 1).hover()
+    assert not is_bare()
+    word(page, 1).click()
+    page.mouse.move(1, 1)
+    assert not is_bare() and own.get_attribute("aria-pressed") == "false"
+    assert page.locator("#pins li").count() == 3
+    own.focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert is_bare()
+    page.keyboard.press("Escape")
+    assert own.get_attribute("aria-pressed") == "false"
+    page.set_viewport_size({"width": 1280, "height": 720})
+    page.evaluate("scrollTo(0, 0)")
+    box = own.bounding_box()
+    assert box["y"] + box["height"] <= 720  # seen as soon as the page is opened
+
+
 def test_the_view_is_saved_as_it_is_seen(run, page_of):
     page = page_of(run.image_run(0), viewport={"width": 1280, "height": 900})
     page.keyboard.press("Escape")
@@ -530,7 +581,7 @@ def test_prompts_are_text_and_nothing_else(tiny, page_of, tmp_path, prompt):
     page.keyboard.press("Escape")
     word(page, cats[0]).click()
     assert "“cat” peak" in page.locator("#caption").inner_text()
-    assert page.evaluate("document.images.length") == 1
+    assert page.evaluate("document.images.length") == 2  # the picture, large and small
     assert page.evaluate("document.scripts.length") == 2  # the data and ours
     if cut := one.heatmaps.prompt.truncated:  # the first 100 each, the others as one text
         struck = page.locator("#prompt del").all_inner_texts()

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ...errors import AccessError, RunError
 from ...files.addresses import place_of
-from ...models.loading import quiet_libraries
+from ...models.quiet import quiet_libraries
 from ..input.items import BadLine, Item
 from ..input.lines import shortened
 from ..input.plan import Job

@@ -11,7 +11,8 @@ import torch
 
 from ...errors import InvalidValueError, RunError
 from ...maps.presets import Preset, preset_of
-from ...models.loading import load_pipeline, quiet_libraries
+from ...models.loading import load_pipeline
+from ...models.quiet import quiet_libraries
 from ...runs.imagerun import ImageRun
 from ...runs.info import MAPS
 from ...runs.packing import heatmaps_from, pack_run

@@ -133,7 +133,20 @@ def _decoded(raw: bytes) -> str:
     return text
 
 
+def _is_row(text: str) -> bool:
+    """Whether it is a JSON object that names ``prompt``; one without may be meant as a prompt."""
+    try:
+        return text.lstrip().startswith("{") and "prompt" in json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+
+
 def _of_text(text: str) -> Fields:
+    if _is_row(text):
+        raise InvalidValueError(
+            "it is a JSON object that names prompt. Name the file .jsonl, or pass --input-format "
+            "jsonl, if its lines are such; or write the prompt alone."
+        )
     return {"prompt": text.removesuffix("\n").removesuffix("\r")}
 
 

@@ -61,7 +61,9 @@ def _rows_of_folder(folder: str) -> list[Mapping[str, Any]]:
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise MissingPackageError(f"To read the folder {folder} install datasets.") from error
+        raise MissingPackageError(
+            f"To read the folder {folder} install datasets: pip install 'sdattn[datasets]'"
+        ) from error
     saved = any(Path(folder, name).is_file() for name in ("state.json", "dataset_dict.json"))
     try:
         if saved:

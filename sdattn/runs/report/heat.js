@@ -1,9 +1,10 @@
 /* What pages with maps share. Maps come as bytes; they are brought to the picture's size here, as
    sdattn.render does it: bilinear between the centres of cells.
 
-   A page has `state` (opacity, stretch, colormap, hovered, pinned) and `draw()`. */
+   A page has `state` (opacity, stretch, colormap, hovered, pinned, bare) and `draw()`. */
 
 const LONG_SIDE = 512;
+const NO_WORD = -1; // is hovered where the pictures are shown in their own colours
 const page = JSON.parse($("data").textContent);
 
 /* ---- maps ---- */
@@ -96,7 +97,11 @@ function fit(canvas, [width, height]) {
   canvas.height = Math.max(1, Math.round(height * scale));
 }
 
-const shown = () => (state.hovered === null ? state.pinned : [state.hovered]);
+/* The words whose heat is shown; none where the pictures are to be seen in their own colours. */
+function shown() {
+  if (state.hovered === NO_WORD) return [];
+  return state.hovered !== null ? [state.hovered] : state.bare ? [] : state.pinned;
+}
 const pinColour = (word) => pinColours[state.pinned.indexOf(word)];
 const linear = (shade) => (shade <= 10 ? shade / 3294 : ((shade / 255 + 0.055) / 1.055) ** 2.4);
 /* Black or white, whichever has the higher contrast (WCAG 2.2, relative luminance). */
@@ -148,23 +153,41 @@ function pin(word) {
   if (at >= 0) state.pinned.splice(at, 1);
   else if (state.pinned.length < pinColours.length) state.pinned.push(word);
   else $("full").textContent = `${pinColours.length} words can be told apart by colour; unpin one first.`;
+  keepBare(false);
+}
+
+/* Whether the pictures stay in their own colours, whatever is pinned. */
+function keepBare(bare) {
   state.hovered = null;
+  state.bare = bare;
+  $("own").setAttribute("aria-pressed", String(bare));
   draw();
 }
 
-function listen(button, wordOf) {
+/* The pictures small and in their own colours. The file holds each once, in the stage. */
+function showSmall(pictures) {
+  const label = document.createElement("span");
+  label.textContent = "own colours";
+  $("own").replaceChildren(...pictures.map(({ src }) => Object.assign(new Image(), { src, alt: "" })), label);
+  $("own").hidden = false;
+}
+
+function listen(button, wordOf, click = pin) {
   const show = () => { state.hovered = wordOf(); draw(); };
   const leave = () => { if (state.hovered === wordOf()) { state.hovered = null; draw(); } };
   button.addEventListener("pointerenter", (event) => { if (event.pointerType !== "touch") show(); });
   button.addEventListener("pointerleave", leave);
   button.addEventListener("focus", () => { if (button.matches(":focus-visible")) show(); });
   button.addEventListener("blur", leave);
-  button.addEventListener("click", () => pin(wordOf()));
+  button.addEventListener("click", () => click(wordOf()));
 }
-$("unpin").addEventListener("click", () => {
+function unpin() {
   state.pinned = [];
   $("full").textContent = "";
-  draw();
+  keepBare(false);
+}
+$("unpin").addEventListener("click", () => {
+  unpin();
   document.querySelector(".word")?.focus();
 });
 
@@ -253,6 +276,7 @@ function begin() {
   $("stretch").addEventListener("change", () => { state.stretch = $("stretch").checked; draw(); });
   $("colormap").addEventListener("change", () => { state.colormap = $("colormap").value; draw(); });
   state.colormap = $("colormap").value;
+  listen($("own"), () => NO_WORD, () => keepBare(!state.bare));
   draw();
   unpack().then(() => { document.documentElement.dataset.ready = ""; draw(); }, (error) => {
     $("caption").textContent = `This browser cannot unpack the maps (${error.message}).`;

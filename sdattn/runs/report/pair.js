@@ -3,7 +3,7 @@
 
 const stage = $("stage"), halves = [$("a"), $("b")];
 const buttons = [...document.querySelectorAll(".word")];
-const state = { other: 1, opacity: 0.85, stretch: false, colormap: "", hovered: null, pinned: [], spot: null, kept: false };
+const state = { other: 1, opacity: 0.85, stretch: false, colormap: "", hovered: null, pinned: [], bare: false, spot: null, kept: false };
 
 /* ---- what is linked ---- */
 
@@ -14,6 +14,8 @@ const labelOf = (row, half) => (rows()[row][half] === null ? null : sides()[half
 const mapOf = (row, half) => (rows()[row][half] === null ? null : sides()[half].start + rows()[row][half]);
 const peakOf = (row, half) => (mapOf(row, half) === null ? null : page.maps[mapOf(row, half)][3]);
 const halfAlone = (row) => (rows()[row][0] === null ? 1 : rows()[row][1] === null ? 0 : null);
+
+const pictureOf = (figure) => figure.querySelector("img:not([hidden])");
 
 /* Both words, once where they are the same. */
 function nameOf(row) {
@@ -127,6 +129,7 @@ function choose(other) {
   }
   stage.style.setProperty("--ratio", sides()[0].size[0] / sides()[0].size[1]);
   if ($("wipe")) wipe(Number($("wipe").value));
+  showSmall(halves.map(pictureOf));
   drawTable();
   draw();
 }
@@ -161,9 +164,6 @@ function listenToWipe() {
 }
 
 for (const button of buttons) listen(button, () => rowOf(button));
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && event.target !== stage && !event.target.matches?.("select, input")) { state.pinned = []; state.spot = null; state.kept = false; draw(); }
-});
 listenToSpots({
   boxOf: ({ clientX }) => $(isOver() || clientX < $("b").getBoundingClientRect().left ? "a" : "b"),
   gridOf: () => page.maps[0] ?? [1, 1],
@@ -172,7 +172,7 @@ listenToSpots({
 });
 $("save").addEventListener("click", () => {
   const some = shown(), parts = halves.map((figure, half) => ({
-    picture: figure.querySelector("img:not([hidden])"), heat: figure.querySelector("canvas"), name: sides()[half].name,
+    picture: pictureOf(figure), heat: figure.querySelector("canvas"), name: sides()[half].name,
   }));
   save(parts, linesOf(some, (row) => `${nameOf(row)}: ${peaksOf(row)}`), some.map(nameOf));
 });

@@ -9,7 +9,7 @@ texts.reduce((first, text) => ((text.first = first), first + text.words.length),
 
 const state = {
   step: 0, group: 0, head: 0, opacity: 0.85, stretch: false, colormap: "",
-  hovered: null, pinned: [...page.first], spot: null, kept: false,
+  hovered: null, pinned: [...page.first], bare: false, spot: null, kept: false,
 };
 
 /* ---- maps ---- */
@@ -116,9 +116,6 @@ listenToSpots({
   keeps: () => true,
   say,
 });
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && event.target !== stage && !event.target.matches?.("select, input")) { state.pinned = []; state.spot = null; state.kept = false; draw(); }
-});
 
 slider("group", groupName, (value) => (state.group = value));
 slider("step", stepName, (value) => (state.step = value));
@@ -145,5 +142,6 @@ $("copy")?.addEventListener("click", async () => {
 });
 
 fit(canvas, page.size);
-stage.style.setProperty("--ratio", page.size[0] / page.size[1]);
+showSmall([$("picture")]);
+stage.parentElement.style.setProperty("--ratio", page.size[0] / page.size[1]);
 begin();

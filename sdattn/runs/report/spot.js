@@ -68,5 +68,10 @@ function listenToSpots({ boxOf, gridOf, keeps, say }) {
     drawSpot();
     say();
   });
+  document.addEventListener("keydown", ({ key, target }) => { // in a list or a slider Escape is its own
+    if (key !== "Escape" || target === stage || target.matches?.("select, input")) return;
+    [state.spot, state.kept] = [null, false];
+    unpin();
+  });
   touch.addEventListener("change", drawSpot);
 }

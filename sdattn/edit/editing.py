@@ -1,19 +1,4 @@
-"""Prompt-to-prompt editing: change words of a prompt and keep the picture.
-
-    edit(pipe, source, target)                  both pictures and their heatmaps, in one call
-    register_attention_control(pipe, control)   any controller under a pipeline call of your own
-    AttentionReplace, AttentionRefine, AttentionReweight, LocalBlend, EmptyControl
-    step_end(control)                           for ``callback_on_step_end`` of the pipeline
-    invert(pipe, image, prompt)                 the noise of a real picture, for ``edit``
-
-    prompts = sdattn.read_prompts(pipe, ["a red circle", "a red star"])
-    control = AttentionReplace(prompts, num_steps=20)
-    with register_attention_control(pipe, control):
-        pipe([prompt.text for prompt in prompts], generator=[...], num_inference_steps=20,
-             callback_on_step_end=step_end(control))
-
-Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control".
-"""
+"""An edit in one call: what is asked is checked, a controller is made of it, and both are drawn."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,45 +6,27 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .attention import level_grids
-from .control import alignment
-from .control.blend import LocalBlend
-from .control.controllers import (
+from ..attention import level_grids
+from ..control import alignment
+from ..control.blend import LocalBlend
+from ..control.controllers import (
     AttentionControlEdit,
     AttentionRefine,
     AttentionReplace,
     AttentionReweight,
-    EmptyControl,
 )
-from .control.registration import ControlHandle, register_attention_control, step_end
-from .errors import InvalidValueError, Message, OptionError, option_names
-from .files.records import plain
-from .hooks.keep import Span
-from .inversion.invert import Inversion, invert, psnr
-from .models.loading import check_text_to_image, is_guided, latent_size, model_passes
-from .models.pipeline_call import check_memory, checked_options, checked_seeds, one_at_a_time
-from .models.reading import read_prompts
-from .prompts.tokens import Prompt
-from .runs.editrun import EditRun
-from .runs.info import Edited
-from .runs.sampling import sample
-
-__all__ = [
-    "AttentionControlEdit",
-    "AttentionRefine",
-    "AttentionReplace",
-    "AttentionReweight",
-    "ControlHandle",
-    "EditRun",
-    "EmptyControl",
-    "Inversion",
-    "LocalBlend",
-    "edit",
-    "invert",
-    "psnr",
-    "register_attention_control",
-    "step_end",
-]
+from ..control.registration import register_attention_control, step_end
+from ..errors import InvalidValueError, Message, OptionError, option_names
+from ..files.records import plain
+from ..hooks.keep import Span
+from ..inversion.invert import Inversion, psnr
+from ..models.loading import check_text_to_image, is_guided, latent_size, model_passes
+from ..models.pipeline_call import check_memory, checked_options, checked_seeds, one_at_a_time
+from ..models.reading import read_prompts
+from ..prompts.tokens import Prompt
+from ..runs.editrun import EditRun
+from ..runs.info import Edited
+from ..runs.sampling import sample
 
 Mode = Literal["auto", "replace", "refine", "reweight"]
 
@@ -250,7 +217,7 @@ def _controller(
         "local_blend": LocalBlend(prompts, asked.blend, passes) if asked.blend else None,
         "max_self_queries": most,
         "guidance": "batch" if is_guided(pipe, options) else None,
-        "kinds": ("cross",) if asked.blend else (),
+        "kinds": ("cross",) if asked.blend else None,
     }
     weights = asked.weights
     if asked.mode == "reweight":

@@ -1,0 +1,179 @@
+"""`Callers`: which layers of a model are to call a store in a pass, and whether they did."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from ..models.denoiser_call import innermost
+from ..models.layers import AttentionLayer, Place
+from .passes import CaptureError
+
+_HOW_TO_GO_ON = (
+    "Attention slicing, fused projections, an IP-Adapter and others replace processors. Set the "
+    "store's after them, pipe.unet.set_attn_processor(sdattn.TorchAttnProcessor(store)); or let go "
+    "of the model, store.detach(). sdattn.capture(pipe) looks on, whatever is set."
+)
+
+
+class Callers:
+    """The layers of a model that a store is attached to, and their calls pass by pass.
+
+    Those whose processor has the store for its controller are to call it, once in each pass, and
+    the same ones all through a run. Of a store that other code has called, by patching the layers,
+    is known whether it was called at all.
+
+    Attributes:
+        calls: how often the store was called in this pass, by whatever way.
+        rests: whether this pass is none of the store's, though some layers call it: in others
+            something was put in the place of its processors for a while.
+    """
+
+    def __init__(self, layers: Sequence[AttentionLayer]):
+        # the weights go when their pipeline does, not when the last store of theirs goes
+        names = {layer.module: (layer.name, layer.place) for layer in layers}
+        self._layers = weakref.WeakKeyDictionary(names)
+        self.calls, self.rests = 0, False
+        self._holding: frozenset[str] = frozenset()  # layers whose processor has the store
+        self._of_run: frozenset[str] = frozenset()  # those of the first pass
+        self._called: set[str] | None = None  # None between passes
+        self._had_its_turn = False  # the store was called since it was attached
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def place(self, module: nn.Module) -> Place | None:
+        """``"down"``, ``"mid"`` or ``"up"``; None for a layer of another model."""
+        known = self._layers.get(module)
+        return None if known is None else known[1]
+
+    def begin_pass(self) -> None:
+        """Forget the pass before."""
+        self.calls, self.rests = 0, False
+        self._holding, self._called = frozenset(), set()
+
+    def look(self, store: Any) -> int:
+        """Look which layers hold a processor of the store, in a pass that has begun.
+
+        Returns:
+            How many; 0 where the store rests.
+        """
+        self._holding = frozenset(
+            name
+            for module, (name, _) in self._layers.items()
+            if next(_controllers(module.processor)) is store
+        )
+        self.rests = self._is_suspended(store)
+        return 0 if self.rests else len(self._holding)
+
+    def check_run(self, store: Any) -> None:
+        """Refuse layers that came or went since the first pass of the run.
+
+        Raises:
+            CaptureError: there are some.
+        """
+        if not (store.cur_step or store.cur_att_layer):
+            self._of_run = self._holding
+        gone, new = self._of_run - self._holding, self._holding - self._of_run
+        if gone:
+            raise CaptureError(
+                f"{len(gone)} of the {len(self._of_run)} layers that call the "
+                f"{type(store).__name__} have lost its processor since the first pass; they hold: "
+                f"{self._standing(store, gone)}. {_HOW_TO_GO_ON}"
+            )
+        if new:
+            raise CaptureError(
+                f"{len(new)} layers hold a processor of the {type(store).__name__} that did not in "
+                f"the first pass: {_some(new)}. Set processors before the run, or call "
+                "store.reset()."
+            )
+
+    def note(self, module: nn.Module) -> None:
+        """Take note of a layer that is about to call.
+
+        Raises:
+            CaptureError: it has called in this pass.
+        """
+        if self._called is None or module not in self._layers:
+            return
+        name, _ = self._layers[module]
+        if name in self._called:
+            raise CaptureError(
+                f"{name} was run twice in one pass of the model, so its maps would count as those "
+                "of two steps. Set processors that call the store in the other layers only."
+            )
+        self._called.add(name)
+
+    def end_pass(self, store: Any) -> None:
+        """Refuse a pass that the store did not see whole.
+
+        Raises:
+            CaptureError: no layer called, or not all that hold a processor of the store.
+        """
+        called, self._called = self._called, None
+        if called is None or self.rests:  # None: it was attached in the middle of the pass
+            return
+        name = type(store).__name__
+        if not self.calls and not self._is_suspended(store) and not self._has_had_its_turn():
+            raise CaptureError(
+                f"None of the {len(self)} layers of this model called the {name} that is attached "
+                f"to it. They hold: {self._standing(store)}. {_HOW_TO_GO_ON}"
+            )
+        if self._holding and self.calls != len(self._holding):
+            missed = self._holding - called
+            by = f", not by {_some(missed)}" if missed else ""
+            raise CaptureError(
+                f"{len(self._holding)} layers are to call the {name} in each pass, and in this one "
+                f"it was called {self.calls} times{by}. Turn off what skips layers (a cache?), or "
+                "set processors that call the store in the other layers only."
+            )
+        self._had_its_turn = self._had_its_turn or self.calls > 0
+
+    def _is_suspended(self, store: Any) -> bool:
+        """Whether what stands in the place of the store's processors goes away again."""
+        each = (_controllers(module.processor) for module in self._layers)
+        return any(one is store for _, *suspended in each for one in suspended)
+
+    def _has_had_its_turn(self) -> bool:
+        """Whether the store was called before, and another controller is in all layers now."""
+        each = (next(_controllers(module.processor)) for module in self._layers)
+        return self._had_its_turn and all(controller is not None for controller in each)
+
+    def _standing(self, store: Any, names: frozenset[str] | None = None) -> str:
+        """What some layers hold, all of them by default: ``32 x AttnProcessor2_0``."""
+        held = [
+            _described(module.processor, store)
+            for module, (name, _) in self._layers.items()
+            if names is None or name in names
+        ]
+        return ", ".join(f"{number} x {kind}" for kind, number in Counter(held).items())
+
+
+def _controllers(processor: Any) -> Iterator[Any]:
+    """The controller that a layer calls, None for none; then those that it will call again when
+    what was put in their place for a while goes."""
+    while processor is not None:
+        processor = innermost(processor)
+        yield getattr(processor, "controller", None)
+        processor = getattr(processor, "displaced", None)
+
+
+def _described(processor: Any, store: Any) -> str:
+    processor = innermost(processor)
+    kinds = (kind.__name__ for kind in type(processor).__mro__)
+    name = next(kind for kind in kinds if not kind.startswith("_"))
+    if not hasattr(processor, "controller"):
+        return name
+    controller = processor.controller
+    if controller is None or controller is store:
+        return f"{name} with {'no controller' if controller is None else 'this store'}"
+    return f"{name} with another {type(controller).__name__}"
+
+
+def _some(names: frozenset[str]) -> str:
+    first, more = sorted(names)[:3], len(names) - 3
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,419 @@
+"""A store that is attached sees every pass whole, or the run says why not."""
+
+import pytest
+import torch
+from chain_runs import CROSS, chained, make_pipe, run
+from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
+from rows import Way
+from tiny_pipelines import make_unet
+from torch.utils.checkpoint import checkpoint
+from unet_rows import UNETS, ip_adapter_weights
+
+import sdattn
+from sdattn import AttentionStore, CaptureError, TorchAttnProcessor
+from sdattn.edit import EmptyControl, register_attention_control
+from sdattn.models.layers import find_layers
+
+MID = "mid_block.attentions.0.transformer_blocks.0"
+
+
+def attached(pipe, **options):
+    store = AttentionStore(pipeline=pipe, **options)
+    pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+    return store
+
+
+def with_ip_adapter(pipe):
+    weights = [ip_adapter_weights(pipe.unet)]
+    pipe.load_ip_adapter(weights, subfolder=[""], weight_name=[""], image_encoder_folder=None)
+
+
+REPLACING = {
+    "slicing": (lambda pipe: pipe.enable_attention_slicing(), "32 x SlicedAttnProcessor"),
+    "fused": (lambda pipe: pipe.fuse_qkv_projections(), "32 x FusedAttnProcessor2_0"),
+    "image prompts": (
+        with_ip_adapter,
+        "16 x TorchAttnProcessor with no controller, 16 x IPAdapterAttnProcessor2_0",
+    ),
+    "by hand": (
+        lambda pipe: pipe.unet.set_attn_processor(AttnProcessor2_0()),
+        "32 x AttnProcessor2_0",
+    ),
+    "no controller": (
+        lambda pipe: pipe.unet.set_attn_processor(TorchAttnProcessor()),
+        "32 x TorchAttnProcessor with no controller",
+    ),
+    "another store": (
+        lambda pipe: pipe.unet.set_attn_processor(
+            TorchAttnProcessor(AttentionStore(pipeline=pipe))
+        ),
+        "32 x TorchAttnProcessor with another AttentionStore",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", REPLACING)
+def test_a_run_whose_processors_were_replaced_names_those_that_are_there(way):
+    pipe = make_pipe()
+    store = attached(pipe)
+    replace, standing = REPLACING[way]
+    replace(pipe)
+    options = {}
+    if way == "image prompts":
+        options = {"ip_adapter_image_embeds": [torch.randn(2, 2, 16)]}
+    told = f"None of the 32 layers.*called the AttentionStore.*hold: {standing}\\."
+    with pytest.raises(CaptureError, match=rf"{told}.*set_attn_processor.*store\.detach\(\)"):
+        run(pipe, ["a cat"], **options)
+    store.detach()
+    run(pipe, ["a cat"], **options)
+    assert store.last_step == {}
+
+
+@pytest.mark.parametrize("way", ["slicing", "fused"])
+def test_the_way_out_that_the_message_names_is_one(way):
+    expected, _ = chained(make_pipe(), ["a cat"])
+    pipe = make_pipe()
+    store = attached(pipe)
+    REPLACING[way][0](pipe)
+    with pytest.raises(CaptureError, match="None of the 32"):
+        run(pipe, ["a cat"])
+    pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+    run(pipe, ["a cat"])
+    for key in CROSS:
+        for ours, theirs in zip(store.last_step[key], expected.last_step[key], strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+def test_a_plain_run_after_one_of_the_store_is_told_too():
+    pipe = make_pipe()
+    store = attached(pipe)
+    run(pipe, ["a cat"])
+    pipe.unet.set_attn_processor(AttnProcessor2_0())
+    with pytest.raises(CaptureError, match="None of the 32 layers"):
+        run(pipe, ["a dog"])
+    assert store.cur_step == 2
+
+
+def test_the_first_error_is_the_one_that_is_raised():
+    pipe = make_pipe()
+    attached(pipe)
+    pipe.unet.set_attn_processor(AttnProcessor2_0())
+    hook = pipe.unet.mid_block.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(pipe, ["a cat"])
+    hook.remove()
+    store = attached(pipe)
+    pipe.unet.mid_block.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(pipe, ["a cat"])
+    assert store.cur_step == 0
+
+
+def changing(unet, names, processor, at=0):
+    """A callback that sets a processor in some layers behind a step."""
+
+    def callback(_pipe, step, _timestep, tensors):
+        if step == at:
+            for name in names:
+                unet.get_submodule(name).set_processor(processor)
+        return tensors
+
+    return callback
+
+
+def test_layers_that_are_lost_during_a_run_are_named():
+    pipe = make_pipe()
+    store = attached(pipe)
+    names = [f"{MID}.attn1", f"{MID}.attn2"]
+    told = r"2 of the 32 layers.*lost its processor.*hold: 2 x AttnProcessor\..*detach"
+    with pytest.raises(CaptureError, match=told):
+        run(pipe, ["a cat"], callback_on_step_end=changing(pipe.unet, names, AttnProcessor()))
+    assert store.cur_step == 1
+    run(pipe, ["a cat"])  # a run without them from its first step on is as it was found
+    assert (store.cur_step, store.num_att_layers) == (2, 30)
+
+
+def test_layers_that_come_during_a_run_are_named():
+    pipe = make_pipe()
+    store = attached(pipe)
+    ours = TorchAttnProcessor(store)
+    pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn2.set_processor(AttnProcessor())
+    late = changing(pipe.unet, [f"{MID}.attn2"], ours)
+    with pytest.raises(CaptureError, match=rf"1 layers hold.*first pass: {MID}\.attn2\."):
+        run(pipe, ["a cat"], callback_on_step_end=late)
+
+
+@torch.no_grad()
+def test_a_bare_unet_may_have_other_layers_after_a_reset():
+    unet = make_unet()
+    store = AttentionStore(pipeline=unet)
+    ours, others = TorchAttnProcessor(store), AttnProcessor2_0()
+    inputs = torch.randn(1, 4, 16, 12), 500, torch.randn(1, 7, 32)
+    unet.set_attn_processor(ours)
+    unet(*inputs)
+    names = unet.attn_processors
+    unet.set_attn_processor({name: ours if "attn2" in name else others for name in names})
+    with pytest.raises(CaptureError, match="16 of the 32 layers.*lost its processor"):
+        unet(*inputs)
+    store.reset()
+    unet(*inputs)
+    assert (store.cur_step, store.num_att_layers) == (1, 16)
+
+
+@torch.no_grad()
+def test_layers_that_a_pass_skips_or_repeats_are_named():
+    """As a cache does that hands on what a block made in the step before."""
+    unet = make_unet()
+    store = AttentionStore(pipeline=unet)
+    unet.set_attn_processor(TorchAttnProcessor(store))
+    inputs = torch.randn(1, 4, 16, 12), 500, torch.randn(1, 7, 32)
+    block = unet.up_blocks[1].attentions[0]
+    forward = block.forward
+    block.forward = lambda hidden_states, *_, **__: (hidden_states,)
+    with pytest.raises(
+        CaptureError, match=r"32 layers.*called 30 times, not by up_blocks\.1.*cache"
+    ):
+        unet(*inputs)
+    store.reset()
+
+    def twice(*args, **kwargs):
+        forward(*args, **kwargs)
+        return forward(*args, **kwargs)
+
+    block.forward = twice
+    with pytest.raises(CaptureError, match=r"up_blocks\.1\.attentions\.0.*attn1 was run twice"):
+        unet(*inputs)
+    store.reset()
+    block.forward = forward
+    unet(*inputs)
+    assert store.cur_step == 1
+    store.reset()
+    others, name = AttnProcessor2_0(), "up_blocks.1.attentions.0.transformer_blocks.0.attn2"
+    unet.set_attn_processor(others)
+    unet.get_submodule(name).set_processor(TorchAttnProcessor(store))
+    block.forward = lambda hidden_states, *_, **__: (hidden_states,)
+    told = "None of the 32.*31 x AttnProcessor2_0, 1 x TorchAttnProcessor with this store"
+    with pytest.raises(CaptureError, match=told):
+        unet(*inputs)
+
+
+@torch.no_grad()
+def test_a_pass_of_the_negative_prompt_has_the_layers_of_the_other():
+    unet = make_unet()
+    store = AttentionStore(pipeline=unet, guidance="passes")
+    unet.set_attn_processor(TorchAttnProcessor(store))
+    inputs = torch.randn(2, 4, 16, 12), 500, torch.randn(2, 7, 32)
+    for step in (1, 2):
+        for _ in range(2):
+            unet(*inputs)
+        assert (store.cur_step, store.images) == (step, 2)
+    store.reset()
+    unet(*inputs)
+    unet.get_submodule(f"{MID}.attn2").set_processor(AttnProcessor2_0())
+    with pytest.raises(CaptureError, match="1 of the 32 layers.*since the first pass"):
+        unet(*inputs)
+
+
+def test_stores_take_turns():
+    """What a store holds when another one takes its place stays."""
+    pipe, stores = make_pipe(), []
+    for prompt in ("a cat", "a dog", "a red cat"):
+        stores.append(attached(pipe))
+        run(pipe, [prompt])
+    for store, prompt in zip(stores, ("a cat", "a dog", "a red cat"), strict=True):
+        fresh, _ = chained(make_pipe(), [prompt])
+        assert store.cur_step == 2
+        for key in CROSS:
+            for ours, theirs in zip(store.last_step[key], fresh.last_step[key], strict=True):
+                torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["never ran", "ran"])
+@pytest.mark.parametrize("controller", [EmptyControl, lambda: None, AttentionStore])
+def test_what_is_registered_for_a_while_lets_a_store_rest(controller, before):
+    pipe = make_pipe()
+    store = attached(pipe)
+    if before:
+        run(pipe, ["a cat"])
+    with register_attention_control(pipe, controller()):
+        run(pipe, ["a dog"])
+    assert store.cur_step == 2 * before
+    run(pipe, ["a dog"])
+    assert store.cur_step == 2
+
+
+def test_a_controller_that_is_registered_takes_nothing_from_a_store_that_has_no_processor():
+    pipe = make_pipe()
+    AttentionStore(pipeline=pipe)
+    store = AttentionStore(pipeline=pipe)
+    told = "None of the 32.*32 x TorchAttnProcessor with another EmptyControl"
+    with register_attention_control(pipe, EmptyControl()):
+        with pytest.raises(CaptureError, match=told):
+            run(pipe, ["a cat"])
+    with register_attention_control(pipe, store):
+        run(pipe, ["a cat"])
+    assert store.cur_step == 2
+
+
+def test_edits_captures_and_knockouts_go_on_beside_a_store():
+    pipe, size = make_pipe(), {"height": 64, "width": 64, "num_inference_steps": 2}
+    store = attached(pipe)
+    with sdattn.capture(pipe) as maps:
+        run(pipe, ["a cat"])
+    assert (len(maps.passes), store.cur_step) == (2, 2)
+    held = store.last_step
+    sdattn.edit.edit(pipe, "a cat", "a dog", **size)
+    sdattn.knockout(pipe, "a cat", "cat", **size)
+    assert store.last_step is held
+    names = [layer.name for layer in find_layers(pipe.unet) if layer.kind == "cross"]
+    unet, others = pipe.unet, AttnProcessor2_0()
+    ours = TorchAttnProcessor(store)
+    unet.set_attn_processor(
+        {n: ours if n.removesuffix(".processor") in names else others for n in unet.attn_processors}
+    )
+    sdattn.knockout(pipe, "a cat", "cat", **size)
+    assert store.last_step is held
+    run(pipe, ["a cat"])
+    assert (store.cur_step, store.num_att_layers) == (2, 16)
+
+
+def test_layers_that_other_code_has_call_the_store():
+    """As prompt-to-prompt code does, which puts a forward of its own in place of each layer's."""
+    pipe = make_pipe()
+    store = AttentionStore(pipeline=pipe)
+    plain = TorchAttnProcessor()
+    known = {la.module: (la.kind == "cross", la.place) for la in find_layers(pipe.unet)}
+    for module in known:
+
+        def forward(hidden_states, encoder_hidden_states=None, *_, attn=module, **__):
+            is_cross, place = known[attn]
+            attn.watchers = [lambda probs: store(probs.flatten(0, 1).clone(), is_cross, place)]
+            return plain(attn, hidden_states, encoder_hidden_states if is_cross else None)
+
+        module.forward = forward
+    run(pipe, ["a cat"])
+    assert store.cur_step == 2
+    assert [len(store.last_step[key]) for key in CROSS] == [6, 1, 9]
+
+
+class CommunityProcessor:
+    """As those of diffusers' community pipeline are, which call a controller and say no layer."""
+
+    def __init__(self, controller, place_in_unet):
+        self.controller, self.place_in_unet = controller, place_in_unet
+
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None):
+        is_cross = encoder_hidden_states is not None
+        text = encoder_hidden_states if is_cross else hidden_states
+        query, key, value = attn.to_q(hidden_states), attn.to_k(text), attn.to_v(text)
+        query, key, value = map(attn.head_to_batch_dim, (query, key, value))
+        probs = attn.get_attention_scores(query, key, attention_mask)
+        self.controller(probs, is_cross, self.place_in_unet)
+        hidden_states = attn.batch_to_head_dim(torch.bmm(probs, value))
+        return attn.to_out[1](attn.to_out[0](hidden_states))
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_processors_of_other_code_that_hold_the_store(mixed):
+    expected, _ = chained(make_pipe(), ["a cat", "a dog"])
+    pipe = make_pipe()
+    store = attached(pipe)
+    for number, layer in enumerate(find_layers(pipe.unet)):
+        if number % 2 or not mixed:
+            layer.module.set_processor(CommunityProcessor(store, layer.place))
+    for _ in range(2):
+        run(pipe, ["a cat", "a dog"])
+        assert (store.cur_step, store.images, store.latent_size) == (2, 2, (16, 24))
+    for key in CROSS:
+        for ours, theirs in zip(store.last_step[key], expected.last_step[key], strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["ControlNet", "PAG", "LCM"])
+def test_pipelines_that_do_more_in_a_step(name):
+    [row] = [row for row in UNETS if row.name == name]
+    pipe, way = row.make(), Way(prompts=2)
+    store = attached(pipe)
+    row.run(pipe, way)
+    assert (store.cur_step, store.images) == (2, 2)
+    assert [len(store.last_step[key]) for key in CROSS] == [6, 1, 9]
+
+
+def gradients(unet, store):
+    """Of a loss on the maps, with respect to the latent and to the text."""
+    generator = torch.Generator().manual_seed(0)
+    latent = torch.randn(2, 4, 16, 12, generator=generator, requires_grad=True)
+    text = torch.randn(2, 7, 32, generator=generator, requires_grad=True)
+    for _ in range(2):
+        out = unet(latent, 500, text).sample
+        maps = [m for key in CROSS for m in store.last_step[key]]
+        loss = sum((m[..., 2] ** 2).sum() for m in maps) + out.square().mean()
+        found = torch.autograd.grad(loss, [latent, text])
+    return found, [m.detach() for m in maps]
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_layers_that_run_again_for_a_gradient_count_once(registered):
+    expected = None
+    for checkpointing in (False, True):
+        unet = make_unet()
+        store = AttentionStore(False, guidance=None)
+        if checkpointing:
+            unet.enable_gradient_checkpointing()
+        if registered:
+            with register_attention_control(unet, store):
+                found = gradients(unet, store)
+        else:
+            store.attach(unet)
+            unet.set_attn_processor(TorchAttnProcessor(store))
+            found = gradients(unet, store)
+        assert (store.cur_step, store.cur_att_layer) == (2, 0)
+        expected = expected or found
+        for ours, theirs in zip(found, expected, strict=True):
+            for one, other in zip(ours, theirs, strict=True):
+                torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+def test_sums_over_steps_with_checkpointing():
+    unet = make_unet()
+    unet.enable_gradient_checkpointing()
+    store = AttentionStore(pipeline=unet, guidance=None)
+    unet.set_attn_processor(TorchAttnProcessor(store))
+    for _ in range(2):
+        out = unet(torch.randn(2, 4, 16, 12), 500, torch.randn(2, 7, 32)).sample
+        out.sum().backward()
+    assert store.cur_step == 2
+    for maps in store.get_average_full_attention().values():
+        for m in maps:
+            torch.testing.assert_close(m.sum(-1), torch.ones(m.shape[:2]), atol=1e-5, rtol=0)
+
+
+def test_a_model_that_runs_again_as_a_whole_counts_once():
+    """As where a run of many steps is differentiated through."""
+    unet = make_unet()
+    store = AttentionStore(pipeline=unet, guidance=None)
+    unet.set_attn_processor(TorchAttnProcessor(store))
+    latent = torch.randn(2, 4, 16, 12, requires_grad=True)
+    text = torch.randn(2, 7, 32)
+    for _ in range(2):
+        latent = checkpoint(lambda x: unet(x, 500, text).sample, latent, use_reentrant=False)
+    latent.sum().backward()
+    assert (store.cur_step, store.cur_att_layer) == (2, 0)
+    assert [m.shape[0] for m in store.last_step["mid_cross"]] == [8]
+
+
+def test_a_store_that_may_edit_is_refused_where_layers_run_again():
+    class Halving(AttentionStore):
+        def forward(self, attn, is_cross, place_in_unet):
+            return attn * 0.5
+
+    unet = make_unet()
+    unet.enable_gradient_checkpointing()
+    store = Halving(pipeline=unet, guidance=None)
+    unet.set_attn_processor(TorchAttnProcessor(store))
+    latent = torch.randn(1, 4, 16, 12, requires_grad=True)
+    out = unet(latent, 500, torch.randn(1, 7, 32)).sample
+    with pytest.raises(
+        RuntimeError, match="A Halving may edit.*again for its gradient.*disable_grad"
+    ):
+        out.sum().backward()

@@ -1,0 +1,298 @@
+"""How the small MM-DiT is trained: what it reads, what it learns from, runs taken up again."""
+
+import argparse
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import train_demo_mmdit
+from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
+from evaluate_demo_model import evaluate, settings
+from safetensors.torch import load_file
+from scenes import random_scene
+from torch import nn
+from training import fit, mmdit
+from training.data import TOKENS, all_scenes, token_ids
+from training.losses import Caption
+from training.mmdit import (
+    POOLED,
+    ZEROS,
+    assemble,
+    flow_loss,
+    flow_times,
+    joint_states,
+    new_transformer,
+    parts_of,
+    read_evenly,
+    scene_latents,
+    snapshot,
+)
+
+from sdattn.models.loading import DEMO, load_pipeline
+
+pytestmark = pytest.mark.slow
+PROMPTS = ["a red circle left of a blue square", "an orange star", ""]
+SMALL = partial(new_transformer, blocks=2, heads=2, head_width=16)
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return parts_of(DEMO)
+
+
+@pytest.fixture
+def pipe(parts):
+    torch.manual_seed(0)
+    return assemble(*parts, SMALL())
+
+
+@torch.no_grad()
+def test_it_reads_what_was_said_before_each_word_beside_the_words_alone(pipe, parts):
+    said = joint_states(pipe, [Caption(prompt, 0, ()) for prompt in PROMPTS])
+    assert said.shape == (3, TOKENS + ZEROS, 256)
+    _, text, tokenizer = parts
+    ids = token_ids(tokenizer, PROMPTS)
+    weights = text.state_dict()
+    token, place = (
+        next(value for name, value in weights.items() if f"{kind}_embedding.weight" in name)
+        for kind in ("token", "position")
+    )
+    torch.testing.assert_close(said[:, :TOKENS, 128:], token[ids] + place[:TOKENS])
+    text_of, seen = getattr(text, "text_model", text), []
+    hook = text_of.encoder.layers[-1].register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append((*args, *kwargs.values())[0]), with_kwargs=True
+    )
+    text(ids)
+    hook.remove()
+    torch.testing.assert_close(said[:, :TOKENS, :128], seen[0], atol=1e-4, rtol=1e-4)
+    assert not said[:, TOKENS:].any()
+
+
+def test_nothing_but_attention_brings_the_prompt_to_the_picture(pipe):
+    """What the transformer adds to every block beside the time is zero for all prompts."""
+    with torch.no_grad():
+        pooled = pipe.encode_prompt(PROMPTS[:2], None, None, max_sequence_length=ZEROS)[2:]
+    for one in pooled:
+        assert one.shape == (2, 2 * POOLED) and not one.any()
+
+
+def test_a_mistaken_prompt_is_read_word_by_word(pipe):
+    """Colours from the scene alone, so that the state of a shape's word cannot tell them."""
+    mistaken = ("a pink circle left of a green square", "a pink ring left of a green cross")
+    found = joint_states(pipe, [Caption(PROMPTS[0], 2, mistaken)])[0]
+    texts = [PROMPTS[0], *mistaken]
+    plain = joint_states(pipe, [Caption(text, 0, ()) for text in texts])
+    spans = pipe.tokenizer(PROMPTS[0], return_offsets_mapping=True)["offset_mapping"]
+    for column, (start, end) in enumerate(spans):
+        word = PROMPTS[0][start:end]
+        source = 0 if word in ("red", "blue") else 1 if word in ("circle", "square") else 2
+        torch.testing.assert_close(found[column], plain[source, column], atol=1e-4, rtol=1e-4)
+
+
+def test_text_features_are_equally_loud_in_the_beginning(pipe):
+    rng = np.random.default_rng(0)
+    said = [Caption(random_scene(rng).caption(rng), 0, ()) for _ in range(60)]
+    states = joint_states(pipe, said)
+    used = states[:, :TOKENS].flatten(0, 1).double()
+    spread = ((used - used.mean(0)).square().sum(0) / (len(used) - 1)).sqrt()
+    even = ((used - used.mean(0)) / spread).float()
+    wanted = nn.functional.linear(even, pipe.transformer.context_embedder.weight).detach()
+    read_evenly(pipe.transformer, states)
+    with torch.no_grad():
+        got = pipe.transformer.context_embedder(states[:, :TOKENS]).flatten(0, 1)
+    torch.testing.assert_close(got, wanted, atol=2e-2, rtol=2e-2)
+
+
+def test_it_learns_the_way_that_the_scheduler_walks():
+    """What it sees is what the scheduler makes of a picture at that time, and from there one step
+    along what it learns leads back to the picture."""
+    torch.manual_seed(1)
+    transformer = SMALL()
+    latents, noise = torch.randn(2, 3, 4, 16, 16)
+    states = torch.randn(3, 9, 256)
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(4)
+    part, seen = scheduler.sigmas[:3].clone(), []
+    hook = transformer.register_forward_pre_hook(lambda _, args: seen.append(args))
+    answer = torch.tensor([0.5, -1.0, 2.0, 0.25])  # a channel each, whatever it sees
+    transformer.proj_out.bias.data.copy_(answer)
+    found = flow_loss(transformer, latents, noise, part, states)
+    hook.remove()
+    mixed, _, pooled, times = seen[0]
+    torch.testing.assert_close(times, scheduler.timesteps[:3])
+    torch.testing.assert_close(mixed, scheduler.scale_noise(latents, times, noise))
+    assert not pooled.any()
+    way = noise - latents
+    torch.testing.assert_close(found, (answer[:, None, None] - way).square().mean())
+    for row in range(3):
+        scheduler.set_timesteps(sigmas=[float(part[row])])
+        [time] = scheduler.timesteps
+        back = scheduler.step(way[row], time, mixed[row]).prev_sample
+        torch.testing.assert_close(back, latents[row], atol=1e-5, rtol=1e-5)
+
+
+def test_times_are_spread_over_all_parts_of_noise():
+    for count in (4, 5, 32):
+        times = flow_times(np.random.default_rng(2), count)
+        assert times.shape == (count,) and times.dtype == torch.float32
+        assert times.min() >= 0 and times.max() <= 1
+    many = flow_times(np.random.default_rng(2), 4000)
+    odds = torch.logit(many[:3000].double())
+    assert odds.mean() == pytest.approx(0.4, abs=0.01)
+    assert odds.std() == pytest.approx(1.0, abs=0.02)
+    assert many[3000:].mean() == pytest.approx(0.5, abs=0.01)
+
+
+def test_latents_are_of_the_scenes_and_worked_out_once(parts, tmp_path, monkeypatch):
+    vae, few = parts[0], 3
+    drawn = torch.stack(
+        [torch.from_numpy(scene.draw(128)).permute(2, 0, 1) for scene in all_scenes(1, 2)]
+    )[[0, 1, 2, 1000, 1001, 1002]]
+    real = mmdit.draw_scenes
+    monkeypatch.setattr(mmdit, "draw_scenes", lambda seed: real(seed)[:few])
+    latents = scene_latents(vae, 1, 2, tmp_path)
+    with torch.no_grad():
+        wanted = vae.encode(drawn.float() / 127.5 - 1).latent_dist.mode()
+    torch.testing.assert_close(latents, wanted, atol=1e-4, rtol=1e-4)
+    monkeypatch.setattr(mmdit, "draw_scenes", None)  # what is kept is not drawn again
+    assert torch.equal(scene_latents(vae, 1, 2, tmp_path), latents)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A transformer of a few weights, three scenes a batch, two pictures of two steps."""
+    for module in (mmdit, train_demo_mmdit):
+        monkeypatch.setattr(module, "new_transformer", SMALL)
+    monkeypatch.setattr(mmdit, "BATCH", 3)
+    monkeypatch.setattr(mmdit, "PICTURES", 2)
+    monkeypatch.setattr(mmdit, "SETTINGS", {**mmdit.SETTINGS, "num_inference_steps": 2})
+    monkeypatch.setattr(mmdit, "unseen_loss", partial(mmdit.unseen_loss, count=4))
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a run takes all cores
+
+
+def trained(work, steps, **options):
+    """A run of the script, its latents of one chunk given."""
+    if not work.exists():
+        work.mkdir()
+        torch.manual_seed(5)
+        torch.save(torch.randn(1000, 4, 16, 16), work / "latents-1000000.pt")
+    args = {"work": work, "out": work / "model", "start": DEMO, "seed": 1, "chunks": 1}
+    args |= {"mmdit_steps": steps, "device": "cpu", "processes": 1, "snapshot": False, **options}
+    train_demo_mmdit.run(argparse.Namespace(**args))
+    return torch.load(work / "mmdit.pt")
+
+
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(small, tmp_path, monkeypatch):
+    wanted = trained(tmp_path / "whole", 6)
+    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1.0)  # after each step
+    calls = []
+
+    def stopped(*args):
+        calls.append(args)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return flow_loss(*args)
+
+    monkeypatch.setattr(mmdit, "flow_loss", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "broken", 6)
+    monkeypatch.setattr(mmdit, "flow_loss", flow_loss)
+    assert torch.load(tmp_path / "broken" / "mmdit.pt")["step"] == 3
+    found = trained(tmp_path / "broken", 6)
+    for kind in ("state", "mean"):
+        for name, value in wanted[kind]["transformer"].items():
+            assert torch.equal(found[kind]["transformer"][name], value), name
+    run = json.loads((tmp_path / "broken" / "model" / "training.json").read_text())
+    assert [one["from"] for one in run["sittings"]] == [{}, {"mmdit": 3}]
+
+
+def test_processes_share_the_batch_that_one_alone_would_see(small, tmp_path, monkeypatch):
+    seen = []
+
+    def heard(transformer, *given):
+        seen.append(given)
+        return flow_loss(transformer, *given)
+
+    latents = torch.randn(1000, 4, 16, 16)
+    monkeypatch.setattr(train_demo_mmdit, "scene_latents", lambda *_: latents)
+    monkeypatch.setattr(mmdit, "flow_loss", heard)
+    for rank, world in ((0, 1), (0, 2), (1, 2)):
+        monkeypatch.setattr(mmdit, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(mmdit, "world", lambda world=world: world)
+        trained(tmp_path / f"{rank}-of-{world}", 1)
+    whole, *parts = (seen[i] for i in range(0, len(seen), len(seen) // 3))
+    for alone, even, odd in zip(whole, *parts, strict=True):
+        assert torch.equal(alone[1:2], odd)
+        torch.testing.assert_close(alone[::2], even, atol=1e-4, rtol=1e-4)  # states, batched
+
+
+def test_it_learns_the_scenes_that_it_is_shown(small, tmp_path, monkeypatch):
+    losses = []
+
+    def heard(*args):
+        losses.append(flow_loss(*args))
+        return losses[-1]
+
+    monkeypatch.setattr(mmdit, "flow_loss", heard)
+    monkeypatch.setattr(fit, "rate", lambda *_: 1.0)  # at once, for so few steps
+    (tmp_path / "run").mkdir()  # all its pictures are plain and of one colour
+    torch.save(torch.full((1000, 4, 16, 16), 2.0), tmp_path / "run" / "latents-1000000.pt")
+    trained(tmp_path / "run", 40)
+    seen = [one.item() for one in losses if one.requires_grad]
+    assert len(seen) == 40 and np.mean(seen[-10:]) < 0.8 * np.mean(seen[:10])
+
+
+def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_path, sdattn):
+    kept = trained(tmp_path / "run", 2)
+    out = tmp_path / "snapshot"
+    train_demo_mmdit.write(snapshot(tmp_path / "run", DEMO), tmp_path / "run", out)
+    without = {"text_encoder_3": None, "tokenizer_3": None}
+    pipe = StableDiffusion3Pipeline.from_pretrained(out, **without, dtype=torch.float32)
+    for name, value in kept["mean"]["transformer"].items():
+        assert torch.equal(pipe.transformer.state_dict()[name], value.half().float()), name
+    made = joint_states(pipe, [Caption(prompt, 0, ()) for prompt in PROMPTS])
+    plain = joint_states(assemble(*parts_of(DEMO), SMALL()), [Caption(p, 0, ()) for p in PROMPTS])
+    torch.testing.assert_close(made, plain)
+    for name in ("text_encoder", "text_encoder_2"):  # transformers 4 knows no other names
+        saved = load_file(out / name / "model.safetensors")
+        assert saved.keys() == getattr(pipe, name).state_dict().keys()
+    options = json.loads((out / "settings.json").read_text())
+    assert pipe(PROMPTS[0], **{**options, "num_inference_steps": 2}).images[0].size == (128, 128)
+    seen = tmp_path / "seen"
+    options = ["--set", f"max_sequence_length={ZEROS}", "--steps", "2", "--device", "cpu"]
+    status, _, told = sdattn("generate", PROMPTS[0], "--model", out, *options, "--out", seen)
+    assert status == 0, told
+    assert len(list((seen / "heatmaps").iterdir())) == 8  # the words of the prompt
+    run = json.loads((out / "training.json").read_text())
+    assert run["stages"]["mmdit"]["steps"] == 2 and run["settings"]["seed"] == 1
+    assert {"own_prompt", "others_prompt", "colours"} <= run["curve"]["mmdit"]["2"].keys()
+    assert len(run["sha256"]) == 4
+    with pytest.raises(SystemExit, match="no mmdit.pt yet"):
+        snapshot(tmp_path, DEMO)
+
+
+def test_it_is_evaluated_with_the_settings_beside_its_weights(small, tmp_path):
+    trained(tmp_path / "run", 1)
+    asked = {"model": str(tmp_path / "run" / "model"), "steps": 2, "guidance": None}
+    asked |= {"prompts": 2, "scene_seed": 3, "seed": 0, "wording": "any", "first": False}
+    pipe, lengths = load_pipeline(asked["model"], device="cpu"), set()
+    pipe.transformer.register_forward_pre_hook(
+        lambda _, args, given: lengths.add(given["encoder_hidden_states"].shape[1]),
+        with_kwargs=True,
+    )
+    verdicts, pictures = evaluate(pipe, argparse.Namespace(**asked))
+    assert len(verdicts) == 2 and pictures[0].size == (128, 128)
+    assert lengths == {TOKENS + ZEROS}
+    demo = argparse.Namespace(**{**asked, "model": "demo", "guidance": 3.0})
+    assert settings(demo) == {"num_inference_steps": 2, "guidance_scale": 3.0}
+
+
+@pytest.mark.gpu
+def test_it_trains_on_a_gpu_and_goes_on_without(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1.0)
+    trained(tmp_path / "run", 4, device="cuda")
+    torch.save({**torch.load(tmp_path / "run" / "mmdit.pt"), "step": 3}, tmp_path / "run/mmdit.pt")
+    there = trained(tmp_path / "run", 4, device="cpu")
+    assert there["step"] == 4
