@@ -125,8 +125,9 @@ def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], 
     if not found:
         text = (
             "{refine='self'} spreads the maps along the self-attention of a UNet's way up, and a "
+            "{0} has none."
         )
-        raise InvalidTypeError(Message(text + "{0} has none.", type(model).__name__))
+        raise InvalidTypeError(Message(text, type(model).__name__))
 
     def is_read(layer: AttentionLayer, latent_size: tuple[int, int] | None) -> bool:
         if layer.kind in TEXT_KINDS or latent_size is None:

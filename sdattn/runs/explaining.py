@@ -260,8 +260,9 @@ def _checked_options(
         why = "With {invert=True} only {num_inference_steps} can be chosen, not"
         taken = set(options) - {"num_inference_steps"}
     if taken:
-        text = f"{why} {option_names(sorted(taken))}. Leave it out; to draw with it, use "
-        raise InvalidValueError(Message(text + "{generate()}."))
+        names = option_names(sorted(taken))
+        advice = "Leave it out; to draw with it, use {generate()}."
+        raise InvalidValueError(Message(f"{why} {names}. {advice}"))
     decided = {"guidance_scale": 1.0, "width": size[0], "height": size[1]}
     if timesteps:
         decided["num_inference_steps"] = len(timesteps)

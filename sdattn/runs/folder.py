@@ -160,8 +160,9 @@ def _check_ours(folder: Path, kind: Kind) -> None:
         item = "an item of a batch run" if "fingerprint" in document else f"no {_CALLED[kind]}"
         text = (
             "{0} exists and is {1}, so it is not replaced. Choose another {folder}, or remove it "
+            "yourself."
         )
-        raise ExistsError(Message(text + "yourself.", folder, item))
+        raise ExistsError(Message(text, folder, item))
     if foreign := sorted(set(_entries(folder)) - _own_files(folder, document, kind)):
         more = f" and {len(foreign) - _MOST_NAMED} more" if len(foreign) > _MOST_NAMED else ""
         text = (

@@ -23,9 +23,9 @@ from ...errors import AccessError, RunError
 from ...files.addresses import place_of
 from ...models.quiet import quiet_libraries
 from ..input.items import BadLine, Item
-from ..input.lines import shortened
 from ..input.plan import Job
 from ..input.request import Request
+from ..input.values import shortened
 from ..storage.folder import BatchFolder
 from .processes import same
 from .sizing import find_batch_size

@@ -12,7 +12,8 @@ from typing import Any
 from ...errors import InvalidValueError
 from ...models.pipeline_call import LARGEST_SEED, checked_seeds
 from ...prompts.words import split_phrase, split_words
-from .lines import open_lines, shortened, shown
+from .lines import open_lines
+from .values import shortened, shown
 
 _OWN = ("id", "prompt", "negative_prompt", "seed", "words")
 _TAKEN = ("prompt_embeds", "generator", "output_type", "return_dict")

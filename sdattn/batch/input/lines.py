@@ -3,27 +3,24 @@
 import csv
 import io
 import json
-import math
 import re
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ...errors import InvalidValueError, Message, OptionError
+from .values import Fields, parsed, shown
 
 KINDS = ("jsonl", "csv", "txt", "parquet")
 _SUFFIXES = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
-_LEVELS = 20  # nested lists and objects; far more would fail later, where a run is written
-_DIGITS = 100
 _LONGEST = 1_000_000  # bytes of a line; what is in it is written with every item
 _QUOTED = re.compile(r'(?:^|(?<=,))"[^"]*(?:""[^"]*)*"(?=,|\r?\n?\Z)')
 _ARRAY = re.compile(rb"""\s*\[\s*(?:[\[{"\]]|\Z)""")
 _NUMBERS = ("seed", "width", "height", "num_inference_steps", "guidance_scale")
 
 Numbered = Iterator[tuple[int, bytes]]
-Fields = dict[str, Any]
 
 
 def kind_of(name: str) -> str:
@@ -95,8 +92,8 @@ def _kind_by_looks(data: bytes) -> str:
     if _ARRAY.match(data):
         text = (
             "The input begins as a JSON array. Write an object a line (jq -c '.[]' does), or, if "
+            "these are prompts, pass {input_format='txt'}."
         )
-        text += "these are prompts, pass {input_format='txt'}."
         raise InvalidValueError(Message(text))
     return "csv" if _prompt_header(data) else "txt"
 
@@ -144,15 +141,15 @@ def _is_row(text: str) -> bool:
 def _of_text(text: str) -> Fields:
     if _is_row(text):
         raise InvalidValueError(
-            "it is a JSON object that names prompt. Name the file .jsonl, or pass --input-format "
-            "jsonl, if its lines are such; or write the prompt alone."
+            "it is a JSON object that names prompt. If the other lines are such, too, name the "
+            "file .jsonl or say that the input format is jsonl; or write the prompt alone."
         )
     return {"prompt": text.removesuffix("\n").removesuffix("\r")}
 
 
 def _of_json(text: str) -> Fields:
     try:
-        found = _parsed(text.rstrip("\r\n"))
+        found = parsed(text.rstrip("\r\n"))
     except json.JSONDecodeError as error:
         raise InvalidValueError(f"broken JSON at character {error.pos + 1}: {error.msg}.") from None
     if not isinstance(found, dict):
@@ -160,69 +157,6 @@ def _of_json(text: str) -> Fields:
             f'found {shown(found)}. Write an object, {{"prompt": "a cat"}} say.'
         )
     return found
-
-
-def _parsed(text: str) -> Any:
-    """A JSON value that can be written again: no number that is none, no half a character."""
-    try:
-        value = _JSON.decode(text)
-        _check(value)
-    except RecursionError:
-        _refuse_depth()
-    except UnicodeEncodeError as error:
-        half = error.object[error.start]
-        raise InvalidValueError(
-            f"\\u{ord(half):04x} is half a character. Write both halves, or the character itself."
-        ) from None
-    return value
-
-
-def _check(value: Any, level: int = 0) -> None:
-    if level > _LEVELS:
-        _refuse_depth()
-    if isinstance(value, str):
-        value.encode()
-    elif isinstance(value, (list, dict)):
-        for part in value if isinstance(value, list) else [*value, *value.values()]:
-            _check(part, level + 1)
-
-
-def _refuse_depth() -> NoReturn:
-    raise InvalidValueError(
-        f"lists and objects are nested too deep. Write at most {_LEVELS} levels."
-    )
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > _DIGITS:
-        raise InvalidValueError(f"a number has {len(digits)} digits. Write at most {_DIGITS}.")
-    return int(digits)
-
-
-def _finite(digits: str) -> float:
-    if not math.isfinite(float(digits)):
-        raise InvalidValueError(
-            f"{shown(digits)} is beyond any number there is. Write a finite one."
-        )
-    return float(digits)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidValueError(f"{name} is no number. Write a finite one, or null.")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> Fields:
-    found: Fields = {}
-    for name, value in pairs:
-        if name in found:
-            raise InvalidValueError(f"{shown(name)} is there twice. Write it once.")
-        found[name] = value
-    return found
-
-
-_JSON = json.JSONDecoder(
-    object_pairs_hook=_once, parse_int=_whole, parse_float=_finite, parse_constant=_refuse_constant
-)
 
 
 def _rows(lines: Sequence[bytes]) -> Numbered:
@@ -302,16 +236,6 @@ def _value(name: str, cell: str) -> Any:
     elif name == "words" and not cell.lstrip().startswith("["):
         return [phrase.strip() for phrase in cell.split(";") if phrase.strip()]
     try:
-        return _parsed(cell)
+        return parsed(cell)
     except json.JSONDecodeError:
         return cell
-
-
-def shown(value: Any) -> str:
-    """How a value looks in a message."""
-    return shortened(repr(value), 80)
-
-
-def shortened(text: str, length: int) -> str:
-    """The text, or its beginning and an ellipsis."""
-    return text if len(text) <= length else text[:length] + "…"

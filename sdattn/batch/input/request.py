@@ -127,8 +127,8 @@ class Request:
         if self.device is not None and ":" in self.device:
             text = (
                 "{device} names one device for all workers. Leave the number out: Ray gives each "
+                "its own."
             )
-            text += "its own."
             raise InvalidValueError(Message(text, device=self.device))
         if find_spec("ray") is None:
             raise MissingPackageError(
