@@ -69,11 +69,16 @@ class Attachment:
             self.callers.note(layer)
         return self.callers.place(layer)
 
-    def rests(self) -> bool:
-        """Take note of a call. Whether it is none of the store's, see :class:`Callers`."""
+    def begin_call(self) -> bool:
+        """Take note of a call.
+
+        Returns:
+            Whether the store is to look at it; not in a pass in which it rests, see
+            :class:`Callers`.
+        """
         self._begin_pass()
         self.callers.calls += 1
-        return self.callers.rests
+        return not self.callers.rests
 
     def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not in_backward():
@@ -116,8 +121,8 @@ class Attachment:
             raise InvalidValueError(
                 f"The model was called with a batch of {batch} outside of its pipeline, so whether "
                 f"its first half is unconditional is not known. Make the {type(store).__name__} "
-                "with guidance=None (every row is an image), 'batch' (it is) or 'passes' (a pass "
-                "of its own is)."
+                "with guidance=None (every row is an image), 'batch' (it is) or 'passes' (the "
+                "first of two passes is)."
             )
         return None
 
@@ -165,4 +170,5 @@ def _check_layout(pipeline: Any) -> None:
 
 def in_backward() -> bool:
     """Whether this is called by a backward pass, which runs layers again that are checkpointed."""
+    # torch.utils.checkpoint and torch.utils.module_tracker ask so; there is no public name for it
     return torch._C._current_graph_task_id() != -1

@@ -65,7 +65,7 @@ class AttentionStore(StepController):
             Attend-and-Excite shows the store batches without a half to leave out: pass
             ``guidance=None`` with it.
         pipeline: attach the store to it, see :meth:`attach`.
-        guidance: where the unconditional rows are, which are left out. By default where the
+        guidance: where the unconditional rows are, which are left out. ``"auto"``: where the
             attached pipeline has them; of a store that is not attached they are the first half of
             an even batch, as prompt-to-prompt takes it, and an odd batch has none. A bare UNet does
             not say, so a store that is attached to one refuses an even batch unless it was told:

@@ -83,7 +83,8 @@ class Callers:
             raise CaptureError(
                 f"{len(gone)} of the {len(self._of_run)} layers that call the "
                 f"{type(store).__name__} have lost its processor since the first pass; they hold: "
-                f"{self._standing(store, gone)}. {_HOW_TO_GO_ON}"
+                f"{self._standing(store, gone)}. {_HOW_TO_GO_ON} Between runs of a bare UNet call "
+                "store.reset()."
             )
         if new:
             raise CaptureError(

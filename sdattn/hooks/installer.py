@@ -68,7 +68,7 @@ class Installation:
     def put(self, layer: AttentionLayer, processor: Any) -> None:
         """Set a processor; it may wrap the one that is there."""
         if not getattr(processor, "is_observer", False):
-            processor.displaced = layer.module.processor
+            processor.displaced = layer.module.processor  # a store may wait in it, see Callers
         self._note(layer).ours.append(processor)
         layer.module.set_processor(processor)
 

@@ -147,7 +147,7 @@ class StepController:
                 "the layer runs again for its gradient. Call unet.disable_gradient_checkpointing()."
             )
             return attn
-        if self.attachment is not None and self.attachment.rests():
+        if self.attachment is not None and not self.attachment.begin_call():
             self.refuse_edits(
                 "other layers have lost its processor for a while. Take it out of all of them "
                 "first, unet.set_attn_processor(...)."
