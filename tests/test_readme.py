@@ -84,7 +84,9 @@ def test_the_api_has_every_public_name(module):
     public = {
         f"sdattn{module}.{name}" for name in importlib.import_module(f"sdattn{module}").__all__
     }
-    pages = {f"sdattn.{room}" for room in ("attention", "batch", "edit", "figures", "models")}
+    pages = {
+        f"sdattn.{room}" for room in ("attention", "batch", "edit", "errors", "figures", "models")
+    }
     again = {"sdattn.attention.TorchAttnProcessor"}  # sdattn.TorchAttnProcessor
     assert public - entries <= pages | again
 

@@ -59,7 +59,7 @@ def drawn(model, tmp_path_factory):
 @pytest.mark.parametrize("other", OTHER_RUNS)
 def test_the_folder_of_another_run_is_left_alone(model, drawn, other):
     before = kept_of(drawn)
-    with pytest.raises(ValueError, match="belongs to another run: .*--force"):
+    with pytest.raises(ValueError, match="belongs to another run: .*force=True"):
         draw(model, drawn, ALL[:2], **OTHER_RUNS[other])
     assert kept_of(drawn) == before
 
@@ -75,7 +75,7 @@ def test_another_model_is_another_run(drawn, tmp_path):
 
 
 def test_a_disk_is_no_place_for_two_formats(model, drawn):
-    with pytest.raises(ValueError, match="'folder', which --force does not change"):
+    with pytest.raises(ValueError, match="'folder', which force=True does not change"):
         draw(model, drawn, ALL[:2], format="webdataset", force=True)
 
 

@@ -302,7 +302,7 @@ def test_a_run_stops_once_too_many_have_failed(model, watched, tmp_path):
     watched.forbidden = tiny_tokenizer().bos_token_id  # which all prompts have
     outcome = draw(model, tmp_path / "run", ALL[:5], batch_size=1, max_errors=3)
     assert (outcome.failed, outcome.exit_code) == (3, 1)
-    assert outcome.stopped is not None and "--max-errors" in outcome.stopped
+    assert outcome.stopped is not None and "max_errors" in outcome.stopped
     watched.forbidden = None
     outcome = draw(model, tmp_path / "run", ALL[:5], batch_size=1, max_errors=3)
     assert (outcome.whole, outcome.failed, outcome.stopped) == (5, 0, None)

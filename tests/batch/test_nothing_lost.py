@@ -217,7 +217,7 @@ def test_too_many_items_that_fail_end_the_run(batch, tmp_path):
     root = tmp_path / "run"
     code, _, err = batch(*arguments, "--max-errors", "2")
     assert code == 1
-    assert "stopped early (2 item(s) have failed, which is --max-errors)" in err
+    assert "stopped early (2 item(s) have failed, all that max_errors allows)" in err
     assert "the same command does the rest" in err
     failed = [one["id"] for one in rows(root / "errors.jsonl")]
     assert failed[:2] == ["000003", "000004"] and len(failed) <= 4

@@ -292,7 +292,7 @@ def test_workers_that_ray_has_no_room_for(crew_of, monkeypatch, capfd):
         crew_of(worker, (3, 3), request).load()
     assert capfd.readouterr().err.splitlines()[-1] == (
         "sdattn: waiting: 2 of 3 workers have loaded the model; each takes a CPU, of which Ray has "
-        "2; --workers 1:3 draws with those that there is room for"
+        "2; of 1 to 3 workers it would start those that there is room for"
     )
 
 
@@ -305,7 +305,7 @@ def test_without_a_gpu_it_says_what_workers_take(crew_of, monkeypatch, capfd):
     crew.request = replace(crew.request, device=None)
     crew._connect()
     assert crew.takes == "CPU" and crew.request.device == "cpu"
-    assert "no GPU now, so each worker takes a CPU; --device cuda waits" in capfd.readouterr().err
+    assert "no GPU now, so each worker takes a CPU; the device cuda waits" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -136,11 +136,11 @@ def test_a_lost_batch_json_is_written_anew(model, run, format, harm):
     path.unlink() if harm == "gone" else path.write_bytes(
         b"" if harm == "empty" else path.read_bytes().replace(b'"dtype"', b'"dtypd"')
     )
-    with pytest.raises((OSError, ValueError), match="--adopt"):
+    with pytest.raises((OSError, ValueError), match="adopt=True"):
         draw(model, root, format=format)
-    with pytest.raises((OSError, ValueError), match="--adopt"):
+    with pytest.raises((OSError, ValueError), match="adopt=True"):
         draw(model, root, format=format, force=True)
-    with pytest.raises((OSError, ValueError), match="--adopt"):
+    with pytest.raises((OSError, ValueError), match="adopt=True"):
         status(root)
     outcome = draw(model, root, format=format, adopt=True)
     assert (outcome.before, outcome.whole, outcome.exit_code) == (4, 4, 0)
@@ -240,7 +240,7 @@ def test_a_damaged_batch_json_is_named_and_the_items_are_read(run):
     (item(root, 3) / "image.png").unlink()
     number, problems = verify(root)
     assert number == 4 and len(problems) == 2
-    assert "batch.json is damaged" in problems[0] and "--adopt" in problems[0]
+    assert "batch.json is damaged" in problems[0] and "adopt=True" in problems[0]
     assert problems[1].startswith("000003: image.png is missing")
 
 

@@ -1,71 +1,82 @@
 """What the library says in Python is said to people at the command line in its options."""
 
 import pytest
+import torch
 from PIL import Image
 
 from sdattn.cli.wording import in_options, reason
+from sdattn.errors import (
+    InvalidValueError,
+    Message,
+    MissingPackageError,
+    NotFoundError,
+    OptionError,
+)
 
 
 @pytest.mark.parametrize(
-    ("python", "typed"),
+    ("said", "typed"),
     [
-        ("num_inference_steps=0: pass 1 to 1000.", "--steps 0: pass 1 to 1000."),
-        ("seed=-1: pass a whole number.", "--seed -1: pass a whole number."),
-        ("guidance_scale=0.5: or null_text=False.", "--guidance 0.5: or --no-null-text."),
-        ("mode='x': pass auto", "--mode x: pass auto"),
-        (
-            'mode="reweight" needs weights={"word": factor}.',
-            "--mode reweight needs --weight WORD=FACTOR.",
-        ),
-        (
-            'Change a word, or pass weights={"word": 2.0}.',
-            "Change a word, or pass --weight word=2.0.",
-        ),
-        ("device='cuda:7': there is none", "--device cuda:7: there is none"),
-        ("branch='both' shows the words", "--negative-maps shows the words"),
-        ("decides on guidance_scale, negative_prompt.", "decides on --guidance, --negative."),
-        ("Pass true_cfg_scale=4, say", "Pass --set true_cfg_scale=4, say"),
-        ("with true_cfg_scale above 1", "with true_cfg_scale above 1"),
-        ("Use capture() around it", "Use sdattn.capture() in Python around it"),
-        ("call pipe.generate() or x.capture()", "call pipe.generate() or x.capture()"),
-        ("dtype=torch.float16: no", "--dtype torch.float16: no"),
+        (OptionError("num_inference_steps", 0, "pass 1."), "--steps 0: pass 1."),
+        (OptionError("guidance_scale", 0.5, "{null_text=False}."), "--guidance 0.5: --no-null-text."),
+        (OptionError("mode", "x", "pass auto"), "--mode x: pass auto"),
+        (OptionError("mode", "", "pass auto"), "--mode '': pass auto"),
+        (OptionError("device", "cuda:7", "there is none"), "--device cuda:7: there is none"),
+        (OptionError("dtype", torch.float16, "no"), "--dtype float16: no"),
+        (OptionError("timesteps", [9, 9], "pass each once."), "--timesteps 9,9: pass each once."),
+        (OptionError("part", (3, 2), "pass {0}.", (2, 2)), "--part 3/2: pass (2, 2)."),
+        (OptionError("workers", (3, 2), "no"), "--workers 3:2: no"),
+        (Message("{null_text=True} or {force=False}"), "--null-text or --no-force"),
+        (Message("pass {weights}", weights={"cat": 2.0}), "pass --weight cat=2.0"),
+        (Message("{weights}", weights={"red cat": 2.0}), "--weight 'red cat=2.0'"),
+        (Message("{branch='both'} shows the words"), "--negative-maps shows the words"),
+        (Message("not {guidance_scale}, {negative_prompt}."), "not --guidance, --negative."),
+        (Message("Pass {true_cfg_scale=4}, say"), "Pass --set true_cfg_scale=4, say"),
+        (Message("with {true_cfg_scale} above 1"), "with true_cfg_scale above 1"),
+        (Message("Use {capture()} around it"), "Use sdattn.capture() in Python around it"),
+        (Message("with {capture_options}", capture_options={"steps": "all"}), "with --keep steps"),
+        (Message("choose another {folder}"), "choose another --out"),
     ],
-)
-def test_arguments_become_options(python, typed):
-    assert in_options(python) == typed
+)  # fmt: skip
+def test_options_are_named_as_they_are_typed(said, typed):
+    assert in_options(said) == typed
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "'seed=3 cat' is not in the prompt. Its words are: a, cat.",
-        '"mode=x and weights={}" is no prompt',
-        "a model's scheduler's most",
-        r"""'it\'s "a" seed=3 cat' is not in the prompt.""",
-        "/runs/seed=3/run.json holds no run",
-        r"C:\runs\mode='x'\run.json holds no run",
-        "the seed is a number, modes are words",
-        "steps='all' keeps each",  # of capture(): --steps is the number of steps
-    ],
-)
-def test_quoted_texts_and_other_words_stay(text):
-    assert in_options(text) == text
+def test_a_text_that_names_no_option_stays():
+    text = "'seed=3 {seed} cat' is in /runs/mode='x' with steps='all', --out or capture()"
+    assert in_options(text) == in_options(ValueError(text)) == text
+    assert in_options(InvalidValueError(text)) == in_options(Message("{0}", text)) == text
 
 
-def test_an_error_is_one_line_with_its_type_where_it_is_not_ours():
-    assert reason(ValueError("seed=1:\n  no")) == "--seed 1: no"
-    assert reason(KeyError("'cow' is not there")) == "'cow' is not there"
-    assert reason(ImportError("gs://x needs gcsfs")) == "gs://x needs gcsfs"
+def test_a_reason_is_one_line_with_its_type_where_nobody_worded_it():
+    assert reason(OptionError("seed", 1, "\n  no")) == "--seed 1: no"
+    assert reason(NotFoundError("'cow' is not there")) == "'cow' is not there"
+    assert reason(MissingPackageError("gs://x needs gcsfs")) == "gs://x needs gcsfs"
     missing = ModuleNotFoundError("No module named 'x'")
     assert reason(missing) == "ModuleNotFoundError: No module named 'x'"
     assert reason(ZeroDivisionError("by zero")) == "ZeroDivisionError: by zero"
+
+
+def test_a_bug_keeps_its_traceback_and_says_where_to_report_it(sdattn, model, monkeypatch):
+    """With a fault put into `generate`, which ended as `sdattn: x` once."""
+    monkeypatch.setattr("sdattn.runs.generation.checked_seeds", lambda *_: {}["x"])
+    code, out, err = sdattn("generate", "a cat", "--model", model, "--device", "cpu")
+    assert (code, out) == (1, "")
+    assert "Traceback (most recent call last)" in err and "runs/generation.py" in err
+    assert "KeyError: 'x'" in err
+    *_, versions, last = err.splitlines()
+    assert last.startswith("sdattn: This is a bug in sdattn") and "`sdattn info`" in last
+    assert f"torch {torch.__version__}" in versions and "diffusers " in versions
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("edit", "a cat", "a cat"), "Change a word, or pass --weight word=2.0."),
-        (("edit", "a cat", "a cat", "--mode", "reweight"), "--mode reweight needs --weight WORD="),
+        (
+            ("edit", "a cat", "a cat", "--mode", "reweight"),
+            "--mode reweight needs a factor for a word, --weight cat=2.0",
+        ),
         (("generate", "a cat", "--steps", "5000"), "--steps 5000: pass 1 to 1000"),
         (("generate", "a cat", "--negative-maps"), "--negative-maps shows the words of"),
         (("generate", "a cat", "--set", "generator=1"), "Use sdattn.capture() in Python"),
@@ -81,8 +92,6 @@ def test_no_command_speaks_python(sdattn, model, arguments, message):
 
 
 def test_a_device_that_is_not_here_is_refused_before_the_load(sdattn, monkeypatch):
-    import torch
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("sdattn.models.loading.find_model", lambda _: pytest.fail("it was loaded"))
     code, out, err = sdattn("generate", "a cat", "--device", "cuda")

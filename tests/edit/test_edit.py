@@ -240,7 +240,7 @@ def test_the_store_goes_under_editing_code_of_ones_own():
         ({"target": []}, ValueError, "at least one target"),
         ({"target": " "}, ValueError, "is empty"),
         ({"mode": "swap"}, ValueError, "pass auto, replace, refine or reweight"),
-        ({"mode": "reweight"}, ValueError, "needs weights"),
+        ({"mode": "reweight"}, ValueError, "needs a factor for a word"),
         ({"mode": "reweight", "weights": {"dog": 2.0}}, ValueError, "alone changes no words"),
         ({"weights": {"dog": float("nan")}}, ValueError, "weight of 'dog' is nan"),
         ({"weights": {"bird": 2.0}}, KeyError, "'bird' is not in the prompt"),

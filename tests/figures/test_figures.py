@@ -501,8 +501,8 @@ def test_a_failure_leaves_the_old_file(figures, tmp_path, monkeypatch, at):
     ("kind", "words", "error", "message"),
     [
         ("word", None, ValueError, "'word': choose one of words, steps, layers, heads"),
-        ("steps", None, ValueError, 'no single steps.*--keep steps.*"steps": "all"'),
-        ("heads", None, ValueError, 'no single heads.*--keep heads.*"heads": "all"'),
+        ("steps", None, ValueError, "no single steps.*capture_options={'steps': 'all'}"),
+        ("heads", None, ValueError, "no single heads.*capture_options={'heads': 'all'}"),
         ("words", ["cow"], KeyError, "'cow' is not in the prompt"),
         ("layers", ["word1", "cow"], KeyError, "'cow' is not in the prompt"),
         ("words", "word1", ValueError, "words='word1': pass a list"),

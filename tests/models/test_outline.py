@@ -134,7 +134,10 @@ def test_options_are_checked_alike(both):
         {"output_type": "np"},
     ):
         told = answer(checked_options, pipe, bad)
-        assert told.startswith("ValueError") and answer(checked_options, made, bad) == told
+        assert (
+            told.startswith(("OptionError", "InvalidValueError"))
+            and answer(checked_options, made, bad) == told
+        )
     for other in (
         {},
         {"use_resolution_binning": True},
@@ -211,19 +214,19 @@ def test_a_folder_that_cannot_be_loaded_is_told_as_by_loading(tmp_path):
         norm_num_groups=1,
     )
     DDPMPipeline(unet, make_scheduler()).save_pretrained(folder)
-    assert check_errors(folder) is TypeError
+    assert issubclass(check_errors(folder), TypeError)
 
     folder = tmp_path / "unknown"
     make_pipeline().save_pretrained(folder)
     index = folder / "model_index.json"
     said = index.read_text()
     index.write_text(said.replace("StableDiffusionPipeline", "NoSuchPipeline"))
-    assert check_errors(folder) is ValueError
+    assert issubclass(check_errors(folder), ValueError)
     index.write_text(said.replace("UNet2DConditionModel", "NoSuchModel"))
     check_errors(folder)
     index.write_text(said)
     (folder / "unet" / "config.json").unlink()
-    assert check_errors(folder) is OSError
+    assert issubclass(check_errors(folder), OSError)
 
 
 def check_errors(model):
@@ -242,7 +245,7 @@ def test_a_hub_that_cannot_be_reached_is_told_as_by_loading(monkeypatch):
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert check_errors("no-such-owner/no-such-model") is OSError
+    assert issubclass(check_errors("no-such-owner/no-such-model"), OSError)
 
 
 def test_a_model_of_the_hub_keeps_its_name(tmp_path, monkeypatch):
@@ -266,4 +269,4 @@ def test_the_hub_s_folder_is_judged_like_any_other(tmp_path, monkeypatch):
     index = tmp_path / "model_index.json"
     index.write_text(index.read_text().replace('"transformers"', '"pathlib"'))
     monkeypatch.setattr(DiffusionPipeline, "download", lambda *_, **__: str(tmp_path))
-    assert check_errors("owner/name") is ValueError
+    assert issubclass(check_errors("owner/name"), ValueError)

@@ -71,7 +71,7 @@ def test_a_run_comes_back(parts, tmp_path):
 def test_an_existing_folder_is_kept_unless_forced(parts, tmp_path):
     folder = save(parts, tmp_path / "run")
     (folder / "note.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="exists already.*--force"):
+    with pytest.raises(FileExistsError, match="exists already.*force=True"):
         save(parts, folder)
     assert (folder / "note.txt").exists()
     with pytest.raises(FileExistsError, match="did not write, so it is not replaced: note.txt"):

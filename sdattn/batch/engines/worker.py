@@ -131,4 +131,4 @@ class Worker:
         self.folder.note_failed(self.name, asdict(item), reason, text)
         most = self.request.max_errors
         if most is not None and self.tally.count("failed") >= most:
-            self.folder.stop(f"{most} item(s) have failed, the most that were allowed")
+            self.folder.stop(f"{most} item(s) have failed, all that max_errors allows")
