@@ -18,7 +18,7 @@ from sdattn.errors import (
     ("said", "typed"),
     [
         (OptionError("num_inference_steps", 0, "pass 1."), "--steps 0: pass 1."),
-        (OptionError("guidance_scale", 0.5, "{null_text=False}."), "--guidance 0.5: --no-null-text."),
+        (OptionError("guidance_scale", 0.5, "{null_text=False}"), "--guidance 0.5: --no-null-text"),
         (OptionError("mode", "x", "pass auto"), "--mode x: pass auto"),
         (OptionError("mode", "", "pass auto"), "--mode '': pass auto"),
         (OptionError("device", "cuda:7", "there is none"), "--device cuda:7: there is none"),
