@@ -1,6 +1,7 @@
 """Fixtures of all tests: tiny models, and the command line in an empty folder."""
 
 import gc
+import os
 import sys
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def pytest_collection_finish():
 
 
 # Tiny models gain nothing from threads, which wait for each other on a machine with other work.
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 
 
 def pytest_addoption(parser):

@@ -100,7 +100,6 @@ class Command:
         command += ["-m", "sdattn", *arguments]
         environment = {
             **os.environ,
-            "OMP_NUM_THREADS": "1",
             "HF_HOME": str(cwd / "hub"),  # without the user's own settings of accelerate
             "HF_HUB_OFFLINE": "1",
         }

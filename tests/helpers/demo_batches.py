@@ -1,7 +1,6 @@
 """Batches of the demo model as a person starts them, with processes where those matter."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -15,7 +14,6 @@ from sdattn.batch.storage.folder import BatchFolder
 
 COMMAND = [sys.executable, "-m", "sdattn", "batch"]
 SETTINGS = ["--steps", "2", "--save", "image,maps", "--batch-size", "2", "--device", "cpu"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 LINUX = Path("/proc/self/task").exists()
 
 
@@ -36,7 +34,6 @@ def start(*arguments, launch=COMMAND, cwd):
     return subprocess.Popen(
         [*launch, *map(str, arguments)],
         cwd=cwd,
-        env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -18,6 +18,7 @@ from diffusers.models.transformers.transformer_flux import (
 )
 from matrix import ROWS, WAYS
 from matrix_oracle import expected_maps, recorded
+from rounding import rounding
 from tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from transformer_rows import flux, klein, qwen_image
 from unet_rows import ip_adapter, learned_token, with_image_prompts
@@ -93,16 +94,19 @@ def test_negative_prompts_have_heatmaps_with_their_own_words(name, tmp_path):
     drawn = sorted(path.name for path in (folder / "negative" / "heatmaps").iterdir())
     assert drawn == ["01-dog.png", "02-sign.png", "03-dog.png"]
     assert sdattn.load_run(folder).heatmaps.words == ("a", "red", "cat")
-    # the same as each branch by itself
+    # the same as each branch by itself, whose products are calls of fewer rows
+    near = {"rtol": rounding(600), "atol": 0}  # more products than a head's width and all tokens
     one = sdattn.generate(pipe, PROMPT, **options)
     for word in one.heatmaps[0]:
-        assert torch.equal(one.heatmaps[0][word].values, both.heatmaps[0][word].values)
+        found = both.heatmaps[0][word].values
+        torch.testing.assert_close(found, one.heatmaps[0][word].values, **near)
     given = {**options, "prompt": PROMPT, "generator": [torch.Generator().manual_seed(0)]}
     with capture(pipe, branch="unconditional", steps=(0.5, 1.0)) as store:
         pipe(**given)
     [negative] = sdattn.heatmaps(store, pipe, "dog, dog", **row.options(pipe, way))
     for word in negative:
-        assert torch.equal(negative[word].values, both.negative_heatmaps[0][word].values)
+        found = both.negative_heatmaps[0][word].values
+        torch.testing.assert_close(found, negative[word].values, **near)
 
 
 @pytest.mark.parametrize("make", [flux, klein, qwen_image])
