@@ -19,6 +19,7 @@ from ..models.layers import (
     is_unet,
 )
 from .callers import Callers
+from .drawn import PromptWatch
 from .installer import Installation
 from .run_watch import RunWatch
 
@@ -51,6 +52,7 @@ class Attachment:
         self._store = weakref.ref(store)
         installed = Installation()
         installed.watch(denoiser.model, self._before_pass, self._after_pass)
+        self._prompts = PromptWatch(denoiser, installed)
         self.remove = weakref.finalize(store, installed.remove)
 
     @property
@@ -101,6 +103,10 @@ class Attachment:
         self.callers.check_run(store)
         store.num_att_layers = callers
         prompts = self._rows(store, sample[0])
+        # where every row is kept, the first may be those of the negative prompts
+        is_known = store.guidance is not None or prompts == slice(0, sample[0])
+        if not (store.cur_step or store.cur_att_layer):
+            store.drawn = self._prompts.drawn() if is_known else None
         store.begin_pass(sample[0], tuple(sample[-2:]), self.levels, prompts)
 
     def _after_pass(self, *_: Any) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..errors import RunError
 from ..models.layers import PLACES, checked_kinds
+from .drawn import HasHeatmaps
 from .keep import MUCH
 from .step_controller import Guidance, StepController
 
@@ -17,14 +18,14 @@ KINDS = ("cross", "self")
 logger = logging.getLogger(__name__)
 
 
-class AttentionStore(StepController):
+class AttentionStore(StepController, HasHeatmaps):
     """A controller that keeps the maps it is shown, as prompt-to-prompt code expects them.
 
         store = sdattn.AttentionStore(pipeline=pipe)  # or store.attach(pipe)
         pipe.unet.set_attn_processor(sdattn.TorchAttnProcessor(store))
         image = pipe("a red circle left of a blue square").images[0]
         store.last_step["down_cross"]  # with mid_cross and up_cross all 16 maps of the last step
-        sdattn.heatmaps(store, pipe.tokenizer, "a red circle left of a blue square")
+        store.heatmaps()[0]["circle"]
 
     :func:`sdattn.edit.register_attention_control` has a model call it for the length of a block.
     Each call appends one map, ``[images*heads, N, T]``, to the list of its place and kind,
@@ -88,6 +89,8 @@ class AttentionStore(StepController):
             store is attached to, or registered in.
         levels: number of the model's resolutions; None likewise.
         images: rows of the batch that are kept; None before the first call that tells.
+        drawn: the prompts of the run of the pipeline that the store is attached to; None where they
+            are not known.
         global_store: sums over all finished steps, where ``save_global_store`` is True.
         curr_step_index: for callers that keep their own count, never changed here.
 

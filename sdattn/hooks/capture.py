@@ -29,6 +29,7 @@ from ..models.layers import (
 )
 from .asking import AskingLook, asked_kinds
 from .attended import Attended
+from .drawn import PromptWatch
 from .installer import Installation
 from .joint import JointLook, check_backends
 from .keep import MUCH, Heads, Keep, Selection, Steps
@@ -127,7 +128,8 @@ def capture(
     passes = Passes(denoiser, branch, latent_size)
     with closing(passes), Installation(found) as installed:  # a user may replace any of them
         asked = None if text_states is None else DeviceCopies(text_states)
-        watch = _Watch(passes, installed, store, (layers, kinds), asked)
+        prompts = PromptWatch(denoiser, installed) if asked is None else None
+        watch = _Watch(passes, installed, store, (layers, kinds), asked, prompts)
         with closing(watch):
             watch.begin(denoiser.model)
             yield store
@@ -144,6 +146,7 @@ class _Watch:
     store: MapStore
     selection: tuple[LayerSelection, Sequence[str]]
     text_states: DeviceCopies | None
+    prompts: PromptWatch | None  # None where the maps are of another text
     observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
     taken: frozenset[str] = frozenset()  # layers of which the pass that runs now is kept
     thread: int = field(default_factory=get_ident)
@@ -226,6 +229,8 @@ class _Watch:
         self._notice_swaps()
         if not self.store.passes:  # it may have been chosen inside
             check_backends(self.store.layers)
+            if self.prompts is not None:
+                self.store.drawn = self.prompts.drawn()
         asked = None if self.text_states is None else self.text_states.own
         found = self.passes.read(model, args, kwargs, asked)
         if found is None:
@@ -283,17 +288,15 @@ class _Watch:
             )
 
     def _notice_swaps(self) -> None:
-        watched = {layer.name for layer in self.store.layers}
-        found = [(la, new) for la, new in self.installed.replaced() if la.name in watched]
-        if not found:
-            return
+        found = [pair for pair in self.installed.replaced() if pair[0] in self.store.layers]
         for layer, _ in found:
             self.install(layer)
-        names = [f"{layer.name} ({type(new).__name__})" for layer, new in found]
-        warnings.warn(
-            f"{len(found)} attention processors were replaced inside capture(); the new ones "
-            "are watched from here on and those from before come back at the end: "
-            + ", ".join(names[:3]),
-            CaptureWarning,
-            stacklevel=2,
-        )
+        if found:
+            names = [f"{layer.name} ({type(new).__name__})" for layer, new in found]
+            warnings.warn(
+                f"{len(found)} attention processors were replaced inside capture(); the new ones "
+                "are watched from here on and those from before come back at the end: "
+                + ", ".join(names[:3]),
+                CaptureWarning,
+                stacklevel=2,
+            )

@@ -13,6 +13,7 @@ from ..files.tables import labelled
 from ..models.guidance import Branch
 from ..models.layers import AttentionLayer
 from .attended import Attended, Rows
+from .drawn import HasHeatmaps
 from .held import Held, HeldMaps
 from .keep import Keep, Selection
 from .passes import CaptureError, CaptureWarning, Pass
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-class MapStore:
+class MapStore(HasHeatmaps):
     """The maps that :func:`sdattn.capture` collects.
 
     Attributes:
@@ -33,6 +34,8 @@ class MapStore:
         skipped: calls of the model that are not: those of the other branch, where a pipeline runs
             the two in turn, and those of skip-layer guidance.
         tokens: the key columns that are kept, or None for all.
+        drawn: the prompts of the run; None where they are not known: of a bare model, of text
+            states passed in their place, before the model runs.
         n_keys: token columns of the layers that see the text, kept or not, those of image prompts
             (IP-Adapter) behind those of the text; None before they ran.
         expected_nbytes: bytes that will be held at the end of the run, at most; None before it. Of

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from collections.abc import MutableMapping
 from types import FrameType
 from typing import Any
 
@@ -38,6 +39,14 @@ def running_call(pipeline: Any) -> object | None:
     It is the same one until that call returns, and no later call has it. None outside of a call,
     and where the call cannot be seen (a decorator without ``functools.wraps``).
     """
+    variables = running_variables(pipeline)
+    # The next call may have its frame at the same address, so that tells nothing.
+    # What lies among a frame's variables goes with them.
+    return None if variables is None else variables.setdefault(_MARK, object())
+
+
+def running_variables(pipeline: Any) -> MutableMapping[str, Any] | None:
+    """The variables of that call as they are now, its arguments among them; None likewise."""
     if pipeline is None:
         return None
     calls = [vars(kind)["__call__"] for kind in type(pipeline).__mro__ if "__call__" in vars(kind)]
@@ -45,10 +54,8 @@ def running_call(pipeline: Any) -> object | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code in codes:
-            held, own = frame.f_locals, frame.f_code.co_varnames[:1]  # self, whatever its name
-            if any(held.get(name) is pipeline for name in own):
-                # The next call may have its frame at the same address, so that tells nothing.
-                # What lies among a frame's variables goes with them.
-                return held.setdefault(_MARK, object())
+            variables, own = frame.f_locals, frame.f_code.co_varnames[:1]  # self, by any name
+            if any(variables.get(name) is pipeline for name in own):
+                return variables
         frame = frame.f_back
     return None

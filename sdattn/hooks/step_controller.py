@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidValueError, RunError
 from .attachment import Attachment, in_backward
+from .drawn import DrawnPrompts
 from .passes import CaptureError
 
 Guidance = Literal["auto", "batch", "passes"]
@@ -59,6 +60,7 @@ class StepController:
         self.latent_size: tuple[int, int] | None = None
         self.levels: int | None = None
         self.images: int | None = None
+        self.drawn: DrawnPrompts | None = None
         self._batch: int | None = None  # rows of the layer that calls, where it is known
         self._prompts: slice | None = None  # those of them that are the prompts'
 

@@ -1,14 +1,16 @@
 """Maps of layers and tokens -> one heatmap for each word of each image."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
 
-from ..errors import InvalidValueError
+from ..errors import InvalidTypeError, InvalidValueError
 from ..hooks.attention_store import AttentionStore
+from ..hooks.drawn import DrawnPrompts
 from ..hooks.map_store import MapStore
+from ..models.guidance import Branch
 from ..models.reading import read_prompts
 from ..prompts.chunks import read_long_prompt
 from ..prompts.tokenizing import Token
@@ -25,8 +27,8 @@ Source = MapStore | FoldedMaps
 
 def heatmaps(
     store: MapStore | Folded,
-    tokenizer: Any,
-    prompt: str | Mapping[str, Sequence[int]] | Prompt | Sequence[Any],
+    tokenizer: Any = None,
+    prompt: str | Mapping[str, Sequence[int]] | Prompt | Sequence[Any] | None = None,
     *,
     preset: str | Preset = "default",
     refine: Literal["self"] | None = None,
@@ -35,6 +37,12 @@ def heatmaps(
     **options: Any,
 ) -> list[Heatmaps]:
     """The heatmaps of each image of a run, of the maps that were captured or stored.
+
+        sdattn.heatmaps(store)                # of the prompt that was drawn, by its own pipeline
+        sdattn.heatmaps(store, pipe, prompt)  # wherever that is not known
+
+    Both are known of what captured a pipeline that ran on a text, and of an ``AttentionStore`` that
+    is attached to it. A prompt that is passed is then compared with what the text encoders got.
 
     The layers that the preset reads are averaged over steps and heads, brought to the finest grid
     among them (bilinear, which keeps the columns' sum) and averaged. The default preset reads the
@@ -47,11 +55,12 @@ def heatmaps(
             a list of maps or one map, ``[images*heads, queries, tokens]``, probabilities of the
             prompts' rows, whose images are as many as the prompts.
         tokenizer: the pipeline; or its tokenizer, where the text is that tokenizer's alone (Stable
-            Diffusion 1, 2 and XL).
+            Diffusion 1, 2 and XL); None for the pipeline that ran, as long as it lives.
         prompt: the prompt, or one a prompt of the run, in its order. With several images a prompt
             the images of one prompt follow each other, as the pipelines put them; with
-            ``branch="both"`` the negative prompts come first. Where text states were passed to the
-            pipeline in place of a prompt: labels, ``{"cat": [2], "red dog": [4, 5]}``.
+            ``branch="both"`` the negative prompts come first. None for the prompts that were drawn.
+            Where text states were passed to the pipeline in place of a prompt: labels, ``{"cat":
+            [2], "red dog": [4, 5]}``.
         preset: of :data:`sdattn.maps.presets.PRESETS`, by name, or one of your own.
         refine: ``"self"`` spreads each map along the picture's self-attention, which the store must
             hold, see :mod:`sdattn.maps.aggregation`.
@@ -62,7 +71,7 @@ def heatmaps(
             (``keep_steps=True``) a number or a part of the run. What ``capture()`` gave has its
             steps already.
         options: of the pipeline's call that change what the text encoder reads, see
-            :func:`sdattn.read_prompts`.
+            :func:`sdattn.read_prompts`; those of the run, where they are known, are filled in.
 
     Returns:
         One :class:`Heatmaps` an image.
@@ -72,19 +81,20 @@ def heatmaps(
         RuntimeError: no step of the store has finished.
         TypeError: what was given in place of a store is none of these.
         ValueError: an unknown preset; the latent's size is not known; the number of prompts
-            does not fit the number of images, or the number of token columns the tokenizer.
+            does not fit the number of images, or the number of token columns the tokenizer; another
+            prompt than was drawn, or none where that is not known.
     """
     chosen = preset_of(preset, refine)
-    prompts = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt or [])
+    drawn = store.drawn if isinstance(store, MapStore | AttentionStore) else None
     if isinstance(store, MapStore):
         _refuse_for_captured(latent_size=latent_size, steps=steps)
-        read = _prompts(store, tokenizer, prompts, options)
-        return heatmaps_of(store, layer_maps(store, chosen), chosen, read)
+        reading = _Reading.of(drawn, store.branches, tokenizer, prompt, options)
+        return heatmaps_of(store, layer_maps(store, chosen), chosen, reading.prompts(store))
     if steps is None and chosen.steps == "last" and isinstance(store, AttentionStore):
         steps = "last"
-    folded = folded_maps(store, len(prompts), latent_size, steps)
-    read = _prompts(folded, tokenizer, prompts, options)
-    return heatmaps_of(folded, folded.layer_maps(chosen), chosen, read)
+    reading = _Reading.of(drawn, ("conditional",), tokenizer, prompt, options)
+    folded = folded_maps(store, len(reading.given), latent_size, steps)
+    return heatmaps_of(folded, folded.layer_maps(chosen), chosen, reading.prompts(folded))
 
 
 def _refuse_for_captured(**options: Any) -> None:
@@ -95,36 +105,94 @@ def _refuse_for_captured(**options: Any) -> None:
         )
 
 
-def _prompts(
-    store: Source, tokenizer: Any, prompts: list[Any], options: Mapping[str, Any]
-) -> list[Prompt]:
-    """The prompts as they were read for the branch of their images."""
-    each = _images_each(store, len(prompts))
-    branches = store.branches[::each]
-    read: list[Prompt | None] = [None] * len(prompts)
-    for branch in dict.fromkeys(branches):  # a batch is read as a whole: it may share its length
-        places = [i for i, side in enumerate(branches) if side == branch]
-        texts = [prompts[i] for i in places]
-        negative = branch == "unconditional"
-        found = _read(store, tokenizer, texts, negative, options)
-        for i, prompt in zip(places, found, strict=True):
-            read[i] = prompt
-    return [prompt for prompt in read if prompt is not None]
+@dataclass
+class _Reading:
+    """The prompts of a store's images, as they were given or drawn, and how they are read.
 
+    Attributes:
+        given: the prompts, one for as many images that follow each other.
+        tokenizer: the pipeline or a tokenizer.
+        options: of the pipeline's call.
+        drawn: what the run was drawn from; None where that is not known.
+    """
 
-def _read(
-    store: Source, tokenizer: Any, texts: list[Any], negative: bool, options: Mapping[str, Any]
-) -> list[Prompt]:
-    columns = store.n_text or 0
-    is_tokenizer = hasattr(tokenizer, "convert_ids_to_tokens")
-    if not is_tokenizer or not all(isinstance(text, str) for text in texts):
-        return read_prompts(tokenizer, texts, columns, negative=negative, **options)
-    most = tokenizer.model_max_length
-    if columns > most:
-        return [read_long_prompt(tokenizer, text, columns, **options) for text in texts]
-    # CLIP is filled up whatever the prompt, others to a length that the pipeline chooses
-    length = most if "CLIP" in type(tokenizer).__name__ else columns
-    return [read_prompt(tokenizer, text, max_length=length) for text in texts]
+    given: list[Any]
+    tokenizer: Any
+    options: Mapping[str, Any]
+    drawn: DrawnPrompts | None
+
+    @classmethod
+    def of(
+        cls,
+        drawn: DrawnPrompts | None,
+        branches: Sequence[Branch],
+        tokenizer: Any,
+        prompt: Any,
+        options: Mapping[str, Any],
+    ) -> "_Reading":
+        """With what was left out filled in."""
+        if prompt is None and isinstance(tokenizer, (str, Mapping, Prompt, Sequence)):
+            raise InvalidTypeError(
+                f"heatmaps(store, {tokenizer!r}): the second argument is the pipeline or its "
+                "tokenizer. Pass prompt=..., or leave out the prompt that was drawn."
+            )
+        if prompt is None:
+            texts = {} if drawn is None else drawn.texts
+            if drawn is None or not branches or not set(branches) <= set(texts):
+                raise InvalidValueError(
+                    "The prompt of these maps is not known: it is of a pipeline that ran on a text "
+                    "inside capture(pipe), or with an AttentionStore attached to it. Pass it, "
+                    "sdattn.heatmaps(store, pipe, prompt), or labels for text states of your own."
+                )
+            prompt = [text for branch in dict.fromkeys(branches) for text in texts[branch]]
+        given = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt)
+        if tokenizer is None and any(isinstance(one, str) for one in given):
+            tokenizer = None if drawn is None else drawn.pipeline
+            if tokenizer is None:
+                raise InvalidValueError(
+                    f"What reads {given[0]!r} is not known, or is gone: a store does not keep its "
+                    "pipeline alive. Pass the pipeline that ran, sdattn.heatmaps(store, pipe)."
+                )
+        return cls(given, tokenizer, options, drawn)
+
+    def prompts(self, store: Source) -> list[Prompt]:
+        """Read, each for the branch of its images.
+
+        Raises:
+            ValueError: another prompt than was drawn, or one that cannot be read.
+        """
+        each = _images_each(store, len(self.given))
+        branches = store.branches[::each]
+        read: list[Prompt | None] = [None] * len(self.given)
+        for branch in dict.fromkeys(branches):  # all of a batch at once: it may share its length
+            places = [i for i, side in enumerate(branches) if side == branch]
+            try:
+                found = self._read(store, [self.given[i] for i in places], branch)
+            except InvalidValueError:
+                if self.drawn is not None:
+                    self.drawn.check_texts(store.branches, self.given)
+                raise
+            for i, prompt in zip(places, found, strict=True):
+                read[i] = prompt
+        prompts = [prompt for prompt in read if prompt is not None]
+        if self.drawn is not None:
+            self.drawn.check(store.branches, prompts)
+        return prompts
+
+    def _read(self, store: Source, texts: list[Any], branch: Branch) -> list[Prompt]:
+        columns, tokenizer, options = store.n_text or 0, self.tokenizer, self.options
+        is_tokenizer = hasattr(tokenizer, "convert_ids_to_tokens")
+        if not is_tokenizer or not all(isinstance(text, str) for text in texts):
+            if self.drawn is not None:
+                options = {**self.drawn.options, **options}
+            negative = branch == "unconditional"
+            return read_prompts(tokenizer, texts, columns, negative=negative, **options)
+        most = tokenizer.model_max_length
+        if columns > most:
+            return [read_long_prompt(tokenizer, text, columns, **options) for text in texts]
+        # CLIP is filled up whatever the prompt, others to a length that the pipeline chooses
+        length = most if "CLIP" in type(tokenizer).__name__ else columns
+        return [read_prompt(tokenizer, text, max_length=length) for text in texts]
 
 
 def _images_each(store: Source, prompts: int) -> int:

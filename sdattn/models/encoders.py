@@ -7,7 +7,7 @@ family's own file, see :mod:`sdattn.models.families`.
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import InvalidTypeError, InvalidValueError, Message
@@ -97,8 +97,13 @@ def read_clip(call: TextCall, texts: list[str]) -> list[Prompt]:
         )
     read = [_clip_columns(call, tokenizers[0], text) for text in texts]
     for other in tokenizers[1:]:
-        for prompt in read:
-            _check_agreement(prompt, _clip_columns(call, other, prompt.text))
+        twins = [_clip_columns(call, other, text) for text in texts]
+        for prompt, twin in zip(read, twins, strict=True):
+            _check_agreement(prompt, twin)
+        read = [
+            replace(prompt, encoded=prompt.encoded + twin.encoded)
+            for prompt, twin in zip(read, twins, strict=True)
+        ]
     return read
 
 

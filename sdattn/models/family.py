@@ -103,6 +103,10 @@ class Family:
         readers: the beginnings of names of pipeline classes, and how those read their prompts; the
             longest that fits a class, or the nearest base that any fits, is taken.
         guidance: the names of pipeline classes, and how those and their subclasses run guidance.
+        text_argument: the argument of a pipeline's call whose text the columns are of; ``"prompt"``
+            where that is left out. A negative prompt's has ``negative_`` before it.
+        text_options: the arguments beside it that decide what the text encoders get, as readers
+            ask for them.
 
     Raises:
         ValueError: joint attention without ``joined``, or the reverse.
@@ -119,6 +123,8 @@ class Family:
     size_unit: int = 8
     readers: Mapping[str, Reader] = field(default_factory=dict)
     guidance: Mapping[str, Guidance] = field(default_factory=dict)
+    text_argument: str = "prompt"
+    text_options: tuple[str, ...] = ("max_sequence_length",)
 
     def __post_init__(self) -> None:
         joint = any(kind == "joint" for _, kind in self.layers.values())

@@ -6,7 +6,7 @@ itself; the tokenizer's character offsets show which tokens belong to which.
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
@@ -43,11 +43,15 @@ class Prompt:
         text: the prompt.
         words: its words, in order, also those that were cut off.
         tokens: the token columns, in order.
+        encoded: for each text encoder, in the pipeline's order, the numbers of all tokens that it
+            gets, those too that become no column; padding at the end may be left out. Empty where
+            no tokenizer read the text, or in chunks.
     """
 
     text: str
     words: tuple[Word, ...]
     tokens: tuple[Token, ...]
+    encoded: tuple[tuple[int, ...], ...] = field(default=(), repr=False, compare=False)
 
     @property
     def truncated(self) -> tuple[Word, ...]:
@@ -175,9 +179,10 @@ def read_source(
         ValueError: the prompt has no word in it.
     """
     tokens = tokenize(tokenizer, source, **options)
+    encoded = tuple(token.id for token in tokens)
     if keep is not None:
         tokens = [tokens[i] for i in keep(len(tokens))]
-    return place_words(tokenizer, source, tokens)
+    return replace(place_words(tokenizer, source, tokens), encoded=(encoded,))
 
 
 def place_words(tokenizer: Any, source: Source, tokens: Sequence[Token]) -> Prompt:
@@ -277,4 +282,5 @@ def join_prompts(parts: Sequence[Prompt]) -> Prompt:
         Word(text[start:end], start, end, _merge(c for s, e, c in words if start <= s and e <= end))
         for start, end in merge_spans((start, end) for start, end, _ in words)
     )
-    return Prompt(text, tuple(joined), tuple(token for part in parts for token in part.tokens))
+    tokens = tuple(token for part in parts for token in part.tokens)
+    return Prompt(text, tuple(joined), tokens, sum((part.encoded for part in parts), ()))

@@ -34,4 +34,5 @@ FAMILY = Family(
     patch=2,  # cut by the pipelines; the model's own patches are of 1
     readers={"Flux": read_flux, "FluxPriorRedux": refuse_unknown},
     guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
+    text_argument="prompt_2",  # T5's; CLIP gives no columns
 )

@@ -26,4 +26,5 @@ FAMILY = Family(
     grid=grid_of_patches,
     readers={"PixArt": read_pixart},
     guidance=dict.fromkeys(("PixArtAlphaPipeline", "PixArtSigmaPipeline"), _GUIDANCE),
+    text_options=("max_sequence_length", "clean_caption"),
 )

@@ -1,6 +1,7 @@
 """Qwen-Image and its variants for editing: joint attention; prompts inside a template."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...errors import InvalidTypeError, Message
@@ -31,7 +32,7 @@ def read_qwen(call: TextCall, texts: list[str]) -> list[Prompt]:
         found = "{max_sequence_length} makes {0} of {1}, as many as the longest needs"
         raise call.unexplained(Message(found, longest, texts, max_sequence_length=most))
     return [
-        Prompt(prompt.text, prompt.words, prompt.tokens + zeros(longest - len(prompt.tokens)))
+        replace(prompt, tokens=prompt.tokens + zeros(longest - len(prompt.tokens)))
         for prompt in read
     ]
 

@@ -40,4 +40,5 @@ FAMILY = Family(
     size_unit=32,
     readers={"Sana": read_sana, "SanaWM": refuse_unknown},
     guidance=dict.fromkeys(("SanaPipeline", "SanaControlNetPipeline"), NEGATIVE_FIRST),
+    text_options=("max_sequence_length", "clean_caption", "complex_human_instruction"),
 )

@@ -1,0 +1,234 @@
+"""What a run was drawn from: the texts of the pipeline's call, and the tokens its encoders got.
+
+Each text encoder gets a forward pre-hook that copies the token ids where they are, so no device is
+waited for. Tokenizers forget case and spaces, so the texts are read off the pipeline's call. The
+two are compared with a prompt only when heatmaps are asked for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ..errors import InvalidValueError
+from ..models.guidance import Branch
+from ..models.layers import Denoiser
+from ..prompts.tokens import Prompt
+from .installer import Installation
+from .run_watch import running_call, running_variables
+
+if TYPE_CHECKING:
+    import sdattn
+
+_NAMES: dict[Branch, str] = {"conditional": "prompt", "unconditional": "negative prompt"}
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnPrompts:
+    """The prompts of one run, and its negative prompts where they were encoded.
+
+    Attributes:
+        texts: for each branch of the guidance its texts, one a prompt, as they were typed.
+        ids: for each branch the tokens that each text encoder got, by the encoder's name in the
+            pipeline, in order of the names: integers ``[texts, length]``.
+        options: the arguments of the call that decide what the text encoders get, see
+            :attr:`sdattn.models.Family.text_options`.
+        pipeline: that ran; None once it is gone. It is neither kept alive nor pickled.
+    """
+
+    texts: Mapping[Branch, tuple[str, ...]]
+    ids: Mapping[Branch, Mapping[str, Tensor]]
+    options: Mapping[str, Any]
+    _pipeline: Callable[[], Any] = field(repr=False)
+
+    @property
+    def pipeline(self) -> Any:
+        return self._pipeline()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_pipeline": _gone}
+
+    def check(self, branches: Sequence[Branch], prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts that are not those that the images were drawn from.
+
+        Args:
+            branches: the guidance branch of each image.
+            prompts: each for as many images that follow each other. Labels, which no tokenizer
+                read, are taken as they are.
+
+        Raises:
+            ValueError: a text encoder got other tokens than those of the prompt of an image.
+        """
+        for i, branch, number in self._pairs(branches, len(prompts)):
+            got = {name: ids[number].tolist() for name, ids in self.ids[branch].items()}
+            unread = iter(got.values())  # the encoders that give columns are asked in their order
+            if all(any(_same(tokens, ids) for ids in unread) for tokens in prompts[i].encoded):
+                continue
+            self._refuse_another(prompts[i].text, branch, number)
+            raise InvalidValueError(
+                f"The {_NAMES[branch]} {prompts[i].text!r} was drawn, but read with this pipeline "
+                f"and these options it becomes other tokens than {' and '.join(got)} got. Pass the "
+                "pipeline that ran and the options of its call that change what is read, or "
+                "labels, {'cat': [2]} say."
+            )
+
+    def check_texts(self, branches: Sequence[Branch], texts: Sequence[Any]) -> None:
+        """The same of texts that could not be read: whether they are others is the likely reason.
+
+        Raises:
+            ValueError: they are.
+        """
+        for i, branch, number in self._pairs(branches, len(texts)):
+            if isinstance(texts[i], str):
+                self._refuse_another(texts[i], branch, number)
+
+    def _pairs(self, branches: Sequence[Branch], prompts: int) -> list[tuple[int, Branch, int]]:
+        """Which prompt stands for which text of which branch."""
+        each, pairs = len(branches) // prompts, set()
+        for branch, texts in self.texts.items():
+            images = [i for i, side in enumerate(branches) if side == branch]
+            drawn_each, rest = divmod(len(images), len(texts))
+            if drawn_each and not rest:
+                pairs |= {(i // each, branch, n // drawn_each) for n, i in enumerate(images)}
+        return sorted(pairs)
+
+    def _refuse_another(self, text: str, branch: Branch, number: int) -> None:
+        what, drawn = _NAMES[branch], self.texts[branch][number]
+        if text != drawn:
+            raise InvalidValueError(
+                f"Asked for the heatmaps of {text!r}, but the {what} of this run was {drawn!r}, so "
+                f"the words would get each other's maps. Pass the {what} that was drawn, or leave "
+                "it out."
+            )
+
+
+def _gone() -> None:
+    """In place of a reference to the pipeline, where there is none."""
+
+
+def _same(tokens: Sequence[int], got: Sequence[int]) -> bool:
+    """Whether an encoder got these tokens, with at most padding behind them."""
+    return list(got[: len(tokens)]) == list(tokens) and len(set(got[len(tokens) :])) <= 1
+
+
+@dataclass
+class _Heard:
+    """What each text encoder got within one call of the pipeline, in each of its own calls."""
+
+    call: object
+    ids: dict[str, list[Tensor]] = field(default_factory=dict)
+
+
+class PromptWatch:
+    """Hears what the text encoders of a pipeline get, and says what a run was drawn from.
+
+    That is known of a run by a text. It is not where text states were passed (``prompt_embeds``),
+    where a pipeline calls its encoders in a way of its own, or of a bare model.
+
+    Args:
+        denoiser: of the pipeline, which is held weakly.
+        installed: the hooks go with it.
+    """
+
+    def __init__(self, denoiser: Denoiser, installed: Installation):
+        pipeline, family = denoiser.pipeline, denoiser.family
+        self._pipeline: Callable[[], Any] = _gone if pipeline is None else weakref.ref(pipeline)
+        self._argument, self._options = family.text_argument, family.text_options
+        self._heard: dict[int, _Heard] = {}  # by thread, of its last call
+        for name, encoder in _text_encoders(pipeline):
+            installed.watch(encoder, self._listener(name))
+
+    def drawn(self) -> DrawnPrompts | None:
+        """What the call that is running was drawn from, asked before a pass of the denoiser; None
+        where that is not known."""
+        pipeline, heard = self._pipeline(), self._heard.get(get_ident())
+        variables = running_variables(pipeline)
+        if heard is None or variables is None or heard.call is not running_call(pipeline):
+            return None
+        given: dict[Branch, Any] = {
+            "conditional": _first_text(variables, self._argument, "prompt"),
+            "unconditional": _first_text(
+                variables, f"negative_{self._argument}", "negative_prompt"
+            ),
+        }
+        if given["conditional"] is None:  # text states came in its place
+            del given["conditional"]
+        if any(len(calls) > len(given) for calls in heard.ids.values()):
+            return None  # which of them was of which text is not known
+        texts, ids = {}, {}
+        for number, (branch, text) in enumerate(given.items()):  # the prompts are encoded first
+            own = {name: calls[number] for name, calls in heard.ids.items() if number < len(calls)}
+            rows = _text_of_each_row("" if text is None else text, list(own.values()))
+            if rows is not None:
+                texts[branch], ids[branch] = rows, own
+        options = {name: variables[name] for name in self._options if name in variables}
+        options = {name: value for name, value in options.items() if value is not None}
+        return DrawnPrompts(texts, ids, options, self._pipeline) if texts else None
+
+    def _listener(self, encoder: str) -> Callable[..., None]:
+        """The forward pre-hook of a text encoder."""
+
+        def hear(_model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            ids, call = kwargs.get("input_ids", *args[:1]), running_call(self._pipeline())
+            if call is None or not isinstance(ids, Tensor) or ids.ndim != 2:
+                return  # called by hand, or with embeddings
+            heard = self._heard.get(get_ident())
+            if heard is None or heard.call is not call:
+                heard = self._heard[get_ident()] = _Heard(call)
+            heard.ids.setdefault(encoder, []).append(ids.detach().clone())
+
+        return hear
+
+
+def _text_encoders(pipeline: Any) -> list[tuple[str, nn.Module]]:
+    """By name, in order. One that is compiled as a whole is left alone: for a hook it would be
+    compiled once more."""
+    parts = getattr(pipeline, "__dict__", {}).items()
+    return sorted(
+        (name, part)
+        for name, part in parts
+        if name.startswith("text_encoder")
+        and isinstance(part, nn.Module)
+        and vars(part).get("_compiled_call_impl") is None
+    )
+
+
+def _first_text(variables: Mapping[str, Any], *names: str) -> Any:
+    """The first of these variables that holds text; the last of them where none does."""
+    values = [variables.get(name) for name in names]
+    return next((v for v in values if isinstance(v, (str, list, tuple)) and v), values[-1])
+
+
+def _text_of_each_row(text: Any, ids: Sequence[Tensor]) -> tuple[str, ...] | None:
+    """The text of each row of what the encoders got; None where that is not known."""
+    rows = {len(tokens) for tokens in ids}
+    if len(rows) != 1:
+        return None
+    texts = (text,) * min(rows) if isinstance(text, str) else text
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(one, str) for one in texts):
+        return None
+    return tuple(texts) if len(texts) == min(rows) else None
+
+
+class HasHeatmaps:
+    """A store whose maps can be asked for as heatmaps, and that may know what was drawn."""
+
+    drawn: DrawnPrompts | None = None
+
+    def heatmaps(
+        self, tokenizer: Any = None, prompt: Any = None, **options: Any
+    ) -> list[sdattn.Heatmaps]:
+        """The heatmaps of each image: :func:`sdattn.heatmaps` of this store, which see.
+
+        with sdattn.capture(pipe) as store:
+            pipe("a red circle left of a blue square")
+        store.heatmaps()[0]["circle"]
+        """
+        import sdattn  # the rooms above this one, by their public name
+
+        return sdattn.heatmaps(self, tokenizer, prompt, **options)  # type: ignore[arg-type]

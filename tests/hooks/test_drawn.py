@@ -1,0 +1,239 @@
+"""Stores of a pipeline know the prompts that it drew, and refuse heatmaps of other ones."""
+
+import copy
+import gc
+import pickle
+import threading
+
+import pytest
+import torch
+from capture_runs import PROMPT, run
+from diffusers import StableDiffusionPipeline
+from matrix import ROWS, WAYS
+from rows import NEGATIVE, PROMPTS, Way
+from tiny_pipelines import make_pipeline, make_sdxl_pipeline
+from transformer_rows import flux, sd3
+
+from sdattn import AttentionStore, TorchAttnProcessor, capture, heatmaps
+
+TWO = Way(prompts=2, images=2)
+
+
+def equal(found, expected):
+    return len(found) == len(expected) and all(
+        torch.equal(one.maps, other.maps) and one.prompt == other.prompt
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+def attached(pipe, **options):
+    store = AttentionStore(pipeline=pipe, **options)
+    pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+    return store
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("way", [WAYS[0], pytest.param(TWO, marks=pytest.mark.slow)], ids=str)
+def test_every_pipeline_says_what_it_drew(row, way):
+    way, pipe = row.fitted(way), row.make()
+    with capture(pipe) as store:
+        row.run(pipe, way)
+    options = row.options(pipe, way)
+    given = options.pop("prompt", list(PROMPTS[: way.prompts]))  # some rows have their own
+    right = [given] if isinstance(given, str) else list(given)
+    assert equal(store.heatmaps(), heatmaps(store, pipe, right, **options))
+    wrong = ["a blue dog", *right[1:]]
+    with pytest.raises(ValueError, match=f"heatmaps of 'a blue dog', but the .* was {right[0]!r}"):
+        heatmaps(store, pipe, wrong, **options)
+    if len(right) == 2:
+        with pytest.raises(ValueError, match=f"of {right[1]!r}, but the prompt .* {right[0]!r}"):
+            heatmaps(store, pipe, right[::-1], **options)
+    for part in vars(pipe).values():
+        assert not getattr(part, "_forward_pre_hooks", None)
+
+
+@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline, sd3])
+def test_negative_prompts_are_known_too(make):
+    pipe = make()
+    with capture(pipe, branch="both") as store:
+        run(pipe, list(PROMPTS), negative_prompt=[NEGATIVE] * 2, num_images_per_prompt=2)
+    given = [NEGATIVE, NEGATIVE, *PROMPTS]
+    assert equal(store.heatmaps(), heatmaps(store, pipe, given))
+    with pytest.raises(ValueError, match="but the negative prompt of this run was 'red dog'"):
+        heatmaps(store, pipe, [NEGATIVE, "a bird", *PROMPTS])
+
+
+def test_a_negative_prompt_that_was_left_out_is_empty():
+    pipe = make_pipeline()
+    with capture(pipe, branch="unconditional") as store:
+        run(pipe)
+    assert store.drawn.texts == {"conditional": (PROMPT,), "unconditional": ("",)}
+    with pytest.raises(ValueError, match="but the negative prompt of this run was ''"):
+        heatmaps(store, pipe, PROMPT)
+
+
+def test_the_text_is_as_it_was_typed():
+    """CLIP's tokens have neither case nor these spaces."""
+    pipe = make_pipeline()
+    with capture(pipe) as store:
+        run(pipe, typed := "A  RED\ncat, a Dog")
+    assert store.heatmaps()[0].prompt.text == typed
+    heatmaps(store, pipe, "a red cat, a dog")  # the same tokens: no refusal
+    heatmaps(store, pipe.tokenizer, typed)
+    with pytest.raises(ValueError, match=r"was 'A  RED\\ncat, a Dog'"):
+        heatmaps(store, pipe.tokenizer, "a red cat, a cow")
+
+
+def test_an_attached_store_knows_each_run():
+    pipe = make_pipeline()
+    store = attached(pipe)
+    assert store.drawn is None
+    run(pipe, ["a red cat", "a dog"], negative_prompt=["no", "nothing"])
+    assert equal(store.heatmaps(), heatmaps(store, pipe, ["a red cat", "a dog"]))
+    run(pipe, "two cows")
+    assert [maps.prompt.text for maps in store.heatmaps()] == ["two cows"]
+    with pytest.raises(ValueError, match="of 'a red cat', but the prompt of this run was 'two cow"):
+        heatmaps(store, pipe, "a red cat")
+    states = pipe.encode_prompt(PROMPT, "cpu", 1, True)
+    run(pipe, None, prompt_embeds=states[0], negative_prompt_embeds=states[1])
+    assert store.drawn is None  # not the text of the run before
+    store.detach()
+    assert not any(part._forward_pre_hooks for part in (pipe.text_encoder, pipe.unet))
+
+
+def test_a_store_of_every_row_does_not_guess():
+    """Of both branches' rows the prompts' are not known to come first or last."""
+    pipe = make_pipeline()
+    store = attached(pipe, guidance=None)
+    run(pipe)
+    assert store.images == 2 and store.drawn is None
+    run(pipe, guidance_scale=1.0)
+    assert store.drawn.texts["conditional"] == (PROMPT,)
+
+
+@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
+def test_text_states_are_no_text(make):
+    pipe = make()
+    states = pipe.encode_prompt(
+        PROMPT, device="cpu", num_images_per_prompt=1, do_classifier_free_guidance=True
+    )
+    names = (
+        "prompt_embeds",
+        "negative_prompt_embeds",
+        "pooled_prompt_embeds",
+        "negative_pooled_prompt_embeds",
+    )
+    with capture(pipe) as store:
+        run(pipe, None, **dict(zip(names, states, strict=False)))
+    assert store.drawn is None
+    with pytest.raises(ValueError, match="The prompt of these maps is not known.*or labels"):
+        store.heatmaps()
+    heatmaps(store, pipe, "any other text")  # as before
+    assert store.heatmaps(prompt={"cat": [3]})[0]["cat"].values.ndim == 2
+
+
+def test_an_encoder_that_is_called_by_hand_says_nothing():
+    pipe = make_pipeline()
+    with capture(pipe) as store:
+        pipe.encode_prompt("a green bird", "cpu", 1, True)
+        run(pipe)
+    assert store.drawn.texts["conditional"] == (PROMPT,)
+
+
+def test_of_a_model_without_its_pipeline_nothing_is_known():
+    pipe = make_pipeline()
+    with capture(pipe.unet) as store:
+        run(pipe)
+    assert store.drawn is None
+    with pytest.raises(ValueError, match="is not known"):
+        store.heatmaps()
+
+
+def test_another_prompt_in_a_prompt_2_is_no_prompt_of_the_maps():
+    """FLUX.1's columns are T5's, which reads prompt_2."""
+    pipe = flux()
+    with capture(pipe) as store:
+        run(pipe, "a dog", prompt_2="a red cat", max_sequence_length=16)
+    assert [maps.prompt.text for maps in store.heatmaps()] == ["a red cat"]
+    with pytest.raises(ValueError, match="of 'a dog', but the prompt of this run was 'a red cat'"):
+        heatmaps(store, pipe, "a dog")
+
+
+def test_two_texts_in_one_column_are_refused():
+    pipe = make_sdxl_pipeline()
+    with capture(pipe) as store:
+        run(pipe, "a dog", prompt_2="a red cat")
+    for prompt in (None, "a dog", "a red cat"):
+        with pytest.raises(ValueError, match="heatmaps of|becomes other tokens than text_encoder"):
+            heatmaps(store, pipe, prompt)
+    assert store.heatmaps(pipe, {"dog": [2]})[0]["dog"].values.max() > 0
+
+
+def test_options_of_the_run_are_read_with():
+    pipe = sd3()
+    with capture(pipe) as store:
+        run(pipe, "a red cat", max_sequence_length=24)
+    assert store.drawn.options == {"max_sequence_length": 24}
+    assert len(store.heatmaps()[0].prompt.tokens) == 77 + 24
+
+
+def test_a_store_that_travels_keeps_the_prompt_and_leaves_the_pipeline():
+    pipe = make_pipeline()
+    with capture(pipe) as store:
+        run(pipe)
+    expected = store.heatmaps()
+    for twin in (pickle.loads(pickle.dumps(store)), copy.deepcopy(store)):
+        assert equal(twin.heatmaps(pipe), expected)
+        with pytest.raises(ValueError, match="does not keep its pipeline alive. Pass the pipeline"):
+            twin.heatmaps()
+        with pytest.raises(ValueError, match="but the prompt of this run was 'a red cat'"):
+            heatmaps(twin, pipe, "a cow")
+    tokenizer = pipe.tokenizer
+    del pipe
+    gc.collect()
+    assert equal(store.heatmaps(tokenizer), expected)
+    with pytest.raises(ValueError, match="What reads 'a red cat' is not known, or is gone"):
+        store.heatmaps()
+
+
+def test_the_second_argument_is_no_prompt():
+    pipe = make_pipeline()
+    with capture(pipe) as store:
+        run(pipe)
+    with pytest.raises(TypeError, match="second argument is the pipeline"):
+        store.heatmaps("a red cat")
+    assert equal(store.heatmaps(prompt="a red cat"), store.heatmaps())
+
+
+def test_runs_of_other_threads_are_not_taken_for_this_one():
+    pipe, other = make_pipeline(), make_pipeline()
+    store = attached(pipe)
+    run(pipe, "a cow")
+    thread = threading.Thread(target=run, args=(other, "a dog"))
+    thread.start()
+    thread.join()
+    assert store.drawn.texts["conditional"] == ("a cow",)
+    with capture(pipe) as captured:
+        thread = threading.Thread(target=pipe.encode_prompt, args=("a dog", "cpu", 1, True))
+        thread.start()
+        thread.join()
+        run(pipe)
+    assert captured.drawn.texts["conditional"] == (PROMPT,)
+
+
+class InPieces(StableDiffusionPipeline):
+    """Encodes a prompt word by word, as pipelines for weighted prompts do in their own ways."""
+
+    def __call__(self, prompt, **options):
+        for piece in prompt.split():
+            self.text_encoder(self.tokenizer(piece, return_tensors="pt").input_ids)
+        states, negative = self.encode_prompt("a cow", "cpu", 1, True, "")
+        return super().__call__(prompt_embeds=states, negative_prompt_embeds=negative, **options)
+
+
+def test_of_a_pipeline_that_reads_in_its_own_way_nothing_is_known():
+    pipe = make_pipeline(InPieces)
+    with capture(pipe) as store:
+        run(pipe)
+    assert store.drawn is None
+    heatmaps(store, pipe, PROMPT)  # and none is refused
