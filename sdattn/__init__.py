@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     edit = _CalledModule
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where each public name is; "" is a module of this package. Loaded when it is first used, so that
 # the import is light and the command line starts before torch does.
