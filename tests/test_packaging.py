@@ -33,14 +33,14 @@ OPTIONAL = names(one for name in EXTRAS.keys() - OF_CONTRIBUTORS for one in EXTR
 
 
 def imported(path, anywhere=True):
-    """Packages, without Python's own, that a file imports anywhere, or as soon as it is loaded."""
+    """Packages, not Python's own nor sdattn, that a file imports anywhere, or when it is loaded."""
     tree, found = ast.parse(path.read_text(encoding="utf-8")), set()
     for node in ast.walk(tree) if anywhere else tree.body:
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             found.add(node.module.partition(".")[0])
-    return found - {*sys.stdlib_module_names, "tomllib"}
+    return found - {*sys.stdlib_module_names, "tomllib", "sdattn"}
 
 
 def distributions(packages):
