@@ -66,7 +66,9 @@ def test_what_is_listed_is_what_is_below(root):
 
     class Listing(type(root.files)):
         def ls(self, path, detail=True, **options):
-            return [f"{path}/", *super().ls(path, detail=detail, **options)]
+            itself = {"name": f"{path}/", "size": 0, "type": "file"} if detail else f"{path}/"
+            below = super().ls(path, detail=detail, **options)
+            return [itself, *below] if path == root.path else below
 
         def find(self, path, **options):
             marker = {f"{path}/": {"name": f"{path}/", "size": 0, "type": "file"}}
