@@ -77,15 +77,20 @@ def pixels(image):
 def test_where_nothing_is_removed_nothing_changes(make, options):
     """Rows of a batch differ in nothing else, and share the noise that is drawn on the way.
 
-    Where a row stands may change how its sums round, so a pixel may fall to the next of 255 values:
-    2e-5 of its cell's 8x8x3. To remove a word changes a cell by 1.7e-3 and more.
+    Where a row stands may change how its sums round. In float32 a pixel may fall to the next of 255
+    values, which is 2e-5 of its cell's 8x8x3. In bfloat16, whose steps below 1 are as wide as those
+    values, the mean pixel may be off by half a step (7e-4 was measured, with torch held to AVX2).
     """
     plan = causes.prepare(make(), PROMPT, 0, None, 1.0, {**FAST, **options})
     (first, *others), grid = causes.draw(plan, [(), (), ()])
-    for other in others:
-        assert causes.change(first, other, grid).max() < 2e-4
     [removed], _ = causes.draw(plan, [(2, 3, 4)])
-    assert causes.change(first, removed, grid).max() > 1e-3
+    if plan.pipe.dtype == torch.bfloat16:
+        step = torch.finfo(torch.bfloat16).eps / 2
+        assert max(causes.change(first, other, grid).mean() for other in others) < step / 2
+        assert causes.change(first, removed, grid).mean() > step
+    else:
+        assert max(causes.change(first, other, grid).max() for other in others) < 2e-4
+        assert causes.change(first, removed, grid).max() > 1e-3
 
 
 @pytest.mark.parametrize("fails", [False, True])
