@@ -15,7 +15,7 @@ from ..runs.info import FORMAT as RUN_FORMAT
 from .engines.worker import Loaded
 from .input.plan import Job, digest, digest_inputs
 from .input.request import Request
-from .storage.checking import ALTERED, altered_places, check_item
+from .storage.checking import ALTERED, altered_locations, check_item
 from .storage.folder import BatchFolder
 from .storage.layouts import INSTEAD, OLD, Layout
 from .storage.manifest import FORMAT
@@ -93,7 +93,7 @@ class Claim:
         folder.layout.discard(damaged)
         rows = settle(folder, self.fingerprints)
         stale = {
-            item: row.place
+            item: row.location
             for item, row in rows.items()
             if row.fingerprint != self.fingerprints.get(item, row.fingerprint)
         }
@@ -176,26 +176,26 @@ class Claim:
         self._refuse_strange(
             item for (item, _), problems in zip(there, found, strict=True) if problems is None
         )
-        altered, damaged = altered_places(layout, there, found), dict[str, str]()
-        for (item, place), problems in zip(there, found, strict=True):
-            problems = [ALTERED] if place in altered else problems
+        altered, damaged = altered_locations(layout, there, found), dict[str, str]()
+        for (item, location), problems in zip(there, found, strict=True):
+            problems = [ALTERED] if location in altered else problems
             if problems:
                 end = "made anew" if item in self.fingerprints else "left as it is"
-                print(f"sdattn: {item}: {problems[0]} ({place}); it is {end}", file=sys.stderr)
-                damaged |= {item: place} if item in self.fingerprints else {}
+                print(f"sdattn: {item}: {problems[0]} ({location}); it is {end}", file=sys.stderr)
+                damaged |= {item: location} if item in self.fingerprints else {}
         return damaged
 
     def _problems(
-        self, layout: Layout, rows: Mapping[str, NotedRow], item: str, place: str
+        self, layout: Layout, rows: Mapping[str, NotedRow], item: str, location: str
     ) -> list[str] | None:
         """What is wrong with an item; None where it is as it was written, but for another run."""
-        row = row_at(rows, item, place)
-        if problems := check_item(layout, item, place, row, ()):
+        row = row_at(rows, item, location)
+        if problems := check_item(layout, item, location, row, ()):
             return problems
-        info = json.loads(layout.read(item, place, ["run.json"])["run.json"])
+        info = json.loads(layout.read(item, location, ["run.json"])["run.json"])
         if info.get("fingerprint") != self.fingerprints.get(item):
             return None
-        return check_item(layout, item, place, row, self.settings["save"])
+        return check_item(layout, item, location, row, self.settings["save"])
 
     def _refuse_strange(self, items: Iterable[str]) -> None:
         strange = sorted(items)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ..files.addresses import Place
-from ..files.places import file_name
+from ..files.addresses import AnyPath
+from ..files.paths import file_name
 from ..runs.report.pages import page
 from .storage.folder import BatchFolder
 from .storage.rows import rows_in
@@ -73,7 +73,7 @@ def _name(number: int) -> str:
     return "index.html" if number == 1 else f"index-{number}.html"
 
 
-def _spans(path: Place) -> Iterator[_Span]:
+def _spans(path: AnyPath) -> Iterator[_Span]:
     rows = rows_in(path)
     while lines := [row["line"] for row in islice(rows, EACH)]:
         yield _Span(len(lines), lines[0], lines[-1])

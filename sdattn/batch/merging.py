@@ -8,8 +8,8 @@ from typing import Any
 from uuid import uuid4
 
 from ..errors import AccessError, InvalidValueError, Message
-from ..files.addresses import place_of
-from ..files.places import check_apart
+from ..files.addresses import path_of
+from ..files.paths import check_apart
 from .gallery import write_gallery
 from .input.plan import digest
 from .storage.folder import BatchFolder
@@ -68,7 +68,7 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
     """:func:`merge`, and what is missing."""
     sources = [_Source(root) for root in roots]
     manifest = _merged(sources)
-    check_apart(place_of(out), *(source.root for source in sources))
+    check_apart(path_of(out), *(source.root for source in sources))
     _check_twins(sources)
     target, name = BatchFolder(out), uuid4().hex[:12]
     target.open(name)
@@ -104,7 +104,7 @@ class _Source:
     """
 
     def __init__(self, root: str | Path):
-        self.root, self.folder = place_of(root), BatchFolder(root)
+        self.root, self.folder = path_of(root), BatchFolder(root)
         if not self.folder.lock.free():
             raise AccessError(
                 f"{self.root} is being written: {self.folder.lock.describe_holder()}. Wait for it, "
@@ -139,7 +139,7 @@ def _take_missing(target: BatchFolder, name: str, sources: Sequence[_Source]) ->
     for source in sources:
         for item, held in source.items.items():
             if item not in whole:
-                target.layout.take(source.folder.layout, (item, held.place), held.line, note)
+                target.layout.take(source.folder.layout, (item, held.location), held.line, note)
                 whole.add(item)
     target.layout.flush()
 

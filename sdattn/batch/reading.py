@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NotFoundError
-from ..files.places import inside
+from ..files.paths import inside
 from ..maps.statistics import to_dataframe
 from ..runs.folder import SavedRun, saved_run
 from ..runs.packing import READ
-from .storage.checking import ALTERED, altered_places, check_item
+from .storage.checking import ALTERED, altered_locations, check_item
 from .storage.folder import BatchFolder
 from .storage.layouts import Layout
 from .storage.rows import WORD_LABELS, NotedRow, row_at, word_rows
@@ -35,7 +35,9 @@ class SavedBatch(Mapping[str, SavedRun]):
         self._folder = BatchFolder(root)
         self._layout, self._manifest = self._folder.layout, self._folder.manifest
         rows = self._folder.journals.rows()
-        self._places = {item: rows[item].place for item in sorted(rows, key=lambda i: rows[i][:2])}
+        self._locations = {
+            item: rows[item].location for item in sorted(rows, key=lambda i: rows[i][:2])
+        }
 
     def __repr__(self) -> str:
         settings, asked = self._manifest["settings"], self._manifest["input"]["items"]
@@ -43,21 +45,21 @@ class SavedBatch(Mapping[str, SavedRun]):
         return f"SavedBatch({str(self._folder.root)!r}: {len(self)} of {asked} items, {how})"
 
     def __getitem__(self, item: str) -> SavedRun:
-        if item not in self._places:
+        if item not in self._locations:
             raise NotFoundError(f"{self._folder.root} holds no item {item!r}.")
-        place = self._places[item]
-        where = inside(self._folder.root, place)
-        files = self._layout.read(item, place, READ)
+        location = self._locations[item]
+        where = inside(self._folder.root, location)
+        files = self._layout.read(item, location, READ)
         return saved_run(files, where, f"{where} ({item})")
 
     def __contains__(self, item: object) -> bool:
-        return item in self._places  # a Mapping's own would read the item
+        return item in self._locations  # a Mapping's own would read the item
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._locations)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     def to_dataframe(self) -> pd.DataFrame:
         """The numbers of the words of all items as a table of pandas: a row a word, the items in
@@ -146,12 +148,12 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
         manifest, layout = folder.read_damaged()
         problems.append(" ".join(str(error).split()))
     there, rows = list(layout.find()), folder.journals.rows()
-    places = dict(there)
-    if twice := len(there) - len(places):
+    locations = dict(there)
+    if twice := len(there) - len(locations):
         problems.append(f"{twice} item(s) are there twice")
-    problems += _misplaced(rows, places, dict(layout.broken()))
+    problems += _mislocated(rows, locations, dict(layout.broken()))
     if folder.lock.free():
-        problems += _at_rest(folder, layout, manifest, places, rows)
+        problems += _at_rest(folder, layout, manifest, locations, rows)
     save = manifest.get("settings", {}).get("save", ())
 
     def check(where: tuple[str, str]) -> list[str]:
@@ -159,39 +161,41 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
 
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(check, there))
-    for (item, place), wrong in zip(there, found, strict=True):
-        problems += [f"{item}: {problem} (in {place})" for problem in wrong]
-    problems += [f"{place}: {ALTERED}" for place in sorted(altered_places(layout, there, found))]
-    return len(places), problems
+    for (item, location), wrong in zip(there, found, strict=True):
+        problems += [f"{item}: {problem} (in {location})" for problem in wrong]
+    problems += [
+        f"{location}: {ALTERED}" for location in sorted(altered_locations(layout, there, found))
+    ]
+    return len(locations), problems
 
 
-def _misplaced(
-    rows: Mapping[str, NotedRow], places: Mapping[str, str], broken: Mapping[str, str]
+def _mislocated(
+    rows: Mapping[str, NotedRow], locations: Mapping[str, str], broken: Mapping[str, str]
 ) -> Iterator[str]:
     """Rows without an item at their place, and places that cannot be read."""
-    named = {row.place for row in rows.values()}
-    yield from (reason for place, reason in broken.items() if place not in named)
+    named = {row.location for row in rows.values()}
+    yield from (reason for location, reason in broken.items() if location not in named)
     for item, row in rows.items():
-        if places.get(item) != row.place:
-            why = f": {broken[row.place]}" if row.place in broken else ""
-            yield f"{item}: metadata.jsonl names {row.place}, where it is not{why}"
+        if locations.get(item) != row.location:
+            why = f": {broken[row.location]}" if row.location in broken else ""
+            yield f"{item}: metadata.jsonl names {row.location}, where it is not{why}"
 
 
 def _at_rest(
     folder: BatchFolder,
     layout: Layout,
     manifest: Mapping[str, Any],
-    places: Mapping[str, str],
+    locations: Mapping[str, str],
     rows: Mapping[str, NotedRow],
 ) -> Iterator[str]:
     """What is wrong with a folder while nobody writes there."""
-    for item in places:
+    for item in locations:
         if item not in rows:
             yield f"{item}: metadata.jsonl has no row; the next run adds it"
     for path in sorted(folder.temporary.glob("*")):
         yield f"{path.name}: unfinished, in {folder.temporary}"
-    for place in layout.unfinished():
-        yield f"{place}: unfinished, it has no run.json"
+    for location in layout.unfinished():
+        yield f"{location}: unfinished, it has no run.json"
     ended = manifest.get("ended")
     if ended is None:  # of a run that was killed, or of the first format
         return
@@ -200,9 +204,9 @@ def _at_rest(
             yield f"{name} is not what the last run wrote: its checksum differs from batch.json's"
         else:
             yield f"{name} is missing"
-    lost = ended["whole"] - len({*rows, *places})
+    lost = ended["whole"] - len({*rows, *locations})
     if lost > 0:
-        yield from _lost(folder, manifest, lost, {*rows, *places})
+        yield from _lost(folder, manifest, lost, {*rows, *locations})
 
 
 def _lost(

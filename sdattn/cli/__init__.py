@@ -15,8 +15,8 @@ from typer.core import TyperCommand, TyperGroup
 from ..errors import SdattnWarning
 from ..files.terminal import visible
 from . import app, batch, diff, edit, explain, generate, info, merge, show
-from .answering import answering
-from .wording import failure, in_options
+from .common_options import with_common_options
+from .messages import failure, in_options
 
 
 class _Literal:
@@ -55,7 +55,7 @@ for command in (
     *(generate.generate, explain.explain, edit.edit, batch.batch),
     *(merge.merge, show.show, diff.diff, info.info),
 ):
-    commands.command(cls=_Command)(answering(command))
+    commands.command(cls=_Command)(with_common_options(command))
 commands.command(cls=_Command)(app.app)
 
 

@@ -127,8 +127,8 @@ def _of_run(path: Path, data: bytes) -> tuple[str, dict[str, Any]]:
 
 def _beside(path: Path, name: str) -> str | None:
     """A picture by the name that a run has of it: in the run's folder, that around it, or here."""
-    places = (folder / Path(name).name for folder in (path.parent, path.parent.parent, Path()))
-    return next((str(place) for place in places if place.is_file()), None)
+    candidates = (folder / Path(name).name for folder in (path.parent, path.parent.parent, Path()))
+    return next((str(candidate) for candidate in candidates if candidate.is_file()), None)
 
 
 def _of_any(held: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidValueError
 from ..hooks.attention_store import AttentionStore
-from ..hooks.keep import Part, Span
+from ..hooks.keep import RunPart, Span
 from ..prompts.tokens import Prompt
 from . import alignment
 from .blend import LocalBlend
@@ -80,7 +80,7 @@ class AttentionControlEdit(AttentionStore):
         self.local_blend = local_blend
         self.max_self_queries = max_self_queries
         self.cross_replace = _cross_schedule(self.prompts[1:], num_steps, cross_replace_steps)
-        self.self_replace = Part.of(self_replace_steps, num_steps).passes(num_steps)
+        self.self_replace = RunPart.of(self_replace_steps, num_steps).passes(num_steps)
         # A target that is the source has the source's attention already, up to how a batch rounds.
         self.edits = torch.tensor([target.text != prompts[0].text for target in prompts[1:]])
         self._copies: dict[int, DeviceCopies] = {}  # by the id of the tensor, which they hold
@@ -242,9 +242,9 @@ def _cross_schedule(
     """Which columns are edited in which pass: bool ``[num_steps, targets, 1, 1, T]``."""
     by_word = dict(spans) if isinstance(spans, Mapping) else {"default_": spans}
     when = torch.zeros(num_steps, len(targets), 1, 1, len(targets[0].tokens), dtype=torch.bool)
-    when[Part.of(by_word.pop("default_", 1.0), num_steps).passes(num_steps)] = True
+    when[RunPart.of(by_word.pop("default_", 1.0), num_steps).passes(num_steps)] = True
     for word, span in by_word.items():
-        steps = Part.of(span, num_steps).passes(num_steps)
+        steps = RunPart.of(span, num_steps).passes(num_steps)
         for i, columns in _found(targets, word):
             when[:, i, ..., columns] = False
             for step in steps:

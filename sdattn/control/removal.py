@@ -21,9 +21,9 @@ from ..attention import TorchAttnProcessor
 from ..attention.device_copies import index_on
 from ..errors import InvalidTypeError, InvalidValueError
 from ..hooks.installer import Installation
-from ..hooks.keep import Part, Span
+from ..hooks.keep import RunPart, Span
 from ..hooks.passes import CaptureError
-from ..models.denoiser_call import Call
+from ..models.denoiser_call import DenoiserCall
 from ..models.guidance import GuidanceWatch, Order, guided_order
 from ..models.layers import (
     AttentionLayer,
@@ -135,7 +135,7 @@ class Removal:
         for row, columns in self._edits.items():
             by_row[row] = without_columns(by_row[row], columns)
 
-    def _check_start(self, call: Call, order: Order, sample: Tensor) -> None:
+    def _check_start(self, call: DenoiserCall, order: Order, sample: Tensor) -> None:
         if call.batch != len(order) * len(self.rows):
             raise CaptureError(
                 f"The model was called with a batch of {call.batch}; for {len(self.rows)} pictures "
@@ -179,11 +179,11 @@ class Removal:
             )
 
 
-def check_removal(pipe: Any, layers: LayerSelection, steps: Span) -> Part:
+def check_removal(pipe: Any, layers: LayerSelection, steps: Span) -> RunPart:
     """The part of the run; refuses, as :class:`Removal` does, what it cannot work in."""
     guided_order(pipe)
     _check_layers(pipe, find_layers(find_denoiser(pipe).model), layers)
-    return Part.of(steps)
+    return RunPart.of(steps)
 
 
 def _check_layers(pipe: Any, found: list[AttentionLayer], layers: LayerSelection) -> None:

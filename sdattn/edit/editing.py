@@ -113,7 +113,7 @@ class EditOptions:
 
 
 @dataclass(frozen=True)
-class Plan:
+class EditPlan:
     """An edit that has been checked and not run: what :func:`prepare` makes."""
 
     prompts: list[Prompt]
@@ -128,7 +128,7 @@ def prepare(
     target: str | Sequence[str],
     asked: EditOptions,
     options: Mapping[str, Any],
-) -> Plan:
+) -> EditPlan:
     """All that :func:`edit` refuses, refused before anything runs."""
     check_text_to_image(pipe)
     read = read_prompts(pipe, [source, *([target] if isinstance(target, str) else target)])
@@ -140,7 +140,9 @@ def prepare(
     settings = {name: held for name, held in vars(asked).items() if name != "max_self_queries"}
     targets = [prompt.text for prompt in read[1:]]
     checked["callback_on_step_end"] = step_end(control)
-    return Plan(read, control, checked, Edited(prompt=source, targets=targets, **plain(settings)))
+    return EditPlan(
+        read, control, checked, Edited(prompt=source, targets=targets, **plain(settings))
+    )
 
 
 def _of_inversion(

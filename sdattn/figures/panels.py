@@ -117,14 +117,12 @@ def fill(axes: Sequence[Axes] | np.ndarray, rows: Sequence[Sequence[Panel]], pag
         ValueError: there are not as many axes as panels.
     """
     drawn = [*np.ravel(np.array(axes, dtype=object))]
-    places = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
-    if len(drawn) != len(places):
-        raise InvalidValueError(
-            f"Got {len(drawn)} axes for {len(places)} panels. Pass one a panel."
-        )
+    cells = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
+    if len(drawn) != len(cells):
+        raise InvalidValueError(f"Got {len(drawn)} axes for {len(cells)} panels. Pass one a panel.")
     sheet = _Sheet(rows, page, len(rows), math.inf, "panels")
-    for panel, place in zip(drawn, places, strict=True):
-        sheet.show(panel, *place)
+    for panel, cell in zip(drawn, cells, strict=True):
+        sheet.show(panel, *cell)
         panel.set_aspect("equal")
     return cast("Figure", sheet.bar(drawn, page.note).ax.get_figure())
 

@@ -27,16 +27,16 @@ from ..models.layers import (
     select_layers,
     unwrapped,
 )
-from .asking import AskingLook, asked_kinds
 from .attended import Attended
 from .drawn import PromptWatch
 from .installer import Installation
 from .joint import JointLook, check_backends
 from .keep import MUCH, Heads, Keep, Selection, Steps
 from .map_store import MapStore
+from .other_text import OtherTextLook, asked_kinds
 from .passes import CaptureError, CaptureWarning, Passes
 from .recorders import Recorders, can_record
-from .witness import unknown_use
+from .unknown_processors import unknown_use
 
 if TYPE_CHECKING:
     from .observers import Look, ObservingProcessor
@@ -93,7 +93,7 @@ def capture(
             place of all of them. Not of self-attention.
         text_states: ``[1 or images, T, width]``, of another text than the prompt (or the same): the
             maps show what the picture would attend to in it, see
-            :class:`sdattn.hooks.asking.AskingLook`. Cross-attention of UNets only.
+            :class:`sdattn.hooks.other_text.OtherTextLook`. Cross-attention of UNets only.
         device: where the maps are held, by default where they are computed.
         dtype: of the maps; running sums are float32 at least.
         grad: keep the graph, so that a loss on the maps reaches the latents.
@@ -191,7 +191,7 @@ class _Watch:
         wanted = partial(self.wants, layer.name)
         look: Look | None = None
         if self.text_states is not None:
-            look = AskingLook(self.text_states)
+            look = OtherTextLook(self.text_states)
         elif layer.kind == "joint":
             look = JointLook(self.passes.spans)
         observer = observing(inner, observe, look, wanted)

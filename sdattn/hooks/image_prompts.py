@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from .attended import Attended, QueryKey, SideBySide
-from .projections import Part
+from .projections import RunPart
 
 
-def image_projections(processor: Any) -> list[Part]:
+def image_projections(processor: Any) -> list[RunPart]:
     """Those that make keys of image prompts, one an adapter, each under a name of its own; none
     but in the processor of an IP-Adapter."""
     found = getattr(processor, "to_k_ip", ())
@@ -27,7 +27,7 @@ def beside_images(
     attn: Any,
     query: Tensor,
     states: Any,
-    adapters: Sequence[Part],
+    adapters: Sequence[RunPart],
     seen: Mapping[str, Sequence[Tensor]],
 ) -> Attended:
     """The image columns behind those of the text; nothing is paid to an adapter that is switched

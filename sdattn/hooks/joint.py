@@ -18,7 +18,7 @@ from ..errors import RunError
 from ..models.denoiser_call import by_name, innermost
 from ..models.layers import AttentionLayer
 from .attended import Attended
-from .sdpa import SdpaWatch, Seen
+from .sdpa import SdpaCall, SdpaWatch
 
 if TYPE_CHECKING:
     from .observers import ObservingProcessor
@@ -79,7 +79,7 @@ class JointLook:
     def __call__(
         self, observer: ObservingProcessor, attn: Any, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Attended | None]:
-        calls: list[Seen] = []
+        calls: list[SdpaCall] = []
         names = () if self.checked else ("add_v_proj", "to_added_qkv")
         with observer.projected(attn, *names) as projected:
             output = observer.watched(calls, SdpaWatch, attn, *args, **kwargs)
@@ -96,7 +96,7 @@ class JointLook:
         return output, seen.attended(*spans)
 
 
-def _whole(calls: Sequence[Seen], length: int, name: str) -> Seen:
+def _whole(calls: Sequence[SdpaCall], length: int, name: str) -> SdpaCall:
     """The one call for all tokens of text and picture."""
     fitting = [call for call in calls if call.shape[2:] == (length, length)]
     if len(fitting) != 1:
@@ -117,7 +117,7 @@ def _whole(calls: Sequence[Seen], length: int, name: str) -> Seen:
 
 
 def _check_order(
-    seen: Seen, text: slice, attn: Any, projected: dict[str, Tensor], name: str
+    seen: SdpaCall, text: slice, attn: Any, projected: dict[str, Tensor], name: str
 ) -> None:
     """Refuse a layer that did not put the values of the text where its keys are said to be.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import CaptureError as CaptureError
 from ..errors import Message, OptionError, SdattnWarning
-from ..models.denoiser_call import Call, Size, Timestep
+from ..models.denoiser_call import DenoiserCall, Size, Timestep
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, is_own, joint_spans, read_call, unwrapped
 from .attended import Rows, row_index
@@ -150,7 +150,7 @@ class Passes:
             )
             kind = type(denoiser.pipeline).__name__
             raise OptionError("branch", branch, text, kind)
-        self.call: Call | None = None
+        self.call: DenoiserCall | None = None
         self.begun = False
         self._runs = RunWatch()
         self._schedule: Schedule | None = None
@@ -228,7 +228,7 @@ class Passes:
         if self.guidance is not None:
             self.guidance.close()
 
-    def _kept(self, call: Call, order: Order) -> list[tuple[int, Branch]] | None:
+    def _kept(self, call: DenoiserCall, order: Order) -> list[tuple[int, Branch]] | None:
         """The rows of the batch that are kept, and of which branch; None where it is of another
         branch only."""
         rows = branch_rows(order, call.batch)
@@ -246,7 +246,7 @@ class Passes:
         every = range(call.batch)
         return [(row, name) for name in BRANCHES[self.branch] for row in every[rows[name]]]
 
-    def _size_of(self, call: Call) -> Size | None:
+    def _size_of(self, call: DenoiserCall) -> Size | None:
         """The latent's size. Where ids tell it, they are read where they are not those that were
         read before; in a run of a pipeline, once: its picture keeps its shape."""
         if self.latent_size is not None or call.grid_ids is None:
@@ -279,7 +279,7 @@ class Passes:
         if is_new and self._runs.schedule is not None:
             self._schedule = Schedule(self._runs.schedule)
 
-    def _note_text(self, call: Call) -> None:
+    def _note_text(self, call: DenoiserCall) -> None:
         """Of a model without its pipeline: calls in a row with other text states."""
         before, self._last = self._last, (call.timestep, call.text)
         if self.guidance is None and before is not None and before[1] is not call.text:

@@ -27,7 +27,7 @@ from .installer import Installation
 from .keep import Keep
 from .map_store import MapStore
 from .passes import CaptureError, Pass
-from .witness import is_plain
+from .unknown_processors import is_plain
 
 TRACED = "AttnProcessor2_0"  # the processor that models have by themselves
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..attention import level_grids, query_grid
 from ..errors import InvalidTypeError, InvalidValueError, Message
 from ..hooks.attention_store import AttentionStore, Maps
-from ..hooks.keep import Part
+from ..hooks.keep import RunPart
 from ..hooks.passes import CaptureError
 from ..models.guidance import Branch
 from ..models.layers import PLACES
@@ -215,7 +215,7 @@ def _chosen(store: AttentionStore, steps: StepChoice) -> list[Maps]:
     numbers: list[int] = []
     if (step := whole(steps)) is not None:
         numbers = [step] if -kept <= step < kept else []
-    elif part := Part.read(steps):
+    elif part := RunPart.read(steps):
         numbers = part.passes(kept)
     if not numbers:
         raise InvalidValueError(

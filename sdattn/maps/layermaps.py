@@ -67,8 +67,10 @@ class LayerMaps:
 
     def keep(self, columns: Sequence[int]) -> LayerMaps:
         """Those of some token columns."""
-        places = [self.columns.index(column) for column in columns]
-        kept = {n: replace(layer, maps=layer.maps[..., places]) for n, layer in self.layers.items()}
+        positions = [self.columns.index(column) for column in columns]
+        kept = {
+            n: replace(layer, maps=layer.maps[..., positions]) for n, layer in self.layers.items()
+        }
         return replace(self, layers=kept, columns=tuple(columns))
 
     def as_saved(self) -> LayerMaps:
@@ -148,8 +150,8 @@ def _read_steps(store: MapStore, preset: Preset) -> list[int]:
     part = preset.part
     if part is None or not store.keep.steps.every:  # a list of steps was chosen
         return list(range(len(kept)))
-    places = [store.passes[i].position for i in kept]
-    read = [i for i, at in enumerate(places) if at is None or part.holds(at)]
+    positions = [store.passes[i].position for i in kept]
+    read = [i for i, at in enumerate(positions) if at is None or part.holds(at)]
     return read or list(range(len(kept)))
 
 

@@ -55,12 +55,12 @@ def smooth(maps: Tensor, sigma: float, radius: int | None = None) -> Tensor:
 def _blur_of(n_cells: int, weights: Tensor) -> Tensor:
     """The blur of one axis as a matrix ``[to, from]`` whose rows sum to 1."""
     reach = len(weights) // 2
-    places = torch.arange(n_cells)[:, None] + torch.arange(-reach, reach + 1)  # [to, window]
+    targets = torch.arange(n_cells)[:, None] + torch.arange(-reach, reach + 1)  # [to, window]
     period = max(2 * (n_cells - 1), 1)  # there and back
-    places = places % period
-    places = torch.minimum(places, period - places)
+    targets = targets % period
+    targets = torch.minimum(targets, period - targets)
     blur = torch.zeros(n_cells, n_cells, dtype=weights.dtype)
-    return blur.scatter_add_(1, places, weights.expand(n_cells, -1))
+    return blur.scatter_add_(1, targets, weights.expand(n_cells, -1))
 
 
 def otsu(values: Tensor) -> float:

@@ -36,8 +36,8 @@ def colorize(
         ValueError: values that are not finite.
     """
     table = _table(colormap)
-    places = (_normalise(values, scale) * len(table)).astype(np.int32)
-    return table[np.minimum(places, len(table) - 1)]
+    shades = (_normalise(values, scale) * len(table)).astype(np.int32)
+    return table[np.minimum(shades, len(table) - 1)]
 
 
 @cache
@@ -151,8 +151,8 @@ def overlay(
     values = np.asarray(values, dtype=np.float32)
     _check_proportions(image, values.shape)
     base, (low, high) = enlarge(image), (float(values.min()), float(values.max()))
-    places = _normalise(values, scale or ((low, high) if stretch else (0.0, high)))
-    heat = np.asarray(Image.fromarray(places).resize(base.size, Image.Resampling.BILINEAR))
+    shades = _normalise(values, scale or ((low, high) if stretch else (0.0, high)))
+    heat = np.asarray(Image.fromarray(shades).resize(base.size, Image.Resampling.BILINEAR))
     colours = Image.fromarray(colorize(heat, (0.0, 1.0), colormap))
     opaque = np.rint(255 * opacity * (np.ones_like(heat) if stretch else heat)).astype(np.uint8)
     # The picture keeps its drawing in grey, so that every colour on it is heat.

@@ -58,7 +58,7 @@ class Timestep:
 
 
 @dataclass(frozen=True)
-class Call:
+class DenoiserCall:
     """One call of a denoiser.
 
     What would have to be read back from the model's device, for which it would have to finish its

@@ -14,7 +14,7 @@ from typing import Any
 from torch.nn import Module
 
 from ..errors import InvalidTypeError, InvalidValueError
-from .denoiser_call import Call
+from .denoiser_call import DenoiserCall
 from .denoiser_call import unwrapped as unwrapped
 from .families import claimed, family_of, registered
 from .families.own import is_own as is_own
@@ -118,7 +118,7 @@ def joint_spans(model: Any, cells: int, n_text: int) -> tuple[slice, slice]:
     return slice(0, cells), slice(cells, cells + n_text)
 
 
-def read_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def read_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> DenoiserCall:
     """Read the arguments of ``model(*args, **kwargs)``, as its family has them."""
     return family_of(model).read_call(model, args, kwargs)
 

@@ -9,7 +9,7 @@ from ..control.alignment import linked
 from ..files.records import plain
 from ..files.writing import to_json
 from ..maps import notebook, render
-from ..maps.promptmaps import Heatmaps
+from ..maps.heatmaps import Heatmaps
 from .folder import new_folder, save_run
 from .report.pair import Counterpart, Link, Picture, pair_page
 from .run import Run

@@ -97,9 +97,9 @@ def explain(
         KeyError: a word that is in none of the prompts. All of them before the model runs.
     """
     check_text_to_image(pipe)
-    places = _checked_timesteps(pipe, timesteps, invert)
+    chosen_timesteps = _checked_timesteps(pipe, timesteps, invert)
     images, prompts = _paired(pipe, image, prompt)
-    options = _checked_options(pipe, options, places, images[0].size)
+    options = _checked_options(pipe, options, chosen_timesteps, images[0].size)
     read = read_prompts(pipe, prompts, **options)
     chosen = preset_of(preset, refine)
     if chosen.part is not None and not invert:
@@ -107,7 +107,11 @@ def explain(
     watch = checked_capture(capture_options or {}, words, read, ("conditional",))
     settings = capture_settings(pipe, chosen, read, options, watch)
     seeds = checked_seeds(seed, len(read))
-    way = _replayed(pipe, images, read, options) if invert else _noised(pipe, images, seeds, places)
+    way = (
+        _replayed(pipe, images, read, options)
+        if invert
+        else _noised(pipe, images, seeds, chosen_timesteps)
+    )
     phase = "drawing" if invert else "looking"
     with way as start, named_bar(pipe, phase):
         run = sample(pipe, read, seeds, {**options, **start}, settings, preset=chosen, ask=ask)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ExistsError, Message
-from ..files.addresses import Place, place_of
-from ..files.places import check_writable, inside
+from ..files.addresses import AnyPath, path_of
+from ..files.paths import check_writable, inside
 from ..files.writing import clear_leftovers, sha256, whole_folder, write_files, write_whole
 from .drawings import USUAL
 from .imagerun import ImageRun, described
@@ -33,7 +33,7 @@ class SavedRun(ImageRun):
         folder: where it is.
     """
 
-    folder: Place
+    folder: AnyPath
 
     def __repr__(self) -> str:
         return f"SavedRun({str(self.folder)!r}: {described([self])})"
@@ -85,13 +85,13 @@ def load_run(folder: str | Path) -> SavedRun:
         FileNotFoundError: no such folder, or a part of it is missing.
         ValueError: it is no run of sdattn, a part is not what the run wrote, or it is a link.
     """
-    place = place_of(folder)
+    place = path_of(folder)
     paths = {name: inside(place, name) for name in READ}
     files = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
     return saved_run(files, place, str(place))
 
 
-def saved_run(files: Mapping[str, bytes], folder: Place, where: str) -> SavedRun:
+def saved_run(files: Mapping[str, bytes], folder: AnyPath, where: str) -> SavedRun:
     """The run whose files these are; raises as :func:`sdattn.runs.packing.unpack_run` does."""
     return SavedRun(**vars(unpack_run(files, where)), folder=folder)
 

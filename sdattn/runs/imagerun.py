@@ -15,11 +15,11 @@ from ..files.tables import along
 from ..files.terminal import shorter
 from ..maps.aggregation import aggregate, read_by
 from ..maps.details import Details
+from ..maps.from_stores import finish
 from ..maps.heatmap import Heatmap
-from ..maps.heatmaps import finish
+from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMap, LayerMaps
 from ..maps.presets import PRESETS, Preset
-from ..maps.promptmaps import Heatmaps
 from ..prompts.tokens import Prompt
 from .info import RunSettings
 

@@ -21,11 +21,11 @@ from ..errors import InvalidValueError, MissingFileError
 from ..files.writing import sha256
 from ..maps.aggregation import aggregate
 from ..maps.details import Details
+from ..maps.from_stores import finish
 from ..maps.heatmap import Heatmap
-from ..maps.heatmaps import finish
+from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMap, LayerMaps, halved
 from ..maps.presets import Preset
-from ..maps.promptmaps import Heatmaps
 from ..prompts.tokens import Prompt
 from .drawings import USUAL, drawings, named, png
 from .imagerun import Further, ImageRun

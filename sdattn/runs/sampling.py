@@ -15,15 +15,15 @@ from torch import Tensor
 
 from .. import __version__
 from ..errors import SdattnWarning
-from ..hooks.asking import encode_text
 from ..hooks.capture import capture
 from ..hooks.map_store import MapStore
+from ..hooks.other_text import encode_text
 from ..maps.aggregation import refining
 from ..maps.details import details_of
-from ..maps.heatmaps import heatmaps_of
+from ..maps.from_stores import heatmaps_of
+from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps, layer_maps
 from ..maps.presets import PRESETS, Preset
-from ..maps.promptmaps import Heatmaps
 from ..maps.requirements import capture_settings, columns_around
 from ..models.finite import check_maps
 from ..models.loading import images_a_prompt, is_demo

@@ -42,13 +42,13 @@ def test_a_run_is_a_mapping_of_its_items(tmp_path, format):
 
 
 @pytest.mark.parametrize("place", ["../other", "items/../../other", "/etc", "items/0000/link"])
-def test_a_place_outside_of_the_run_is_not_read(tmp_path, place):
+def test_a_place_outside_of_the_run_is_not_read(tmp_path, location):
     root = new_run(tmp_path / "run", {"a": pack("a", 1)})
     write_files(tmp_path / "other", pack("a", 1))
     (root / "items" / "0000" / "link").symlink_to(tmp_path / "other")
     rows = root / "metadata.jsonl"
     assert "items/0000/a" in rows.read_text()
-    rows.write_text(rows.read_text().replace("items/0000/a", place))
+    rows.write_text(rows.read_text().replace("items/0000/a", location))
     with pytest.raises(ValueError, match="no place inside it|is a link"):
         open_batch(root)["a"]
 

@@ -44,7 +44,7 @@ def test_a_merge_makes_a_webdataset_of_it(old, tmp_path):
         assert merge(sources, out) == (3, 3)
         assert verify(out) == (3, [])
         layout = BatchFolder(out).layout
-        assert {i: layout.read(i, place) for i, place in layout.find()} == items
+        assert {i: layout.read(i, location) for i, location in layout.find()} == items
         assert [path.suffix for path in (out / "shards").iterdir()] == [".tar"]
     assert kept_of(root) == before
 

@@ -288,22 +288,22 @@ def test_a_bad_header_in_a_shard_costs_no_other(model, tmp_path, capsys):
     root = tmp_path / "run"
     draw(model, root, format="webdataset", shard_bytes=1)
     before = kept_of(root)
-    places = {row["id"]: row["place"] for row in rows_of(root)}
+    locations = {row["id"]: row["place"] for row in rows_of(root)}
     harms = [(b"000001.json", b"000001.jzon"), (b"ustar", b"uztar")]
     for number, (old, new) in enumerate(harms, 1):
-        path = root / places[f"00000{number}"]
+        path = root / locations[f"00000{number}"]
         data = path.read_bytes()
         assert data.count(old) >= 1
         path.write_bytes(data.replace(old, new, 1))
     number, problems = verify(root)
     assert number == 2
     for name in ("000001", "000002"):
-        assert any(one.startswith(name) and places[name] in one for one in problems)
+        assert any(one.startswith(name) and locations[name] in one for one in problems)
     merged = merge_runs([root], tmp_path / "merged")
     assert (merged.items, merged.missing) == (2, ["000001", "000002"])
     assert len(open_batch(tmp_path / "merged")) == 2
     assert draw(model, root, format="webdataset", shard_bytes=1).before == 2
-    assert f"{places['000001']} cannot be read" in capsys.readouterr().err
+    assert f"{locations['000001']} cannot be read" in capsys.readouterr().err
     assert kept_of(root) == before
 
 
@@ -497,9 +497,9 @@ def test_items_that_force_moves_to_another_shard_are_noted_there(model, run):
     outcome = draw(model, root, changed, format="webdataset", force=True)
     assert (outcome.before, outcome.whole) == (3, 4)
     assert not (root / old).exists()
-    places = dict(BatchFolder(root).layout.find())
-    assert {row["id"]: row["place"] for row in rows_of(root)} == places
-    assert len(places) == 4
+    locations = dict(BatchFolder(root).layout.find())
+    assert {row["id"]: row["place"] for row in rows_of(root)} == locations
+    assert len(locations) == 4
     assert verify(root) == (4, [])
 
 

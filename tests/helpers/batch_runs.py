@@ -13,7 +13,7 @@ from sdattn import Heatmaps, read_prompt
 from sdattn.batch import Request, run_batch
 from sdattn.batch.storage.folder import BatchFolder
 from sdattn.batch.storage.manifest import FORMAT
-from sdattn.files.addresses import place_of
+from sdattn.files.addresses import path_of
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import Preset
@@ -100,7 +100,7 @@ def new_run(root, items, /, unread=(), failed=(), **changes):
     folder.journals.gather()
     folder.journals.gather_errors(unread, items)
     folder.lock.release()
-    return place_of(root)
+    return path_of(root)
 
 
 def three(parts=("image", "overlays", "maps")):

@@ -12,8 +12,8 @@ from sdattn.attention import merge_heads
 from sdattn.attention.device_copies import DeviceCopies
 from sdattn.hooks import attended as module
 from sdattn.hooks.attended import AmongKeys, Attended, GivenProbs, QueryKey, SideBySide, row_index
-from sdattn.hooks.held import Held
 from sdattn.hooks.keep import Keep
+from sdattn.hooks.running_sums import RunningSum
 from sdattn.hooks.sdpa import Seen
 
 B, HEADS, N, T, WIDTH = 3, 2, 6, 5, 8
@@ -92,7 +92,7 @@ class Kernel(Attended):
 
 
 def test_a_kernel_need_not_make_the_heads_for_their_mean():
-    held = Held("layer", Keep.of(), (2, 3), HEADS)
+    held = RunningSum("layer", Keep.of(), (2, 3), HEADS)
     for key in (KEY, OTHER):
         held.add(Kernel(softmax(key)).of(slice(1, 3)), [0, 4])
     expected = (softmax(KEY) + softmax(OTHER))[1:, ..., [0, 4]].mean(1) / 2

@@ -24,7 +24,7 @@ from .sizing import is_out_of_memory, release_memory, trim_heap
 _TRIM_EVERY = 16  # batches
 
 
-class Drawer:
+class BatchDrawer:
     """Draws batches.
 
     Args:

@@ -20,21 +20,21 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AccessError, ExistsError, Message
-from ...files.addresses import Place, place_of
-from ...files.places import check_writable, inside
+from ...files.addresses import AnyPath, path_of
+from ...files.paths import check_writable, inside
 from ...files.writing import sha256, write_whole
 from ...runs.info import RunInfo, read_info
 from .card import card_of
-from .journals import Journals
+from .journals import FolderJournals
 from .layouts import FORMATS, OLD, Files, Folders, Layout
-from .leases import Lease
-from .ledgers import Ledger
-from .locks import Lock, Ownership
+from .leases import StorageLease
+from .locks import FolderLock, Ownership
 from .manifest import ADOPT, FORMAT, read_manifest, read_unchecked, sealed
 from .objects import objects_of
 from .oldshards import OldShards
 from .parquets import Parquets
 from .rows import row_of
+from .storage_journals import StorageJournals
 from .tars import Tars
 
 _TOP = ("metadata.jsonl", "errors.jsonl", "README.md", "ids.txt", "index.html", "index-*.html")
@@ -73,23 +73,23 @@ class BatchFolder:
     """
 
     def __init__(self, root: str | Path):
-        self.root: Any = place_of(root)  # a Path or an Address, which do the same here
+        self.root: Any = path_of(root)  # a Path or an Address, which do the same here
         self.hidden: Any = self.root / ".batch"
         self.temporary: Any = self.hidden / "tmp"
         self.lock: Ownership
-        self.journals: Journals
+        self.journals: FolderJournals
         self.lock, self.journals = self._keepers()
         self.trusts_rows = True
         self._layout: Layout | None = None
         self._adopting = False
 
-    def _keepers(self) -> tuple[Ownership, Journals]:
+    def _keepers(self) -> tuple[Ownership, FolderJournals]:
         """What says whose job it is, and what its items' rows are."""
         if isinstance(self.root, Path):
-            journals = Journals(self.root, self.hidden, self.write)
-            return Lock(self.hidden / "lock", self.root), journals
-        ledger = Ledger(self.root, self.hidden, self.write)
-        return Lease(self.hidden / "lease.json", self.root), ledger
+            journals = FolderJournals(self.root, self.hidden, self.write)
+            return FolderLock(self.hidden / "lock", self.root), journals
+        ledger = StorageJournals(self.root, self.hidden, self.write)
+        return StorageLease(self.hidden / "lease.json", self.root), ledger
 
     @property
     def is_new(self) -> bool:
@@ -123,7 +123,7 @@ class BatchFolder:
 
     def layout_as(self, settings: Mapping[str, Any]) -> Layout:
         """How items lie here by these settings."""
-        if isinstance(self.journals, Ledger):
+        if isinstance(self.journals, StorageJournals):
             return objects_of(settings, self.root, self.journals)
         return layout_of(settings, self.root, self.temporary)
 
@@ -251,7 +251,7 @@ class BatchFolder:
         write_whole(self.root / name, parts, self.temporary / name)
 
     def note_whole(
-        self, writer: str, item: str, place: str, files: Files, info: RunInfo | None = None
+        self, writer: str, item: str, location: str, files: Files, info: RunInfo | None = None
     ) -> None:
         """Note an item of which ``files`` holds ``run.json`` at least, which says ``info`` and is
         read where that is not passed; the others are there.
@@ -259,12 +259,12 @@ class BatchFolder:
         Raises:
             ValueError: ``run.json`` is damaged.
         """
-        info = info or read_info(files, place)
+        info = info or read_info(files, location)
         names = ["run.json", *info.files]
         sizes = {name: len(files[name]) for name in names if name in files}
         if len(sizes) < len(names):
-            sizes = self.layout.sizes(item, place, names)
-        self.journals.note("done", writer, row_of(info, place, sha256(files["run.json"]), sizes))
+            sizes = self.layout.sizes(item, location, names)
+        self.journals.note("done", writer, row_of(info, location, sha256(files["run.json"]), sizes))
 
     def note_failed(self, writer: str, item: Mapping[str, Any], reason: str, text: str) -> None:
         """Note an item that could not be drawn: what it asks, why in a line, and the traceback."""
@@ -279,7 +279,7 @@ def _is_top(name: str) -> bool:
     return any(map(partial(fnmatchcase, name), _TOP))
 
 
-def _sha256(path: Place) -> str:
+def _sha256(path: AnyPath) -> str:
     found = hashlib.sha256()
     with path.open("rb") as file:
         for block in iter(partial(file.read, 2**20), b""):

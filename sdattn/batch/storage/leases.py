@@ -20,7 +20,7 @@ _MISSED = 3  # beats after which a job counts as dead
 _NOT_MINE = "another job has taken {}, as this one gave no sign of life for too long"
 
 
-class Lease(Ownership):
+class StorageLease(Ownership):
     """One job at a time, as far as a storage can tell: its first process takes the lease and shows
     that it lives, the others join it.
 

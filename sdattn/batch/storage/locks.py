@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ...errors import AccessError, Message, SdattnWarning
-from ...files.addresses import Place
+from ...files.addresses import AnyPath
 
 _TRIES = 5
 
@@ -25,7 +25,7 @@ class Ownership(ABC):
         what: is owned, for messages.
     """
 
-    what: Place
+    what: AnyPath
 
     @property
     @abstractmethod
@@ -79,7 +79,7 @@ def owner(job: str) -> dict[str, Any]:
     }
 
 
-class Lock(Ownership):
+class FolderLock(Ownership):
     """One job at a time, on a disk.
 
     The kernel holds the lock (``flock``), so that a process that is killed leaves none behind,

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InvalidValueError, Message, MissingFileError
-from ...files.addresses import Place
-from ...files.places import inside
+from ...files.addresses import AnyPath
+from ...files.paths import inside
 from ...files.writing import sha256, to_json
 
 FORMAT = "sdattn-batch-2"
@@ -21,7 +21,7 @@ ADOPT = Message(
 )
 
 
-def read_manifest(root: Place) -> dict[str, Any]:
+def read_manifest(root: AnyPath) -> dict[str, Any]:
     """``batch.json`` as it was written.
 
     Raises:
@@ -43,13 +43,13 @@ def read_manifest(root: Place) -> dict[str, Any]:
     return manifest
 
 
-def read_unchecked(root: Place) -> dict[str, Any]:
+def read_unchecked(root: AnyPath) -> dict[str, Any]:
     """``batch.json`` of a format that can be read, its checksum aside."""
     path = inside(root, "batch.json")
     return parsed(path.read_bytes(), path)
 
 
-def parsed(written: bytes, path: Place) -> dict[str, Any]:
+def parsed(written: bytes, path: AnyPath) -> dict[str, Any]:
     """What ``batch.json`` says, if it is of a format that can be read.
 
     Raises:

@@ -17,7 +17,7 @@ from ...errors import InvalidValueError
 from ...runs.info import FORMAT, MAPS
 from ...runs.packing import pack_maps
 from .layouts import Files
-from .shards import Held, Index, Shards
+from .shards import FileSpan, Index, Shards
 
 _NBYTES = {"U8": 1, "F16": 2}  # of a number, of the types that shards hold
 
@@ -32,16 +32,16 @@ class OldShards(Shards):
 
     def _index(self, path: Path) -> Index:
         """Of maps the bytes are those of the numbers alone."""
-        found: dict[str, dict[str, Held]] = {}
+        found: dict[str, dict[str, FileSpan]] = {}
         with _open(path) as (head, file):
             for key in file.keys():  # noqa: SIM118
                 owner, name = _owner(key)
                 tensor, files = file.get_slice(key), found.setdefault(owner, {})
                 nbytes = math.prod(tensor.get_shape()) * _NBYTES.get(tensor.get_dtype(), 0)
-                files[name] = Held(0, nbytes + (files[name].nbytes if name in files else 0))
+                files[name] = FileSpan(0, nbytes + (files[name].nbytes if name in files else 0))
         return {item: found.get(item, {}) for item in head["items"]}
 
-    def _read(self, path: Path, item: str, held: Mapping[str, Held]) -> dict[str, bytes]:
+    def _read(self, path: Path, item: str, held: Mapping[str, FileSpan]) -> dict[str, bytes]:
         """The very bytes that were packed: safetensors writes the same maps the same way."""
         files, maps = {}, {}
         with _open(path) as (_, file):
@@ -53,13 +53,13 @@ class OldShards(Shards):
                     files[name] = file.get_tensor(key).numpy().tobytes()
         return files | ({MAPS: pack_maps(maps)} if maps else {})
 
-    def altered(self, places: Iterable[str]) -> Iterator[str]:
+    def altered(self, locations: Iterable[str]) -> Iterator[str]:
         """Those that say another format, or hold files of none of their items."""
-        for place in places:
-            with _open(self._path(place)) as (head, file):
+        for location in locations:
+            with _open(self._path(location)) as (head, file):
                 owners = {_owner(key)[0] for key in file.keys()}  # noqa: SIM118
                 if head["format"] != FORMAT or owners - set(head["items"]):
-                    yield place
+                    yield location
 
 
 @contextmanager

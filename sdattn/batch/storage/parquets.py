@@ -26,7 +26,7 @@ from ...runs.info import MAPS, read_info
 from ...runs.packing import pack_maps
 from .layouts import Files
 from .rows import row_of
-from .shards import Held, Index, Shards
+from .shards import FileSpan, Index, Shards
 
 _FEATURES = json.dumps({"info": {"features": {"image": {"_type": "Image"}}}})
 _COLUMNS = {"image.png": ("image",), "run.json": ("run",), MAPS: ("maps", "files")}
@@ -58,13 +58,13 @@ class Parquets(Shards):
             with _open(path) as file:
                 sizes = json.loads((file.metadata.metadata or {})[b"sdattn"])
             return {
-                item: {name: Held(group, nbytes) for name, nbytes in files.items()}
+                item: {name: FileSpan(group, nbytes) for name, nbytes in files.items()}
                 for group, (item, files) in enumerate(sizes)
             }
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidValueError("it has no list of items") from error
 
-    def _read(self, path: Path, item: str, held: Mapping[str, Held]) -> dict[str, bytes]:
+    def _read(self, path: Path, item: str, held: Mapping[str, FileSpan]) -> dict[str, bytes]:
         columns = sorted({column for name in held for column in _COLUMNS.get(name, ("files",))})
         found: dict[str, bytes] = {}
         for group in {where.at for where in held.values()}:  # one

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...errors import InvalidValueError
 from .layouts import Files
-from .shards import Held, Index, Shards
+from .shards import FileSpan, Index, Shards
 
 _SHORT = {"image.png": "png", "run.json": "json"}
 _LONG = {short: name for name, short in _SHORT.items()}
@@ -42,13 +42,13 @@ class Tars(Shards):
                 members = tar.getmembers()
         except (tarfile.TarError, ValueError, IndexError, OverflowError) as error:
             raise InvalidValueError(str(error)) from error
-        found: dict[str, dict[str, Held]] = {}
+        found: dict[str, dict[str, FileSpan]] = {}
         end = 0
         for member in members:
             if not member.isreg() or member.issparse():
                 raise InvalidValueError(f"{member.name!r} in it is no file")
             item, name = _owner(member.name)
-            found.setdefault(item, {})[name] = Held(member.offset_data, member.size)
+            found.setdefault(item, {})[name] = FileSpan(member.offset_data, member.size)
             end = _up(member.offset_data + member.size, tarfile.BLOCKSIZE)
         # after a header that is damaged tarfile sees no more members
         if _up(end + 2 * tarfile.BLOCKSIZE, tarfile.RECORDSIZE) != path.stat().st_size:
@@ -58,7 +58,7 @@ class Tars(Shards):
                 raise InvalidValueError(f"it has no {_member(item, 'run.json')}, so it is no run's")
         return found
 
-    def _read(self, path: Path, item: str, held: Mapping[str, Held]) -> dict[str, bytes]:
+    def _read(self, path: Path, item: str, held: Mapping[str, FileSpan]) -> dict[str, bytes]:
         found = {}
         with path.open("rb") as file:
             for name, (start, nbytes) in held.items():

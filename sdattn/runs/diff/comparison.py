@@ -11,7 +11,7 @@ from ...files.terminal import shorter
 from ...files.writing import to_json
 from ...maps import notebook, render
 from ...maps.heatmap import Heatmap
-from ...maps.promptmaps import Heatmaps
+from ...maps.heatmaps import Heatmaps
 from ..folder import new_folder
 from ..report.pair import Counterpart, Picture, pair_page
 from .matching import WordDifference

@@ -6,8 +6,8 @@ from typing import Any
 
 from ...maps.aggregation import read_by
 from ...maps.heatmap import Heatmap
+from ...maps.heatmaps import Heatmaps
 from ...maps.presets import Preset
-from ...maps.promptmaps import Heatmaps
 from ...maps.statistics import correlation
 from ...models.loading import unlearnt
 from ...prompts.tokens import Prompt

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from ...maps.heatmap import Heatmap
-from ...maps.promptmaps import Heatmaps
+from ...maps.heatmaps import Heatmaps
 from ..imagerun import (
     ImageRun,
     group_heatmaps,

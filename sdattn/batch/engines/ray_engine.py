@@ -20,14 +20,14 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from ...errors import AccessError, RunError
-from ...files.addresses import place_of
+from ...files.addresses import path_of
 from ...models.quiet import quiet_libraries
 from ..input.items import BadLine, Item
 from ..input.plan import Job
 from ..input.request import Request
 from ..input.values import shortened
 from ..storage.folder import BatchFolder
-from .processes import same
+from .local_engine import same
 from .sizing import find_batch_size
 from .worker import Loaded, Worker, check, join_lock, load
 
@@ -36,7 +36,7 @@ _LEAVING = 10.0  # seconds that a killed worker may take
 _PATIENCE = 30.0  # seconds without a worker, after which that is said
 
 
-class Actor:
+class RayActor:
     """What runs in an actor of Ray: a worker whose pipeline and folder are made where it is.
 
     Args:
@@ -89,11 +89,11 @@ class _Call(NamedTuple):
     batch: Sequence[Job]  # that it draws
 
 
-class Actors:
-    """Those who draw a run, as :class:`sdattn.batch.run.Crew` says, seen from the command."""
+class RayEngine:
+    """Those who draw a run, as :class:`sdattn.batch.run.Engine` says, seen from the command."""
 
     def __init__(self, request: Request, folder: BatchFolder, job: str):
-        self.request = replace(request, out=str(place_of(request.out).resolve()))
+        self.request = replace(request, out=str(path_of(request.out).resolve()))
         self.folder, self.job, self.lost = folder, job, False
         self.actors: list[Any] = []
         self.free: list[Any] = []  # those that have loaded the pipeline and have nothing to do
@@ -170,7 +170,7 @@ class Actors:
         self.request = replace(self.request, device=device)
         self.takes = "GPU" if device == "cuda" else "CPU"
         takes: dict[str, Any] = {f"num_{self.takes.lower()}s": 1}
-        self.kind = ray.remote(**takes)(Actor)
+        self.kind = ray.remote(**takes)(RayActor)
         self.least, self.most = self.request.workers or (1, max(1, gpus))
 
     def _wait_for_the_lock(self) -> None:

@@ -37,7 +37,7 @@ _GONE = (
 _ECHO = 3.0  # seconds in which a launcher repeats a signal that its processes got as well
 
 
-class Team:
+class ProcessGroup:
     """The processes that work at one run.
 
     Attributes:
@@ -77,7 +77,7 @@ class Team:
         alone = torch.device("cpu") if on_cpu else wanted
         self.device = alone if self.size == 1 else self._state.device
 
-    def share(self, make: Callable[[], T]) -> T:
+    def broadcast(self, make: Callable[[], T]) -> T:
         """What the first process makes, given to all. Its error is everyone's."""
         if self.size == 1:
             return make()
@@ -90,22 +90,22 @@ class Team:
         self._raise([error])
         return made  # type: ignore[return-value]
 
-    def together(self, make: Callable[[], T]) -> T:
+    def run_on_all(self, make: Callable[[], T]) -> T:
         """Have every process make something; an error of one is everyone's."""
         if self.size == 1:
             return make()
         error, made = _attempt(make)
-        self._raise(self.gather(error))
+        self._raise(self.all_gather(error))
         return made  # type: ignore[return-value]
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The values of all processes, by rank, given to all."""
-        found = self.meet(value)
+        found = self.gather_living(value)
         if len(found) < self.size:
             raise RunError(_GONE)
         return list(found.values())
 
-    def meet(self, value: T) -> dict[int, T]:
+    def gather_living(self, value: T) -> dict[int, T]:
         """Wait until all processes are here that have not ended, and give each of them the values
         of all, by rank. Signals are heard while waiting.
 
@@ -144,7 +144,7 @@ class Team:
         torch.distributed.recv_object_list(received, rank, group=self._group)
         return received[0]
 
-    def deal(self, items: Sequence[T], name: str) -> Iterator[T]:
+    def shared_queue(self, items: Sequence[T], name: str) -> Iterator[T]:
         """Those of the items, the same in all processes, that this one draws: each goes to the
         process that asks next, by a counter which torch.distributed's store keeps.
 

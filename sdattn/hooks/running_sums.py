@@ -14,7 +14,7 @@ from .keep import Keep
 from .passes import CaptureError
 
 
-class Held:
+class RunningSum:
     """The maps of one layer: a running sum over calls (the last alone, where no more is asked for)
     and over as many heads as are averaged, or a list with one entry a step.
 
@@ -140,10 +140,10 @@ class Held:
         return chosen(probs, 1, numbers)
 
 
-class HeldMaps(Mapping[str, Tensor]):
+class MapsByLayer(Mapping[str, Tensor]):
     """The maps of a store's layers, in their order, each made when it is asked for."""
 
-    def __init__(self, names: Sequence[str], held: Mapping[str, Held]):
+    def __init__(self, names: Sequence[str], held: Mapping[str, RunningSum]):
         self._names, self._held = names, held
 
     def __getitem__(self, name: str) -> Tensor:

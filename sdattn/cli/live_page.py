@@ -18,8 +18,8 @@ from ..models.pipeline_call import turn
 from ..runs.generation import generate
 from ..runs.option_names import PIPELINE
 from ..runs.run import Run
-from .kept import KeptRuns, own_folder
-from .serving import import_gradio, launch_settings
+from .live_server import import_gradio, launch_settings
+from .recent_runs import RecentRuns, own_folder
 
 gradio: Any = import_gradio()
 
@@ -53,7 +53,7 @@ def serve(
     with own_folder() as folder:
         served = folder / "served"
         os.environ["GRADIO_TEMP_DIR"] = str(served)  # gradio hands out what is here
-        app = build_app(pipe, KeptRuns(served / "runs"))
+        app = build_app(pipe, RecentRuns(served / "runs"))
         settings = launch_settings(host, port)
         app.launch(**settings, inbrowser=browser, quiet=True, prevent_thread_lock=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl+C, which cleans up
@@ -61,7 +61,7 @@ def serve(
         app.block_thread()
 
 
-def build_app(pipe: Any, kept: KeptRuns) -> Any:
+def build_app(pipe: Any, kept: RecentRuns) -> Any:
     """A gradio app that draws with a loaded pipeline, one picture at a time.
 
     Args:
@@ -168,7 +168,7 @@ class _Live:
     """
 
     pipe: Any
-    kept: KeptRuns
+    kept: RecentRuns
     app: Any
 
     def draw(
