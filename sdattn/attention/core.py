@@ -207,7 +207,8 @@ def level_grids(latent_size: tuple[int, int], n_levels: int = 4) -> list[tuple[i
 def query_grid(n_queries: int, latent_size: tuple[int, int], n_levels: int = 4) -> tuple[int, int]:
     """Recover the (rows, cols) behind a flattened query axis.
 
-    The number of queries tells the level of :func:`level_grids`. Nothing assumes a square picture.
+    The number of queries identifies the level of :func:`level_grids`. Nothing assumes a square
+    picture.
 
     Args:
         n_queries: length of the query axis in one attention call.

@@ -1,8 +1,8 @@
 """Which token columns of a source prompt stand for those of an edited one.
 
 Source: Hertz et al. 2022, section 3.2, "Word Swap" and "Adding a New Phrase". There tokens are
-aligned; here words are, whose columns the tokenizer's offsets tell, so that a word of several
-pieces is never torn.
+aligned; here words are, whose columns are known by the tokenizer's offsets, so that a word of
+several pieces is never torn.
 """
 
 from collections.abc import Sequence

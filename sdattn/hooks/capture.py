@@ -98,7 +98,7 @@ def capture(
         dtype: of the maps; running sums are float32 at least.
         grad: keep the graph, so that a loss on the maps reaches the latents.
         latent_size: of a model of yours, the (rows, cols) of its queries; without it they are a
-            sequence, a single row. Models of diffusers tell it themselves.
+            sequence, a single row. Models of diffusers know it.
 
     Yields:
         MapStore: see there for ``maps``; with the defaults its size does not grow with the steps.

@@ -1,6 +1,6 @@
 """`ObservingProcessor`: let another processor make the output, and hand on what it attended to.
 
-How a layer calls its processor is told in :mod:`sdattn.attention.processor`.
+How a layer calls its processor is described in :mod:`sdattn.attention.processor`.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class Passes:
 
     def __init__(self, denoiser: Denoiser, branch: str, latent_size: tuple[int, int] | None):
         if latent_size is not None and not is_own(unwrapped(denoiser.model)):
-            kind, text = type(denoiser.model).__name__, "a {0} tells its own. Leave it out."
+            kind, text = type(denoiser.model).__name__, "a {0} knows its own. Leave it out."
             raise OptionError("latent_size", latent_size, text, kind)
         if branch not in BRANCHES or (branch != "conditional" and denoiser.pipeline is None):
             text = (
@@ -154,7 +154,7 @@ class Passes:
         self.begun = False
         self._runs = RunWatch()
         self._schedule: Schedule | None = None
-        self._grid: tuple[Tensor, int, Size] | None = None  # ids, their version, what they told
+        self._grid: tuple[Tensor, int, Size] | None = None  # ids, version, their grid
         self._size: Size | None = None  # of the pass that runs now
         self._spans: tuple[slice, slice] | None = None
         self._last: tuple[float | Timestep, Tensor | None] | None = None
@@ -247,8 +247,8 @@ class Passes:
         return [(row, name) for name in BRANCHES[self.branch] for row in every[rows[name]]]
 
     def _size_of(self, call: DenoiserCall) -> Size | None:
-        """The latent's size. Where ids tell it, they are read where they are not those that were
-        read before; in a run of a pipeline, once: its picture keeps its shape."""
+        """The latent's size. Ids from which it follows are read when they are other than before; in
+        a run of a pipeline once, since its picture keeps its shape."""
         if self.latent_size is not None or call.grid_ids is None:
             return self.latent_size or call.latent_size
         ids = call.grid_ids

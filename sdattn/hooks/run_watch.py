@@ -40,7 +40,7 @@ def running_call(pipeline: Any) -> object | None:
     and where the call cannot be seen (a decorator without ``functools.wraps``).
     """
     variables = running_variables(pipeline)
-    # The next call may have its frame at the same address, so that tells nothing.
+    # The next call may have its frame at the same address, so an address proves nothing.
     # What lies among a frame's variables goes with them.
     return None if variables is None else variables.setdefault(_MARK, object())
 

@@ -64,7 +64,7 @@ class FoldedMaps:
         """The maps of each layer, as a preset reads them.
 
         Raises:
-            CaptureError: the preset, or its refining, needs what these maps do not tell.
+            CaptureError: the preset, or its refining, needs what these maps do not say.
         """
         self._check(preset)
         found = {

@@ -211,7 +211,7 @@ def heatmaps_of(
     """:func:`heatmaps` of a store's layers, averaged, and of prompts that have been read.
 
     Raises:
-        ValueError: prompts of other token columns than the model saw, or other many prompts.
+        ValueError: prompts of other token columns than the model saw, or too many or too few.
         CaptureError: there is no layer that the preset reads.
     """
     each = _images_each(store, len(prompts))

@@ -89,7 +89,7 @@ class Family:
         name: as its users call it.
         grid: the grid of the picture's queries, ``(rows, cols)`` or ``(frames, rows, cols)``, from
             the model and the arguments of its call by name.
-        grid_argument: the argument whose values, not its shape, tell ``grid`` (a tensor of ids):
+        grid_argument: the argument whose values, not its shape, ``grid`` reads (a tensor of ids):
             those of one run are read once, since the device waits for it. None where there is none.
         denoisers: its classes: the class itself, or the name of one of diffusers, which is then not
             imported. Their subclasses belong to the family too.

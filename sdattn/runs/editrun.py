@@ -125,7 +125,7 @@ def _numbers(heatmaps: Heatmaps) -> dict[int, int]:
 
 
 def _facts(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What is told of an edit, name to text."""
+    """What the page says of an edit, name to text."""
     found = {name: settings.get(key) for key, name in _TOLD.items()}
     return {name: _text(value) for name, value in found.items() if value not in (None, {}, [])}
 

@@ -184,7 +184,7 @@ def _told(
     way: str,
     scheduler: str,
 ) -> Run:
-    """The run with the pictures in the place of what came back, and told how it was made;
+    """The run with the pictures in place of what came back, and with how it was made;
     ``images`` are those that were given as the pipeline saw them."""
     timesteps = [int(t) for t in run.store.timesteps]
     image_runs = []

@@ -67,7 +67,7 @@ def save_run(
 
 
 def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files into a run's folder and have its ``run.json`` tell of them.
+    """Write files into a run's folder and name them in its ``run.json``.
 
     Raises as :func:`write_files` does, and where ``run.json`` is none.
     """

@@ -162,7 +162,7 @@ def plain(preset: Preset) -> Preset:
 
 
 def step_names(run: ImageRun) -> list[tuple[str, ...]]:
-    """Of each step that was kept its number, from 1, and its timestep where the run tells it."""
+    """The number, from 1, of each step that was kept, and its timestep where that is known."""
     times = run.settings.timesteps or []
     return [
         (f"step {call + 1}", *(f"t = {time:.4g}" for time in times[call : call + 1]))

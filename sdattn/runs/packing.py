@@ -197,7 +197,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
         )
     except Exception as error:  # whatever a document of someone else's making leads to
         raise InvalidValueError(
-            f"{where}: its maps are not those that its run.json tells of "
+            f"{where}: its maps are not those that its run.json names "
             f"({type(error).__name__}: {error}). Restore the folder or generate the run again."
         ) from error
 
@@ -290,7 +290,7 @@ def _check_shape(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...
 
 
 def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in ``maps.safetensors``, as ``run.json`` tells them."""
+    """The shapes of the tensors in ``maps.safetensors``, as ``run.json`` has them."""
     shapes = {
         name: (*([entry.heads] if info.preset.each_head else []), *entry.grid, len(info.columns))
         for name, entry in info.layers.items()

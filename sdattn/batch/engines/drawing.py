@@ -95,7 +95,7 @@ class BatchDrawer:
         if part[0].item.negative_prompt is not None:
             options["negative_prompt"] = [job.item.negative_prompt for job in part]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of one item each; its row tells what was cut off
+            warnings.simplefilter("ignore")  # of one item each; its row says what was cut off
             prompts = read_prompts(self.pipe, [job.item.prompt for job in part], **options)
             seeds = [job.item.seed for job in part]
             return sample(self.pipe, prompts, seeds, options, preset=self.preset)

@@ -23,7 +23,7 @@ from ...models.devices import checked_device
 from ..input.request import STOPS
 
 T = TypeVar("T")
-# What tells a process its rank: torchrun's, accelerate's and MPI's variables
+# Where a process finds its rank: torchrun's, accelerate's and MPI's variables
 _RANKED = {"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}
 _ONE_PROCESS = Message(
     "accelerate launch --cpu starts one process, whatever --num_processes says. For N of them: "
@@ -172,7 +172,7 @@ class ProcessGroup:
         if not found:
             return
         if not self.first:
-            time.sleep(1)  # a launcher ends the others when one ends: let the first tell why
+            time.sleep(1)  # a launcher ends the others when one ends: let the first say why
             raise SystemExit(1)
         rank, error = found[0]
         if rank:

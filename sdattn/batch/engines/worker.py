@@ -26,8 +26,8 @@ _LOOKS = 8  # for the lock of another machine, before the disk counts as one of 
 
 
 class Loaded(NamedTuple):
-    """What a run is told of its pipeline: a checksum of its weights and configurations, the name of
-    its class, and its dtype."""
+    """What a run needs to know of its pipeline: a checksum of its weights and configurations, the
+    name of its class, and its dtype."""
 
     weights: str
     pipeline: str

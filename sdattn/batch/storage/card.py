@@ -1,4 +1,4 @@
-"""``README.md`` of a batch run: tells ``datasets.load_dataset`` what to read, and as what."""
+"""``README.md`` of a batch run: what ``datasets.load_dataset`` is to read, and as what."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -4,7 +4,7 @@ batch.json         what the run is: settings, input; when a run has ended the ch
                    other files here; its own checksum
 ids.txt            the ids of the whole input, in its order
 metadata.jsonl     a row an item, in the layout of datasets' "imagefolder"
-README.md          tells datasets what to read, see card
+README.md          what datasets is to read, see card
 index.html         the items to look through, see gallery
 errors.jsonl       a row an item that failed and a line that could not be read
 items/ or shards/  the items, see layouts

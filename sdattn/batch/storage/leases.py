@@ -21,7 +21,7 @@ _NOT_MINE = "another job has taken {}, as this one gave no sign of life for too 
 
 
 class StorageLease(Ownership):
-    """One job at a time, as far as a storage can tell: its first process takes the lease and shows
+    """One job at a time, as far as a storage can know: its first process takes the lease and shows
     that it lives, the others join it.
 
     What a killed process left is known by that its beat stays the same, so no clocks are compared.

@@ -40,7 +40,7 @@ class Ownership(ABC):
 
     @abstractmethod
     def take(self, job: str) -> None:
-        """Take it for a job; raises OSError if another job has it, whose the message tells."""
+        """Take it for a job; raises an OSError that names the job that has it, if one does."""
 
     @abstractmethod
     def join(self, job: str) -> bool:
@@ -48,7 +48,7 @@ class Ownership(ABC):
 
     @abstractmethod
     def free(self, *, unknown: bool = True) -> bool:
-        """Whether no job has it; ``unknown`` is the answer where that cannot be told."""
+        """Whether no job has it; ``unknown`` is the answer where that cannot be known."""
 
     @abstractmethod
     def release(self) -> None:
@@ -86,7 +86,7 @@ class FolderLock(Ownership):
     also not on another machine that shares the disk.
 
     Args:
-        path: of the lock; beside it ``NAME.json`` tells who holds it.
+        path: of the lock; beside it ``NAME.json`` says who holds it.
         what: what is locked, for the message.
     """
 

@@ -156,7 +156,7 @@ class _ShardObjects(Shards):
             yield from ((item, location) for item in items)
 
     def broken(self) -> Iterator[tuple[str, str]]:
-        return iter(())  # to know it would be to read all; reading an item tells
+        return iter(())  # to know it, all would have to be read; reading an item shows it
 
     def altered(self, locations: Iterable[str]) -> Iterator[str]:
         for location in locations:

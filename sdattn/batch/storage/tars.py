@@ -5,7 +5,7 @@ ID.maps.safetensors  ->  maps.safetensors
 ID.heatmaps.01-a.png ->  heatmaps/01-a.png
 ID.json              ->  run.json
 
-What follows the first dot tells a file's kind, so that a dot of an id is written ``%2E``.
+What follows the first dot is a file's kind, so a dot of an id is written ``%2E``.
 """
 
 import io

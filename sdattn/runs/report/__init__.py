@@ -36,7 +36,7 @@ _SAME_PLACE = 0.5  # maps of the first view are less alike
 def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     """The page of one image's run.
 
-    Words of the prompt show their maps, pointing at the picture tells the words that act there,
+    Words of the prompt show their maps, pointing at the picture lists the words that act there,
     and what the run kept of layers and steps can be chosen. Under 3 MB, whatever the run: maps are
     in 256 shades of their range, coarser where there are very many, and a picture of more than
     0.4 MB or 1536 pixels is shown as WebP or smaller.
@@ -179,7 +179,7 @@ def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _settings(run: ImageRun) -> dict[str, str]:
-    """What the page tells of how the run was made, name to text."""
+    """What the page says of how the run was made, name to text."""
     settings, preset = run.settings, run.heatmaps.preset
     found = {
         "seed": settings.seed,

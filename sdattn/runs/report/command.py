@@ -1,4 +1,4 @@
-"""The command line that makes a run again, from what the run tells of itself."""
+"""The command line that makes a run again, from what the run says of itself."""
 
 import json
 import shlex
@@ -42,7 +42,7 @@ def command_of(run: ImageRun) -> str:
 
 def _entry(settings: RunSettings, name: str) -> Any:
     if (value := getattr(settings, name)) is None:
-        raise InvalidValueError(f"The run does not tell its {name}.")
+        raise InvalidValueError(f"The run does not say its {name}.")
     return value
 
 
@@ -101,7 +101,7 @@ def _explain(settings: RunSettings, explained: Explained) -> Iterator[str]:
     if explained.way == "inversion":
         steps = _entry(settings, "options").get("num_inference_steps")
         if steps is None:
-            raise InvalidValueError("The run does not tell its num_inference_steps.")
+            raise InvalidValueError("The run does not say its num_inference_steps.")
         yield from ("--invert", "--steps", str(steps))
     else:
         yield from ("--seed", str(_entry(settings, "seed")))

@@ -1,6 +1,6 @@
 """The maps of a page: bytes few enough for a file that opens at once, and what they stand for.
 
-A map is kept in 256 shades between its own lowest and highest value, which are told beside it, so a
+A map is kept in 256 shades between its own lowest and highest value, which stand beside it, so a
 number that the page shows is within 0.2 % of the map's range.
 """
 
