@@ -159,7 +159,7 @@ class Claim:
 
     def _check_adopted(self) -> dict[str, str]:
         """Read all items of the folder whole, before it is taken; the items of the run that are
-        damaged, id to place, each named on stderr."""
+        damaged, id to location, each named on stderr."""
         root = self.folder.root
         if others := [name for name in self.folder.formats() if name != self.settings["format"]]:
             advice = "Pass {format}"

@@ -172,7 +172,7 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
 def _mislocated(
     rows: Mapping[str, NotedRow], locations: Mapping[str, str], broken: Mapping[str, str]
 ) -> Iterator[str]:
-    """Rows without an item at their place, and places that cannot be read."""
+    """Rows without an item at their location, and locations that cannot be read."""
     named = {row.location for row in rows.values()}
     yield from (reason for location, reason in broken.items() if location not in named)
     for item, row in rows.items():

@@ -145,11 +145,11 @@ class ProcessGroup:
         return received[0]
 
     def shared_queue(self, items: Sequence[T], name: str) -> Iterator[T]:
-        """Those of the items, the same in all processes, that this one draws: each goes to the
+        """The items that this process draws, of a list that is the same in all: each goes to the
         process that asks next, by a counter which torch.distributed's store keeps.
 
         Args:
-            name: of the deal, the same in all processes and never used before.
+            name: of the queue, the same in all processes and never used before.
         """
         if self.size == 1:
             yield from items
@@ -160,7 +160,7 @@ class ProcessGroup:
                 yield items[turn]
 
     def close(self) -> None:
-        """Leave what accelerate and torch.distributed held before as it was."""
+        """Leave accelerate and torch.distributed as they were before."""
         if self._group is not None:
             torch.distributed.destroy_process_group(self._group)
         if self._is_alone:

@@ -174,7 +174,7 @@ class RayEngine:
         self.least, self.most = self.request.workers or (1, max(1, gpus))
 
     def _wait_for_the_lock(self) -> None:
-        """Until the killed are gone, whose lock it is too: the next command is to find it free."""
+        """Wait for killed workers, who share the lock: the next command must find it free."""
         self.folder.close()
         end = time.monotonic() + _LEAVING
         while not self.folder.lock.free() and time.monotonic() < end:

@@ -44,11 +44,11 @@ def check_item(
 def altered_locations(
     layout: Layout, there: Sequence[tuple[str, str]], found: Iterable[Sequence[str] | None]
 ) -> set[str]:
-    """Places that are not as they were written although nothing is wrong with their items.
+    """Locations that are not as they were written although nothing is wrong with their items.
 
     Args:
         layout: of the run.
-        there: (id, place) of every item.
+        there: (id, location) of every item.
         found: what is wrong with each.
     """
     harmed = {location for (_, location), problems in zip(there, found, strict=True) if problems}

@@ -139,7 +139,7 @@ class BatchFolder:
             adopt: take a folder with items whose ``batch.json`` is lost or damaged for a new one.
 
         Raises:
-            FileExistsError: there is something else at this place.
+            FileExistsError: there is something else at this path.
             ValueError: it holds a link where a run has a folder.
             OSError: it cannot be written, or another job is writing there.
         """

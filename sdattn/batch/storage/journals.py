@@ -76,7 +76,7 @@ class FolderJournals:
         """Write ``metadata.jsonl`` from the rows of all processes, in the order of the input.
 
         Args:
-            there: the items that are whole, id to place; by default all that were noted.
+            there: the items that are whole, id to location; by default all that were noted.
 
         Returns:
             The number of rows.

@@ -1,7 +1,7 @@
 """How the items of a batch run lie on the disk: a folder each, or many in a shard.
 
 All layouts keep an item's files, name to bytes, as :func:`sdattn.runs.folder.pack_with_page` makes
-them, whole or not at all. A place is a path in the run's folder: ``items/0000/000012`` or
+them, whole or not at all. A location is a path in the run's folder: ``items/0000/000012`` or
 ``shards/NAME.tar``.
 """
 
@@ -37,7 +37,7 @@ class Layout(Protocol):
     """What all layouts do; ``add`` and ``flush`` may be called by many threads."""
 
     def add(self, item: str, line: int, files: Files, whole: Whole) -> None:
-        """Take an item's files; ``whole(id, place, files)`` is called once they are on the disk
+        """Take an item's files; ``whole(id, location, files)`` is called once they are on the disk
         for good, which may be later, at ``flush`` at the latest."""
 
     def flush(self) -> None:
@@ -45,14 +45,14 @@ class Layout(Protocol):
         return None
 
     def find(self) -> Iterator[tuple[str, str]]:
-        """(id, place) of every item that is there."""
+        """(id, location) of every item that is there."""
 
     def broken(self) -> Iterator[tuple[str, str]]:
-        """(place, what is wrong) of what may hold items and cannot be read."""
+        """(location, what is wrong) of what may hold items and cannot be read."""
         return iter(())
 
     def unfinished(self) -> list[str]:
-        """Places where an item was begun and not ended, as :meth:`find` saw them last."""
+        """Locations where an item was begun and not ended, as :meth:`find` saw them last."""
         return []
 
     def clear_unfinished(self) -> None:
@@ -60,7 +60,7 @@ class Layout(Protocol):
         return None
 
     def altered(self, locations: Iterable[str]) -> Iterator[str]:
-        """Those of these places, of which every item is as it was written, that are not."""
+        """Those of these locations, of which every item is as it was written, that are not."""
         return iter(())
 
     def sizes(self, item: str, location: str, names: Iterable[str]) -> dict[str, int]:
@@ -77,18 +77,18 @@ class Layout(Protocol):
         """An item's files, or those of these names that it has."""
 
     def take(self, other: Layout, where: tuple[str, str], line: int, whole: Whole) -> None:
-        """Add an item, (id, place), of another run, which keeps it."""
+        """Add an item, (id, location), of another run, which keeps it."""
         self.add(where[0], line, other.read(*where), whole)
 
     def discard(self, stale: Mapping[str, str]) -> None:
-        """Remove items, id to place.
+        """Remove items, id to location.
 
         Raises:
             ValueError: there are files among theirs that no run wrote; nothing is removed then.
         """
 
 
-def place_in_folders(item: str, line: int) -> str:
+def location_in_folders(item: str, line: int) -> str:
     """Where an item of this line of the input lies, a folder each."""
     return f"items/{line // _EACH:04d}/{item}"
 
@@ -112,7 +112,7 @@ class Folders(Layout):
 
     def _make(self, item: str, line: int, fill: Callable[[Path], Any]) -> str:
         """Fill a temporary folder and give it its place."""
-        location = place_in_folders(item, line)
+        location = location_in_folders(item, line)
         target = self.root / location
         made = self.temporary / uuid4().hex
         try:

@@ -44,7 +44,7 @@ class Ownership(ABC):
 
     @abstractmethod
     def join(self, job: str) -> bool:
-        """Share what this job's first process took; False if that is not visible here."""
+        """Share what this job's first process took; False if that cannot be seen from here."""
 
     @abstractmethod
     def free(self, *, unknown: bool = True) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from ...files.addresses import Address
 from ...files.copies import Copies
 from ...files.paths import inside
-from .layouts import OLD, Files, Folders, Layout, Whole, place_in_folders
+from .layouts import OLD, Files, Folders, Layout, Whole, location_in_folders
 from .oldshards import OldShards
 from .parquets import Parquets
 from .shards import Shards
@@ -51,7 +51,7 @@ class FolderObjects(Folders):
         self._begun: list[str] = []
 
     def add(self, item: str, line: int, files: Files, whole: Whole) -> None:
-        location = place_in_folders(item, line)
+        location = location_in_folders(item, line)
         folder = inside(self.root, location)
         for name in sorted(files, key=lambda name: (name == _LAST, name)):
             inside(folder, name).write_bytes(files[name])
@@ -82,7 +82,7 @@ class FolderObjects(Folders):
 
     def sizes(self, item: str, location: str, names: Iterable[str]) -> dict[str, int]:
         found = {}
-        with suppress(ValueError):  # a place elsewhere
+        with suppress(ValueError):  # a location elsewhere
             folder, (group, _, _) = inside(self.root, location), location.rpartition("/")
             listed = self._group(group).get(folder.name, {})
             for name in names:

@@ -174,6 +174,6 @@ def copies_of(rows: Iterable[NotedRow]) -> Iterator[bytes]:
 
 
 def row_at(rows: Mapping[str, NotedRow], item: str, location: str) -> bytes | None:
-    """An item's row as it stands in its file, where it has one that names this place."""
+    """An item's row as it stands in its file, where it has one that names this location."""
     row = rows.get(item)
     return None if row is None or row.location != location else b"".join(copies_of([row]))

@@ -93,7 +93,7 @@ def whole_items(folder: BatchFolder) -> tuple[dict[str, WholeItem], list[str]]:
 
 
 def _missing_files(folder: BatchFolder) -> dict[tuple[str, str], list[str]]:
-    """By id and place of each row: the files that are missing or of another size."""
+    """By id and location of each row: the files that are missing or of another size."""
     found: dict[tuple[str, str], list[str]] = {}
     for path in folder.journals.files()[0 if folder.trusts_rows else 1 :]:
         for row in rows_in(path):
