@@ -1,7 +1,7 @@
 """A denoiser and its calls: what families share in reading them, and what may be wrapped around it.
 
 Every model has arguments of its own for the timestep, the grid of its picture and the text; its
-:class:`sdattn.models.family.Family` reads them into a :class:`Call`, once a call.
+:class:`sdattn.models.family.Family` reads them into a :class:`DenoiserCall`, once a call.
 """
 
 import inspect

@@ -38,7 +38,7 @@ def test_a_team_of_one_raises_the_very_error():
         raise OwnError(7, "boom")
 
     with pytest.raises(OwnError, match="7 boom"):
-        ProcessGroup("cpu").share(fail)
+        ProcessGroup("cpu").broadcast(fail)
 
 
 def test_a_team_leaves_accelerate_as_it_found_it():

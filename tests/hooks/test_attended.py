@@ -14,7 +14,7 @@ from sdattn.hooks import attended as module
 from sdattn.hooks.attended import AmongKeys, Attended, GivenProbs, QueryKey, SideBySide, row_index
 from sdattn.hooks.keep import Keep
 from sdattn.hooks.running_sums import RunningSum
-from sdattn.hooks.sdpa import Seen
+from sdattn.hooks.sdpa import SdpaCall
 
 B, HEADS, N, T, WIDTH = 3, 2, 6, 5, 8
 GENERATOR = torch.Generator().manual_seed(0)
@@ -40,7 +40,7 @@ def among():
 WAYS = {
     "given": (lambda: GivenProbs(softmax(KEY)), lambda: softmax(KEY)),
     "query and key": (query_key, lambda: softmax(KEY)),
-    "handed": (lambda: Seen(QUERY, KEY).attended(), lambda: softmax(KEY)),
+    "handed": (lambda: SdpaCall(QUERY, KEY).attended(), lambda: softmax(KEY)),
     "side by side": (
         lambda: SideBySide(query_key(), [3, query_key(OTHER)]),
         lambda: torch.cat([softmax(KEY), torch.zeros(B, HEADS, N, 3), softmax(OTHER)], dim=-1),

@@ -16,7 +16,7 @@ from sdattn.hooks.kernel_logsumexp import (
     backend_with_logsumexp,
     used_if_equal,
 )
-from sdattn.hooks.sdpa import SdpaWatch, Seen
+from sdattn.hooks.sdpa import SdpaCall, SdpaWatch
 
 QUERY, KEY, VALUE = torch.randn(3, 2, 3, 50, 8, generator=torch.Generator().manual_seed(0))
 EXPECTED = (QUERY.double() @ KEY.double().mT / math.sqrt(8)).logsumexp(-1)
@@ -104,7 +104,7 @@ def test_sums_over_heads_are_those_of_the_probabilities(mask, few, among, monkey
     monkeypatch.setattr("sdattn.hooks.sdpa.FEW", few)
     keep = torch.rand(2, 1, 50, 50, generator=torch.Generator().manual_seed(1)) > 0.3
     given = {"none": None, "bool": keep, "added": keep.float()}[mask]
-    attended = Seen(QUERY, KEY, given).attended(slice(10, 50), slice(4, 11))
+    attended = SdpaCall(QUERY, KEY, given).attended(slice(10, 50), slice(4, 11))
     total = attended.add_to(None, among)
     assert attended.add_to(total, among) is total
     scores = QUERY.double() @ KEY.double().mT / math.sqrt(8)
@@ -144,6 +144,6 @@ def test_on_cuda_the_kernels_agree_with_float64(keys, dtype):
     query = torch.randn(2, 300, 8 * 40, device="cuda", dtype=dtype)
     key = torch.randn(2, keys, 8 * 40, device="cuda", dtype=dtype)
     query, key = (part.unflatten(-1, (8, 40)).transpose(1, 2) for part in (query, key))
-    found = Seen(query, key).attended().add_to(None, None)
+    found = SdpaCall(query, key).attended().add_to(None, None)
     wanted = (query.double() @ key.double().mT / math.sqrt(40)).softmax(-1).sum(1)
     torch.testing.assert_close(found.double(), wanted, atol=8e-5, rtol=0)
