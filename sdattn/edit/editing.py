@@ -94,10 +94,9 @@ def edit(
         near = min(psnr(inversion.image, run.images[0]), 99.0)
         edited = replace(edited, reconstruction_psnr=near)
         own = {"seed": None}  # the noise is the picture's own
-    settings = {**run.info[0], **own, **edited.to_json()}
     image_runs = [replace(r, settings=replace(r.settings, edited=edited, **own)) for r in run]
     words = [alignment.edited_words(read, i, list(weights or ())) for i in range(len(read))]
-    return EditRun(image_runs, run.store, run.layers, edited.mode, words, settings)
+    return EditRun(image_runs, run.store, run.layers, words, edited)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from ...maps.statistics import correlation
 from ...models.loading import unlearnt
 from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word
+from ..again import command_of
 from ..imagerun import ImageRun, plain, step_names
 from ..option_names import PIPELINE
-from .command import command_of
 from .images import MOST_PINS, PIN_COLORS, as_uri, colour_tables
 from .maps import page_maps
 from .pages import page
