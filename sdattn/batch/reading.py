@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import NotFoundError
 from ..files.paths import inside
@@ -16,6 +16,7 @@ from ..runs.packing import READ
 from .storage.checking import ALTERED, altered_locations, check_item
 from .storage.folder import BatchFolder
 from .storage.layouts import Layout
+from .storage.manifest import Manifest
 from .storage.rows import WORD_LABELS, NotedRow, row_at, word_rows
 from .storage.whole import find_whole
 
@@ -40,8 +41,8 @@ class SavedBatch(Mapping[str, SavedRun]):
         }
 
     def __repr__(self) -> str:
-        settings, asked = self._manifest["settings"], self._manifest["input"]["items"]
-        how = f"{settings.get('model')}, format {settings['format']}"
+        settings, asked = self._manifest.settings, self._manifest.input.items
+        how = f"{settings.model}, format {settings.format}"
         return f"SavedBatch({str(self._folder.root)!r}: {len(self)} of {asked} items, {how})"
 
     def __getitem__(self, item: str) -> SavedRun:
@@ -77,11 +78,9 @@ class SavedBatch(Mapping[str, SavedRun]):
 
         Raises:
             ImportError: pandas is not installed.
-            ValueError: an earlier version, which noted no numbers, drew some of the items; the
-                message names them.
         """
         rows = sorted(self._folder.journals.rows().values(), key=lambda row: row[:2])
-        return to_dataframe(word_rows(rows, self._folder.root), WORD_LABELS)
+        return to_dataframe(word_rows(rows), WORD_LABELS)
 
 
 def open_batch(root: str | Path) -> SavedBatch:
@@ -117,13 +116,13 @@ class Status:
 def status(root: str | Path) -> Status:
     """How far a run is; raises as :func:`open_batch` does."""
     folder = BatchFolder(root)
-    made = folder.manifest["input"]
+    made = folder.manifest.input
     running = None
     if not folder.lock.free():
         running = folder.lock.describe_holder()
     whole = find_whole(folder)
     failed = len(folder.journals.failures().keys() - whole)
-    return Status(made["items"], len(whole), failed, made["bad_lines"], running)
+    return Status(made.items, len(whole), failed, made.bad_lines, running)
 
 
 def verify(root: str | Path) -> tuple[int, list[str]]:
@@ -141,12 +140,12 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
         ValueError: ``batch.json`` cannot be read or is of another version. One that can be read and
             is not what was written is a problem.
     """
-    folder, problems = BatchFolder(root), list[str]()
+    folder, problems, manifest = BatchFolder(root), list[str](), None
     try:
-        manifest, layout = folder.manifest, folder.layout
+        manifest = folder.manifest
     except ValueError as error:
-        manifest, layout = folder.read_damaged()
         problems.append(" ".join(str(error).split()))
+    layout = folder.layout if manifest else folder.layout_found()
     there, rows = list(layout.find()), folder.journals.rows()
     locations = dict(there)
     if twice := len(there) - len(locations):
@@ -154,7 +153,7 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     problems += _mislocated(rows, locations, dict(layout.broken()))
     if folder.lock.free():
         problems += _at_rest(folder, layout, manifest, locations, rows)
-    save = manifest.get("settings", {}).get("save", ())
+    save = manifest.settings.save if manifest else ()
 
     def check(where: tuple[str, str]) -> list[str]:
         return check_item(layout, *where, row_at(rows, *where), save)
@@ -184,7 +183,7 @@ def _mislocated(
 def _at_rest(
     folder: BatchFolder,
     layout: Layout,
-    manifest: Mapping[str, Any],
+    manifest: Manifest | None,
     locations: Mapping[str, str],
     rows: Mapping[str, NotedRow],
 ) -> Iterator[str]:
@@ -196,26 +195,22 @@ def _at_rest(
         yield f"{path.name}: unfinished, in {folder.temporary}"
     for location in layout.unfinished():
         yield f"{location}: unfinished, it has no run.json"
-    ended = manifest.get("ended")
-    if ended is None:  # of a run that was killed, or of the first format
+    if manifest is None or manifest.ended is None:  # damaged, or of a run that was killed
         return
-    for name in folder.changed(ended):
+    for name in folder.changed(manifest.ended):
         if (folder.root / name).is_file():
             yield f"{name} is not what the last run wrote: its checksum differs from batch.json's"
         else:
             yield f"{name} is missing"
-    lost = ended["whole"] - len({*rows, *locations})
+    lost = manifest.ended.whole - len({*rows, *locations})
     if lost > 0:
         yield from _lost(folder, manifest, lost, {*rows, *locations})
 
 
-def _lost(
-    folder: BatchFolder, manifest: Mapping[str, Any], number: int, known: set[str]
-) -> Iterator[str]:
+def _lost(folder: BatchFolder, manifest: Manifest, number: int, known: set[str]) -> Iterator[str]:
     """The items that are gone with their rows, by name where it can only be those."""
-    which, of = map(int, manifest["input"]["part"].split("/"))
     known = known.union(folder.journals.failures())
-    gone = [item for item in folder.ids()[which - 1 :: of] if item not in known]
+    gone = [item for item in manifest.input.share_of(folder.ids()) if item not in known]
     if len(gone) == number:
         yield from (f"{item}: it was there when the last run ended, and is gone" for item in gone)
     else:

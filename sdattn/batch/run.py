@@ -200,7 +200,7 @@ class _BatchRun:
         which, of = request.part
         batches = plan_batches(jobs[which - 1 :: of], size)  # of the items, whatever the size
         self.fingerprints = {
-            job.item.id: fingerprint(job, settings["fingerprint"])
+            job.item.id: fingerprint(job, settings.fingerprint)
             for batch in batches
             for job in batch
         }
@@ -225,7 +225,7 @@ class _BatchRun:
         asked = self.request.batch_size
         if isinstance(asked, int):
             return asked
-        return None if self.folder.is_new else self.folder.manifest["batch_size"]
+        return None if self.folder.is_new else self.folder.manifest.batch_size
 
     def _work(self, batches: list[list[Job]], missing: set[str], deal: str) -> Exception | None:
         """Draw batches until all are dealt or the run is to stop; returns what ended it."""

@@ -49,11 +49,10 @@ def batch(
         ),
     ] = "auto",
     format_: Annotated[
-        Literal["folder", "webdataset", "parquet", "shard"],
+        Literal["folder", "webdataset", "parquet"],
         typer.Option(
             "--format",
-            help="folder: one an item; webdataset: tar files of many; parquet: rows of many; "
-            "shard: webdataset's old name.",
+            help="folder: one an item; webdataset: tar files of many; parquet: rows of many.",
         ),
     ] = "folder",
     shard_mb: Annotated[

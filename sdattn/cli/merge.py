@@ -48,6 +48,6 @@ def merge(
 def _missing(merged: Any) -> str:
     named = merged.missing[:_MOST_NAMED]
     more = merged.lacks - len(named)
-    text = ", ".join(named) if named else "not known by name, since an earlier version drew them"
+    text = ", ".join(named) if named else "not known by name, since ids.txt is gone"
     text += f" and {more:,} more" if named and more > 0 else ""
     return f"{merged.lacks:,} item(s) are missing: {text}"

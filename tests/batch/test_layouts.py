@@ -8,15 +8,15 @@ from hashlib import sha256
 import pytest
 from batch_runs import FORMATS, new_run, pack, three
 
-from sdattn.batch.storage.folder import BatchFolder, layout_of
+from sdattn.batch.storage.folder import BatchFolder
+from sdattn.batch.storage.formats import layout_of
 from sdattn.runs.drawings import PARTS
 
 
 @pytest.fixture(params=FORMATS)
 def layout(request, tmp_path):
     (tmp_path / "tmp").mkdir()
-    settings = {"format": request.param, "shard_bytes": 10**9}
-    return layout_of(settings, tmp_path, tmp_path / "tmp")
+    return layout_of(request.param, tmp_path, tmp_path / "tmp", shard_bytes=10**9)
 
 
 def add(layout, items):
@@ -77,7 +77,7 @@ def test_threads_that_add_at_once_lose_nothing(tmp_path, layout):
 
 
 def test_a_folder_holds_a_thousand_items_at_most(tmp_path):
-    layout = layout_of({"format": "folder"}, tmp_path, tmp_path)
+    layout = layout_of("folder", tmp_path, tmp_path)
     locations = []
     for line in (1, 999, 1000, 123_456):
         layout.add(f"i{line}", line, {"run.json": b""}, lambda *whole: locations.append(whole[1]))
@@ -97,7 +97,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, layout):
 def test_shards_are_of_bounded_size_and_whole_only_when_written(tmp_path):
     items = {f"i{n}": pack(f"i{n}", n) for n in range(1, 8)}
     most = max(sum(map(len, files.values())) for files in items.values())
-    layout = layout_of({"format": "webdataset", "shard_bytes": 2 * most + 1}, tmp_path, tmp_path)
+    layout = layout_of("webdataset", tmp_path, tmp_path, shard_bytes=2 * most + 1)
     told = []
     for line, (item, files) in enumerate(items.items(), 1):
         layout.add(item, line, files, lambda *whole: told.append(whole[:2]))
@@ -157,7 +157,7 @@ LINK.type, LINK.linkname = tarfile.SYMTYPE, "/etc/passwd"
 
 @pytest.mark.parametrize("strange", ["link", "a/b.png", "noending", "../a.png"])
 def test_a_tar_that_no_run_made_holds_nothing(tmp_path, strange):
-    layout = layout_of({"format": "webdataset", "shard_bytes": 1}, tmp_path, tmp_path)
+    layout = layout_of("webdataset", tmp_path, tmp_path, shard_bytes=1)
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards/0.tar").write_bytes(
         tar_of("a.json", LINK if strange == "link" else strange)

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from sdattn.batch.input.items import Item
 from sdattn.batch.input.plan import Job, fingerprint
 from sdattn.batch.merging import merge_runs
 from sdattn.batch.storage.folder import BatchFolder
-from sdattn.batch.storage.manifest import FIRST_FORMAT, FORMAT
+from sdattn.batch.storage.manifest import sealed
 from sdattn.files.writing import to_json
 
 pytestmark = pytest.mark.slow
@@ -249,7 +250,7 @@ def test_batch_json_may_be_replaced_while_it_is_read(run, monkeypatch):
     folder = BatchFolder(run())
     folder.temporary.mkdir(parents=True, exist_ok=True)
     told, read = folder.manifest, Path.read_bytes
-    later = {name: value for name, value in told.items() if name != "ended"}
+    later = replace(told, ended=None)
 
     def read_then_replaced(path):
         data = read(path)
@@ -259,17 +260,17 @@ def test_batch_json_may_be_replaced_while_it_is_read(run, monkeypatch):
     monkeypatch.setattr(Path, "read_bytes", read_then_replaced)
     assert folder.manifest == told
     monkeypatch.undo()
-    assert "ended" in told and "ended" not in folder.manifest
+    assert told.ended is not None and folder.manifest.ended is None
 
 
 def test_a_run_that_was_killed_is_no_problem(run):
     root = run()
-    told = json.loads((root / "batch.json").read_bytes())
+    told = BatchFolder(root).manifest
     for name in ("index.html", "errors.jsonl"):
         (root / name).unlink()
     assert len(verify(root)[1]) == 2
     BatchFolder(root).temporary.mkdir(parents=True, exist_ok=True)
-    BatchFolder(root).write_manifest({k: v for k, v in told.items() if k != "ended"})
+    BatchFolder(root).write_manifest(replace(told, ended=None))
     assert verify(root) == (4, [])
 
 
@@ -341,46 +342,28 @@ def test_no_link_is_written_through(model, run, tmp_path):
         draw(model, root)
 
 
-# The released format
+# Formats of other versions
 
 
-@pytest.fixture
-def released(run):
-    """A run as the first version wrote it."""
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"format": "sdattn-batch-1"}, r"batch.json is of the format 'sdattn-batch-1', and this"),
+        ({"settings": {"format": "shard"}}, r"holds items of the format 'shard', and this version"),
+    ],
+)
+def test_runs_of_another_format_are_refused_with_what_to_do(model, run, change, problem):
     root = run()
-    manifest = json.loads((root / "batch.json").read_bytes())
-    del manifest["digest"], manifest["ended"]
-    (root / "batch.json").write_bytes(to_json({**manifest, "format": FIRST_FORMAT}))
-    rows = [{k: v for k, v in row.items() if k not in NEW} for row in rows_of(root)]
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (root / "metadata.jsonl").write_text(text)
-    (root / "ids.txt").unlink()
-    return root
-
-
-NEW = ("run_sha256", "files")
-
-
-def test_runs_of_the_first_format_are_read_and_gone_on_with(model, released, drawn):
-    root = released
-    now = status(root)
-    assert (now.items, now.whole, now.failed) == (4, 4, 0)
-    assert verify(root) == (4, [])
-    new = open_batch(drawn / "folder")
-    for name, one in open_batch(root).items():
-        assert one.image.tobytes() == new[name].image.tobytes()
-    assert merge([root], root.parent / "merged") == (4, 4)
-    assert verify(root.parent / "merged") == (4, [])
-    outcome = draw(model, root)
-    assert (outcome.before, outcome.whole, outcome.exit_code) == (4, 4, 0)
-    manifest = json.loads((root / "batch.json").read_bytes())
-    assert manifest["format"] == FORMAT
-    assert [row["place"] for row in rows_of(root)] == [
-        row["place"] for row in rows_of(drawn / "folder")
-    ]
-    assert (root / "metadata.jsonl").read_bytes() == (
-        drawn / "folder" / "metadata.jsonl"
-    ).read_bytes()
+    found = json.loads((root / "batch.json").read_bytes())
+    found |= {**change, "settings": {**found["settings"], **change.get("settings", {})}}
+    (root / "batch.json").write_bytes(sealed(found))
+    before = kept_of(root)
+    for read in (status, verify, lambda root: [*open_batch(root)], lambda root: draw(model, root)):
+        with pytest.raises(ValueError, match=problem + ".*Draw the run again into another folder"):
+            read(root)
+    with pytest.raises(ValueError, match=problem):
+        merge([root], root.parent / "merged")
+    assert kept_of(root) == before
 
 
 # Merging what is not whole

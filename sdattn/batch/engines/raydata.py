@@ -115,7 +115,7 @@ class Draw:
             "words": list(heatmaps.words),
             "truncated": packed.info.truncated,
             "blanked": bool(packed.info.blanked),
-            "statistics": [word.flat() for word in packed.info.statistics or ()],
+            "statistics": [word.flat() for word in packed.info.statistics],
         }
         if "image" in self.save:
             found["image"] = np.asarray(run.image.convert("RGB"))

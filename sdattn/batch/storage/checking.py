@@ -78,7 +78,7 @@ def _compare_row(
     is named elsewhere."""
     said, checksum = json.loads(row), sha256(files["run.json"])
     sizes, intact = sizes_in(said), {"run.json"}
-    if said.get("run_sha256", checksum) != checksum:
+    if said.get("run_sha256") != checksum:
         yield "run.json is not what was written: its checksum differs from metadata.jsonl's"
         return
     digests = info.files.items()
@@ -86,8 +86,6 @@ def _compare_row(
     expected = row_of(
         info, location, checksum, {**(sizes or {}), **layout.sizes(info.id or "", location, intact)}
     )
-    if sizes is None:  # of the first format
-        expected = {name: value for name, value in expected.items() if name in said}
     if line_of(expected) != row:
         names = [name for name in {**expected, **said} if expected.get(name) != said.get(name)]
         of = f", of {', '.join(names[:3])}" if names else ""

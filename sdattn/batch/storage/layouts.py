@@ -21,8 +21,6 @@ from ...errors import InvalidValueError
 from ...files.paths import inside
 from ...files.writing import flush, flush_tree, write_files
 
-FORMATS = ("folder", "webdataset", "parquet")  # that a run can be written in
-OLD, INSTEAD = "shard", "webdataset"  # a format of earlier versions, which is only read
 Files = Mapping[str, bytes]
 Whole = Callable[[str, str, Files], None]
 _EACH = 1000  # items a folder of folders

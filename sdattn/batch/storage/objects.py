@@ -5,7 +5,7 @@ with it is whole. A shard is one object. Either is noted once it is there.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ from typing import Any
 from ...files.addresses import Address
 from ...files.copies import Copies
 from ...files.paths import inside
-from .layouts import OLD, Files, Folders, Layout, Whole, location_in_folders
-from .oldshards import OldShards
+from .layouts import Files, Folders, Layout, Whole, location_in_folders
 from .parquets import Parquets
 from .shards import Shards
 from .storage_journals import StorageJournals
@@ -25,28 +24,13 @@ _KEPT = 4  # shards of which copies are kept
 _LAST = "run.json"
 
 
-def objects_of(settings: Mapping[str, Any], root: Address, ledger: StorageJournals) -> Layout:
-    """The layout that a run's settings name, in a storage.
-
-    Args:
-        settings: as :func:`sdattn.batch.storage.folder.layout_of` takes them.
-        root: of the run.
-        ledger: its rows.
-    """
-    kinds: dict[str, Callable[..., Layout]]
-    kinds = {"webdataset": TarObjects, "parquet": ParquetObjects, OLD: OldObjects}
-    if settings["format"] in kinds:
-        return kinds[settings["format"]](root, settings["shard_bytes"], ledger)
-    return FolderObjects(root, ledger)
-
-
 class FolderObjects(Folders):
     """Items as ``sdattn generate`` writes them, an object a file."""
 
     root: Any  # an Address
 
-    def __init__(self, root: Address, ledger: StorageJournals):
-        self.root, self.ledger = root, ledger
+    def __init__(self, root: Address, journals: StorageJournals):
+        self.root, self.journals = root, journals
         self._groups: dict[str, dict[str, dict[str, int]]] = {}
         self._begun: list[str] = []
 
@@ -60,7 +44,7 @@ class FolderObjects(Folders):
     take = Layout.take  # there are no links
 
     def flush(self) -> None:
-        self.ledger.flush()
+        self.journals.flush()
 
     def find(self) -> Iterator[tuple[str, str]]:
         self._groups.clear()
@@ -135,18 +119,18 @@ class _ShardObjects(Shards):
 
     root: Any  # an Address
 
-    def __init__(self, root: Address, nbytes: int, ledger: StorageJournals):
+    def __init__(self, root: Address, journals: StorageJournals, nbytes: int):
         super().__init__(root, root, nbytes)
-        self.ledger = ledger
+        self.journals = journals
         self._copies, self._reading = Copies(_KEPT), threading.RLock()
 
     def flush(self) -> None:
-        with self.ledger.together():  # else a kill between two rows would hide the second's item
+        with self.journals.together():  # else a kill between two rows would hide the second's item
             super().flush()
 
     def find(self) -> Iterator[tuple[str, str]]:
         named: dict[str, list[str]] = {}
-        for item, row in self.ledger.rows().items():
+        for item, row in self.journals.rows().items():
             named.setdefault(row.location, []).append(item)
         for location in self._locations():
             items: Iterable[str] = named.get(location, ())
@@ -190,7 +174,3 @@ class TarObjects(_ShardObjects, Tars):
 
 class ParquetObjects(_ShardObjects, Parquets):
     """See :class:`Parquets`."""
-
-
-class OldObjects(_ShardObjects, OldShards):
-    """See :class:`OldShards`."""

@@ -28,8 +28,8 @@ class NotedRow(NamedTuple):
 
 
 def row_of(info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The row of ``metadata.jsonl`` for an item. Of an item that an earlier version drew it has no
-    ``statistics``, which is a list with :meth:`WordStatistics.flat` of each of the ``words``.
+    """The row of ``metadata.jsonl`` for an item. Its ``statistics`` are a list with
+    :meth:`WordStatistics.flat` of each of the ``words``.
 
     Args:
         info: what its ``run.json`` says.
@@ -56,8 +56,7 @@ def line_of(row: Mapping[str, Any]) -> bytes:
 
 
 def sizes_in(row: Mapping[str, Any]) -> dict[str, int] | None:
-    """Bytes of an item's files as its row says; None for a row that does not, as those of the
-    first format."""
+    """Bytes of an item's files as its row says; None for a row that does not."""
     try:
         return {file["name"]: file["bytes"] for file in row["files"]}
     except (KeyError, TypeError):
@@ -72,7 +71,7 @@ def _said(info: RunInfo, location: str) -> dict[str, Any]:
     image = {}
     if "image.png" in info.files and not location.startswith("shards/"):
         image = {"file_name": f"{location}/image.png"}  # the key that imagefolder looks for
-    guidance, statistics = options.get("guidance_scale"), info.statistics
+    guidance = options.get("guidance_scale")
     return {
         **image,
         "id": info.id,
@@ -87,7 +86,7 @@ def _said(info: RunInfo, location: str) -> dict[str, Any]:
         "words": [
             word.text for word in info.words if word.columns and columns.issuperset(word.columns)
         ],
-        **({} if statistics is None else {"statistics": [word.flat() for word in statistics]}),
+        "statistics": [word.flat() for word in info.statistics],
         "truncated": info.truncated,
         "blanked": bool(info.blanked),  # by the pipeline's safety checker
         "place": location,
@@ -100,31 +99,16 @@ def rows_in(path: AnyPath) -> Iterator[dict[str, Any]]:
     return (row for row, _, _ in _located_rows(path))
 
 
-def word_rows(rows: Iterable[NotedRow], root: AnyPath) -> Iterator[dict[str, Any]]:
+def word_rows(rows: Iterable[NotedRow]) -> Iterator[dict[str, Any]]:
     """The words of items, one after the other, as rows of a table with :data:`WORD_LABELS` and
-    the numbers of :class:`sdattn.maps.statistics.WordStatistics`.
-
-    Raises:
-        ValueError: items of an earlier version have no statistics in their rows; raised at the
-            end, when all of them are known.
-    """
-    lacking = []
+    the numbers of :class:`sdattn.maps.statistics.WordStatistics`."""
     for line in copies_of(rows):
         row, seen = json.loads(line), Counter[str]()
         item = {name: row[name] for name in ("id", "prompt", "seed")}
-        if "statistics" not in row:
-            lacking.append(row["id"])
-        for found in row.get("statistics", ()):
+        for found in row["statistics"]:
             word = sys.intern(found["word"])  # millions of rows share few words
             yield {**item, **found, "word": word, "occurrence": seen[word.casefold()]}
             seen[word.casefold()] += 1
-    if lacking:
-        named = ", ".join(lacking[:3]) + (" and others" if len(lacking) > 3 else "")
-        raise InvalidValueError(
-            f"{root} holds {len(lacking):,} item(s) without word statistics, {named}: an earlier "
-            "version drew them. Where they have maps, open_batch(root)[id].heatmaps.to_dataframe() "
-            "has the numbers of each."
-        )
 
 
 def bad_lines_in(path: AnyPath) -> Iterator[dict[str, Any]]:

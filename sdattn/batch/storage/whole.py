@@ -107,7 +107,7 @@ def _missing_files(folder: BatchFolder) -> dict[tuple[str, str], list[str]]:
 def _note_unnoted(
     folder: BatchFolder, locations: Mapping[str, str], missing: Mapping[tuple[str, str], list[str]]
 ) -> dict[str, str]:
-    """Note the items that have no row, or one of the first format; returns what is wrong with
+    """Note the items that have no row, or a damaged one; returns what is wrong with
     those that are not whole, by id."""
     writer, damage = f"settled-{uuid4().hex[:12]}", dict[str, str]()
     for item, location in locations.items():
