@@ -12,6 +12,7 @@ from typing import Any
 from .. import __version__
 from ..errors import InvalidValueError, Message
 from ..files.records import plain
+from ..files.terminal import shorter
 from ..runs.info import FORMAT as RUN_FORMAT
 from .engines.worker import Loaded
 from .input.plan import Job, digest, digest_inputs
@@ -194,5 +195,4 @@ class Claim:
 
 
 def _short(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shorter(", ".join(map(str, value)) if isinstance(value, list) else str(value), 60)

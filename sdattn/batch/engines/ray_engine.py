@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 from ...errors import AccessError, RunError
 from ...files.addresses import path_of
+from ...files.terminal import shorter
 from ...models.quiet import quiet_libraries
 from ..input.items import BadLine, Item
 from ..input.plan import Job
 from ..input.request import Request
-from ..input.values import shortened
 from ..storage.folder import BatchFolder
 from .local_engine import same
 from .sizing import find_batch_size
@@ -275,4 +275,4 @@ def _say(text: str) -> None:
 def _reason(gone: Exception) -> str:
     """Why Ray lost a worker, which it says last, perhaps before an empty clause."""
     said = [line for line in map(str.strip, str(gone).splitlines()) if line and line[-1] != "-"]
-    return f"{type(gone).__name__}: {shortened(''.join(said[-1:]), 300)}"
+    return f"{type(gone).__name__}: {shorter(''.join(said[-1:]), 300)}"
