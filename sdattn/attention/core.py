@@ -119,6 +119,7 @@ def attention_probs(
     dtype = query.dtype
     if dtype in HALF_TYPES:
         query, key = query.float(), key.float()
+    # The keys are scaled, not the scores: T*d products in place of N*T.
     scores = query @ (key * scale).transpose(-1, -2)  # [..., N, T]
     if is_causal:
         allowed = causal_mask(scores.shape[-2], scores.shape[-1], scores.device)

@@ -88,6 +88,7 @@ class Claim:
         folder = self.folder
         if not folder.is_new:
             self._check_manifest(folder.manifest)
+        # Adopting reads every item whole, before a byte of the folder is changed.
         damaged = self._check_adopted() if self.request.adopt else {}
         folder.claim(self._manifest(), ids)
         folder.layout.discard(damaged)
@@ -97,6 +98,7 @@ class Claim:
             for item, row in rows.items()
             if row.fingerprint != self.fingerprints.get(item, row.fingerprint)
         }
+        # Items of this very run's ids that were made of something else.
         if stale and not self.request.force:
             text = (
                 "{0} holds {1} item(s) of other settings, {2} for one. Choose another {folder}, or "

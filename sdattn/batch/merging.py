@@ -70,6 +70,8 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
     manifest = _merged(sources)
     check_apart(path_of(out), *(source.root for source in sources))
     _check_twins(sources)
+    # The folder is claimed as a run of the whole input, so that the command without part goes on in
+    # it.
     target, name = BatchFolder(out), uuid4().hex[:12]
     target.open(name)
     try:
@@ -84,6 +86,7 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
         _merge_errors(sources, target)
         write_gallery(target)
         target.seal(number)
+        # Missing are ids that an input has, or a row names, and that are not whole anywhere.
         known = [*ids, *(item for source in sources for item in source.lost)]
         whole = target.journals.rows()
         missing = dict.fromkeys(

@@ -179,6 +179,8 @@ class _BatchRun:
         start, total = time.monotonic(), len(self.fingerprints)
         before = total - len(missing)
         with heard(self._stop):
+            # As long as others end before their time, those that are left draw what these left
+            # undone.
             for again in itertools.count():
                 error = self._work(batches, missing, f"{self.job_name}/{again}")
                 missing = self._undone(error)
@@ -195,6 +197,8 @@ class _BatchRun:
         """Take the folder for this run; returns the batches that are not whole, for all processes,
         and the ids of the items that are missing."""
         request, team = self.request, self.team
+        # Which items there are, in batches that depend on the input alone: the same run on other
+        # processes has the same batches, and so the same bits.
         settings = settings_of(request, loaded)
         size = team.broadcast(self._known_size) or self.engine.batch_size(jobs)
         which, of = request.part
@@ -205,6 +209,8 @@ class _BatchRun:
             for job in batch
         }
         made_of = describe_input(request, jobs, len(self.fingerprints), len(bad))
+        # The folder becomes this run's, once on each disk. Every process learns what is whole on
+        # any of them.
         claim = Claim(self.folder, request, settings, made_of, size, self.fingerprints)
 
         def make() -> set[str] | None:
@@ -217,6 +223,8 @@ class _BatchRun:
 
         kept = [whole for whole in team.all_gather(team.run_on_all(make)) if whole is not None]
         self.disks = len(kept)
+        # Drawn are batches in which anything is missing; the items beside it run along, for the
+        # same bits.
         missing = set(self.fingerprints).difference(*kept)
         return _touching(batches, missing), missing
 

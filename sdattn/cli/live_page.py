@@ -90,6 +90,8 @@ def build_app(pipe: Any, kept: RecentRuns) -> Any:
             "concurrency_limit": 1,  # the pipeline draws one picture at a time
             "concurrency_id": "pipe",
         }
+        # To draw and to keep are two jobs, so that the next picture is drawn while files are
+        # written.
         typed = gradio.on([button.click, prompt.submit], **drawing)
         example = examples.load_input_event.then(**drawing, api_visibility="private")
         keeping = {
@@ -116,7 +118,7 @@ def _view() -> list[Any]:
         height=150,
         allow_preview=False,
         buttons=[],
-        elem_id="last-runs",  # see serving.py
+        elem_id="last-runs",  # see live_server.py
         visible=False,
     )
     with gradio.Row():
@@ -186,6 +188,7 @@ class _Live:
     ) -> Run:
         if seed is None:
             raise _refusal("The seed is empty. Write a whole number, 0 for one.")
+        # A size that is the model's own is not passed: run.json then says what was asked.
         own_size = (height, width) == default_size(self.pipe)
         size = {} if own_size else {"width": width, "height": height}
         given: dict[str, Any] = {

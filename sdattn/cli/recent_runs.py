@@ -27,6 +27,7 @@ def own_folder() -> Iterator[Path]:
         with suppress(OSError):  # another user's
             path = left / _LOCK
             is_old = time.time() - path.stat().st_mtime > 60
+            # A young one may be that of a process which has not taken its lock yet.
             if is_old and FolderLock(path, left).free(unknown=False):
                 shutil.rmtree(left, ignore_errors=True)
     with TemporaryDirectory(prefix=_PREFIX) as name:

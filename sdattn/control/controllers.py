@@ -106,10 +106,12 @@ class AttentionControlEdit(AttentionStore):
                 f"The {len(attn)} rows of attention do not divide among {len(self.prompts)} "
                 "prompts. Run the pipeline on the very prompts that the controller was made for."
             )
+        # An edit in place is what the processor goes on with.
         by_prompt = attn.unflatten(0, (len(self.prompts), -1))  # [prompts, heads, N, T], a view
         source, targets = by_prompt[0], by_prompt[1:]
         if is_cross:
             self._check_columns(attn)
+            # On the CPU first: where nothing is edited in this step the device is not waited for.
             chosen = self.cross_replace[self.cur_step] & self.edits.view(-1, 1, 1, 1)
             if chosen.any():
                 edited = self.replace_cross_attention(source, targets)
@@ -246,6 +248,7 @@ def _cross_schedule(
     for word, span in by_word.items():
         steps = RunPart.of(span, num_steps).passes(num_steps)
         for i, columns in _found(targets, word):
+            # A word with a span of its own is edited in that span, and in no other.
             when[:, i, ..., columns] = False
             for step in steps:
                 when[step, i, ..., columns] = True

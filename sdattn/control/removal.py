@@ -43,6 +43,7 @@ def without_columns(probs: Tensor, columns: Columns) -> Tensor:
     Returns:
         the same shape and dtype. Rows sum to 1; those in which nothing is left are zero.
     """
+    # To mask keys out of a softmax is to take their shares away and divide what is left by its sum.
     kept = probs.float().index_fill(-1, index_on(probs.device, columns), 0.0)
     left = kept.sum(-1, keepdim=True)
     return (kept / left.clamp_min(torch.finfo(kept.dtype).tiny)).to(probs.dtype)
@@ -118,6 +119,8 @@ class Removal:
             self._install(cast(tuple[int, int], call.latent_size))  # a pipeline has one
         self._check_processors()
         self._batch = call.batch
+        # Which rows lose what: asked anew in each pass, since guidance may end in the middle of a
+        # run.
         self._edits = self._edits_of(order) if self._passes in self._during else {}
         self._passes += 1
 
@@ -147,6 +150,7 @@ class Removal:
                 f"The attention has {call.n_text} token columns of text, and the prompt was read "
                 f"with {self.n_text}. Pass the options that change them to both."
             )
+        # Else the pictures would differ by more than the word.
         first, *others = sample.chunk(len(order))[order.index("conditional")].float()
         if not all(torch.allclose(first, other, atol=1e-2) for other in others):
             raise CaptureError(

@@ -81,6 +81,7 @@ def edit(
     asked = EditOptions(
         mode, cross_replace_steps, self_replace_steps, blend, weights, max_self_queries
     )
+    # Inside the replay: the scheduler there decides how many passes the controller counts.
     with inversion.replay(pipe) if inversion else nullcontext():
         plan = prepare(pipe, source, target, asked, options)
         read, options = plan.prompts, plan.options

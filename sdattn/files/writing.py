@@ -87,6 +87,8 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
         try:
             yield temporary
             flush_tree(temporary)
+            # Two renames: between them there is no folder, which clear_leftovers mends after a
+            # kill.
             if replace and folder.exists():
                 os.rename(folder, old)
             os.rename(temporary, folder)
@@ -174,6 +176,7 @@ def clear_leftovers(folder: Path) -> None:
             if not left.with_suffix(".tmp").exists() and folder.exists():
                 shutil.rmtree(old, ignore_errors=True)
             continue
+        # Whoever holds the lock lives, and is still at it.
         if (lock := _lock(left)) is None:
             continue
         try:

@@ -171,6 +171,7 @@ class AttentionStore(StepController, HasHeatmaps):
         if self.keep_steps:
             self.steps.append(_detached(self.last_step))
             self._say_bytes()
+        # prompt-to-prompt sums over the steps; Attend-and-Excite keeps the last, with its graph.
         if self.save_global_store is None:
             self.attention_store = _added(self.attention_store, self.step_store)
             self.full_attention_store = _added(self.full_attention_store, self.full_step_store)

@@ -110,6 +110,7 @@ def capture(
             changed, or a second run began.
         RuntimeError: what a layer attends to cannot be seen, or is not what made its output.
     """
+    # All that cannot be is refused here, before anything is put into the model.
     denoiser = find_denoiser(target)
     keep = Keep.of(steps, heads, tokens, among, device, dtype, grad)
     if keep.steps.part is not None and denoiser.pipeline is None:
@@ -132,6 +133,7 @@ def capture(
         watch = _Watch(passes, installed, store, (layers, kinds), asked, prompts)
         with closing(watch):
             watch.begin(denoiser.model)
+            # The model runs in the caller's block.
             yield store
             watch.check()
     store.check()
@@ -232,6 +234,7 @@ class _Watch:
             if self.prompts is not None:
                 self.store.drawn = self.prompts.drawn()
         asked = None if self.text_states is None else self.text_states.own
+        # Which pass this is: None is the other branch of a guidance that runs in turn.
         found = self.passes.read(model, args, kwargs, asked)
         if found is None:
             self.store.skipped += 1
@@ -240,6 +243,7 @@ class _Watch:
         if len(self.store.passes) == 1:  # resolutions and sizes are known only now
             self.store.layers = select_layers(self.store.layers, *self.selection, found.latent_size)
             self._log_bytes()
+        # From here on observers ask wants(), so a pass that is not kept costs a look-up a layer.
         self.taken = self.store.taken()
         if self.passes.call is not None and self.passes.call.text is not None:
             self.recorders.begin(self.store.layers, found, self.passes.call.text.device)

@@ -86,12 +86,15 @@ class JointLook:
         given = by_name(args, kwargs)
         states = given["hidden_states"], given.get("encoder_hidden_states")
         name = type(observer.inner).__name__
+        # Of several calls (SD3.5 has self-attention as well) the one over all tokens is the joint
+        # one.
         seen = _whole(calls, sum(part.shape[1] for part in states if part is not None), name)
         spans = self.spans()
         if spans is None:
             return output, None
         if not self.checked:
             self.checked = True
+            # Once a layer: the text's values must lie where its keys are said to.
             _check_order(seen, spans[1], attn, projected, type(innermost(observer)).__name__)
         return output, seen.attended(*spans)
 

@@ -1,5 +1,5 @@
 """`Keep`: what a capture keeps of steps, heads and columns, read once where it comes in, and its
-bytes; `Part`: a part of a run, one meaning for captures, knockouts, edits and presets."""
+bytes; `RunPart`: a part of a run, one meaning for captures, knockouts, edits and presets."""
 
 from __future__ import annotations
 

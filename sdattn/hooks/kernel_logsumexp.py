@@ -88,6 +88,7 @@ def used_if_equal(
         scale = 1 / math.sqrt(call.query.shape[-1]) if call.scale is None else call.scale
         return logsumexp_error(logsumexp, call.query, call.key, None, scale, ALLOWED)
 
+    # A CUDA graph that is being captured cannot be read back from, so nothing new is tried in it.
     case = _case(kernel.__name__, call)
     unknown = case not in CHOICE.verdicts
     captured = unknown and call.query.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -153,6 +153,8 @@ class MapStore(HasHeatmaps):
 
     def add(self, layer: AttentionLayer, attended: Attended, rows: Rows | None) -> None:
         """Take in what some rows of one layer's call attended to, None for all."""
+        # In this order: the checks of columns need the layer's keys; a sum is made at the first
+        # call; rows of the other branch are dropped before anything is computed.
         columns = self._columns(layer, attended)
         held = self._held.get(layer.name) or self._hold(layer, attended)
         kept = attended if rows is None else attended.of(rows)
@@ -217,6 +219,7 @@ class MapStore(HasHeatmaps):
     def _check_calls(self) -> None:
         kept = self.kept_passes
         ran = {name: held.calls for name, held in self._held.items()}
+        # A cache (DeepCache, FasterCache) skips layers in some steps.
         uneven = [f"{name} in {calls}" for name, calls in ran.items() if calls != kept]
         if uneven:
             warnings.warn(

@@ -133,6 +133,8 @@ class ObservingProcessor:
 
     def _see(self, attn: Any, *args: Any, **kwargs: Any) -> Observation:
         inner = innermost(self)
+        # From what is known for certain to what has to be worked out: a processor that shows its
+        # probabilities, one whose formula is known, any other.
         if isinstance(inner, TorchAttnProcessor):
             return self._shown(inner, attn, *args, **kwargs)
         if is_plain(attn, inner):
@@ -168,6 +170,7 @@ class ObservingProcessor:
         adapters = image_projections(inner)
         calls: list[Any] = []
         with self.projections.during([*named(attn, QUERY_KEY), *adapters]) as seen:
+            # On the CPU the kernel's logsumexp spares a softmax, which pays in large layers only.
             if hidden.device.type == "cpu" and hidden.numel() >= LARGE:
                 output = self.watched(calls, SdpaWatch, attn, *args, **kwargs)
             else:
@@ -202,6 +205,7 @@ class ObservingProcessor:
     def _check(self, predicted: Tensor, *arrived: Tensor) -> None:
         """Refuse what did not make the output: at the first call at once; later ones are noted, so
         that the device need not wait."""
+        # What was found is right if it makes, of the values, what came to the output projection.
         fits = len(arrived) == 1 and arrived[0].shape == predicted.shape
         found = misfit(predicted, arrived[0]) if fits else torch.tensor(torch.inf)
         first = self.misfit is None
@@ -224,6 +228,7 @@ class ObservingProcessor:
         """The output of ``inner``; ``calls`` takes what was handed to torch's attention, which the
         innermost of nested observers sees."""
         first = nested = self
+        # Of captures inside each other the innermost watches torch's calls and tells the others.
         while isinstance(nested.inner, ObservingProcessor):
             nested = nested.inner
             first = nested if nested.looks() else first

@@ -49,6 +49,7 @@ def running_variables(pipeline: Any) -> MutableMapping[str, Any] | None:
     """The variables of that call as they are now, its arguments among them; None likewise."""
     if pipeline is None:
         return None
+    # Any __call__ of the pipeline's classes, a subclass's around its base's too.
     calls = [vars(kind)["__call__"] for kind in type(pipeline).__mro__ if "__call__" in vars(kind)]
     codes = [getattr(inspect.unwrap(call), "__code__", None) for call in calls]
     frame: FrameType | None = sys._getframe(1)

@@ -114,6 +114,7 @@ class SdpaAttended(Attended):
         query, key = self.query[:, heads].float(), self.key[:, heads]
         mask = addend(self.mask)
         mask = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
+        # The operation behind _of_rows has no gradient; where one is wanted torch's own does it.
         if self.logsumexp is None and self._has_graph:
             of_rows = plain.logsumexp(query, key, mask, self.scale).unsqueeze(-1)
         else:
@@ -127,12 +128,14 @@ class SdpaAttended(Attended):
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
         total = new_sums(self, self.query, columns) if total is None else total
         query, key, mask = self.query, self.key, addend(self.mask)
+        # Few keys: one softmax over all of them is cheaper than a logsumexp first.
         if self.logsumexp is None and key.shape[2] <= FEW:
             shown = range(self.shown.start, self.shown.stop)
             of_all = shown if columns is None else [shown[column] for column in columns]
             every = list(of_all) == list(range(key.shape[2]))
             record_softmax(total, query, key, mask, self.scale, None if every else list(of_all))
             return total
+        # Many: exp(scores - logsumexp) of the keys that are shown, and of no others.
         mask = mask if mask is None else mask[..., self.shown]
         of_rows = self._of_rows.squeeze(-1)
         record_share(total, query, key[:, :, self.shown], mask, self.scale, of_rows, columns)

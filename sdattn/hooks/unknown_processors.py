@@ -102,6 +102,7 @@ def used_in(events: Sequence[Event], arrived: Tensor, heads: int) -> tuple[Atten
         has this shape. Heads that were computed in slices are put together.
     """
     batch, cells, width = arrived.shape
+    # Only products of the values' shape can have made the output; the last of them did.
     fitting = [event for event in events if event.output.shape[-2:] == (cells, width // heads)]
     if fitting and isinstance(seen := fitting[-1], SdpaCall):
         if not seen.plain or seen.output.shape[:-2] != (batch, heads):
@@ -109,6 +110,7 @@ def used_in(events: Sequence[Event], arrived: Tensor, heads: int) -> tuple[Atten
         if seen.query.dtype in HALF_TYPES:
             seen.logsumexp = None  # of less precision than a softmax here has
         return seen.attended(), merge_heads(seen.output)
+    # Heads in slices: from the last product back until there are all of them, and no more.
     parts: list[Product] = []
     while fitting and isinstance(product := fitting.pop(), Product):
         parts.insert(0, product)

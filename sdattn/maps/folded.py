@@ -116,6 +116,7 @@ class FoldedMaps:
     def _affinity(self) -> tuple[Tensor, tuple[int, int]]:
         """The mean of the finest self-attention layers of :mod:`sdattn.maps.aggregation`'s place,
         ``[images, N, N]``, and their grid."""
+        # Of the layers that the store has kept, which max_queries limits.
         most = max(len(maps[0]) for maps in self._refining())
         finest = [self._unfolded(m) for m in self._refining() if len(m[0]) == most]
         mean = sum(m.mean(1).float().cpu() for m in finest) / len(finest)
@@ -282,6 +283,7 @@ def aggregate_attention(
             f"queries {there}. Choose another res or place; pass prompts= where the number of "
             "images is not known; larger maps are kept with AttentionStore(max_queries=...)."
         )
+    # One mean over all heads of all layers, so that a layer with more heads counts for more.
     by_image = [m.reshape(images, -1, rows, cols, m.shape[-1])[select] for m in fitting]
     every = torch.cat(by_image)  # [layers*heads, rows, cols, T]
     return (every.sum(0) / len(every)).cpu()

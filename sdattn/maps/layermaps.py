@@ -108,6 +108,7 @@ def layer_maps(
             "There are no maps of cross- or joint attention, and only those have token columns. "
             'Capture with kinds=("cross", "joint") and run the pipeline inside the with block.'
         )
+    # What a preset reads of the steps is known only from the passes that ran.
     columns = store.tokens or tuple(range(store.n_keys or 0))
     passes = len(_read_steps(store, preset))
     if preset.refine is None:

@@ -66,6 +66,8 @@ def made_by(
     Raises:
         ValueError: an option of the run is none of the command's, and which.
     """
+    # Options of the pipeline's call: those that the commands know by a name of their own, and
+    # others.
     options = {**(settings.options or {})}
     own = {PIPELINE[name]: options.pop(name, None) for name in PIPELINE}
     others = {name: options[name] for name in sorted(options) if options[name] is not None}

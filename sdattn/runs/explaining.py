@@ -97,6 +97,7 @@ def explain(
         KeyError: a word that is in none of the prompts. All of them before the model runs.
     """
     check_text_to_image(pipe)
+    # As in generate(): all that can be refused is, before the model runs.
     chosen_timesteps = _checked_timesteps(pipe, timesteps, invert)
     images, prompts = _paired(pipe, image, prompt)
     options = _checked_options(pipe, options, chosen_timesteps, images[0].size)
@@ -113,6 +114,7 @@ def explain(
         else _noised(pipe, images, seeds, chosen_timesteps)
     )
     phase = "drawing" if invert else "looking"
+    # Either way is an ordinary run of the pipeline, from other latents and under another scheduler.
     with way as start, named_bar(pipe, phase):
         run = sample(pipe, read, seeds, {**options, **start}, settings, preset=chosen, ask=ask)
     scheduler = type(pipe.scheduler).__name__  # whose noise schedule it was
@@ -190,6 +192,7 @@ def _told(
     image_runs = []
     for image_run, original, image in zip(run, given, images, strict=True):
         settings, near = image_run.settings, None
+        # How near the pipeline came to the picture says how far its maps are of that.
         if not settings.blanked:  # by a safety checker, which saw what came back
             near = min(inversion.psnr(image, image_run.image), 99.0)  # JSON knows no infinity
         shown = at_own_size(original, image)

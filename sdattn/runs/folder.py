@@ -155,6 +155,8 @@ def _document(path: Path) -> dict[str, Any]:
 def _check_ours(folder: Path, kind: Kind) -> None:
     if folder.is_symlink():
         raise ExistsError(f"{folder} is a link, so it is not replaced. Name the folder itself.")
+    # A folder is replaced only if its run.json says that a run of this kind made it, and nothing
+    # lies in it that this run did not write. An item of a batch run is the batch's to replace.
     document = _document(folder / "run.json")
     if not str(document.get("format")).startswith(f"sdattn-{kind}-") or "fingerprint" in document:
         item = "an item of a batch run" if "fingerprint" in document else f"no {_CALLED[kind]}"

@@ -212,6 +212,7 @@ def head_heatmaps(run: ImageRun) -> dict[str, dict[int, Heatmaps]]:
     if maps is None:
         return {}
     read = read_by(maps, preset)
+    # Heads of coarse layers say little on a fine grid: those of the finest are shown.
     finest = max(layer.grid for layer in read.values())
     chosen = "all" if maps is run.layers else run.details.head_numbers
     heads = {name: layer.maps[0] for name, layer in read.items() if layer.grid == finest}

@@ -50,7 +50,7 @@ def test_a_part_that_fails_or_takes_too_long_does_not_end_the_others(
     script, tmp_path, monkeypatch, capsys
 ):
     def part(name, code, seconds=20):
-        return script.RunPart(name, ["-c", code], tmp_path / f"{name}.json", seconds)
+        return script.Part(name, ["-c", code], tmp_path / f"{name}.json", seconds)
 
     figures = '{"models": {}}'
     said = [

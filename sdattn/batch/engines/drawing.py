@@ -51,6 +51,7 @@ class BatchDrawer:
         self.drawn += 1
         if self.drawn % _TRIM_EVERY == 0:
             trim_heap()
+        # Items of a shape that did not fit before are not tried together again.
         size = self.limits.get(batch[0].shape, len(batch))
         for start in range(0, len(batch), size):
             part = batch[start : start + size]
@@ -71,6 +72,8 @@ class BatchDrawer:
             return
         if too_large:
             release_memory()
+        # An item that fails alone has failed. Of several it is not known which: half as many where
+        # memory was short, else each by itself.
         if len(part) == 1:
             self.fail(part[0].item, reason, text)
             return

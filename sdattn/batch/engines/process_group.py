@@ -124,6 +124,7 @@ class ProcessGroup:
 
     def _exchange(self, value: T) -> dict[int, T]:
         if not self.first:
+            # The first process collects what the others send, and answers each that is still there.
             self._send(value, 0)
             return self._receive(0)
         found = {0: value}
@@ -154,6 +155,7 @@ class ProcessGroup:
         if self.size == 1:
             yield from items
             return
+        # An atomic counter: add() returns the next number, each to one process only.
         store = torch.distributed.distributed_c10d._get_default_store()
         with suppress(RuntimeError):  # gone with the first process; the next meeting reports that
             while (turn := store.add(f"sdattn/{name}", 1) - 1) < len(items):

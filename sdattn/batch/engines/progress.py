@@ -31,6 +31,7 @@ class Tally:
 
     def _read_new(self, kind: str) -> None:
         for path, size in _sizes(self._hidden / kind).items():
+            # Only what has come since the last look is read: files of a long run are large.
             start, rows = self._read.get((kind, path), (0, 0))
             if size == start:
                 continue

@@ -117,6 +117,7 @@ class RayEngine:
         return self._ask("check", items)
 
     def batch_size(self, jobs: Sequence[Job]) -> int:
+        # The first job of each shape: reversed, the first is the last to be put in.
         one_each = {job.shape: job for job in reversed(jobs)}
         return self._ask("batch_size", [*one_each.values()], len(jobs) // self.most)
 
@@ -126,6 +127,8 @@ class RayEngine:
         while True:
             if self.errors or self.folder.stopped:
                 left.clear()
+            # A batch for every worker that waits, then the next answer, until nobody draws any
+            # more.
             while left and self.free:
                 batch = left.popleft()
                 ids = {job.item.id for job in batch} & wanted.keys()
@@ -237,6 +240,7 @@ class RayEngine:
         self.actors.remove(call.actor)
         reason = _reason(gone)
         _say(f"a worker has ended too soon ({reason})")
+        # A batch that ends three workers is given up; so is the run if none of them can begin.
         cause = call.batch[0].item.id if call.batch else call.method
         self.losses[cause] += 1
         if call.batch and self.losses[cause] == _TRIES:

@@ -41,6 +41,7 @@ def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, share: int) 
             if not is_out_of_memory(error):
                 raise
             break
+        # No quicker than half as many: larger batches only take more memory.
         if each > _WORTH * least:
             break
         best, least, size = size, each, 2 * size

@@ -117,6 +117,8 @@ class Folders(Layout):
             fill(made)
             flush_tree(made)
             target.parent.mkdir(parents=True, exist_ok=True)
+            # To rename is to be whole or not there at all; what it is made of is on the disk
+            # before.
             os.rename(made, target)
             flush(target.parent)
         except BaseException:

@@ -65,6 +65,7 @@ class StorageLease(Ownership):
         """
         self._wait_for(self.holder)
         self._joined, self._mine = None, owner(job)
+        # Write, wait, and look who wrote last: a storage has no other way to let one of two win.
         with suppress(FileExistsError):  # of one who was quicker, or this very one
             self.path.create(self._written(0))
         time.sleep(self.beat / 20)  # another may have written at this moment: the last one has it

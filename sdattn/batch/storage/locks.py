@@ -108,6 +108,8 @@ class FolderLock(Ownership):
             import fcntl
         except ImportError as error:
             raise AccessError(f"{self.what} cannot be locked: this system has no flock.") from error
+        # Alone for an instant, to write who holds it; from then on shared with the job's other
+        # processes.
         self._hold(fcntl.LOCK_EX)
         self.path.with_suffix(".json").write_text(json.dumps(owner(job)))
         self._hold(fcntl.LOCK_SH)

@@ -113,6 +113,8 @@ def _schema(there: set[str]) -> Any:
         "files": pa.list_(pa.struct({"name": text, "bytes": pa.binary()})),
         "run": pa.binary(),
     }
+    # A column that is empty throughout is left out of the file, or datasets would not know its
+    # kind.
     apart = {"image", "maps", "files"} - there
     return pa.schema([field for field in columns.items() if field[0] not in apart])
 
@@ -124,6 +126,7 @@ def _row(item: str, files: Files) -> dict[str, Any]:
     row |= {"id": item, "run": rest.pop("run.json", None), "files": None}
     if "image.png" in rest:
         row["image"] = {"bytes": rest.pop("image.png"), "path": f"{item}.png"}
+    # Maps as columns that other programs can read, where they come back as the very bytes.
     with suppress(SafetensorError):
         maps = load(rest.get(MAPS, b""))
         if pack_maps(maps) == rest[MAPS]:  # else it is not what a run writes, and kept as it is

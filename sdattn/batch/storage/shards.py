@@ -71,6 +71,8 @@ class Shards(Layout):
     def flush(self) -> None:
         with self._writing:
             with self._lock:
+                # Taken out under the lock and packed outside of it, while others add to the next
+                # shard.
                 held, self._held, self._held_bytes = self._held, {}, 0
             if held:
                 location = self._write({item: files for item, (files, _) in held.items()})
@@ -125,6 +127,7 @@ class Shards(Layout):
         for item, location in self.find():
             if location in touched and item not in stale:
                 touched[location].append(item)
+        # Items cannot be taken out of a shard: those that stay are written into a new one first.
         for location, kept in touched.items():
             if kept:
                 self._write({item: self.read(item, location) for item in kept})

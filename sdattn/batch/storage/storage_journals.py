@@ -83,6 +83,8 @@ class StorageJournals(FolderJournals):
             if part is None or part.written >= _LARGE:
                 part = self._parts[kind] = self._begin(kind, writer)
             part.rows += data
+            # Each write sends the whole part again, so rows are collected for a while; a failure
+            # goes out at once, since it may be the last thing that this process says.
             late = time.monotonic() - self._flushed >= self._every
             if kind == "failed" or (late and not self._waits):
                 self._flush()

@@ -42,6 +42,7 @@ class Tars(Shards):
                 members = tar.getmembers()
         except (tarfile.TarError, ValueError, IndexError, OverflowError) as error:
             raise InvalidValueError(str(error)) from error
+        # Where each file lies, so that one is read without the others.
         found: dict[str, dict[str, FileSpan]] = {}
         end = 0
         for member in members:

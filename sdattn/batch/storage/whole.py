@@ -41,14 +41,19 @@ def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, Noted
         The rows of the items that are whole, and of those that stay as they are, by id.
     """
     layout, journals = folder.layout, folder.journals
+    # What is there, and of whom files are missing. An item without a row, or with a damaged one, is
+    # read and noted; what cannot be read is damage.
     locations, missing = dict(layout.find()), _missing_files(folder)
     layout.clear_unfinished()
     damage = _note_unnoted(folder, locations, missing)
+    # Damage that this run makes anew is removed. To remove items may move others to another shard,
+    # so all of it is looked at again.
     stale = {item: locations[item] for item in damage if item in redrawn}
     if stale:
         _report([_of_item(item, damage[item], at, "made anew") for item, at in stale.items()])
         layout.discard(stale)  # which may move others
         return settle(folder, redrawn)
+    # What is no item at all is not ours to remove.
     for item, reason in damage.items():
         if reason == _NO_ITEM:
             raise InvalidValueError(
@@ -61,6 +66,7 @@ def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, Noted
             for item, reason in damage.items()
         ]
     )
+    # Rows are kept of the whole, and of damaged items that had one and stay as they are.
     kept = [item for item in damage if (item, locations[item]) in missing]
     journals.gather({item: locations[item] for item in [*(locations.keys() - damage), *kept]})
     return journals.rows()

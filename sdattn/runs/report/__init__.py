@@ -51,6 +51,8 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     Raises:
         ValueError: a map holds values that are not finite.
     """
+    # The maps as few bytes as a page can have, then what the script of the page is to know of them
+    # (data), then what the template writes out.
     texts, prompt = _texts(run, phrases), run.heatmaps.prompt
     maps = page_maps(run, [heatmap for _, _, held in texts for heatmap in held])
     words = [heatmap.label for heatmap in run.heatmaps.occurrences()]

@@ -79,6 +79,7 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
         for layer, numbered in head_heatmaps(run).items()
         for number, head in numbered.items()
     ]
+    # Of a thousand steps a page has room for some, even where their maps are coarsest.
     calls = _evenly(run.details.calls, _most(looks))
     looks = _evenly(looks, _most(looks))
     parts = {
@@ -88,6 +89,8 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
         "heads": [m for _, head in heads for m in _values(head)],
         "further": [heatmap.values for heatmap in further],
     }
+    # Each kind has a number of cells of its own, so that many steps do not make the heatmaps
+    # coarse.
     few = [m for part, maps in parts.items() for m in _coarse_enough(maps, _BUDGETS[part])]
     return PageMaps(names, [name for name, _ in heads], calls, *_packed(few))
 
