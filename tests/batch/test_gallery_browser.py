@@ -143,7 +143,7 @@ def test_a_click_opens_the_report_and_the_way_back_keeps_the_search(many, open_p
     with page.expect_navigation():
         wanted.click()
     assert page.title() == "a report"
-    assert unquote(page.url) == f"file://{root}/{expected['location']}/report.html"
+    assert unquote(page.url) == f"file://{root}/{expected['place']}/report.html"
     page.go_back()
     assert shown(page) == found
     assert page.input_value("#search") == "take-7x"
@@ -186,7 +186,7 @@ def test_hostile_prompts_are_text(tmp_path, open_page, save):
     assert [n for n, one in enumerate(directions) if one == "rtl"] == [7, 8]
     assert page.evaluate("document.querySelectorAll('script').length") == 2
     pictures = page.evaluate("[...document.images].map((one) => one.getAttribute('src'))")
-    expected = [f"./{one['location']}/image.png" for one in rows] if "image" in save else []
+    expected = [f"./{one['place']}/image.png" for one in rows] if "image" in save else []
     assert pictures == expected
     ask(page, HOSTILE[1])
     assert shown(page) == ["h2"]
@@ -195,7 +195,7 @@ def test_hostile_prompts_are_text(tmp_path, open_page, save):
 def test_a_place_is_a_path_below_the_page(tmp_path, open_page):
     """Whoever wrote the row: it opens nothing elsewhere and runs nothing."""
     locations = ("javascript:alert(1)//", "//example.org/x", "items/a b#c?d%2F", "https://x.org/y")
-    rows = [row(line, location=location) for line, location in enumerate(locations, 1)]
+    rows = [row(line, place=location) for line, location in enumerate(locations, 1)]
     page = open_page(written(tmp_path / "run", rows, save=["grid"]) / "index.html")
     links = page.evaluate("[...document.querySelectorAll('#cards a')].map((one) => one.href)")
     below = (tmp_path / "run").as_uri() + "/"
