@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from .hooks.map_store import MapStore as MapStore
     from .hooks.passes import CaptureWarning as CaptureWarning
     from .maps.folded import aggregate_attention as aggregate_attention
+    from .maps.from_stores import heatmaps as heatmaps
     from .maps.heatmap import Heatmap as Heatmap
-    from .maps.heatmaps import heatmaps as heatmaps
+    from .maps.heatmaps import Heatmaps as Heatmaps
     from .maps.presets import PRESETS as PRESETS
     from .maps.presets import Preset as Preset
-    from .maps.promptmaps import Heatmaps as Heatmaps
     from .models.loading import load_pipeline as load_pipeline
     from .models.reading import read_prompts as read_prompts
     from .prompts.tokens import Prompt as Prompt
@@ -63,7 +63,7 @@ _PUBLIC = {
     "CaptureWarning": "hooks.passes",
     "Comparison": "runs.diff.comparison",
     "Heatmap": "maps.heatmap",
-    "Heatmaps": "maps.promptmaps",
+    "Heatmaps": "maps.heatmaps",
     "ImageRun": "runs.imagerun",
     "Knockout": "control.knockouts",
     "MapStore": "hooks.map_store",
@@ -86,7 +86,7 @@ _PUBLIC = {
     "explain": "runs.explaining",
     "figures": "",
     "generate": "runs.generation",
-    "heatmaps": "maps.heatmaps",
+    "heatmaps": "maps.from_stores",
     "knockout": "control.knockouts",
     "load_pipeline": "models.loading",
     "load_run": "runs.folder",

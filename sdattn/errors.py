@@ -130,7 +130,7 @@ class SdattnWarning(UserWarning):
     """What sdattn warns of."""
 
 
-# Errors that tell of a network or a storage and are no OSError, by the package of their class
+# Errors of a network or a storage that are no OSError, by the package of their class
 _OUTSIDE = {"aiobotocore", "aiohttp", "botocore", "fsspec", "httpx", "huggingface_hub", "requests"}
 _HOSTS = {"diffusers", "transformers"}  # whose ValueErrors are about what a user asked
 _EXPECTED = {"OutOfMemoryError", "DistNetworkError", "DistStoreError"}  # of torch, by name
@@ -139,7 +139,7 @@ _FULL = ("out of memory", "can't allocate memory")  # how torch says so in a pla
 
 def is_bug(error: BaseException) -> bool:
     """Whether an error is nobody's refusal: a fault of sdattn or of a library that it uses, of
-    which the traceback tells the most.
+    whose traceback is worth more than its message.
 
     None are sdattn's own refusals; errors of disks, networks and storages; memory that is too
     small; packages that are missing; and what diffusers and transformers say of a wrong value.

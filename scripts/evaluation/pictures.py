@@ -23,7 +23,7 @@ from scenes import Scene, random_scene
 import sdattn
 from sdattn import Heatmaps, MapStore
 from sdattn.maps.aggregation import refining
-from sdattn.maps.heatmaps import heatmaps_of
+from sdattn.maps.from_stores import heatmaps_of
 from sdattn.maps.layermaps import LayerMaps, layer_maps
 from sdattn.maps.presets import Preset
 from sdattn.maps.requirements import columns_around

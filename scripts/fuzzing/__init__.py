@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from uuid import uuid4
 
-from sdattn.batch.storage.layouts import FORMATS
+from sdattn.batch.storage.formats import FORMATS
 
 PROMPTS = ("a red circle", "a star", "green")
 

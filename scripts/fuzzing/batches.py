@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sdattn.batch import verify
-from sdattn.batch.storage.layouts import FORMATS
+from sdattn.batch.storage.formats import FORMATS
 
 from . import World, kind
 
@@ -99,7 +99,7 @@ for _format in FORMATS:
 @kind("a link in place of a file or folder", 10)
 def link(world: World, chance: random.Random) -> str | None:
     """What it leads to is neither taken for the run's own nor touched."""
-    root = copy_of(world, chance.choice(FORMATS))
+    root = copy_of(world, chance.choice([*FORMATS]))
     names = [path for path in root.rglob("*") if path.name not in ("lock", "lock.json")]
     path = chance.choice(sorted(names))
     outside = root.parent / "outside"
@@ -133,14 +133,14 @@ def look_at_link(root: Path, path: Path) -> str | None:
 @kind("harm that the same command mends", 3)
 def mend(world: World, chance: random.Random) -> str | None:
     """Files of items that are gone or cut short are drawn again, bit for bit."""
-    format = chance.choice(FORMATS)
+    format = chance.choice([*FORMATS])
     return mended(world, chance, format, chance.choice([cut, remove]), "shards", {})
 
 
 @kind("harm that --adopt mends", 3)
 def adopt(world: World, chance: random.Random) -> str | None:
     """Also bits that turned, and with batch.json lost."""
-    format = chance.choice(FORMATS)
+    format = chance.choice([*FORMATS])
     return mended(world, chance, format, chance.choice([cut, remove, flip]), "", {"adopt": True})
 
 

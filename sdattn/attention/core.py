@@ -119,6 +119,7 @@ def attention_probs(
     dtype = query.dtype
     if dtype in HALF_TYPES:
         query, key = query.float(), key.float()
+    # The keys are scaled, not the scores: T*d products in place of N*T.
     scores = query @ (key * scale).transpose(-1, -2)  # [..., N, T]
     if is_causal:
         allowed = causal_mask(scores.shape[-2], scores.shape[-1], scores.device)
@@ -207,7 +208,8 @@ def level_grids(latent_size: tuple[int, int], n_levels: int = 4) -> list[tuple[i
 def query_grid(n_queries: int, latent_size: tuple[int, int], n_levels: int = 4) -> tuple[int, int]:
     """Recover the (rows, cols) behind a flattened query axis.
 
-    The number of queries tells the level of :func:`level_grids`. Nothing assumes a square picture.
+    The number of queries identifies the level of :func:`level_grids`. Nothing assumes a square
+    picture.
 
     Args:
         n_queries: length of the query axis in one attention call.

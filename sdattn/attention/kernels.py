@@ -134,9 +134,9 @@ def softmax_sums(
     if chosen:
         at = tl.load(columns + keys, mask=kept, other=-1)
         kept = kept & (at >= 0)
-    place = total + image * total_b + rows[:, None] * total_n + at[None, :] * total_t
+    pointers = total + image * total_b + rows[:, None] * total_n + at[None, :] * total_t
     inside = (rows < n_queries)[:, None] & kept[None, :]
-    tl.store(place, tl.load(place, mask=inside, other=0.0) + sums, mask=inside)
+    tl.store(pointers, tl.load(pointers, mask=inside, other=0.0) + sums, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -214,9 +214,9 @@ def share_sums(
         )
         of_rows = tl.where(of_rows == float("-inf"), 0.0, of_rows)  # where all keys are shut out
         sums += tl.exp(scores - of_rows[:, None])
-    place = total + image * total_b + rows[:, None] * total_n + slots[None, :] * total_t
+    pointers = total + image * total_b + rows[:, None] * total_n + slots[None, :] * total_t
     inside = (rows < n_queries)[:, None] & kept[None, :]
-    tl.store(place, tl.load(place, mask=inside, other=0.0) + sums, mask=inside)
+    tl.store(pointers, tl.load(pointers, mask=inside, other=0.0) + sums, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -281,5 +281,5 @@ def row_logsumexp(
         finite = tl.where(more == float("-inf"), 0.0, more)
         sums = sums * tl.exp(most - finite) + tl.sum(tl.exp(scores - finite[:, None]), 1)
         most = more
-    place = out + image * out_b + head * out_h + rows
-    tl.store(place, tl.where(sums == 0.0, most, most + tl.log(sums)), mask=rows < n_queries)
+    pointers = out + image * out_b + head * out_h + rows
+    tl.store(pointers, tl.where(sums == 0.0, most, most + tl.log(sums)), mask=rows < n_queries)

@@ -1,4 +1,4 @@
-"""Triton's kernels launched for tensors: how they are tiled, and what of a tensor they are told."""
+"""Triton's kernels launched for tensors: their tiling, and which shapes and strides they get."""
 
 from collections.abc import Sequence
 from functools import lru_cache

@@ -64,7 +64,7 @@ class TorchAttnProcessor:
 
     Raises (when called):
         TypeError: the layer's attention is joint.
-        RuntimeError: the controller is a store that was not told of this layer, and no ``place``
+        RuntimeError: the controller is a store that does not know this layer, and no ``place``
             was given.
         ValueError: the controller returned another shape; a mask that does not fit.
     """
@@ -152,7 +152,7 @@ class TorchAttnProcessor:
         known = begin_layer(attn, batch)
         if not (self.place or known):
             raise RunError(
-                f"The {type(self.controller).__name__} was not told which layers call it, and a "
+                f"The {type(self.controller).__name__} does not know which layers call it, and a "
                 f"layer of class {type(attn).__name__} did. {self.controller.HOW}"  # type: ignore[union-attr]
             )
         return self.place or known

@@ -2,7 +2,7 @@
 
     record_softmax(total, query, key, mask, scale)             total += softmax, summed over heads
     record_share(total, query, key, mask, scale, logsumexp)    the same of some of the keys
-    logsumexp(query, key, mask, scale)                         what the second is told
+    logsumexp(query, key, mask, scale)                         what the second needs
 
 On the CPU and wherever else there is no kernel they are torch's own operations
 (:mod:`sdattn.attention.plain`); on CUDA Triton's kernels (:mod:`sdattn.attention.kernels`), in the

@@ -5,53 +5,53 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 from .. import __version__
 from ..errors import InvalidValueError, Message
+from ..files.records import plain
+from ..files.terminal import shorter
 from ..runs.info import FORMAT as RUN_FORMAT
 from .engines.worker import Loaded
 from .input.plan import Job, digest, digest_inputs
 from .input.request import Request
-from .storage.checking import ALTERED, altered_places, check_item
+from .storage.checking import ALTERED, altered_locations, check_item
 from .storage.folder import BatchFolder
-from .storage.layouts import INSTEAD, OLD, Layout
-from .storage.manifest import FORMAT
+from .storage.layouts import Layout
+from .storage.manifest import BatchInput, BatchSettings, Manifest
 from .storage.rows import NotedRow, row_at
 from .storage.whole import settle
 
 _DECISIVE = ("weights", "dtype", "save", "preset")  # settings that the items' files follow from
 
 
-def settings_of(request: Request, loaded: Loaded) -> dict[str, Any]:
+def settings_of(request: Request, loaded: Loaded) -> BatchSettings:
     """What ``batch.json`` says of a run's settings."""
-    settings: dict[str, Any] = {
-        "model": str(request.model),
+    settings = BatchSettings(
+        model=str(request.model),
         **loaded._asdict(),
-        "save": sorted(request.save),
-        "preset": request.preset.to_json(),
-        "options": dict(request.options),
-        "format": request.format,
-        "shard_bytes": request.shard_bytes,
-    }
-    settings["fingerprint"] = digest([RUN_FORMAT, *(settings[name] for name in _DECISIVE)])
-    return json.loads(json.dumps(settings))  # to compare with those of a batch.json
+        save=sorted(request.save),
+        preset=plain(request.preset.to_json()),  # to compare with that of a batch.json
+        options=plain(request.options),
+        format=request.format,
+        shard_bytes=request.shard_bytes,
+    )
+    decisive = [getattr(settings, name) for name in _DECISIVE]
+    return replace(settings, fingerprint=digest([RUN_FORMAT, *decisive]))
 
 
-def describe_input(
-    request: Request, jobs: Sequence[Job], items: int, bad_lines: int
-) -> dict[str, Any]:
+def describe_input(request: Request, jobs: Sequence[Job], items: int, bad_lines: int) -> BatchInput:
     """What ``batch.json`` says of a run's input; ``items`` are those of its part."""
-    return {
-        "source": str(request.source),
-        "digest": digest_inputs(jobs),
-        "part": "{}/{}".format(*request.part),
-        "items": items,
-        "all_items": len(jobs),
-        "bad_lines": bad_lines,
-    }
+    return BatchInput(
+        source=str(request.source),
+        digest=digest_inputs(jobs),
+        part="{}/{}".format(*request.part),
+        items=items,
+        all_items=len(jobs),
+        bad_lines=bad_lines,
+    )
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Claim:
 
     folder: BatchFolder
     request: Request
-    settings: Mapping[str, Any]
-    input: Mapping[str, Any]
+    settings: BatchSettings
+    input: BatchInput
     batch_size: int
     fingerprints: Mapping[str, str]
 
@@ -88,15 +88,17 @@ class Claim:
         folder = self.folder
         if not folder.is_new:
             self._check_manifest(folder.manifest)
+        # Adopting reads every item whole, before a byte of the folder is changed.
         damaged = self._check_adopted() if self.request.adopt else {}
-        folder.claim(self._document(), ids)
+        folder.claim(self._manifest(), ids)
         folder.layout.discard(damaged)
         rows = settle(folder, self.fingerprints)
         stale = {
-            item: row.place
+            item: row.location
             for item, row in rows.items()
             if row.fingerprint != self.fingerprints.get(item, row.fingerprint)
         }
+        # Items of this very run's ids that were made of something else.
         if stale and not self.request.force:
             text = (
                 "{0} holds {1} item(s) of other settings, {2} for one. Choose another {folder}, or "
@@ -108,94 +110,80 @@ class Claim:
             rows = settle(folder, self.fingerprints)
         return rows.keys() & self.fingerprints.keys()
 
-    def _document(self) -> dict[str, Any]:
-        """``batch.json``."""
+    def _manifest(self) -> Manifest:
         packages = ("torch", "diffusers", "transformers")
-        return {
-            "format": FORMAT,
-            "settings": self.settings,
-            "input": self.input,
-            "batch_size": self.batch_size,
-            "versions": {"sdattn": __version__, **{name: version(name) for name in packages}},
-        }
+        return Manifest(
+            settings=self.settings,
+            input=self.input,
+            batch_size=self.batch_size,
+            versions={"sdattn": __version__, **{name: version(name) for name in packages}},
+        )
 
-    def _check_manifest(self, manifest: Mapping[str, Any]) -> None:
+    def _check_manifest(self, manifest: Manifest) -> None:
         """Refuse a folder that another run made, as far as ``force`` does not change it."""
         differences, root = self._differences(manifest), self.folder.root
-        if manifest["settings"]["format"] == OLD:
-            text = (
-                "{0} was made by an earlier version, as shards of safetensors. Merge it into a new "
-                "folder with {merge_runs()}, which has the format {1!r}; there the same command "
-                "with {format} goes on."
-            )
-            raise InvalidValueError(Message(text, root, INSTEAD, format=INSTEAD))
         if differences and not self.request.force:
             text = (
                 "{0} belongs to another run: {1}. Choose another {folder}, or pass {force=True} to "
                 "make anew what differs and keep the rest."
             )
             raise InvalidValueError(Message(text, root, "; ".join(differences)))
-        if manifest["settings"]["format"] != self.settings["format"]:
+        if manifest.settings.format != self.settings.format:
             text = (
                 "{0} has the format {1!r}, which {force=True} does not change. Choose "
                 "another {folder}."
             )
-            raise InvalidValueError(Message(text, root, manifest["settings"]["format"]))
+            raise InvalidValueError(Message(text, root, manifest.settings.format))
 
-    def _differences(self, manifest: Mapping[str, Any]) -> list[str]:
+    def _differences(self, manifest: Manifest) -> list[str]:
         """How the run that made a folder differs from this one, a phrase each."""
         found = []
         for name in ("weights", "pipeline", "dtype", "save", "preset", "options", "format"):
-            old, new = manifest["settings"].get(name), self.settings[name]
+            old, new = getattr(manifest.settings, name), getattr(self.settings, name)
             if old != new:
                 what = "the model's weights or configuration" if name == "weights" else name
                 found.append(f"{what} {_short(old)} is now {_short(new)}")
-        old, new = manifest["input"], self.input
+        old, new = manifest.input, self.input
         for name, what in (("part", "part"), ("digest", "input")):
-            if old[name] != new[name]:
-                numbers = f"{old['items']} items, now {new['items']}"
-                return [*found, f"the {what} is another one ({old['source']}: {numbers})"]
+            if getattr(old, name) != getattr(new, name):
+                numbers = f"{old.items} items, now {new.items}"
+                return [*found, f"the {what} is another one ({old.source}: {numbers})"]
         return found
 
     def _check_adopted(self) -> dict[str, str]:
         """Read all items of the folder whole, before it is taken; the items of the run that are
-        damaged, id to place, each named on stderr."""
+        damaged, id to location, each named on stderr."""
         root = self.folder.root
-        if others := [name for name in self.folder.formats() if name != self.settings["format"]]:
-            advice = "Pass {format}"
-            if others[0] == OLD:
-                advice = "Adopt them with the version that wrote them, and then merge them"
-            text = (
-                f"{{0}} holds items of the format {{1!r}}. {advice}, or choose another {{folder}}."
-            )
+        if others := [name for name in self.folder.formats() if name != self.settings.format]:
+            text = "{0} holds items of the format {1!r}. Pass {format}, or choose another {folder}."
             raise InvalidValueError(Message(text, root, others[0], format=others[0]))
-        layout, rows = self.folder.layout_as(self.settings), self.folder.journals.rows()
+        layout, rows = self.folder.layout_as(self.settings.format), self.folder.journals.rows()
         there = list(layout.find())
         with ThreadPoolExecutor() as pool:
             found = list(pool.map(lambda where: self._problems(layout, rows, *where), there))
         self._refuse_strange(
             item for (item, _), problems in zip(there, found, strict=True) if problems is None
         )
-        altered, damaged = altered_places(layout, there, found), dict[str, str]()
-        for (item, place), problems in zip(there, found, strict=True):
-            problems = [ALTERED] if place in altered else problems
+        altered, damaged = altered_locations(layout, there, found), dict[str, str]()
+        for (item, location), problems in zip(there, found, strict=True):
+            problems = [ALTERED] if location in altered else problems
             if problems:
                 end = "made anew" if item in self.fingerprints else "left as it is"
-                print(f"sdattn: {item}: {problems[0]} ({place}); it is {end}", file=sys.stderr)
-                damaged |= {item: place} if item in self.fingerprints else {}
+                print(f"sdattn: {item}: {problems[0]} ({location}); it is {end}", file=sys.stderr)
+                damaged |= {item: location} if item in self.fingerprints else {}
         return damaged
 
     def _problems(
-        self, layout: Layout, rows: Mapping[str, NotedRow], item: str, place: str
+        self, layout: Layout, rows: Mapping[str, NotedRow], item: str, location: str
     ) -> list[str] | None:
         """What is wrong with an item; None where it is as it was written, but for another run."""
-        row = row_at(rows, item, place)
-        if problems := check_item(layout, item, place, row, ()):
+        row = row_at(rows, item, location)
+        if problems := check_item(layout, item, location, row, ()):
             return problems
-        info = json.loads(layout.read(item, place, ["run.json"])["run.json"])
+        info = json.loads(layout.read(item, location, ["run.json"])["run.json"])
         if info.get("fingerprint") != self.fingerprints.get(item):
             return None
-        return check_item(layout, item, place, row, self.settings["save"])
+        return check_item(layout, item, location, row, self.settings.save)
 
     def _refuse_strange(self, items: Iterable[str]) -> None:
         strange = sorted(items)
@@ -209,5 +197,4 @@ class Claim:
 
 
 def _short(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shorter(", ".join(map(str, value)) if isinstance(value, list) else str(value), 60)

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ..files.addresses import Place
-from ..files.places import file_name
+from ..files.addresses import AnyPath
+from ..files.paths import file_name
 from ..runs.report.pages import page
 from .storage.folder import BatchFolder
+from .storage.manifest import BatchSettings
 from .storage.rows import rows_in
 
 EACH = 10_000  # items a page: what a browser searches at once without a wait
@@ -48,12 +49,12 @@ def write_gallery(folder: BatchFolder) -> None:
     spans = list(_spans(path)) or [_Span(0, 0, 0)]
     total = sum(span.items for span in spans)
     about = {
-        "settings": manifest["settings"],
-        "wanted": max(total, manifest["input"]["items"]),
+        "settings": manifest.settings,
+        "wanted": max(total, manifest.input.items),
         "total": total,
         "failed": sum(1 for _ in rows_in(folder.root / "errors.jsonl")),
-        "bad_lines": manifest["input"]["bad_lines"],
-        **_cards(manifest["settings"]),
+        "bad_lines": manifest.input.bad_lines,
+        **_cards(manifest.settings),
     }
     rows = rows_in(path)
     for number in range(1, len(spans) + 1):
@@ -73,15 +74,15 @@ def _name(number: int) -> str:
     return "index.html" if number == 1 else f"index-{number}.html"
 
 
-def _spans(path: Place) -> Iterator[_Span]:
+def _spans(path: AnyPath) -> Iterator[_Span]:
     rows = rows_in(path)
     while lines := [row["line"] for row in islice(rows, EACH)]:
         yield _Span(len(lines), lines[0], lines[-1])
 
 
-def _cards(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _cards(settings: BatchSettings) -> dict[str, Any]:
     """What the items' cards can offer: a picture, a file that they open, a command."""
-    save, in_folders = settings["save"], settings["format"] == "folder"
+    save, in_folders = settings.save, settings.format == "folder"
     saved = [name for name in _OPENS if in_folders and name.partition(".")[0] in save]
     return {
         "pictures": "image.png" in saved,

@@ -1,19 +1,19 @@
 """Several runs' folders into one: the parts of an input, or the disks of several machines."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from ..errors import AccessError, InvalidValueError, Message
-from ..files.addresses import place_of
-from ..files.places import check_apart
+from ..files.addresses import path_of
+from ..files.paths import check_apart
 from .gallery import write_gallery
 from .input.plan import digest
 from .storage.folder import BatchFolder
-from .storage.layouts import INSTEAD, OLD
+from .storage.manifest import BatchInput, Manifest
 from .storage.rows import bad_lines_in
 from .storage.whole import settle, whole_items
 
@@ -25,8 +25,8 @@ class Merged:
     Attributes:
         items: that ``out`` holds now.
         wanted: that the runs' input has.
-        missing: ids of those that are in none of the runs, in the order of the input; of runs of
-            an earlier version only those that they name.
+        missing: ids of those that are in none of the runs, in the order of the input; of runs
+            whose ids.txt is gone only those that have a row.
     """
 
     items: int
@@ -68,8 +68,10 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
     """:func:`merge`, and what is missing."""
     sources = [_Source(root) for root in roots]
     manifest = _merged(sources)
-    check_apart(place_of(out), *(source.root for source in sources))
+    check_apart(path_of(out), *(source.root for source in sources))
     _check_twins(sources)
+    # The folder is claimed as a run of the whole input, so that the command without part goes on in
+    # it.
     target, name = BatchFolder(out), uuid4().hex[:12]
     target.open(name)
     try:
@@ -84,12 +86,13 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
         _merge_errors(sources, target)
         write_gallery(target)
         target.seal(number)
+        # Missing are ids that an input has, or a row names, and that are not whole anywhere.
         known = [*ids, *(item for source in sources for item in source.lost)]
         whole = target.journals.rows()
         missing = dict.fromkeys(
             item for item in [*known, *target.journals.failures()] if item not in whole
         )
-        return Merged(number, manifest["input"]["items"], [*missing])
+        return Merged(number, manifest.input.items, [*missing])
     finally:
         target.close()
 
@@ -104,31 +107,23 @@ class _Source:
     """
 
     def __init__(self, root: str | Path):
-        self.root, self.folder = place_of(root), BatchFolder(root)
+        self.root, self.folder = path_of(root), BatchFolder(root)
         if not self.folder.lock.free():
             raise AccessError(
                 f"{self.root} is being written: {self.folder.lock.describe_holder()}. Wait for it, "
                 "or stop it."
             )
-        self.manifest = _renewed(self.folder.manifest)
+        self.manifest = self.folder.manifest
         self.items, self.lost = whole_items(self.folder)
-
-
-def _renewed(manifest: dict[str, Any]) -> dict[str, Any]:
-    """With the format that a merge writes in place of one that is only read."""
-    settings = manifest["settings"]
-    format = INSTEAD if settings["format"] == OLD else settings["format"]
-    return {**manifest, "settings": {**settings, "format": format}}
 
 
 def _ids(sources: Sequence[_Source]) -> list[str]:
     """The ids of the input that runs drew, or of their parts of several inputs."""
-    if len({source.manifest["input"]["digest"] for source in sources}) == 1:
+    if len({source.manifest.input.digest for source in sources}) == 1:
         return next(filter(None, (source.folder.ids() for source in sources)), [])
     found: dict[str, None] = {}
     for source in sources:
-        which, of = map(int, source.manifest["input"]["part"].split("/"))
-        found |= dict.fromkeys(source.folder.ids()[which - 1 :: of])
+        found |= dict.fromkeys(source.manifest.input.share_of(source.folder.ids()))
     return [*found]
 
 
@@ -139,46 +134,45 @@ def _take_missing(target: BatchFolder, name: str, sources: Sequence[_Source]) ->
     for source in sources:
         for item, held in source.items.items():
             if item not in whole:
-                target.layout.take(source.folder.layout, (item, held.place), held.line, note)
+                target.layout.take(source.folder.layout, (item, held.location), held.line, note)
                 whole.add(item)
     target.layout.flush()
 
 
-def _identity(manifest: Mapping[str, Any]) -> tuple[str, str, str]:
-    settings = manifest["settings"]
-    return settings["fingerprint"], settings["format"], manifest["input"]["digest"]
+def _identity(manifest: Manifest) -> tuple[str, str, str]:
+    return manifest.settings.fingerprint, manifest.settings.format, manifest.input.digest
 
 
-def _merged(sources: Sequence[_Source]) -> dict[str, Any]:
+def _merged(sources: Sequence[_Source]) -> Manifest:
     """The manifest of all of them."""
     first = sources[0]
     for source in sources:
-        if any(
-            source.manifest["settings"][key] != first.manifest["settings"][key]
-            for key in ("fingerprint", "format")
-        ):
+        if _identity(source.manifest)[:2] != _identity(first.manifest)[:2]:
             raise InvalidValueError(
                 f"{source.root} and {first.root} were made with different models or settings: "
                 f"{_settings(source)} and {_settings(first)}. Only runs that agree can be merged."
             )
-    inputs = [source.manifest["input"] for source in sources]
-    made = {**inputs[0], "part": "1/1"}
-    if len({each["digest"] for each in inputs}) == 1:
-        made["items"] = made["all_items"]
-    else:
-        made["source"] = ", ".join(dict.fromkeys(each["source"] for each in inputs))
-        made["digest"] = digest(sorted(each["digest"] for each in inputs))
-        made["items"] = made["all_items"] = sum(each["items"] for each in inputs)
-        made["bad_lines"] = sum(each["bad_lines"] for each in inputs)
-    return {**first.manifest, "input": made}
+    inputs = [source.manifest.input for source in sources]
+    whole = replace(inputs[0], part="1/1", items=inputs[0].all_items)
+    if len({each.digest for each in inputs}) > 1:
+        items = sum(each.items for each in inputs)
+        whole = BatchInput(
+            source=", ".join(dict.fromkeys(each.source for each in inputs)),
+            digest=digest(sorted(each.digest for each in inputs)),
+            part="1/1",
+            items=items,
+            all_items=items,
+            bad_lines=sum(each.bad_lines for each in inputs),
+        )
+    return replace(first.manifest, input=whole)
 
 
 def _settings(source: _Source) -> str:
     """A run's settings for a message."""
-    settings = source.manifest["settings"]
+    settings = source.manifest.settings
     names = ("model", "weights", "dtype", "save", "format")
-    texts = [f"{name} {settings[name]}" for name in names]
-    return ", ".join([*texts, f"preset {settings['preset']['name']}"])
+    texts = [f"{name} {getattr(settings, name)}" for name in names]
+    return ", ".join([*texts, f"preset {settings.preset['name']}"])
 
 
 def _check_twins(sources: Sequence[_Source]) -> None:
@@ -199,7 +193,7 @@ def _merge_errors(sources: Sequence[_Source], target: BatchFolder) -> None:
     for source in sources:
         for row in source.folder.journals.failures().values():
             target.journals.note("failed", "merged", row)
-        digest = source.manifest["input"]["digest"]
+        digest = source.manifest.input.digest
         for row in bad_lines_in(source.root / "errors.jsonl"):
             bad[digest, row["line"]] = row
     target.journals.gather_errors(bad.values(), target.journals.rows())

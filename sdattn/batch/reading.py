@@ -6,16 +6,17 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import NotFoundError
-from ..files.places import inside
+from ..files.paths import inside
 from ..maps.statistics import to_dataframe
 from ..runs.folder import SavedRun, saved_run
 from ..runs.packing import READ
-from .storage.checking import ALTERED, altered_places, check_item
+from .storage.checking import ALTERED, altered_locations, check_item
 from .storage.folder import BatchFolder
 from .storage.layouts import Layout
+from .storage.manifest import Manifest
 from .storage.rows import WORD_LABELS, NotedRow, row_at, word_rows
 from .storage.whole import find_whole
 
@@ -35,29 +36,31 @@ class SavedBatch(Mapping[str, SavedRun]):
         self._folder = BatchFolder(root)
         self._layout, self._manifest = self._folder.layout, self._folder.manifest
         rows = self._folder.journals.rows()
-        self._places = {item: rows[item].place for item in sorted(rows, key=lambda i: rows[i][:2])}
+        self._locations = {
+            item: rows[item].location for item in sorted(rows, key=lambda i: rows[i][:2])
+        }
 
     def __repr__(self) -> str:
-        settings, asked = self._manifest["settings"], self._manifest["input"]["items"]
-        how = f"{settings.get('model')}, format {settings['format']}"
+        settings, asked = self._manifest.settings, self._manifest.input.items
+        how = f"{settings.model}, format {settings.format}"
         return f"SavedBatch({str(self._folder.root)!r}: {len(self)} of {asked} items, {how})"
 
     def __getitem__(self, item: str) -> SavedRun:
-        if item not in self._places:
+        if item not in self._locations:
             raise NotFoundError(f"{self._folder.root} holds no item {item!r}.")
-        place = self._places[item]
-        where = inside(self._folder.root, place)
-        files = self._layout.read(item, place, READ)
+        location = self._locations[item]
+        where = inside(self._folder.root, location)
+        files = self._layout.read(item, location, READ)
         return saved_run(files, where, f"{where} ({item})")
 
     def __contains__(self, item: object) -> bool:
-        return item in self._places  # a Mapping's own would read the item
+        return item in self._locations  # a Mapping's own would read the item
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._locations)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     def to_dataframe(self) -> pd.DataFrame:
         """The numbers of the words of all items as a table of pandas: a row a word, the items in
@@ -75,11 +78,9 @@ class SavedBatch(Mapping[str, SavedRun]):
 
         Raises:
             ImportError: pandas is not installed.
-            ValueError: an earlier version, which noted no numbers, drew some of the items; the
-                message names them.
         """
         rows = sorted(self._folder.journals.rows().values(), key=lambda row: row[:2])
-        return to_dataframe(word_rows(rows, self._folder.root), WORD_LABELS)
+        return to_dataframe(word_rows(rows), WORD_LABELS)
 
 
 def open_batch(root: str | Path) -> SavedBatch:
@@ -115,13 +116,13 @@ class Status:
 def status(root: str | Path) -> Status:
     """How far a run is; raises as :func:`open_batch` does."""
     folder = BatchFolder(root)
-    made = folder.manifest["input"]
+    made = folder.manifest.input
     running = None
     if not folder.lock.free():
         running = folder.lock.describe_holder()
     whole = find_whole(folder)
     failed = len(folder.journals.failures().keys() - whole)
-    return Status(made["items"], len(whole), failed, made["bad_lines"], running)
+    return Status(made.items, len(whole), failed, made.bad_lines, running)
 
 
 def verify(root: str | Path) -> tuple[int, list[str]]:
@@ -139,79 +140,77 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
         ValueError: ``batch.json`` cannot be read or is of another version. One that can be read and
             is not what was written is a problem.
     """
-    folder, problems = BatchFolder(root), list[str]()
+    folder, problems, manifest = BatchFolder(root), list[str](), None
     try:
-        manifest, layout = folder.manifest, folder.layout
+        manifest = folder.manifest
     except ValueError as error:
-        manifest, layout = folder.read_damaged()
         problems.append(" ".join(str(error).split()))
+    layout = folder.layout if manifest else folder.layout_found()
     there, rows = list(layout.find()), folder.journals.rows()
-    places = dict(there)
-    if twice := len(there) - len(places):
+    locations = dict(there)
+    if twice := len(there) - len(locations):
         problems.append(f"{twice} item(s) are there twice")
-    problems += _misplaced(rows, places, dict(layout.broken()))
+    problems += _mislocated(rows, locations, dict(layout.broken()))
     if folder.lock.free():
-        problems += _at_rest(folder, layout, manifest, places, rows)
-    save = manifest.get("settings", {}).get("save", ())
+        problems += _at_rest(folder, layout, manifest, locations, rows)
+    save = manifest.settings.save if manifest else ()
 
     def check(where: tuple[str, str]) -> list[str]:
         return check_item(layout, *where, row_at(rows, *where), save)
 
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(check, there))
-    for (item, place), wrong in zip(there, found, strict=True):
-        problems += [f"{item}: {problem} (in {place})" for problem in wrong]
-    problems += [f"{place}: {ALTERED}" for place in sorted(altered_places(layout, there, found))]
-    return len(places), problems
+    for (item, location), wrong in zip(there, found, strict=True):
+        problems += [f"{item}: {problem} (in {location})" for problem in wrong]
+    problems += [
+        f"{location}: {ALTERED}" for location in sorted(altered_locations(layout, there, found))
+    ]
+    return len(locations), problems
 
 
-def _misplaced(
-    rows: Mapping[str, NotedRow], places: Mapping[str, str], broken: Mapping[str, str]
+def _mislocated(
+    rows: Mapping[str, NotedRow], locations: Mapping[str, str], broken: Mapping[str, str]
 ) -> Iterator[str]:
-    """Rows without an item at their place, and places that cannot be read."""
-    named = {row.place for row in rows.values()}
-    yield from (reason for place, reason in broken.items() if place not in named)
+    """Rows without an item at their location, and locations that cannot be read."""
+    named = {row.location for row in rows.values()}
+    yield from (reason for location, reason in broken.items() if location not in named)
     for item, row in rows.items():
-        if places.get(item) != row.place:
-            why = f": {broken[row.place]}" if row.place in broken else ""
-            yield f"{item}: metadata.jsonl names {row.place}, where it is not{why}"
+        if locations.get(item) != row.location:
+            why = f": {broken[row.location]}" if row.location in broken else ""
+            yield f"{item}: metadata.jsonl names {row.location}, where it is not{why}"
 
 
 def _at_rest(
     folder: BatchFolder,
     layout: Layout,
-    manifest: Mapping[str, Any],
-    places: Mapping[str, str],
+    manifest: Manifest | None,
+    locations: Mapping[str, str],
     rows: Mapping[str, NotedRow],
 ) -> Iterator[str]:
     """What is wrong with a folder while nobody writes there."""
-    for item in places:
+    for item in locations:
         if item not in rows:
             yield f"{item}: metadata.jsonl has no row; the next run adds it"
     for path in sorted(folder.temporary.glob("*")):
         yield f"{path.name}: unfinished, in {folder.temporary}"
-    for place in layout.unfinished():
-        yield f"{place}: unfinished, it has no run.json"
-    ended = manifest.get("ended")
-    if ended is None:  # of a run that was killed, or of the first format
+    for location in layout.unfinished():
+        yield f"{location}: unfinished, it has no run.json"
+    if manifest is None or manifest.ended is None:  # damaged, or of a run that was killed
         return
-    for name in folder.changed(ended):
+    for name in folder.changed(manifest.ended):
         if (folder.root / name).is_file():
             yield f"{name} is not what the last run wrote: its checksum differs from batch.json's"
         else:
             yield f"{name} is missing"
-    lost = ended["whole"] - len({*rows, *places})
+    lost = manifest.ended.whole - len({*rows, *locations})
     if lost > 0:
-        yield from _lost(folder, manifest, lost, {*rows, *places})
+        yield from _lost(folder, manifest, lost, {*rows, *locations})
 
 
-def _lost(
-    folder: BatchFolder, manifest: Mapping[str, Any], number: int, known: set[str]
-) -> Iterator[str]:
+def _lost(folder: BatchFolder, manifest: Manifest, number: int, known: set[str]) -> Iterator[str]:
     """The items that are gone with their rows, by name where it can only be those."""
-    which, of = map(int, manifest["input"]["part"].split("/"))
     known = known.union(folder.journals.failures())
-    gone = [item for item in folder.ids()[which - 1 :: of] if item not in known]
+    gone = [item for item in manifest.input.share_of(folder.ids()) if item not in known]
     if len(gone) == number:
         yield from (f"{item}: it was there when the last run ended, and is gone" for item in gone)
     else:

@@ -14,10 +14,10 @@ from ..errors import AccessError, InvalidValueError, Message
 from ..files.terminal import visible
 from ..models.outline import outline
 from .claims import Claim, describe_input, settings_of
-from .engines.actors import Actors
-from .engines.processes import Processes
+from .engines.local_engine import LocalEngine
+from .engines.process_group import ProcessGroup, heard
 from .engines.progress import Progress
-from .engines.team import Team, heard
+from .engines.ray_engine import RayEngine
 from .engines.worker import Loaded, check, join_lock
 from .gallery import write_gallery
 from .input.items import BadLine, Item, read_items
@@ -28,7 +28,7 @@ from .storage.folder import BatchFolder
 from .storage.whole import settle
 
 
-class Crew(Protocol):
+class Engine(Protocol):
     """Those who draw a run's batches: what differs between engines.
 
     Attributes:
@@ -76,7 +76,7 @@ def run_batch(request: Request) -> Outcome | None:
     """
     request.check()
     on_ray = request.engine == "ray"  # whose workers, not this process, have the devices
-    team = Team("cpu" if on_ray else request.device)
+    team = ProcessGroup("cpu" if on_ray else request.device)
     try:
         if on_ray and team.size > 1:
             text = (
@@ -93,28 +93,28 @@ def run_batch(request: Request) -> Outcome | None:
 class _BatchRun:
     """One process's side of a run."""
 
-    def __init__(self, request: Request, team: Team):
+    def __init__(self, request: Request, team: ProcessGroup):
         self.request, self.team = request, team
         self.folder = BatchFolder(request.out)
-        self.job_name = team.share(lambda: uuid4().hex[:12])
+        self.job_name = team.broadcast(lambda: uuid4().hex[:12])
         self.here = set(range(team.size))  # the processes that have not ended
         self.disks = 1  # that hold a folder of this run
         self.keeper = team.first  # of the folder: the first process, and of each disk of its own
         self.fingerprints: dict[str, str] = {}  # of each item of the run, by id
-        self.crew: Crew = (
-            Actors(request, self.folder, self.job_name)
+        self.engine: Engine = (
+            RayEngine(request, self.folder, self.job_name)
             if request.engine == "ray"
-            else Processes(request, team, self.folder, self.job_name)
+            else LocalEngine(request, team, self.folder, self.job_name)
         )
 
     def go(self) -> Outcome:
-        items, jobs, bad = self.team.share(self._read)
+        items, jobs, bad = self.team.broadcast(self._read)
         try:
             self._open()
-            loaded = self.crew.load()
+            loaded = self.engine.load()
             if jobs is None:  # a model that has no outline
-                jobs, more = self.crew.check(items)
-                self.team.share(lambda: self._report(jobs, more))
+                jobs, more = self.engine.check(items)
+                self.team.broadcast(lambda: self._report(jobs, more))
                 bad = bad + more
             return self._draw_missing(loaded, jobs, bad)
         except OSError as error:
@@ -122,7 +122,7 @@ class _BatchRun:
                 raise _with_advice(error, self.folder) from error
             raise
         finally:
-            self.crew.close()
+            self.engine.close()
             self.folder.close()
 
     # Before the first picture
@@ -160,8 +160,8 @@ class _BatchRun:
     def _open(self) -> None:
         """Lock the folder: the first process for all that see its disk."""
         team, folder, name = self.team, self.folder, self.job_name
-        team.share(lambda: folder.open(name, adopt=self.request.adopt))
-        team.together(self._join_from_another_machine)
+        team.broadcast(lambda: folder.open(name, adopt=self.request.adopt))
+        team.run_on_all(self._join_from_another_machine)
         if not (team.first or team.first_here):
             folder.lock.join(name)
 
@@ -179,6 +179,8 @@ class _BatchRun:
         start, total = time.monotonic(), len(self.fingerprints)
         before = total - len(missing)
         with heard(self._stop):
+            # As long as others end before their time, those that are left draw what these left
+            # undone.
             for again in itertools.count():
                 error = self._work(batches, missing, f"{self.job_name}/{again}")
                 missing = self._undone(error)
@@ -195,16 +197,20 @@ class _BatchRun:
         """Take the folder for this run; returns the batches that are not whole, for all processes,
         and the ids of the items that are missing."""
         request, team = self.request, self.team
+        # Which items there are, in batches that depend on the input alone: the same run on other
+        # processes has the same batches, and so the same bits.
         settings = settings_of(request, loaded)
-        size = team.share(self._known_size) or self.crew.batch_size(jobs)
+        size = team.broadcast(self._known_size) or self.engine.batch_size(jobs)
         which, of = request.part
         batches = plan_batches(jobs[which - 1 :: of], size)  # of the items, whatever the size
         self.fingerprints = {
-            job.item.id: fingerprint(job, settings["fingerprint"])
+            job.item.id: fingerprint(job, settings.fingerprint)
             for batch in batches
             for job in batch
         }
         made_of = describe_input(request, jobs, len(self.fingerprints), len(bad))
+        # The folder becomes this run's, once on each disk. Every process learns what is whole on
+        # any of them.
         claim = Claim(self.folder, request, settings, made_of, size, self.fingerprints)
 
         def make() -> set[str] | None:
@@ -215,8 +221,10 @@ class _BatchRun:
             self.folder.journals.gather_errors(map(asdict, bad), whole, self.fingerprints)
             return whole
 
-        kept = [whole for whole in team.gather(team.together(make)) if whole is not None]
+        kept = [whole for whole in team.all_gather(team.run_on_all(make)) if whole is not None]
         self.disks = len(kept)
+        # Drawn are batches in which anything is missing; the items beside it run along, for the
+        # same bits.
         missing = set(self.fingerprints).difference(*kept)
         return _touching(batches, missing), missing
 
@@ -225,7 +233,7 @@ class _BatchRun:
         asked = self.request.batch_size
         if isinstance(asked, int):
             return asked
-        return None if self.folder.is_new else self.folder.manifest["batch_size"]
+        return None if self.folder.is_new else self.folder.manifest.batch_size
 
     def _work(self, batches: list[list[Job]], missing: set[str], deal: str) -> Exception | None:
         """Draw batches until all are dealt or the run is to stop; returns what ended it."""
@@ -235,7 +243,7 @@ class _BatchRun:
                 if self.team.first and self.request.progress:
                     progress = Progress(folder.hidden, total, total - len(missing))
                     stack.enter_context(progress)
-                self.crew.draw(batches, {item: self.fingerprints[item] for item in missing}, deal)
+                self.engine.draw(batches, {item: self.fingerprints[item] for item in missing}, deal)
         except Exception as error:
             self._stop(f"a process ended with: {error}")
             return error
@@ -243,12 +251,12 @@ class _BatchRun:
 
     def _undone(self, error: Exception | None) -> set[str]:
         """Wait for the others; returns the items that those left undone that have ended since."""
-        team, here = self.team, self.team.meet(error is None)
+        team, here = self.team, self.team.gather_living(error is None)
         lost, self.here = self.here - here.keys(), set(here)
-        if not lost and not self.crew.lost:
+        if not lost and not self.engine.lost:
             return set()
         ending = not all(here.values()) or self.folder.stopped or self.disks > 1
-        undone = team.meet(set() if ending or not team.first else self._find_undone())[0]
+        undone = team.gather_living(set() if ending or not team.first else self._find_undone())[0]
         if team.first and lost:
             who = f"process {', '.join(map(str, sorted(lost)))} of {team.size} has ended too soon"
             then = "the others draw" if undone else "the same command draws"
@@ -280,7 +288,7 @@ class _BatchRun:
                 self.folder.seal(number)
         except OSError as another:
             error = error or another
-        found = self.team.meet((whole, failed)).values()
+        found = self.team.gather_living((whole, failed)).values()
         if error is not None:
             raise _with_advice(error, self.folder) from error
         return len(whole.union(*(ids for ids, _ in found))), sum(count for _, count in found)

@@ -1,7 +1,10 @@
 """The command line: a module a command, see ``sdattn --help``.
 
 What a command needs of torch and diffusers it imports when it runs, so that help, the version and
-completion come at once.
+completion come at once. `options` are those of several commands, `common_options` those of all,
+`config` their defaults from a file; `output` and `printing` are what is printed, `messages` has
+what the library says in the words of options. `live_page` is the page of `sdattn app`,
+`live_server` and `recent_runs` what it stands on. To add a command, add a module and name it here.
 """
 
 import re
@@ -15,8 +18,8 @@ from typer.core import TyperCommand, TyperGroup
 from ..errors import SdattnWarning
 from ..files.terminal import visible
 from . import app, batch, diff, edit, explain, generate, info, merge, show
-from .answering import answering
-from .wording import failure, in_options
+from .common_options import with_common_options
+from .messages import failure, in_options
 
 
 class _Literal:
@@ -55,7 +58,7 @@ for command in (
     *(generate.generate, explain.explain, edit.edit, batch.batch),
     *(merge.merge, show.show, diff.diff, info.info),
 ):
-    commands.command(cls=_Command)(answering(command))
+    commands.command(cls=_Command)(with_common_options(command))
 commands.command(cls=_Command)(app.app)
 
 

@@ -26,9 +26,9 @@ def app(
       sdattn app --browser
       sdattn app --model owner/name --port 8000
     """
-    from .serving import import_gradio
+    from .live_server import import_gradio
 
     import_gradio()  # it may be missing, and models take long to load
-    from .blocks import serve
+    from .live_page import serve
 
     serve(load(model, device, dtype), host, port, browser=browser)

@@ -10,8 +10,8 @@ import typer
 from ..errors import InvalidValueError
 from ..files.terminal import visible
 from . import options
+from .messages import in_options
 from .output import Output
-from .wording import in_options
 
 _LAUNCHED = {  # what launchers set: torchrun and accelerate launch, and Ray for its jobs
     "TORCHELASTIC_RUN_ID",
@@ -49,11 +49,10 @@ def batch(
         ),
     ] = "auto",
     format_: Annotated[
-        Literal["folder", "webdataset", "parquet", "shard"],
+        Literal["folder", "webdataset", "parquet"],
         typer.Option(
             "--format",
-            help="folder: one an item; webdataset: tar files of many; parquet: rows of many; "
-            "shard: webdataset's old name.",
+            help="folder: one an item; webdataset: tar files of many; parquet: rows of many.",
         ),
     ] = "folder",
     shard_mb: Annotated[
@@ -164,7 +163,7 @@ def batch(
 
 def _run(output: Output, request: Any) -> None:
     from ..batch.run import run_batch
-    from ..files.addresses import place_of
+    from ..files.addresses import path_of
     from ..models.quiet import quiet_libraries
 
     quiet_libraries(prompts=True)
@@ -174,12 +173,12 @@ def _run(output: Output, request: Any) -> None:
         raise typer.BadParameter(in_options(error)) from error
     outcome = run_batch(request)
     if outcome is not None:  # the first process reports
-        _print_outcome(output, outcome, place_of(request.out))
+        _print_outcome(output, outcome, path_of(request.out))
         raise typer.Exit(_exit_code(outcome))
 
 
 def _exit_code(outcome: Any) -> int:
-    """Of the outcome; but a launcher, for which any other code is a crash, is told of none once all
+    """Of the outcome. A launcher takes any code but 0 for a crash, so it gets 0 once all
     is drawn that can be."""
     is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
     return 0 if is_all and not _LAUNCHED.isdisjoint(os.environ) else outcome.exit_code
@@ -237,9 +236,9 @@ def _print_outcome(output: Output, outcome: Any, out: Any) -> None:
 
 def _print_status(output: Output, run: Path) -> None:
     from ..batch.reading import status
-    from ..files.addresses import place_of
+    from ..files.addresses import path_of
 
-    now, run_at = status(run), place_of(run)
+    now, run_at = status(run), path_of(run)
     lines = [f"{run_at}/: {now.whole:,} items are whole, the input has {now.items:,}"]
     if now.failed:
         lines.append(f"{now.failed:,} failed, see errors.jsonl; the same command tries them again")
@@ -253,9 +252,9 @@ def _print_status(output: Output, run: Path) -> None:
 
 def _verify(output: Output, run: Path) -> None:
     from ..batch.reading import verify
-    from ..files.addresses import place_of
+    from ..files.addresses import path_of
 
-    (number, problems), run_at = verify(run), place_of(run)
+    (number, problems), run_at = verify(run), path_of(run)
     for problem in problems:
         print(f"sdattn: {visible(problem)}", file=sys.stderr)
     line = f"{run_at}/: {number:,} items read, {len(problems):,} problems"

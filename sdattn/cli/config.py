@@ -10,11 +10,7 @@ from typing import Any
 
 import typer
 
-from ..runs.option_names import PIPELINE
-
 _NOT_SET = ("config", "help")
-_EDITS = ("prompt", "targets", "mode", "cross_replace_steps", "self_replace_steps")
-_EACH_ALONE = ("num_images_per_prompt",)  # a run.json is of one of the pictures
 
 
 def use(context: typer.Context, config: Path | None) -> Path | None:
@@ -72,14 +68,10 @@ def _entries(path: Path, command: str) -> dict[str, Any]:
         document = json.loads(data)
     except ValueError as error:
         raise _refused(f"{path} is no JSON: {error}.") from None
-    form = str(document.get("format")) if isinstance(document, dict) else ""
-    if form.startswith("sdattn-edit-"):
-        made, entries = "edit", _of_edit(document)
-    else:
-        made, entries = _of_run(path, data)
+    made, entries = _of_run(path, data, document)
     if made != command:
         raise _refused(f"{path} is of a run of `sdattn {made}`, not of `sdattn {command}`.")
-    if "edited" in document:
+    if not entries:
         raise _refused(
             f"{path} is of one picture of an edit. Take the run.json of the folder above."
         )
@@ -97,80 +89,36 @@ def _of_toml(path: Path, data: bytes) -> dict[str, Any]:
         raise _refused(f"{path} is no TOML: {error}.") from None
 
 
-def _of_run(path: Path, data: bytes) -> tuple[str, dict[str, Any]]:
-    """The command that made a run, and its options."""
-    from ..runs.info import read_info
+def _of_run(path: Path, data: bytes, document: Any) -> tuple[str, dict[str, Any]]:
+    """The command that made a run, and its options; the device is that of this machine."""
+    from ..maps.presets import PRESETS
+    from ..runs.again import made_by
+    from ..runs.info import EDIT_FORMAT, read_edit, read_info
 
-    info = read_info({"run.json": data}, str(path.parent))
-    if info.edited:
-        return "edit", {}
-    entries = {**_of_any(vars(info)), **_of_preset(path, info), "ask": info.asked}
-    options = info.options or {}
-    if info.explained and info.explained.file:
-        entries["image"] = _beside(path, info.explained.file)
-    if info.explained and info.explained.way == "inversion":
-        return "explain", {**entries, "invert": True, "steps": options.get("num_inference_steps")}
-    if info.explained:
-        times = ",".join(map(str, info.explained.timesteps))
-        return "explain", {**entries, "timesteps": times}
-    if info.options_left_out:
-        left = ", ".join(info.options_left_out)
-        raise _refused(f"{path} was made in Python with {left}, which no option can give.")
-    kept = {"steps": info.details.steps, "heads": info.details.heads}
-    further: dict[str, Any] = {
-        "keep": ",".join(name for name, held in kept.items() if held is not None) or None,
-        "causal": "causal" in info.more,
-        "negative-maps": "negative" in info.more,
-    }
-    return "generate", {**entries, **_of_options(options), **further}
+    where, more = str(path.parent), tuple[str, ...]()
+    if isinstance(document, dict) and document.get("format") == EDIT_FORMAT:
+        settings, preset = read_edit(document, where).of_images, PRESETS["default"]
+    else:
+        info = read_info({"run.json": data}, where)
+        if info.edited:
+            return "edit", {}
+        settings, preset, more = info, info.preset, tuple(info.more)
+    try:
+        made, entries = made_by(settings, preset, more)
+    except ValueError as error:
+        raise _refused(f"{path}: {error}") from None
+    del entries["device"]
+    if settings.explained:
+        entries["image"] = _beside(path, settings.explained.file)
+    return made, entries
 
 
-def _beside(path: Path, name: str) -> str | None:
+def _beside(path: Path, name: str | None) -> str | None:
     """A picture by the name that a run has of it: in the run's folder, that around it, or here."""
-    places = (folder / Path(name).name for folder in (path.parent, path.parent.parent, Path()))
-    return next((str(place) for place in places if place.is_file()), None)
-
-
-def _of_any(held: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: held.get(name) for name in ("prompt", "seed", "model", "dtype")}
-
-
-def _of_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the pipeline's call: those with options of their own, and --set for the others."""
-    own = {option: options.get(name) for name, option in PIPELINE.items()}
-    others = {name: value for name, value in options.items() if name not in PIPELINE}
-    others = {name: v for name, v in others.items() if v is not None and name not in _EACH_ALONE}
-    return {**own, "set": others or None}
-
-
-def _of_preset(path: Path, info: Any) -> dict[str, Any]:
-    from ..runs.report.command import is_known_by_name
-
-    preset = info.preset
-    if not is_known_by_name(preset, explained=info.explained is not None):
-        raise _refused(f"{path} was made with a preset of its own, {preset.name!r}.")
-    return {"preset": preset.name, "refine": preset.refine}
-
-
-def _of_edit(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the ``run.json`` of ``sdattn edit``, beside the runs of its pictures."""
-    if missing := [name for name in _EDITS if name not in document]:
-        raise _refused(f"This run.json of an edit has no {', '.join(map(repr, missing))}.")
-    if document.get("reconstruction_psnr") is not None:
-        raise _refused("This edit was of a picture, whose file it does not name. Type its options.")
-    spans = {"cross": document["cross_replace_steps"], "self": document["self_replace_steps"]}
-    blended = [word for words in document.get("blend") or () for word in words]
-    given = _of_options(document.get("options") or {})
-    del given["set"]
-    entries = {**_of_any(document), **given, **spans, "source": document["prompt"]}
-    del entries["prompt"]
-    return {
-        **entries,
-        "targets": document["targets"],
-        "mode": document["mode"],
-        "blend": list(dict.fromkeys(blended)) or None,
-        "weight": document.get("weights") or None,
-    }
+    if name is None:
+        return None
+    candidates = (folder / Path(name).name for folder in (path.parent, path.parent.parent, Path()))
+    return next((str(candidate) for candidate in candidates if candidate.is_file()), None)
 
 
 def _refused(message: str) -> typer.BadParameter:

@@ -30,7 +30,7 @@ def diff(
       sdattn diff RUN-1 RUN-2 --item 000001
     """
     from ..batch.reading import open_batch
-    from ..files.places import check_apart, file_name
+    from ..files.paths import check_apart, file_name
     from ..runs.diff import diff
     from ..runs.folder import check_target
 

@@ -55,7 +55,7 @@ def edit(
       sdattn edit "a cat on a sofa" "a cat on a sofa" --weight sofa=0.3 --image photo.jpg
     """
     from ..edit.editing import EditOptions, edit, prepare
-    from ..files.places import check_apart, file_name
+    from ..files.paths import check_apart, file_name
     from ..runs.folder import check_target
     from .printing import print_folder, table
 

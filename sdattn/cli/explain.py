@@ -39,7 +39,7 @@ def explain(
       sdattn explain photo.jpg "a cat on a sofa" --model owner/name
       sdattn explain photo.jpg "a cat on a sofa" --model owner/name --invert --steps 30
     """
-    from ..files.places import check_apart, file_name
+    from ..files.paths import check_apart, file_name
     from ..runs.explaining import explain
     from ..runs.folder import check_target
     from .printing import print_rows, print_run

@@ -53,7 +53,7 @@ def generate(
       sdattn generate "a cat on a sofa" --model owner/name --steps 30 --refine self
       sdattn generate --config outputs/a-cat-on-a-sofa-0/run.json --seed 1
     """
-    from ..files.places import file_name
+    from ..files.paths import file_name
     from ..models.loading import images_a_prompt
     from ..models.pipeline_call import checked_options
     from ..runs.folder import check_target

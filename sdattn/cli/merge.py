@@ -28,12 +28,12 @@ def merge(
       sdattn merge parts/* --out RUN --partial
     """
     from ..batch.merging import merge_runs
-    from ..files.addresses import place_of
+    from ..files.addresses import path_of
 
-    merged, place = merge_runs(runs, out), place_of(out)
-    line = f"{place}/: {merged.items:,} of {merged.wanted:,} items, from {len(runs)} run(s)"
+    merged, out_path = merge_runs(runs, out), path_of(out)
+    line = f"{out_path}/: {merged.items:,} of {merged.wanted:,} items, from {len(runs)} run(s)"
     output.print(line, len(line))
-    output.answer({"folder": str(place), **vars(merged)})
+    output.answer({"folder": str(out_path), **vars(merged)})
     if merged.lacks:
         print(f"sdattn: {_missing(merged)}", file=sys.stderr)
     if merged.lacks and not partial:
@@ -48,6 +48,6 @@ def merge(
 def _missing(merged: Any) -> str:
     named = merged.missing[:_MOST_NAMED]
     more = merged.lacks - len(named)
-    text = ", ".join(named) if named else "not known by name, since an earlier version drew them"
+    text = ", ".join(named) if named else "not known by name, since ids.txt is gone"
     text += f" and {more:,} more" if named and more > 0 else ""
     return f"{merged.lacks:,} item(s) are missing: {text}"

@@ -46,7 +46,7 @@ Dtype = Annotated[
     Literal["float32", "float16", "bfloat16"] | None,
     typer.Option(help="By default float16 on CUDA, float32 elsewhere."),
 ]
-Seed = Annotated[int, typer.Option(help="Of the noise.")]
+Seed = Annotated[int, typer.Option(help="Seed of the noise; the next image has the next one.")]
 Steps = Annotated[
     int | None,
     typer.Option(

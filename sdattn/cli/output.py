@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from ..files.terminal import visible
-from .wording import reason
+from .messages import reason
 
 
 class Output:

@@ -102,7 +102,7 @@ def _drawings(
     force: bool,
 ) -> None:
     from ..files.addresses import is_address
-    from ..files.places import check_apart
+    from ..files.paths import check_apart
     from ..files.writing import write_files
     from ..runs.drawings import drawings
     from ..runs.folder import add_files
@@ -157,10 +157,10 @@ def _check_free(folder: Path, names: Collection[str], force: bool) -> None:
 
 def _load(run: Path, item: str | None) -> Any:
     from ..batch.reading import open_batch
-    from ..files.addresses import place_of
+    from ..files.addresses import path_of
     from ..runs.folder import load_run
 
-    place = place_of(run)
-    if item is None and (place / "batch.json").is_file():
-        raise typer.BadParameter(f"{place} is a batch run. Name one of its items: --item ID.")
+    run_path = path_of(run)
+    if item is None and (run_path / "batch.json").is_file():
+        raise typer.BadParameter(f"{run_path} is a batch run. Name one of its items: --item ID.")
     return load_run(run) if item is None else open_batch(run)[item]

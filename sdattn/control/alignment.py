@@ -1,8 +1,8 @@
 """Which token columns of a source prompt stand for those of an edited one.
 
 Source: Hertz et al. 2022, section 3.2, "Word Swap" and "Adding a New Phrase". There tokens are
-aligned; here words are, whose columns the tokenizer's offsets tell, so that a word of several
-pieces is never torn.
+aligned; here words are, whose columns are known by the tokenizer's offsets, so that a word of
+several pieces is never torn.
 """
 
 from collections.abc import Sequence
@@ -38,9 +38,12 @@ def swap(source: Prompt, target: Prompt) -> Tensor:
         )
     pairs = [(a.columns, b.columns) for a, b in zip(source.words, target.words, strict=True)]
     ends = {name: (_special(source, name), _special(target, name)) for name in (SOS, EOS, PAD)}
+    # Words, start and end first. A word of three pieces that becomes one of two gives each of the
+    # two a half of each of its three.
     dealt = torch.zeros(len(source.tokens), len(target.tokens))
     for ours, theirs in [*pairs, ends[SOS], ends[EOS]]:
         _deal(dealt, ours, theirs)
+    # Padding, column by column, as far as both have some.
     ours, theirs = ends[PAD]
     shared = min(len(ours), len(theirs))
     _deal(dealt, ours[:shared], theirs[:shared])
@@ -75,6 +78,7 @@ def refine(source: Prompt, target: Prompt) -> Tensor:
 def matches(source: Prompt, target: Prompt) -> list[tuple[int, int]]:
     """(source word, target word) of the longest sequence of words that both prompts share."""
     ours, theirs = _spelled(source.words), _spelled(target.words)
+    # best[i][j]: how many words match at most from source word i and target word j on.
     best = [[0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
     for i in reversed(range(len(ours))):
         for j in reversed(range(len(theirs))):
@@ -82,6 +86,8 @@ def matches(source: Prompt, target: Prompt) -> list[tuple[int, int]]:
             best[i][j] = max(met, best[i + 1][j], best[i][j + 1])
     found = []
     i = j = 0
+    # Forward along a way that keeps that number; of two such ways the source's word is passed over
+    # first.
     while i < len(ours) and j < len(theirs):
         if ours[i] == theirs[j] and best[i][j] == best[i + 1][j + 1] + 1:
             found.append((i, j))
@@ -108,6 +114,7 @@ def linked(
     found: list[tuple[int | None, int | None]] = []
     i = j = 0
     for x, y in [*ends, (len(source.words), len(target.words))]:
+        # Between two matches: as many words on both sides stand for each other in order.
         if x - i == y - j:
             found += zip(range(i, x), range(j, y), strict=True)
         else:

@@ -78,9 +78,11 @@ class LocalBlend:
             return x_t
         size = (x_t.shape[-2], x_t.shape[-1])
         maps = self._maps(attention_store, size)  # [prompts, layers*heads, rows, cols, T]
+        # Where the words are, less where those are that are to be left out, which are not spread.
         mask = self._mask(maps, self.alpha, size, spread=True)
         if self.subtracted is not None:
             mask &= ~self._mask(maps, self.subtracted, size, spread=False)
+        # Outside of it every target gets the source's latents.
         return torch.where(mask, x_t, x_t[:1])
 
     def _maps(self, store: Mapping[str, list[Tensor]], size: tuple[int, int]) -> Tensor:
@@ -107,6 +109,7 @@ class LocalBlend:
         self, maps: Tensor, alpha: DeviceCopies, size: tuple[int, int], spread: bool
     ) -> Tensor:
         chosen = alpha.on(maps.device, maps.dtype)[:, None, None, None]
+        # The sum over a word's columns, the mean over heads and layers.
         heat = (maps * chosen).sum(-1).mean(1, keepdim=True)  # [prompts, 1, rows, cols]
         if spread:
             heat = F.max_pool2d(heat, 3, stride=1, padding=1)

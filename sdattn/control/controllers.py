@@ -18,7 +18,7 @@ from torch import Tensor
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidValueError
 from ..hooks.attention_store import AttentionStore
-from ..hooks.keep import Part, Span
+from ..hooks.keep import RunPart, Span
 from ..prompts.tokens import Prompt
 from . import alignment
 from .blend import LocalBlend
@@ -80,7 +80,7 @@ class AttentionControlEdit(AttentionStore):
         self.local_blend = local_blend
         self.max_self_queries = max_self_queries
         self.cross_replace = _cross_schedule(self.prompts[1:], num_steps, cross_replace_steps)
-        self.self_replace = Part.of(self_replace_steps, num_steps).passes(num_steps)
+        self.self_replace = RunPart.of(self_replace_steps, num_steps).passes(num_steps)
         # A target that is the source has the source's attention already, up to how a batch rounds.
         self.edits = torch.tensor([target.text != prompts[0].text for target in prompts[1:]])
         self._copies: dict[int, DeviceCopies] = {}  # by the id of the tensor, which they hold
@@ -106,10 +106,12 @@ class AttentionControlEdit(AttentionStore):
                 f"The {len(attn)} rows of attention do not divide among {len(self.prompts)} "
                 "prompts. Run the pipeline on the very prompts that the controller was made for."
             )
+        # An edit in place is what the processor goes on with.
         by_prompt = attn.unflatten(0, (len(self.prompts), -1))  # [prompts, heads, N, T], a view
         source, targets = by_prompt[0], by_prompt[1:]
         if is_cross:
             self._check_columns(attn)
+            # On the CPU first: where nothing is edited in this step the device is not waited for.
             chosen = self.cross_replace[self.cur_step] & self.edits.view(-1, 1, 1, 1)
             if chosen.any():
                 edited = self.replace_cross_attention(source, targets)
@@ -242,10 +244,11 @@ def _cross_schedule(
     """Which columns are edited in which pass: bool ``[num_steps, targets, 1, 1, T]``."""
     by_word = dict(spans) if isinstance(spans, Mapping) else {"default_": spans}
     when = torch.zeros(num_steps, len(targets), 1, 1, len(targets[0].tokens), dtype=torch.bool)
-    when[Part.of(by_word.pop("default_", 1.0), num_steps).passes(num_steps)] = True
+    when[RunPart.of(by_word.pop("default_", 1.0), num_steps).passes(num_steps)] = True
     for word, span in by_word.items():
-        steps = Part.of(span, num_steps).passes(num_steps)
+        steps = RunPart.of(span, num_steps).passes(num_steps)
         for i, columns in _found(targets, word):
+            # A word with a span of its own is edited in that span, and in no other.
             when[:, i, ..., columns] = False
             for step in steps:
                 when[step, i, ..., columns] = True

@@ -182,7 +182,7 @@ def knockouts(
     return draw_without(prepare(pipe, prompt, seed, layers, steps, options), words, batch_size)
 
 
-def draw_without(plan: Plan, words: Sequence[str], batch_size: int = 4) -> list[Knockout]:
+def draw_without(plan: KnockoutPlan, words: Sequence[str], batch_size: int = 4) -> list[Knockout]:
     """:func:`knockouts` of what has been checked."""
     columns = [tuple(columns_of([word], [plan.prompt])) for word in words]
     rows = [(), *columns]  # of the first, nothing is removed
@@ -222,7 +222,7 @@ def change(image: Image.Image, other: Image.Image, grid: tuple[int, int]) -> Ten
 
 
 @dataclass(frozen=True)
-class Plan:
+class KnockoutPlan:
     """What all batches share, checked and not run."""
 
     pipe: Any
@@ -235,7 +235,7 @@ class Plan:
 
 def prepare(
     pipe: Any, prompt: str, seed: int, layers: LayerSelection, steps: Span, options: dict[str, Any]
-) -> Plan:
+) -> KnockoutPlan:
     """All that :func:`knockouts` refuses and that is known before the run; see there."""
     if find_denoiser(pipe).pipeline is None or not isinstance(prompt, str):
         raise InvalidTypeError(
@@ -251,10 +251,10 @@ def prepare(
     [read] = read_prompts(pipe, prompt, **options)
     check_removal(pipe, layers, steps)
     [seed] = checked_seeds(seed)
-    return Plan(pipe, read, seed, layers, steps, options)
+    return KnockoutPlan(pipe, read, seed, layers, steps, options)
 
 
-def draw(plan: Plan, rows: Sequence[Columns]) -> tuple[list[Image.Image], tuple[int, int]]:
+def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image], tuple[int, int]]:
     """Draw one batch, each row with columns of its own removed, and put everything back.
 
     Returns:

@@ -21,9 +21,9 @@ from ..attention import TorchAttnProcessor
 from ..attention.device_copies import index_on
 from ..errors import InvalidTypeError, InvalidValueError
 from ..hooks.installer import Installation
-from ..hooks.keep import Part, Span
+from ..hooks.keep import RunPart, Span
 from ..hooks.passes import CaptureError
-from ..models.denoiser_call import Call
+from ..models.denoiser_call import DenoiserCall
 from ..models.guidance import GuidanceWatch, Order, guided_order
 from ..models.layers import (
     AttentionLayer,
@@ -43,6 +43,7 @@ def without_columns(probs: Tensor, columns: Columns) -> Tensor:
     Returns:
         the same shape and dtype. Rows sum to 1; those in which nothing is left are zero.
     """
+    # To mask keys out of a softmax is to take their shares away and divide what is left by its sum.
     kept = probs.float().index_fill(-1, index_on(probs.device, columns), 0.0)
     left = kept.sum(-1, keepdim=True)
     return (kept / left.clamp_min(torch.finfo(kept.dtype).tiny)).to(probs.dtype)
@@ -118,6 +119,8 @@ class Removal:
             self._install(cast(tuple[int, int], call.latent_size))  # a pipeline has one
         self._check_processors()
         self._batch = call.batch
+        # Which rows lose what: asked anew in each pass, since guidance may end in the middle of a
+        # run.
         self._edits = self._edits_of(order) if self._passes in self._during else {}
         self._passes += 1
 
@@ -135,7 +138,7 @@ class Removal:
         for row, columns in self._edits.items():
             by_row[row] = without_columns(by_row[row], columns)
 
-    def _check_start(self, call: Call, order: Order, sample: Tensor) -> None:
+    def _check_start(self, call: DenoiserCall, order: Order, sample: Tensor) -> None:
         if call.batch != len(order) * len(self.rows):
             raise CaptureError(
                 f"The model was called with a batch of {call.batch}; for {len(self.rows)} pictures "
@@ -147,6 +150,7 @@ class Removal:
                 f"The attention has {call.n_text} token columns of text, and the prompt was read "
                 f"with {self.n_text}. Pass the options that change them to both."
             )
+        # Else the pictures would differ by more than the word.
         first, *others = sample.chunk(len(order))[order.index("conditional")].float()
         if not all(torch.allclose(first, other, atol=1e-2) for other in others):
             raise CaptureError(
@@ -179,11 +183,11 @@ class Removal:
             )
 
 
-def check_removal(pipe: Any, layers: LayerSelection, steps: Span) -> Part:
+def check_removal(pipe: Any, layers: LayerSelection, steps: Span) -> RunPart:
     """The part of the run; refuses, as :class:`Removal` does, what it cannot work in."""
     guided_order(pipe)
     _check_layers(pipe, find_layers(find_denoiser(pipe).model), layers)
-    return Part.of(steps)
+    return RunPart.of(steps)
 
 
 def _check_layers(pipe: Any, found: list[AttentionLayer], layers: LayerSelection) -> None:

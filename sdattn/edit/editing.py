@@ -81,6 +81,7 @@ def edit(
     asked = EditOptions(
         mode, cross_replace_steps, self_replace_steps, blend, weights, max_self_queries
     )
+    # Inside the replay: the scheduler there decides how many passes the controller counts.
     with inversion.replay(pipe) if inversion else nullcontext():
         plan = prepare(pipe, source, target, asked, options)
         read, options = plan.prompts, plan.options
@@ -94,10 +95,9 @@ def edit(
         near = min(psnr(inversion.image, run.images[0]), 99.0)
         edited = replace(edited, reconstruction_psnr=near)
         own = {"seed": None}  # the noise is the picture's own
-    settings = {**run.info[0], **own, **edited.to_json()}
     image_runs = [replace(r, settings=replace(r.settings, edited=edited, **own)) for r in run]
     words = [alignment.edited_words(read, i, list(weights or ())) for i in range(len(read))]
-    return EditRun(image_runs, run.store, run.layers, edited.mode, words, settings)
+    return EditRun(image_runs, run.store, run.layers, words, edited)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class EditOptions:
 
 
 @dataclass(frozen=True)
-class Plan:
+class EditPlan:
     """An edit that has been checked and not run: what :func:`prepare` makes."""
 
     prompts: list[Prompt]
@@ -128,7 +128,7 @@ def prepare(
     target: str | Sequence[str],
     asked: EditOptions,
     options: Mapping[str, Any],
-) -> Plan:
+) -> EditPlan:
     """All that :func:`edit` refuses, refused before anything runs."""
     check_text_to_image(pipe)
     read = read_prompts(pipe, [source, *([target] if isinstance(target, str) else target)])
@@ -140,7 +140,9 @@ def prepare(
     settings = {name: held for name, held in vars(asked).items() if name != "max_self_queries"}
     targets = [prompt.text for prompt in read[1:]]
     checked["callback_on_step_end"] = step_end(control)
-    return Plan(read, control, checked, Edited(prompt=source, targets=targets, **plain(settings)))
+    return EditPlan(
+        read, control, checked, Edited(prompt=source, targets=targets, **plain(settings))
+    )
 
 
 def _of_inversion(

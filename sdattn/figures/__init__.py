@@ -18,8 +18,8 @@ import numpy as np
 
 from ..errors import InvalidValueError
 from ..maps.heatmap import Heatmap
+from ..maps.heatmaps import Heatmaps
 from ..maps.presets import Preset
-from ..maps.promptmaps import Heatmaps
 from ..runs.imagerun import (
     ImageRun,
     group_heatmaps,
@@ -119,8 +119,8 @@ def _words(run: ImageRun, words: Sequence[str] | None) -> Shown:
 
 def _steps(run: ImageRun, words: Sequence[str] | None) -> Shown:
     kept = kept_steps(run)
-    places = np.linspace(0, len(kept) - 1, min(len(kept), MOST_STEPS)).round().astype(int)
-    shown = [kept[place] for place in places]
+    positions = np.linspace(0, len(kept) - 1, min(len(kept), MOST_STEPS)).round().astype(int)
+    shown = [kept[position] for position in positions]
     return _columns(shown, words), replace(run.heatmaps.preset, steps="mean")
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ..errors import InvalidValueError
 from ..maps.heatmap import Heatmap
-from ..maps.promptmaps import Heatmaps
+from ..maps.heatmaps import Heatmaps
 from ..runs.imagerun import ImageRun, not_kept, step_heatmaps, step_names
 from .lettering import plain
 from .panels import Lines

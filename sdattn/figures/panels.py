@@ -117,14 +117,12 @@ def fill(axes: Sequence[Axes] | np.ndarray, rows: Sequence[Sequence[Panel]], pag
         ValueError: there are not as many axes as panels.
     """
     drawn = [*np.ravel(np.array(axes, dtype=object))]
-    places = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
-    if len(drawn) != len(places):
-        raise InvalidValueError(
-            f"Got {len(drawn)} axes for {len(places)} panels. Pass one a panel."
-        )
+    cells = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
+    if len(drawn) != len(cells):
+        raise InvalidValueError(f"Got {len(drawn)} axes for {len(cells)} panels. Pass one a panel.")
     sheet = _Sheet(rows, page, len(rows), math.inf, "panels")
-    for panel, place in zip(drawn, places, strict=True):
-        sheet.show(panel, *place)
+    for panel, cell in zip(drawn, cells, strict=True):
+        sheet.show(panel, *cell)
         panel.set_aspect("equal")
     return cast("Figure", sheet.bar(drawn, page.note).ax.get_figure())
 
@@ -166,11 +164,14 @@ class _Sheet:
 
         self._check(self.width)
         across = max(map(len, self.rows))
+        # Rows go down the page, then on beside it: row i is in block i // down, at line i % down.
         columns = max(i // self.down * across + len(row) for i, row in enumerate(self.rows))
         layout = ConstrainedLayoutEngine(w_pad=_GAP / 2, h_pad=_GAP / 2, wspace=0, hspace=0)
+        # Begun larger than any page: the layout then has room for all text, and _place shrinks it.
         figure = Figure((2 * WIDTH, 2 * HEIGHT), DPI, layout=layout)  # whatever text there is
         FigureCanvasAgg(figure)
         grid = figure.add_gridspec(self.down, columns)
+        # Numbers stand at the outer panels only, where a side is long enough for them.
         ticked = self.width * min(1, self.page.aspect) >= _TICKED * unit()
         for i, row in enumerate(self.rows):
             block, at = divmod(i, self.down)
@@ -200,6 +201,7 @@ class _Sheet:
             axes.set_title("\n".join(title), **text)
         if column == 0 and panel.label:
             low = len(panel.label) * _LINE * unit() > self.width * self.page.aspect + _GAP
+            # A panel too low for a label of two lines has both in one.
             lines = (", ".join(reversed(panel.label)),) if low else panel.label
             label = "\n".join(fit(line, _LABEL * unit(), self.fonts) for line in lines)
             axes.set_ylabel(label, rotation=0, ha="right", va="center", **text)
@@ -227,6 +229,8 @@ class _Sheet:
     def _place(self, figure: Figure, shape: np.ndarray) -> None:
         """Lay out the panels, then with the colour bar, and keep everything where it is."""
         panels = figure.axes[:]
+        # Twice, since the colour bar takes room from the panels, and its length follows from
+        # theirs.
         bar = self._bar_beside(panels, *(shape * self._resized(figure, shape)))
         self._check(self._resized(figure, shape)[0])
         first, last = self.page.scale
@@ -241,6 +245,7 @@ class _Sheet:
         bar its shortest length; the (width, height) that each has then."""
         cast("LayoutEngine", figure.get_layout_engine()).execute(figure)
         size = figure.get_size_inches()
+        # What the text around the panels takes stays as it is, whatever size these have.
         around = size - shape * size * figure.axes[0].get_position().size
         wide, high = (PAGE - around) / shape
         wide = max(min(wide, high / self.page.aspect, LARGEST), SMALLEST / 2)  # too small

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ..errors import InvalidValueError, IsFolderError
-from ..files.places import check_writable
+from ..files.paths import check_writable
 from ..files.writing import write_whole
 
 

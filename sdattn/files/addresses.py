@@ -39,7 +39,7 @@ def is_address(where: str | Path) -> bool:
     return _ADDRESS.fullmatch(f"{where}/") is not None
 
 
-def place_of(where: str | Path | Address) -> Path | Address:
+def path_of(where: str | Path | Address) -> Path | Address:
     """A path of this machine, or an address in a storage; nothing is asked of the storage yet.
 
     Args:
@@ -110,8 +110,8 @@ class Address:
     def __lt__(self, other: Address) -> bool:
         return self.path < other.path
 
-    def __truediv__(self, place: str) -> Address:
-        return Address(self.files, f"{self.path}/{place}", self.scheme)
+    def __truediv__(self, name: str) -> Address:
+        return Address(self.files, f"{self.path}/{name}", self.scheme)
 
     @property
     def name(self) -> str:
@@ -262,13 +262,13 @@ class Address:
             time.sleep(wait)
 
 
-Place = Path | Address
+AnyPath = Path | Address
 
 
-def at_once(call: Callable[[Address], T], places: Iterable[Address]) -> list[T]:
+def at_once(call: Callable[[Address], T], addresses: Iterable[Address]) -> list[T]:
     """What a call gives for each, many at a time, as a storage takes long to answer."""
     with ThreadPoolExecutor(_TOGETHER) as pool:
-        return list(pool.map(call, places))
+        return list(pool.map(call, addresses))
 
 
 def _line(error: BaseException) -> str:

@@ -25,18 +25,18 @@ class Copies:
         self._folder: Path | None = None
         self._lock = threading.Lock()
 
-    def of(self, place: Address, key: str | None = None) -> Path:
+    def of(self, address: Address, key: str | None = None) -> Path:
         """Where the object's copy is, which stays as it is when the object changes; a path at
         which there is nothing where there is no object.
 
         Args:
-            place: of the object.
+            address: of the object.
             key: another one for another content; by default the storage is asked.
 
         Raises:
             OSError: the storage cannot be reached.
         """
-        key = f"{place} {place.key() if key is None else key}"
+        key = f"{address} {address.key() if key is None else key}"
         with self._lock:
             path = self._made.pop(key, None)
             if path is not None:
@@ -44,7 +44,7 @@ class Copies:
                 return path
         path = self._new()
         try:
-            place.fetch(path)
+            address.fetch(path)
         except FileNotFoundError:
             path.unlink(missing_ok=True)
             return path
@@ -54,9 +54,9 @@ class Copies:
                 self._made.pop(next(iter(self._made))).unlink()
         return path
 
-    def of_all(self, places: Iterable[Address]) -> list[Path]:
+    def of_all(self, addresses: Iterable[Address]) -> list[Path]:
         """:meth:`of` each, many at once."""
-        return at_once(self.of, places)
+        return at_once(self.of, addresses)
 
     def _new(self) -> Path:
         with self._lock:

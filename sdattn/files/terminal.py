@@ -2,9 +2,11 @@
 
 visible("a \\x1b[2Jcat")    ->  "a \\\\x1b[2Jcat"
 shorter("a red cat", 6)    ->  "a red…"
+shown(["a red cat"], 6)    ->  "['a re…"
 """
 
 import re
+from typing import Any
 
 # Terminals obey C0 and C1, the next turn the order of writing around; surrogates are no characters.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -28,3 +30,9 @@ def shorter(text: str, most: int) -> str:
     """
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """A value as Python writes it, or the beginning of that, for messages."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .addresses import Address, Place
-from .places import inside
+from .addresses import Address, AnyPath
+from .paths import inside
 
 
 def to_json(document: Any) -> bytes:
@@ -45,7 +45,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         path.write_bytes(files[name])
 
 
-def write_whole(path: Place, parts: Iterable[bytes], temporary: Place | None = None) -> None:
+def write_whole(path: AnyPath, parts: Iterable[bytes], temporary: AnyPath | None = None) -> None:
     """Write a file for good, whole or not at all: whatever goes wrong leaves what was there.
 
     Args:
@@ -87,6 +87,8 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
         try:
             yield temporary
             flush_tree(temporary)
+            # Two renames: between them there is no folder, which clear_leftovers mends after a
+            # kill.
             if replace and folder.exists():
                 os.rename(folder, old)
             os.rename(temporary, folder)
@@ -100,10 +102,10 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
 
 def flush_tree(folder: Path) -> None:
     """Have the disk hold a folder and all that is in it."""
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
-            flush(Path(place, name))
-        flush(Path(place))
+            flush(Path(parent, name))
+        flush(Path(parent))
 
 
 def flush(path: Path) -> None:
@@ -174,6 +176,7 @@ def clear_leftovers(folder: Path) -> None:
             if not left.with_suffix(".tmp").exists() and folder.exists():
                 shutil.rmtree(old, ignore_errors=True)
             continue
+        # Whoever holds the lock lives, and is still at it.
         if (lock := _lock(left)) is None:
             continue
         try:

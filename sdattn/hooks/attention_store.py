@@ -69,7 +69,7 @@ class AttentionStore(StepController, HasHeatmaps):
         guidance: where the unconditional rows are, which are left out. ``"auto"``: where the
             attached pipeline has them; of a store that is not attached they are the first half of
             an even batch, as prompt-to-prompt takes it, and an odd batch has none. A bare UNet does
-            not say, so a store that is attached to one refuses an even batch unless it was told:
+            not say, so a store that is attached to one refuses an even batch unless you say:
             ``"batch"``: they are the first half. ``"passes"``: the model runs twice a step, for
             them first ("low resource"). None: there are none, every row is an image.
         max_queries: maps with more queries than this stay out of ``step_store`` and
@@ -88,7 +88,7 @@ class AttentionStore(StepController, HasHeatmaps):
         latent_size: (rows, cols) of the latent; None before the first pass of a model that the
             store is attached to, or registered in.
         levels: number of the model's resolutions; None likewise.
-        images: rows of the batch that are kept; None before the first call that tells.
+        images: rows of the batch that are kept; None before the first call.
         drawn: the prompts of the run of the pipeline that the store is attached to; None where they
             are not known.
         global_store: sums over all finished steps, where ``save_global_store`` is True.
@@ -171,6 +171,7 @@ class AttentionStore(StepController, HasHeatmaps):
         if self.keep_steps:
             self.steps.append(_detached(self.last_step))
             self._say_bytes()
+        # prompt-to-prompt sums over the steps; Attend-and-Excite keeps the last, with its graph.
         if self.save_global_store is None:
             self.attention_store = _added(self.attention_store, self.step_store)
             self.full_attention_store = _added(self.full_attention_store, self.full_step_store)

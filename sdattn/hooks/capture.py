@@ -27,16 +27,16 @@ from ..models.layers import (
     select_layers,
     unwrapped,
 )
-from .asking import AskingLook, asked_kinds
 from .attended import Attended
 from .drawn import PromptWatch
 from .installer import Installation
 from .joint import JointLook, check_backends
 from .keep import MUCH, Heads, Keep, Selection, Steps
 from .map_store import MapStore
+from .other_text import OtherTextLook, asked_kinds
 from .passes import CaptureError, CaptureWarning, Passes
 from .recorders import Recorders, can_record
-from .witness import unknown_use
+from .unknown_processors import unknown_use
 
 if TYPE_CHECKING:
     from .observers import Look, ObservingProcessor
@@ -93,12 +93,12 @@ def capture(
             place of all of them. Not of self-attention.
         text_states: ``[1 or images, T, width]``, of another text than the prompt (or the same): the
             maps show what the picture would attend to in it, see
-            :class:`sdattn.hooks.asking.AskingLook`. Cross-attention of UNets only.
+            :class:`sdattn.hooks.other_text.OtherTextLook`. Cross-attention of UNets only.
         device: where the maps are held, by default where they are computed.
         dtype: of the maps; running sums are float32 at least.
         grad: keep the graph, so that a loss on the maps reaches the latents.
         latent_size: of a model of yours, the (rows, cols) of its queries; without it they are a
-            sequence, a single row. Models of diffusers tell it themselves.
+            sequence, a single row. Models of diffusers know it.
 
     Yields:
         MapStore: see there for ``maps``; with the defaults its size does not grow with the steps.
@@ -110,6 +110,7 @@ def capture(
             changed, or a second run began.
         RuntimeError: what a layer attends to cannot be seen, or is not what made its output.
     """
+    # All that cannot be is refused here, before anything is put into the model.
     denoiser = find_denoiser(target)
     keep = Keep.of(steps, heads, tokens, among, device, dtype, grad)
     if keep.steps.part is not None and denoiser.pipeline is None:
@@ -132,6 +133,7 @@ def capture(
         watch = _Watch(passes, installed, store, (layers, kinds), asked, prompts)
         with closing(watch):
             watch.begin(denoiser.model)
+            # The model runs in the caller's block.
             yield store
             watch.check()
     store.check()
@@ -191,7 +193,7 @@ class _Watch:
         wanted = partial(self.wants, layer.name)
         look: Look | None = None
         if self.text_states is not None:
-            look = AskingLook(self.text_states)
+            look = OtherTextLook(self.text_states)
         elif layer.kind == "joint":
             look = JointLook(self.passes.spans)
         observer = observing(inner, observe, look, wanted)
@@ -232,6 +234,7 @@ class _Watch:
             if self.prompts is not None:
                 self.store.drawn = self.prompts.drawn()
         asked = None if self.text_states is None else self.text_states.own
+        # Which pass this is: None is the other branch of a guidance that runs in turn.
         found = self.passes.read(model, args, kwargs, asked)
         if found is None:
             self.store.skipped += 1
@@ -240,6 +243,7 @@ class _Watch:
         if len(self.store.passes) == 1:  # resolutions and sizes are known only now
             self.store.layers = select_layers(self.store.layers, *self.selection, found.latent_size)
             self._log_bytes()
+        # From here on observers ask wants(), so a pass that is not kept costs a look-up a layer.
         self.taken = self.store.taken()
         if self.passes.call is not None and self.passes.call.text is not None:
             self.recorders.begin(self.store.layers, found, self.passes.call.text.device)

@@ -67,6 +67,8 @@ class DrawnPrompts:
         for i, branch, number in self._pairs(branches, len(prompts)):
             got = {name: ids[number].tolist() for name, ids in self.ids[branch].items()}
             unread = iter(got.values())  # the encoders that give columns are asked in their order
+            # Each list of tokens must be what one of the encoders got, in the order of the
+            # encoders; some encoders give no columns and are passed over.
             if all(any(_same(tokens, ids) for ids in unread) for tokens in prompts[i].encoded):
                 continue
             self._refuse_another(prompts[i].text, branch, number)
@@ -158,6 +160,8 @@ class PromptWatch:
         }
         if given["conditional"] is None:  # text states came in its place
             del given["conditional"]
+        # Prompt and negative prompt, a call of each encoder for either. More calls are chunks of a
+        # long prompt, or something else of the pipeline's own.
         if any(len(calls) > len(given) for calls in heard.ids.values()):
             return None  # which of them was of which text is not known
         texts, ids = {}, {}

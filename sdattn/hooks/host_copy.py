@@ -42,8 +42,8 @@ class HostCopy:
         self._sent = buffer
 
     def take(self) -> Tensor | None:
-        """Wait for the copy, and let go of it. Of pinned memory the tensor is, if it was copied,
-        which the next copies use again once it is let go of."""
+        """Wait for the last copy and return it, or None. A copied tensor lies in a pinned buffer,
+        which is reused for the next copies once nobody holds the tensor."""
         sent, self._sent = self._sent, None
         if sent is not None and self._done is not None:
             self._done.synchronize()

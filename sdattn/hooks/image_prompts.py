@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from .attended import Attended, QueryKey, SideBySide
-from .projections import Part
+from .projections import Projection
 
 
-def image_projections(processor: Any) -> list[Part]:
+def image_projections(processor: Any) -> list[Projection]:
     """Those that make keys of image prompts, one an adapter, each under a name of its own; none
     but in the processor of an IP-Adapter."""
     found = getattr(processor, "to_k_ip", ())
@@ -27,7 +27,7 @@ def beside_images(
     attn: Any,
     query: Tensor,
     states: Any,
-    adapters: Sequence[Part],
+    adapters: Sequence[Projection],
     seen: Mapping[str, Sequence[Tensor]],
 ) -> Attended:
     """The image columns behind those of the text; nothing is paid to an adapter that is switched
@@ -42,6 +42,7 @@ def beside_images(
     others: list[Attended | int] = []
     given = states[1] if isinstance(states, tuple) else ()
     for (name, _), images in zip(adapters, given, strict=False):
+        # One call of the projection is one softmax; an adapter with masks makes one an image.
         keys = [key.flatten(1, -2) for key in seen.get(name, ())]  # [B, tokens, width]
         columns = images.shape[1] * images.shape[2]
         others += [QueryKey(attn, query, key) for key in keys] or [columns]

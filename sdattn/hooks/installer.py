@@ -28,6 +28,8 @@ class _Place:
         before = self.before
         while hasattr(before, "stands_for"):  # of an installation that has ended meanwhile
             before = before.stands_for
+        # Who still holds one of ours as what was there before is sent on to what was there before
+        # that.
         for processor in self.ours:
             object.__setattr__(processor, "stands_for", before)
         for outer in _wrapped(self.layer.module.processor):
@@ -90,6 +92,7 @@ class Installation:
         Returns:
             Whether there was any.
         """
+        # What was compiled lies in attributes; without them the module's own forward runs.
         parts = list(compiled_parts(model))
         for module, name in parts:
             eager = module._orig_mod.__call__ if name == "forward" else None

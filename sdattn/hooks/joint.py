@@ -18,7 +18,7 @@ from ..errors import RunError
 from ..models.denoiser_call import by_name, innermost
 from ..models.layers import AttentionLayer
 from .attended import Attended
-from .sdpa import SdpaWatch, Seen
+from .sdpa import SdpaCall, SdpaWatch
 
 if TYPE_CHECKING:
     from .observers import ObservingProcessor
@@ -79,24 +79,27 @@ class JointLook:
     def __call__(
         self, observer: ObservingProcessor, attn: Any, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Attended | None]:
-        calls: list[Seen] = []
+        calls: list[SdpaCall] = []
         names = () if self.checked else ("add_v_proj", "to_added_qkv")
         with observer.projected(attn, *names) as projected:
             output = observer.watched(calls, SdpaWatch, attn, *args, **kwargs)
         given = by_name(args, kwargs)
         states = given["hidden_states"], given.get("encoder_hidden_states")
         name = type(observer.inner).__name__
+        # Of several calls (SD3.5 has self-attention as well) the one over all tokens is the joint
+        # one.
         seen = _whole(calls, sum(part.shape[1] for part in states if part is not None), name)
         spans = self.spans()
         if spans is None:
             return output, None
         if not self.checked:
             self.checked = True
+            # Once a layer: the text's values must lie where its keys are said to.
             _check_order(seen, spans[1], attn, projected, type(innermost(observer)).__name__)
         return output, seen.attended(*spans)
 
 
-def _whole(calls: Sequence[Seen], length: int, name: str) -> Seen:
+def _whole(calls: Sequence[SdpaCall], length: int, name: str) -> SdpaCall:
     """The one call for all tokens of text and picture."""
     fitting = [call for call in calls if call.shape[2:] == (length, length)]
     if len(fitting) != 1:
@@ -117,7 +120,7 @@ def _whole(calls: Sequence[Seen], length: int, name: str) -> Seen:
 
 
 def _check_order(
-    seen: Seen, text: slice, attn: Any, projected: dict[str, Tensor], name: str
+    seen: SdpaCall, text: slice, attn: Any, projected: dict[str, Tensor], name: str
 ) -> None:
     """Refuse a layer that did not put the values of the text where its keys are said to be.
 

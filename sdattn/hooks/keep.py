@@ -1,5 +1,5 @@
 """`Keep`: what a capture keeps of steps, heads and columns, read once where it comes in, and its
-bytes; `Part`: a part of a run, one meaning for captures, knockouts, edits and presets."""
+bytes; `RunPart`: a part of a run, one meaning for captures, knockouts, edits and presets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Span = float | tuple[float, float]  # 0.8 means (0, 0.8), in parts of the run
 
 
 @dataclass(frozen=True)
-class Part:
+class RunPart:
     """A part of a run, ``0 <= first <= last <= 1``.
 
     A pass of the model belongs to it where the middle of the pass lies in it, the bounds included.
@@ -34,7 +34,7 @@ class Part:
     last: float
 
     @classmethod
-    def between(cls, pair: Any) -> Part | None:
+    def between(cls, pair: Any) -> RunPart | None:
         """The part between two points of the run; None for what is no pair of such numbers."""
         items = _items(pair)
         numbers = [number for item in items if (number := _number(item)) is not None]
@@ -44,7 +44,7 @@ class Part:
         return cls(first, last) if 0 <= first <= last <= 1 else None
 
     @classmethod
-    def of(cls, span: Any, passes: int | str = "their number") -> Part:
+    def of(cls, span: Any, passes: int | str = "their number") -> RunPart:
         """A part as knockouts and edits take it: 0.8 for the first 80 %, or ``(0.2, 0.8)``.
 
         Raises:
@@ -59,7 +59,7 @@ class Part:
         return found
 
     @classmethod
-    def read(cls, pair: Any) -> Part | None:
+    def read(cls, pair: Any) -> RunPart | None:
         """A part as captures take it, where indices of steps may stand as well: ``(0.5, 1.0)``.
 
         Returns:
@@ -121,7 +121,7 @@ class Steps:
     each: bool = False
     last: bool = False
     numbers: tuple[int, ...] | None = None
-    part: Part | None = None
+    part: RunPart | None = None
 
     @classmethod
     def of(cls, value: Any) -> Steps:
@@ -134,7 +134,7 @@ class Steps:
             return value
         if isinstance(value, str) and value in ("mean", "all", "last"):
             return cls(value, each=value == "all", last=value == "last")
-        if part := Part.read(value):
+        if part := RunPart.read(value):
             return cls((part.first, part.last), part=part)
         more = '"last", a part of the run such as (0.5, 1.0), '
         numbers = _indices("steps", value, more)

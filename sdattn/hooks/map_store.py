@@ -14,9 +14,9 @@ from ..models.guidance import Branch
 from ..models.layers import AttentionLayer
 from .attended import Attended, Rows
 from .drawn import HasHeatmaps
-from .held import Held, HeldMaps
 from .keep import Keep, Selection
 from .passes import CaptureError, CaptureWarning, Pass
+from .running_sums import MapsByLayer, RunningSum
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -55,7 +55,7 @@ class MapStore(HasHeatmaps):
         self.skipped = 0
         self.n_keys: int | None = None
         self.expected_nbytes: int | None = None
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, RunningSum] = {}
 
     def __repr__(self) -> str:
         if not self.passes:
@@ -68,7 +68,7 @@ class MapStore(HasHeatmaps):
 
     @property
     def maps(self) -> Mapping[str, Tensor]:
-        return HeldMaps([layer.name for layer in self.layers], self._held)
+        return MapsByLayer([layer.name for layer in self.layers], self._held)
 
     @property
     def steps(self) -> Selection:
@@ -153,6 +153,8 @@ class MapStore(HasHeatmaps):
 
     def add(self, layer: AttentionLayer, attended: Attended, rows: Rows | None) -> None:
         """Take in what some rows of one layer's call attended to, None for all."""
+        # In this order: the checks of columns need the layer's keys; a sum is made at the first
+        # call; rows of the other branch are dropped before anything is computed.
         columns = self._columns(layer, attended)
         held = self._held.get(layer.name) or self._hold(layer, attended)
         kept = attended if rows is None else attended.of(rows)
@@ -160,10 +162,10 @@ class MapStore(HasHeatmaps):
             kept = held.among(kept, self.n_text or attended.keys)
         held.add(kept, columns)
 
-    def _hold(self, layer: AttentionLayer, attended: Attended) -> Held:
+    def _hold(self, layer: AttentionLayer, attended: Attended) -> RunningSum:
         size, cells = self.latent_size, attended.cells
         grid = (1, cells) if size is None else query_grid(cells, size, self.levels)
-        held = self._held[layer.name] = Held(layer.name, self.keep, grid, attended.heads)
+        held = self._held[layer.name] = RunningSum(layer.name, self.keep, grid, attended.heads)
         return held
 
     def _columns(self, layer: AttentionLayer, attended: Attended) -> Sequence[int] | None:
@@ -217,6 +219,7 @@ class MapStore(HasHeatmaps):
     def _check_calls(self) -> None:
         kept = self.kept_passes
         ran = {name: held.calls for name, held in self._held.items()}
+        # A cache (DeepCache, FasterCache) skips layers in some steps.
         uneven = [f"{name} in {calls}" for name, calls in ran.items() if calls != kept]
         if uneven:
             warnings.warn(

@@ -1,6 +1,6 @@
 """`ObservingProcessor`: let another processor make the output, and hand on what it attended to.
 
-How a layer calls its processor is told in :mod:`sdattn.attention.processor`.
+How a layer calls its processor is described in :mod:`sdattn.attention.processor`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .attended import Attended, GivenProbs, QueryKey
 from .image_prompts import beside_images, image_projections
 from .projections import ARRIVED, Projections, named, output_projection
 from .sdpa import SdpaWatch, exact_call
-from .witness import UseWatch, is_plain, misfit, unknown_use, used_in
+from .unknown_processors import ProductWatch, is_plain, misfit, unknown_use, used_in
 
 Observer = Callable[[Attended], None]
-Seen = tuple[Tensor, Attended | None]  # the output of a processor, and what it attended to
+Observation = tuple[Tensor, Attended | None]  # the output of a processor, and what it attended to
 # (observer, attn, *args, **kwargs): have the observer's inner processor run and see what it uses
-Look = Callable[..., Seen]
+Look = Callable[..., Observation]
 Wanted = Callable[[], bool]
 QUERY_KEY = ("to_q", "to_k", "to_kv", "to_qkv")  # projections; the last two are fused ones
 LARGE = 1 << 20  # numbers in the hidden states; in smaller layers a watch costs more than it spares
@@ -59,8 +59,9 @@ class ObservingProcessor:
     (``to_q`` and ``to_k``, or the fused ``to_kv`` and ``to_qkv``) while ``inner`` runs, so they
     include LoRA and whatever else acts on the projections. In large layers on the CPU, where the
     kernel that makes the output gives the logsumexp as well, that takes the place of a softmax
-    here. Any other processor is watched by :class:`sdattn.hooks.witness.UseWatch`: shown is what it
-    multiplied its values with, whatever it did to it before.
+    here. Any other processor is watched by
+    :class:`sdattn.hooks.unknown_processors.ProductWatch`: shown is what it multiplied its values
+    with, whatever it did to it before.
 
     Calls of other threads than the one that made it go to ``inner`` unobserved.
 
@@ -71,9 +72,9 @@ class ObservingProcessor:
         wanted: says, before a call, whether anybody would look; the call is else ``inner``'s alone.
 
     Attributes:
-        misfit: of a processor that is not plain, the largest :func:`sdattn.hooks.witness.misfit`
-            of its calls, a tensor on their device; above 1 where what was shown did not make the
-            output.
+        misfit: of a processor that is not known, the largest
+            :func:`sdattn.hooks.unknown_processors.misfit` of its calls, a tensor on their device;
+            above 1 where what was shown did not make the output.
 
     Raises (when called):
         RuntimeError: what ``inner`` used is unknown: it called none of these projections, or made
@@ -130,15 +131,19 @@ class ObservingProcessor:
         self.observe, self.wanted = _nothing, _never
         self.projections.remove()
 
-    def _see(self, attn: Any, *args: Any, **kwargs: Any) -> Seen:
+    def _see(self, attn: Any, *args: Any, **kwargs: Any) -> Observation:
         inner = innermost(self)
+        # From what is known for certain to what has to be worked out: a processor that shows its
+        # probabilities, one whose formula is known, any other.
         if isinstance(inner, TorchAttnProcessor):
             return self._shown(inner, attn, *args, **kwargs)
         if is_plain(attn, inner):
             return self._followed(inner, attn, *args, **kwargs)
         return self._witnessed(attn, *args, **kwargs)
 
-    def _shown(self, inner: TorchAttnProcessor, attn: Any, *args: Any, **kwargs: Any) -> Seen:
+    def _shown(
+        self, inner: TorchAttnProcessor, attn: Any, *args: Any, **kwargs: Any
+    ) -> Observation:
         shown: list[Tensor] = []
 
         def watcher(probs: Tensor) -> None:
@@ -158,13 +163,14 @@ class ObservingProcessor:
             )
         return cast(Tensor, output), GivenProbs(shown[0])  # [B, heads, N, T]
 
-    def _followed(self, inner: Any, attn: Any, *args: Any, **kwargs: Any) -> Seen:
+    def _followed(self, inner: Any, attn: Any, *args: Any, **kwargs: Any) -> Observation:
         """What a plain processor attended to, which follows from its query and key."""
         given = by_name(args, kwargs)
         hidden, states = given["hidden_states"], given.get("encoder_hidden_states")
         adapters = image_projections(inner)
         calls: list[Any] = []
         with self.projections.during([*named(attn, QUERY_KEY), *adapters]) as seen:
+            # On the CPU the kernel's logsumexp spares a softmax, which pays in large layers only.
             if hidden.device.type == "cpu" and hidden.numel() >= LARGE:
                 output = self.watched(calls, SdpaWatch, attn, *args, **kwargs)
             else:
@@ -180,13 +186,13 @@ class ObservingProcessor:
             attended = beside_images(attended, attn, query, states, adapters, seen)
         return output, attended
 
-    def _witnessed(self, attn: Any, *args: Any, **kwargs: Any) -> Seen:
+    def _witnessed(self, attn: Any, *args: Any, **kwargs: Any) -> Observation:
         """What any other processor attended to: what made its output of the values. Of a kernel
         that is not seen, the softmax of the query and key, where that makes the same of them."""
         events: list[Any] = []
         parts = [*named(attn, (*QUERY_KEY, "to_v")), (ARRIVED, output_projection(attn))]
         with self.projections.during(parts) as seen:
-            output = self.watched(events, UseWatch, attn, *args, **kwargs)
+            output = self.watched(events, ProductWatch, attn, *args, **kwargs)
         arrived = seen.pop(ARRIVED, [])
         used = used_in(events, arrived[-1], attn.heads) if arrived else None
         if used is None:
@@ -199,6 +205,7 @@ class ObservingProcessor:
     def _check(self, predicted: Tensor, *arrived: Tensor) -> None:
         """Refuse what did not make the output: at the first call at once; later ones are noted, so
         that the device need not wait."""
+        # What was found is right if it makes, of the values, what came to the output projection.
         fits = len(arrived) == 1 and arrived[0].shape == predicted.shape
         found = misfit(predicted, arrived[0]) if fits else torch.tensor(torch.inf)
         first = self.misfit is None
@@ -221,6 +228,7 @@ class ObservingProcessor:
         """The output of ``inner``; ``calls`` takes what was handed to torch's attention, which the
         innermost of nested observers sees."""
         first = nested = self
+        # Of captures inside each other the innermost watches torch's calls and tells the others.
         while isinstance(nested.inner, ObservingProcessor):
             nested = nested.inner
             first = nested if nested.looks() else first

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import CaptureError as CaptureError
 from ..errors import Message, OptionError, SdattnWarning
-from ..models.denoiser_call import Call, Size, Timestep
+from ..models.denoiser_call import DenoiserCall, Size, Timestep
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, is_own, joint_spans, read_call, unwrapped
 from .attended import Rows, row_index
@@ -133,7 +133,7 @@ class Passes:
 
     def __init__(self, denoiser: Denoiser, branch: str, latent_size: tuple[int, int] | None):
         if latent_size is not None and not is_own(unwrapped(denoiser.model)):
-            kind, text = type(denoiser.model).__name__, "a {0} tells its own. Leave it out."
+            kind, text = type(denoiser.model).__name__, "a {0} knows its own. Leave it out."
             raise OptionError("latent_size", latent_size, text, kind)
         if branch not in BRANCHES or (branch != "conditional" and denoiser.pipeline is None):
             text = (
@@ -150,11 +150,11 @@ class Passes:
             )
             kind = type(denoiser.pipeline).__name__
             raise OptionError("branch", branch, text, kind)
-        self.call: Call | None = None
+        self.call: DenoiserCall | None = None
         self.begun = False
         self._runs = RunWatch()
         self._schedule: Schedule | None = None
-        self._grid: tuple[Tensor, int, Size] | None = None  # ids, their version, what they told
+        self._grid: tuple[Tensor, int, Size] | None = None  # ids, version, their grid
         self._size: Size | None = None  # of the pass that runs now
         self._spans: tuple[slice, slice] | None = None
         self._last: tuple[float | Timestep, Tensor | None] | None = None
@@ -228,7 +228,7 @@ class Passes:
         if self.guidance is not None:
             self.guidance.close()
 
-    def _kept(self, call: Call, order: Order) -> list[tuple[int, Branch]] | None:
+    def _kept(self, call: DenoiserCall, order: Order) -> list[tuple[int, Branch]] | None:
         """The rows of the batch that are kept, and of which branch; None where it is of another
         branch only."""
         rows = branch_rows(order, call.batch)
@@ -246,9 +246,9 @@ class Passes:
         every = range(call.batch)
         return [(row, name) for name in BRANCHES[self.branch] for row in every[rows[name]]]
 
-    def _size_of(self, call: Call) -> Size | None:
-        """The latent's size. Where ids tell it, they are read where they are not those that were
-        read before; in a run of a pipeline, once: its picture keeps its shape."""
+    def _size_of(self, call: DenoiserCall) -> Size | None:
+        """The latent's size. Ids from which it follows are read when they are other than before; in
+        a run of a pipeline once, since its picture keeps its shape."""
         if self.latent_size is not None or call.grid_ids is None:
             return self.latent_size or call.latent_size
         ids = call.grid_ids
@@ -279,7 +279,7 @@ class Passes:
         if is_new and self._runs.schedule is not None:
             self._schedule = Schedule(self._runs.schedule)
 
-    def _note_text(self, call: Call) -> None:
+    def _note_text(self, call: DenoiserCall) -> None:
         """Of a model without its pipeline: calls in a row with other text states."""
         before, self._last = self._last, (call.timestep, call.text)
         if self.guidance is None and before is not None and before[1] is not call.text:

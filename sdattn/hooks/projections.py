@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 ARRIVED = "to_out"  # the one whose input is seen
-Part = tuple[str, nn.Module | None]  # a projection by its name
+Projection = tuple[str, nn.Module | None]  # a projection by its name
 
 
-def named(attn: Any, names: Sequence[str]) -> list[Part]:
+def named(attn: Any, names: Sequence[str]) -> list[Projection]:
     """Projections of an attention layer, None for those that it has not."""
     modules = attn._modules  # to ask the module for each costs more
     return [(name, modules.get(name)) for name in names]
@@ -33,17 +33,19 @@ class Projections:
 
     def __init__(self) -> None:
         self._thread = get_ident()
-        self._parts: Sequence[Part] = ()
+        self._parts: Sequence[Projection] = ()
         self._hooks: list[_Hook] = []
         self._seen: dict[str, list[Tensor]] | None = None  # of the call that runs now
 
     @contextmanager
-    def during(self, parts: Sequence[Part]) -> Iterator[dict[str, list[Tensor]]]:
+    def during(self, parts: Sequence[Projection]) -> Iterator[dict[str, list[Tensor]]]:
         """What these give inside, by name, each call of them in order."""
+        # The usual call finds its hooks in place: to register them costs more than a small layer.
         if parts != self._parts or not all(hook.is_last() for hook in self._hooks):
             self.remove()
             self._parts = parts
             self._hooks = [_Hook(self, *part) for part in parts if part[1] is not None]
+        # A layer may be run again inside its own run (checkpointing).
         before, self._seen = self._seen, {}
         try:
             yield self._seen

@@ -27,7 +27,7 @@ from .installer import Installation
 from .keep import Keep
 from .map_store import MapStore
 from .passes import CaptureError, Pass
-from .witness import is_plain
+from .unknown_processors import is_plain
 
 TRACED = "AttnProcessor2_0"  # the processor that models have by themselves
 
@@ -155,6 +155,8 @@ class Recorders:
 
     def end(self, taken: Collection[str], store: MapStore) -> None:
         """Behind a pass: hand what was recorded of some layers to the store."""
+        # Which layers ran can be seen of their sums alone: a skipped one has zeros. It is read in
+        # the first pass only, since the device is waited for.
         if self._ran is None:  # read back once
             sums = {name: recorder.sums for name, recorder in self._of.items()}
             self._ran = frozenset(n for n, s in sums.items() if s is not None and bool(s.any()))

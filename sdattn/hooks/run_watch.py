@@ -40,7 +40,7 @@ def running_call(pipeline: Any) -> object | None:
     and where the call cannot be seen (a decorator without ``functools.wraps``).
     """
     variables = running_variables(pipeline)
-    # The next call may have its frame at the same address, so that tells nothing.
+    # The next call may have its frame at the same address, so an address proves nothing.
     # What lies among a frame's variables goes with them.
     return None if variables is None else variables.setdefault(_MARK, object())
 
@@ -49,6 +49,7 @@ def running_variables(pipeline: Any) -> MutableMapping[str, Any] | None:
     """The variables of that call as they are now, its arguments among them; None likewise."""
     if pipeline is None:
         return None
+    # Any __call__ of the pipeline's classes, a subclass's around its base's too.
     calls = [vars(kind)["__call__"] for kind in type(pipeline).__mro__ if "__call__" in vars(kind)]
     codes = [getattr(inspect.unwrap(call), "__code__", None) for call in calls]
     frame: FrameType | None = sys._getframe(1)

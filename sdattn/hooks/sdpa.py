@@ -2,8 +2,8 @@
 
 A row of the softmax is ``exp(scores - logsumexp)``, where the logsumexp of a row is one number. So
 where the logsumexp is known, the probabilities of some keys need the scores of those keys only. The
-kernel that makes the model's output gives it as well, in the cases of :mod:`sdattn.hooks.telling`;
-elsewhere it is computed beside it.
+kernel that makes the model's output gives it as well, in the cases of
+:mod:`sdattn.hooks.kernel_logsumexp`; elsewhere it is computed beside it.
 
 Source: Dao et al. 2022, "FlashAttention", algorithm 1, for the logsumexp.
 """
@@ -30,13 +30,13 @@ from .attended import (
     chosen_rows,
     new_sums,
 )
-from .telling import Call, attend_and_tell, backend_that_tells
+from .kernel_logsumexp import Operands, attend_with_logsumexp, backend_with_logsumexp
 
 FEW = 512  # keys, of which a softmax is made at once where the kernel gives no logsumexp
 
 
 @dataclass(eq=False)
-class Seen:
+class SdpaCall:
     """One call of ``scaled_dot_product_attention``.
 
     Attributes:
@@ -75,10 +75,10 @@ class Seen:
             logsumexp = logsumexp[:, :, queries, None]
         query, keys = self.query[:, :, queries], keys or slice(0, self.shape[3])
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
-        return Handed(query, self.key, keys, mask, scale, logsumexp)
+        return SdpaAttended(query, self.key, keys, mask, scale, logsumexp)
 
 
-class Handed(Attended):
+class SdpaAttended(Attended):
     """Of what was handed to ``scaled_dot_product_attention``.
 
     Args:
@@ -108,12 +108,13 @@ class Handed(Attended):
         query, key = chosen_rows(self.query, rows), chosen_rows(self.key, rows)
         logsumexp = None if self.logsumexp is None else chosen_rows(self.logsumexp, rows)
         mask = chosen_mask(self.mask, rows)
-        return Handed(query, key, self.shown, mask, self.scale, logsumexp)
+        return SdpaAttended(query, key, self.shown, mask, self.scale, logsumexp)
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         query, key = self.query[:, heads].float(), self.key[:, heads]
         mask = addend(self.mask)
         mask = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
+        # The operation behind _of_rows has no gradient; where one is wanted torch's own does it.
         if self.logsumexp is None and self._has_graph:
             of_rows = plain.logsumexp(query, key, mask, self.scale).unsqueeze(-1)
         else:
@@ -127,12 +128,14 @@ class Handed(Attended):
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
         total = new_sums(self, self.query, columns) if total is None else total
         query, key, mask = self.query, self.key, addend(self.mask)
+        # Few keys: one softmax over all of them is cheaper than a logsumexp first.
         if self.logsumexp is None and key.shape[2] <= FEW:
             shown = range(self.shown.start, self.shown.stop)
             of_all = shown if columns is None else [shown[column] for column in columns]
             every = list(of_all) == list(range(key.shape[2]))
             record_softmax(total, query, key, mask, self.scale, None if every else list(of_all))
             return total
+        # Many: exp(scores - logsumexp) of the keys that are shown, and of no others.
         mask = mask if mask is None else mask[..., self.shown]
         of_rows = self._of_rows.squeeze(-1)
         record_share(total, query, key[:, :, self.shown], mask, self.scale, of_rows, columns)
@@ -150,7 +153,7 @@ class Handed(Attended):
         return torch.is_grad_enabled() and (self.query.requires_grad or self.key.requires_grad)
 
 
-def exact_call(calls: Sequence[Seen], *shape: int) -> Seen | None:
+def exact_call(calls: Sequence[SdpaCall], *shape: int) -> SdpaCall | None:
     """The call, if there was one only, of this shape, and its kernel gave the logsumexp.
 
     In half types the kernel gives it with less precision than a softmax here has.
@@ -194,12 +197,12 @@ class SdpaWatch(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         plain = not (dropout_p or is_causal or enable_gqa)
-        call, logsumexp = Call(query, key, value, scale), None
-        backend = backend_that_tells(call) if plain and attn_mask is None else 0
+        call, logsumexp = Operands(query, key, value, scale), None
+        backend = backend_with_logsumexp(call) if plain and attn_mask is None else 0
         if backend:
-            output, logsumexp = attend_and_tell(attend, backend, call)
+            output, logsumexp = attend_with_logsumexp(attend, backend, call)
         else:
             output = attend()
-        self.calls.append(Seen(query, key, attn_mask, scale, logsumexp, plain))
+        self.calls.append(SdpaCall(query, key, attn_mask, scale, logsumexp, plain))
         self.calls[-1].value = value
         return output

@@ -191,6 +191,8 @@ def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
     trajectory, scheduler = [found.noise], Upwards(ddim(pipe))
 
     def before_pass(unet: Any, args: Any, kwargs: Kwargs) -> Any:
+        # A step up takes the model's output at its own end, which is not known yet: guess it, step,
+        # and take where that leads as the next guess.
         (latents, timestep), guess = args, args[0]
         for _ in range(refinements):
             output = unet.forward(guess, timestep, **kwargs)[0]

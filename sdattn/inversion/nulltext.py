@@ -42,6 +42,7 @@ def optimise(
     def before_pass(unet: Any, args: Any, kwargs: Kwargs) -> Any:
         text, target = kwargs["encoder_hidden_states"], trajectory[-2 - len(states)]
         rows = guided_rows(pipe, len(text))
+        # Each step begins with the state of the one before, as in the paper.
         state = states[-1] if states else text[rows["unconditional"]].float()
         done = len(states) / (len(trajectory) - 1)
         rate = learning_rate * (1 - done / 2)  # at 50 steps 1 - i/100, as in the paper's code

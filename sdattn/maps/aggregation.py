@@ -35,6 +35,8 @@ def aggregate(maps: LayerMaps, preset: Preset) -> Tensor:
     Raises:
         CaptureError: none of the layers is one that the preset reads.
     """
+    # Layers of one resolution are added up before they are resized, so that there are as many
+    # resizes as resolutions. DAAM resizes each head: bicubic with a cut at 0 is not linear.
     layers = list(read_by(maps, preset).values())
     finest = max((layer.grid for layer in layers), key=lambda grid: grid[0] * grid[1])
     weights, divisor = _weights(layers, preset)
@@ -70,6 +72,7 @@ def read_by(maps: LayerMaps, preset: Preset) -> dict[str, LayerMap]:
         raise CaptureError(
             nothing_read(preset, [(layer.place, layer.level) for layer in every.values()])
         )
+    # Of these places, the grids that are near enough to a size, or fine enough.
     sides = {min(layer.grid) for layer in chosen.values()}
     if preset.cells is not None:
         cells = preset.cells
@@ -132,6 +135,7 @@ def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], 
     def is_read(layer: AttentionLayer, latent_size: tuple[int, int] | None) -> bool:
         if layer.kind in TEXT_KINDS or latent_size is None:
             return layer.kind in TEXT_KINDS or layer in found
+        # The finest grid that is small enough; where all are too large, the coarsest.
         few = [la.level for la in found if math.prod(la.grid(latent_size)) <= MOST_CELLS]
         level = min(few) if few else max(la.level for la in found)
         return layer in found and layer.level == level

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..hooks.map_store import MapStore
 from ..models.layers import TEXT_KINDS
+from .heatmaps import Heatmaps
 from .layermaps import LayerMap, LayerMaps, over_steps
-from .promptmaps import Heatmaps
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +41,14 @@ def details_of(store: MapStore, number: int, heatmaps: Heatmaps) -> Details:
     held = store.tokens or tuple(range(store.n_keys or 0))
     words = {column for word in heatmaps.prompt.seen for column in word.columns}
     columns = [column for column in held if column in words or preset.contrast]
-    places = [held.index(column) for column in columns]
+    positions = [held.index(column) for column in columns]
 
     def kept(maps_of: Callable[[Tensor], Tensor]) -> LayerMaps:
         found = {}
         for layer in store.layers:
             if layer.kind in TEXT_KINDS and layer.name in store.maps:
                 maps = maps_of(store.maps[layer.name][number : number + 1].detach())
-                maps = maps[..., places].float().cpu()
+                maps = maps[..., positions].float().cpu()
                 found[layer.name] = LayerMap(layer.place, layer.level, layer.heads, maps)
         return LayerMaps(found, tuple(columns), passes=1)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..attention import level_grids, query_grid
 from ..errors import InvalidTypeError, InvalidValueError, Message
 from ..hooks.attention_store import AttentionStore, Maps
-from ..hooks.keep import Part
+from ..hooks.keep import RunPart
 from ..hooks.passes import CaptureError
 from ..models.guidance import Branch
 from ..models.layers import PLACES
@@ -64,7 +64,7 @@ class FoldedMaps:
         """The maps of each layer, as a preset reads them.
 
         Raises:
-            CaptureError: the preset, or its refining, needs what these maps do not tell.
+            CaptureError: the preset, or its refining, needs what these maps do not say.
         """
         self._check(preset)
         found = {
@@ -116,6 +116,7 @@ class FoldedMaps:
     def _affinity(self) -> tuple[Tensor, tuple[int, int]]:
         """The mean of the finest self-attention layers of :mod:`sdattn.maps.aggregation`'s place,
         ``[images, N, N]``, and their grid."""
+        # Of the layers that the store has kept, which max_queries limits.
         most = max(len(maps[0]) for maps in self._refining())
         finest = [self._unfolded(m) for m in self._refining() if len(m[0]) == most]
         mean = sum(m.mean(1).float().cpu() for m in finest) / len(finest)
@@ -215,7 +216,7 @@ def _chosen(store: AttentionStore, steps: StepChoice) -> list[Maps]:
     numbers: list[int] = []
     if (step := whole(steps)) is not None:
         numbers = [step] if -kept <= step < kept else []
-    elif part := Part.read(steps):
+    elif part := RunPart.read(steps):
         numbers = part.passes(kept)
     if not numbers:
         raise InvalidValueError(
@@ -282,6 +283,7 @@ def aggregate_attention(
             f"queries {there}. Choose another res or place; pass prompts= where the number of "
             "images is not known; larger maps are kept with AttentionStore(max_queries=...)."
         )
+    # One mean over all heads of all layers, so that a layer with more heads counts for more.
     by_image = [m.reshape(images, -1, rows, cols, m.shape[-1])[select] for m in fitting]
     every = torch.cat(by_image)  # [layers*heads, rows, cols, T]
     return (every.sum(0) / len(every)).cpu()

@@ -1,249 +1,248 @@
-"""Maps of layers and tokens -> one heatmap for each word of each image."""
+"""Where the words of a prompt went in one picture, by word."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
 from torch import Tensor
 
-from ..errors import InvalidTypeError, InvalidValueError
-from ..hooks.attention_store import AttentionStore
-from ..hooks.drawn import DrawnPrompts
-from ..hooks.map_store import MapStore
-from ..models.guidance import Branch
-from ..models.reading import read_prompts
-from ..prompts.chunks import read_long_prompt
-from ..prompts.tokenizing import Token
-from ..prompts.tokens import Prompt, read_prompt
-from .aggregation import aggregate, contrast
-from .folded import Folded, FoldedMaps, StepChoice, folded_maps
-from .layermaps import LayerMaps, layer_maps
-from .masks import smooth
-from .presets import Preset, preset_of
-from .promptmaps import Heatmaps
+from ..errors import InvalidValueError, NotFoundError
+from ..files.tables import labelled
+from ..files.terminal import shorter
+from ..models.pipeline_call import whole
+from ..prompts.tokens import Prompt, Word
+from ..prompts.words import is_content_word
+from .heatmap import Heatmap
+from .masks import label_map, smooth
+from .presets import PRESETS, Preset
+from .statistics import WordStatistics, to_dataframe
 
-Source = MapStore | FoldedMaps
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
 
 
-def heatmaps(
-    store: MapStore | Folded,
-    tokenizer: Any = None,
-    prompt: str | Mapping[str, Sequence[int]] | Prompt | Sequence[Any] | None = None,
-    *,
-    preset: str | Preset = "default",
-    refine: Literal["self"] | None = None,
-    latent_size: tuple[int, int] | None = None,
-    steps: StepChoice | None = None,
-    **options: Any,
-) -> list[Heatmaps]:
-    """The heatmaps of each image of a run, of the maps that were captured or stored.
+class Heatmaps(Mapping[str, Heatmap]):
+    """The heatmaps of one image, a mapping from the prompt's words to :class:`Heatmap`.
 
-        sdattn.heatmaps(store)                # of the prompt that was drawn, by its own pipeline
-        sdattn.heatmaps(store, pipe, prompt)  # wherever that is not known
+        hm["circle"]           a word; where it occurs more than once, all of it together
+        hm["red circle"]       a phrase: words that follow each other
+        hm.find("a")           each occurrence on its own, a tuple
+        hm["<sos>"], hm["<eos>"], hm["<pad>"], hm["<template>"]
+        hm["<image 1>"]        the first column of the image prompts (IP-Adapter), one by one:
+                               those of one adapter sum to 1, whatever its masks
+        hm[3]                  token column 3
 
-    Both are known of what captured a pipeline that ran on a text, and of an ``AttentionStore`` that
-    is attached to it. A prompt that is passed is then compared with what the text encoders got.
-
-    The layers that the preset reads are averaged over steps and heads, brought to the finest grid
-    among them (bilinear, which keeps the columns' sum) and averaged. The default preset reads the
-    way up of a UNet, on grids of 16 cells and more, and all layers of a transformer; over the steps
-    that the store has kept. It is best over the second half of them,
-    ``capture(steps=(0.5, 1.0))``, which is what :func:`sdattn.generate` keeps.
-
-    Args:
-        store: what ``capture()`` gave; or an :class:`sdattn.AttentionStore`, a dictionary of its,
-            a list of maps or one map, ``[images*heads, queries, tokens]``, probabilities of the
-            prompts' rows, whose images are as many as the prompts.
-        tokenizer: the pipeline; or its tokenizer, where the text is that tokenizer's alone (Stable
-            Diffusion 1, 2 and XL); None for the pipeline that ran, as long as it lives.
-        prompt: the prompt, or one a prompt of the run, in its order. With several images a prompt
-            the images of one prompt follow each other, as the pipelines put them; with
-            ``branch="both"`` the negative prompts come first. None for the prompts that were drawn.
-            Where text states were passed to the pipeline in place of a prompt: labels, ``{"cat":
-            [2], "red dog": [4, 5]}``.
-        preset: of :data:`sdattn.maps.presets.PRESETS`, by name, or one of your own.
-        refine: ``"self"`` spreads each map along the picture's self-attention, which the store must
-            hold, see :mod:`sdattn.maps.aggregation`.
-        latent_size: (rows, cols) of the latent, where maps do not know it: the picture's height
-            and width divided by the VAE's scale factor. An attached store knows.
-        steps: of an ``AttentionStore``: ``"mean"`` over its steps, the default; ``"last"``, the
-            default of presets that read the last alone; of those kept one by one
-            (``keep_steps=True``) a number or a part of the run. What ``capture()`` gave has its
-            steps already.
-        options: of the pipeline's call that change what the text encoder reads, see
-            :func:`sdattn.read_prompts`; those of the run, where they are known, are filled in.
-
-    Returns:
-        One :class:`Heatmaps` an image.
-
-    Raises:
-        CaptureError: the store holds no layer that sees the text, or not what the preset reads.
-        RuntimeError: no step of the store has finished.
-        TypeError: what was given in place of a store is none of these.
-        ValueError: an unknown preset; the latent's size is not known; the number of prompts
-            does not fit the number of images, or the number of token columns the tokenizer; another
-            prompt than was drawn, or none where that is not known.
-    """
-    chosen = preset_of(preset, refine)
-    drawn = store.drawn if isinstance(store, MapStore | AttentionStore) else None
-    if isinstance(store, MapStore):
-        _refuse_for_captured(latent_size=latent_size, steps=steps)
-        reading = _Reading.of(drawn, store.branches, tokenizer, prompt, options)
-        return heatmaps_of(store, layer_maps(store, chosen), chosen, reading.prompts(store))
-    if steps is None and chosen.steps == "last" and isinstance(store, AttentionStore):
-        steps = "last"
-    reading = _Reading.of(drawn, ("conditional",), tokenizer, prompt, options)
-    folded = folded_maps(store, len(reading.given), latent_size, steps)
-    return heatmaps_of(folded, folded.layer_maps(chosen), chosen, reading.prompts(folded))
-
-
-def _refuse_for_captured(**options: Any) -> None:
-    if given := [name for name, value in options.items() if value is not None]:
-        raise InvalidValueError(
-            f"{' and '.join(given)}: what capture() gave has a size and steps of its own. Choose "
-            "them there, capture(steps=...), and leave them out here."
-        )
-
-
-@dataclass
-class _Reading:
-    """The prompts of a store's images, as they were given or drawn, and how they are read.
+    As of any mapping ``hm.values()`` is a method and gives the :class:`Heatmap` of each word; the
+    numbers are in ``hm.maps``, those of one word in ``hm["circle"].map``.
 
     Attributes:
-        given: the prompts, one for as many images that follow each other.
-        tokenizer: the pipeline or a tokenizer.
-        options: of the pipeline's call.
-        drawn: what the run was drawn from; None where that is not known.
+        prompt: the :class:`sdattn.Prompt`: words, tokens and what was cut off.
+        maps: float32 ``[rows, cols, columns kept]``.
+        preset: what they were made by.
     """
 
-    given: list[Any]
-    tokenizer: Any
-    options: Mapping[str, Any]
-    drawn: DrawnPrompts | None
-
-    @classmethod
-    def of(
-        cls,
-        drawn: DrawnPrompts | None,
-        branches: Sequence[Branch],
-        tokenizer: Any,
-        prompt: Any,
-        options: Mapping[str, Any],
-    ) -> "_Reading":
-        """With what was left out filled in."""
-        if prompt is None and isinstance(tokenizer, (str, Mapping, Prompt, Sequence)):
-            raise InvalidTypeError(
-                f"heatmaps(store, {tokenizer!r}): the second argument is the pipeline or its "
-                "tokenizer. Pass prompt=..., or leave out the prompt that was drawn."
+    def __init__(
+        self,
+        prompt: Prompt,
+        maps: Tensor,
+        columns: Sequence[int] | None = None,
+        *,
+        preset: Preset = PRESETS["default"],
+    ):
+        kept = tuple(range(len(prompt.tokens))) if columns is None else tuple(columns)
+        if len(kept) != maps.shape[-1]:
+            raise InvalidValueError(
+                f"The maps have {maps.shape[-1]} token columns and the prompt {prompt.text!r} "
+                f"has {len(kept)}. Pass the prompt and the tokenizer of this very run."
             )
-        if prompt is None:
-            texts = {} if drawn is None else drawn.texts
-            if drawn is None or not branches or not set(branches) <= set(texts):
-                raise InvalidValueError(
-                    "The prompt of these maps is not known: it is of a pipeline that ran on a text "
-                    "inside capture(pipe), or with an AttentionStore attached to it. Pass it, "
-                    "sdattn.heatmaps(store, pipe, prompt), or labels for text states of your own."
-                )
-            prompt = [text for branch in dict.fromkeys(branches) for text in texts[branch]]
-        given = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt)
-        if tokenizer is None and any(isinstance(one, str) for one in given):
-            tokenizer = None if drawn is None else drawn.pipeline
-            if tokenizer is None:
-                raise InvalidValueError(
-                    f"What reads {given[0]!r} is not known, or is gone: a store does not keep its "
-                    "pipeline alive. Pass the pipeline that ran, sdattn.heatmaps(store, pipe)."
-                )
-        return cls(given, tokenizer, options, drawn)
+        self.prompt = prompt
+        self.maps = maps
+        self.preset = preset
+        self._place = {column: i for i, column in enumerate(kept)}
 
-    def prompts(self, store: Source) -> list[Prompt]:
-        """Read, each for the branch of its images.
+    def __repr__(self) -> str:
+        rows, cols = self.maps.shape[:2]
+        words = f"{len(self.held)} word{'' if len(self.held) == 1 else 's'}"
+        prompt = shorter(self.prompt.text, 60)
+        return f"Heatmaps({words} of {prompt!r}, {rows}x{cols}, preset {self.preset.name})"
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The token columns that were captured, in the order of the last axis of ``maps``."""
+        return tuple(self._place)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that have a map, in prompt order, repeats included."""
+        return tuple(word.text for word in self.held)
+
+    @property
+    def held(self) -> list[Word]:
+        """The words of the prompt that have a map, in prompt order, as in :meth:`occurrences`."""
+        return [word for word in self.prompt.seen if self._holds(word.columns)]
+
+    def find(self, phrase: str) -> tuple[Heatmap, ...]:
+        """One heatmap for each occurrence of a word or phrase, in prompt order.
 
         Raises:
-            ValueError: another prompt than was drawn, or one that cannot be read.
+            KeyError: it is not in the prompt, was cut off, or its columns were not captured.
         """
-        each = _images_each(store, len(self.given))
-        branches = store.branches[::each]
-        read: list[Prompt | None] = [None] * len(self.given)
-        for branch in dict.fromkeys(branches):  # all of a batch at once: it may share its length
-            places = [i for i, side in enumerate(branches) if side == branch]
-            try:
-                found = self._read(store, [self.given[i] for i in places], branch)
-            except InvalidValueError:
-                if self.drawn is not None:
-                    self.drawn.check_texts(store.branches, self.given)
-                raise
-            for i, prompt in zip(places, found, strict=True):
-                read[i] = prompt
-        prompts = [prompt for prompt in read if prompt is not None]
-        if self.drawn is not None:
-            self.drawn.check(store.branches, prompts)
-        return prompts
-
-    def _read(self, store: Source, texts: list[Any], branch: Branch) -> list[Prompt]:
-        columns, tokenizer, options = store.n_text or 0, self.tokenizer, self.options
-        is_tokenizer = hasattr(tokenizer, "convert_ids_to_tokens")
-        if not is_tokenizer or not all(isinstance(text, str) for text in texts):
-            if self.drawn is not None:
-                options = {**self.drawn.options, **options}
-            negative = branch == "unconditional"
-            return read_prompts(tokenizer, texts, columns, negative=negative, **options)
-        most = tokenizer.model_max_length
-        if columns > most:
-            return [read_long_prompt(tokenizer, text, columns, **options) for text in texts]
-        # CLIP is filled up whatever the prompt, others to a length that the pipeline chooses
-        length = most if "CLIP" in type(tokenizer).__name__ else columns
-        return [read_prompt(tokenizer, text, max_length=length) for text in texts]
-
-
-def _images_each(store: Source, prompts: int) -> int:
-    each, rest = divmod(store.images, max(prompts, 1))
-    if rest or not each or not prompts:
-        raise InvalidValueError(
-            f"{prompts} prompt(s) do not fit {store.images} image(s). Pass one prompt for all "
-            "images, or one for each prompt of the run, in order."
-        )
-    return each
-
-
-def heatmaps_of(
-    store: Source, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
-) -> list[Heatmaps]:
-    """:func:`heatmaps` of a store's layers, averaged, and of prompts that have been read.
-
-    Raises:
-        ValueError: prompts of other token columns than the model saw, or other many prompts.
-        CaptureError: there is no layer that the preset reads.
-    """
-    each = _images_each(store, len(prompts))
-    for prompt in prompts:
-        if len(prompt.tokens) != store.n_text:
-            raise InvalidValueError(
-                f"The attention has {store.n_text} token columns of text, and the tokenizer made "
-                f"{len(prompt.tokens)} of the prompt {prompt.text!r}. Pass the pipeline that ran, "
-                "or its own tokenizer."
+        found = self.prompt.find(phrase)
+        held = [columns for columns in found if self._holds(columns)]
+        if not held:
+            raise NotFoundError(
+                f"{phrase!r} is in the prompt, but its token columns {found} were not captured. "
+                f"Captured: {sorted(self._place)}."
             )
-    shown = [_with_images(prompt, (store.n_keys or 0) - len(prompt.tokens)) for prompt in prompts]
-    return [
-        finish(maps.detach(), shown[i // each], preset, store.tokens)
-        for i, maps in enumerate(aggregate(layers, preset))
-    ]
+        return tuple(self._of(phrase, columns) for columns in held)
 
+    def token(self, column: int) -> Heatmap:
+        """The heatmap of one token column.
 
-def finish(
-    maps: Tensor, prompt: Prompt, preset: Preset, columns: Sequence[int] | None = None
-) -> Heatmaps:
-    """The heatmaps of one image's aggregated maps, ``[rows, cols, columns]``; ``columns`` names
-    the token columns that there are, None for all."""
-    if preset.contrast:
-        columns = [i for i, token in enumerate(prompt.tokens) if not token.special]
-        maps = contrast(maps, columns, preset.contrast)
-    if preset.sigma:
-        maps = smooth(maps.movedim(-1, 0), preset.sigma, radius=1).movedim(0, -1)
-    return Heatmaps(prompt, maps, columns, preset=preset)
+        Raises:
+            KeyError: no such column, or it was not captured.
+        """
+        number = whole(column)
+        if number is None or not self._holds((number,)):
+            raise NotFoundError(
+                f"No token column {column}. Captured: {min(self._place)} to {max(self._place)}, "
+                f"{len(self._place)} in all."
+            )
+        return self._of(self.prompt.tokens[number].text, (number,))
 
+    def __getitem__(self, key: str | int) -> Heatmap:
+        if not isinstance(key, str):
+            return self.token(key)
+        found = self.find(key)
+        columns = {column for heatmap in found for column in heatmap.columns}
+        return self._of(key, tuple(sorted(columns)))
 
-def _with_images(prompt: Prompt, columns: int) -> Prompt:
-    """The prompt with the columns of image prompts behind its own."""
-    names = [f"<image {number}>" for number in range(1, columns + 1)]
-    images = tuple(Token(-1, name, 0, 0, name) for name in names)
-    return replace(prompt, tokens=prompt.tokens + images)
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(self.words))
+
+    def __len__(self) -> int:
+        return len(set(self.words))
+
+    def occurrences(self) -> list[Heatmap]:
+        """One heatmap for each word that has a map, in prompt order, repeats on their own."""
+        return [self._of(word.text, word.columns) for word in self.held]
+
+    @cached_property
+    def top(self) -> float:
+        """The highest value that any content word's map reaches, of all words where none is one
+        (see :func:`sdattn.prompts.words.is_content_word`): what is drawn at full strength."""
+        held = self.held
+        content = [word for word in held if is_content_word(word.text)] or held
+        return max((float(self._values(word.columns).max()) for word in content), default=0.0)
+
+    def keep(self, columns: Sequence[int]) -> Heatmaps:
+        """The heatmaps of some token columns only.
+
+        Raises:
+            KeyError: one that was not captured, or that the preset leaves out.
+        """
+        if missing := [column for column in columns if not self._holds((column,))]:
+            raise NotFoundError(
+                f"There are no maps of token columns {missing}. There are: {self.columns}."
+            )
+        maps = self.maps[..., [self._place[column] for column in columns]]
+        return Heatmaps(self.prompt, maps, columns, preset=self.preset)
+
+    def segment(
+        self,
+        words: Sequence[str],
+        size: tuple[int, int] | None = None,
+        threshold: float | Literal["otsu"] | None = None,
+        *,
+        sigma: float = 0.0,
+        **options: Any,
+    ) -> Tensor:
+        """Several words in one picture: which of them a pixel belongs to.
+
+        A pixel belongs to the words whose masks hold it; of several to the one whose map is
+        highest in its own range there.
+
+        Args:
+            words: words or phrases, each all its occurrences together; for one occurrence use
+                :meth:`find` and :meth:`Heatmap.mask`.
+            size: (height, width) in pixels; the maps' own cells by default.
+            threshold, sigma, options: as of :meth:`Heatmap.mask`.
+
+        Returns:
+            int64 ``[height, width]``: 0 for no word, else the number of the word in ``words``,
+            counted from 1.
+
+        Raises:
+            KeyError: a word that is not in the prompt.
+            ValueError: no words, or one text in place of a list.
+        """
+        if isinstance(words, str) or not words:
+            raise InvalidValueError(f"words={words!r}: pass a list of words and phrases.")
+        maps = [self[word] for word in words]
+        maps = [replace(hm, values=smooth(hm.values, sigma)) for hm in maps]
+        masks = [hm.mask(size, threshold, **options) for hm in maps]
+        values = [hm.values if size is None else hm.resize(size) for hm in maps]
+        return label_map(torch.stack(values), torch.stack(masks))
+
+    def statistics(self) -> list[WordStatistics]:
+        """The numbers of each word that has a map, in prompt order, repeats on their own; raises
+        as :meth:`WordStatistics.of` does."""
+        return [heatmap.statistics() for heatmap in self.occurrences()]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """The numbers of the words as a table of pandas: a row a word, in prompt order, repeats on
+        their own.
+
+        Its columns are those of :class:`sdattn.maps.statistics.WordStatistics`: ``word``,
+        ``columns``, ``peak``, ``mean``, ``mass``, ``centre_row``, ``centre_col``, ``area``,
+        ``entropy``. Centres count from the top and from the left; they and the area are parts of
+        the picture. What a map of 0 has not is NaN.
+
+        Raises:
+            ImportError: pandas is not installed.
+            ValueError: a map holds values that are not finite.
+        """
+        rows = ({**found.flat(), "columns": found.columns} for found in self.statistics())
+        return to_dataframe(rows, ("word", "columns"))
+
+    def to_xarray(self) -> xr.DataArray:
+        """The maps of the words as an array of xarray, float32 ``(word, row, col)``.
+
+        ``word`` has the words in prompt order, repeats on their own: ``sel(word="a")`` gives each
+        "a" of the prompt, along ``word``, where there are several. ``row`` and ``col`` are the
+        centres of the cells as parts of the picture, from the top and from the left; for a plot
+        that stands upright pass ``yincrease=False``. The attributes name prompt, preset and unit.
+
+        Raises:
+            ImportError: xarray is not installed.
+        """
+        maps = self.occurrences()
+        values = np.zeros((len(maps), *self.maps.shape[:2]), np.float32)
+        for i, heatmap in enumerate(maps):
+            values[i] = heatmap
+        axes = {"word": [heatmap.label for heatmap in maps], "row": None, "col": None}
+        about = {"prompt": self.prompt.text, "preset": self.preset.name, "units": self.preset.unit}
+        return labelled(values, axes, **about)
+
+    def _repr_html_(self) -> str:
+        from .notebook import stills  # pillow is loaded only when something is drawn
+
+        maps = stills(((hm.label, hm.values.numpy()) for hm in self.occurrences()), self.top)
+        return f"<p><bdi>{escape(self.prompt.text)}</bdi></p>{maps}"
+
+    def _holds(self, columns: Sequence[int]) -> bool:
+        return all(column in self._place for column in columns)
+
+    def _of(self, label: str, columns: tuple[int, ...]) -> Heatmap:
+        return Heatmap(label, self._values(columns), columns, self.top)
+
+    def _values(self, columns: tuple[int, ...]) -> Tensor:
+        maps = self.maps[..., [self._place[column] for column in columns]]
+        return maps.sum(-1) if self.preset.words == "sum" else maps.mean(-1)

@@ -67,8 +67,10 @@ class LayerMaps:
 
     def keep(self, columns: Sequence[int]) -> LayerMaps:
         """Those of some token columns."""
-        places = [self.columns.index(column) for column in columns]
-        kept = {n: replace(layer, maps=layer.maps[..., places]) for n, layer in self.layers.items()}
+        positions = [self.columns.index(column) for column in columns]
+        kept = {
+            n: replace(layer, maps=layer.maps[..., positions]) for n, layer in self.layers.items()
+        }
         return replace(self, layers=kept, columns=tuple(columns))
 
     def as_saved(self) -> LayerMaps:
@@ -106,6 +108,7 @@ def layer_maps(
             "There are no maps of cross- or joint attention, and only those have token columns. "
             'Capture with kinds=("cross", "joint") and run the pipeline inside the with block.'
         )
+    # What a preset reads of the steps is known only from the passes that ran.
     columns = store.tokens or tuple(range(store.n_keys or 0))
     passes = len(_read_steps(store, preset))
     if preset.refine is None:
@@ -148,8 +151,8 @@ def _read_steps(store: MapStore, preset: Preset) -> list[int]:
     part = preset.part
     if part is None or not store.keep.steps.every:  # a list of steps was chosen
         return list(range(len(kept)))
-    places = [store.passes[i].position for i in kept]
-    read = [i for i, at in enumerate(places) if at is None or part.holds(at)]
+    positions = [store.passes[i].position for i in kept]
+    read = [i for i, at in enumerate(positions) if at is None or part.holds(at)]
     return read or list(range(len(kept)))
 
 

@@ -55,12 +55,13 @@ def smooth(maps: Tensor, sigma: float, radius: int | None = None) -> Tensor:
 def _blur_of(n_cells: int, weights: Tensor) -> Tensor:
     """The blur of one axis as a matrix ``[to, from]`` whose rows sum to 1."""
     reach = len(weights) // 2
-    places = torch.arange(n_cells)[:, None] + torch.arange(-reach, reach + 1)  # [to, window]
+    targets = torch.arange(n_cells)[:, None] + torch.arange(-reach, reach + 1)  # [to, window]
     period = max(2 * (n_cells - 1), 1)  # there and back
-    places = places % period
-    places = torch.minimum(places, period - places)
+    # Reflected at both borders as often as it takes: a walk to and fro has a period.
+    targets = targets % period
+    targets = torch.minimum(targets, period - targets)
     blur = torch.zeros(n_cells, n_cells, dtype=weights.dtype)
-    return blur.scatter_add_(1, places, weights.expand(n_cells, -1))
+    return blur.scatter_add_(1, targets, weights.expand(n_cells, -1))
 
 
 def otsu(values: Tensor) -> float:
@@ -194,6 +195,7 @@ def components(mask: Tensor) -> Tensor:
         )
     cells = mask.numpy(force=True)
     starts, ends, width = _runs(cells)
+    # Runs of cells take the place of cells: a picture has a few hundred of them.
     roots = _roots(len(starts), *_touching(starts, ends, width))
     _, names = np.unique(roots, return_inverse=True)  # a root is the first run of its part
     labels = np.zeros(cells.shape, dtype=np.int64)
@@ -228,8 +230,10 @@ def _roots(count: int, first: Index, second: Index) -> Index:
         hooks = np.arange(count)
         np.minimum.at(hooks, first, second)
         np.minimum.at(hooks, second, first)
+        # Pointer jumping: a chain of hooks becomes half as long each time.
         while (hooks[hooks] != hooks).any():
             hooks = hooks[hooks]
+        # Go on between the roots, with the links that still join two of them.
         roots, first, second = hooks[roots], hooks[first], hooks[second]
         apart = first != second
         first, second = first[apart], second[apart]

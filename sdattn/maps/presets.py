@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ..errors import InvalidValueError, OptionError
-from ..hooks.keep import Part
+from ..hooks.keep import RunPart
 
 UNET = ("down", "mid", "up")
 _CHOICES: dict[str, tuple[str | None, ...]] = {
@@ -78,7 +78,7 @@ class Preset:
     def __post_init__(self) -> None:
         chosen = {name: getattr(self, name) for name in _CHOICES}
         if not isinstance(self.steps, str):
-            part = Part.between(self.steps)
+            part = RunPart.between(self.steps)
             chosen["steps"] = "mean" if part and part.first < part.last else self.steps
         for name, value in chosen.items():
             if value not in _CHOICES[name]:
@@ -93,9 +93,9 @@ class Preset:
             )
 
     @property
-    def part(self) -> Part | None:
+    def part(self) -> RunPart | None:
         """The part of the run that it reads; None where it names none."""
-        return None if isinstance(self.steps, str) else Part.of(self.steps)
+        return None if isinstance(self.steps, str) else RunPart.of(self.steps)
 
     @property
     def unit(self) -> str:

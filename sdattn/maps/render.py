@@ -36,8 +36,8 @@ def colorize(
         ValueError: values that are not finite.
     """
     table = _table(colormap)
-    places = (_normalise(values, scale) * len(table)).astype(np.int32)
-    return table[np.minimum(places, len(table) - 1)]
+    shades = (_normalise(values, scale) * len(table)).astype(np.int32)
+    return table[np.minimum(shades, len(table) - 1)]
 
 
 @cache
@@ -151,8 +151,9 @@ def overlay(
     values = np.asarray(values, dtype=np.float32)
     _check_proportions(image, values.shape)
     base, (low, high) = enlarge(image), (float(values.min()), float(values.max()))
-    places = _normalise(values, scale or ((low, high) if stretch else (0.0, high)))
-    heat = np.asarray(Image.fromarray(places).resize(base.size, Image.Resampling.BILINEAR))
+    # The map is stretched to the picture's size first and coloured then: colours would mix.
+    shades = _normalise(values, scale or ((low, high) if stretch else (0.0, high)))
+    heat = np.asarray(Image.fromarray(shades).resize(base.size, Image.Resampling.BILINEAR))
     colours = Image.fromarray(colorize(heat, (0.0, 1.0), colormap))
     opaque = np.rint(255 * opacity * (np.ones_like(heat) if stretch else heat)).astype(np.uint8)
     # The picture keeps its drawing in grey, so that every colour on it is heat.
@@ -258,6 +259,7 @@ def bands(
     """
     width, height = head[0].size
     across = 1
+    # As many columns of rows as bring the sheet to about two and a half times its width in height.
     while (math.ceil(len(rows) / across) + 1) * height > 2.5 * across * len(head) * width:
         across += 1
     deep = max(1, math.ceil(len(rows) / across))
@@ -297,6 +299,7 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont, width: float) -> list[str]:
     words = text.split()
     while words and len(rows) < 2:
         number = min(len(words), 100)  # more have no room in any font
+        # As many words as have room in this row.
         while number > 1 and font.getlength(" ".join(words[:number])) > width:
             number -= 1
         rows.append(_fit(" ".join(words[:number]), font, width))

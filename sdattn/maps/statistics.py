@@ -98,8 +98,8 @@ class WordStatistics(Record):
 def _centre(values: np.ndarray, axis: int) -> float:
     """The mean place along an axis of a map that is not 0 everywhere, as a part of its length."""
     along = values.sum(1 - axis)
-    places = (np.arange(len(along)) + 0.5) / len(along)
-    return float((places * along).sum() / along.sum())
+    centres = (np.arange(len(along)) + 0.5) / len(along)
+    return float((centres * along).sum() / along.sum())
 
 
 def _entropy(shares: np.ndarray) -> float:

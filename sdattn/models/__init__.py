@@ -1,5 +1,11 @@
-"""What is known of diffusers' models; loading them. :class:`Family` says what, a file each in
-:mod:`sdattn.models.families`, and :func:`register` adds one."""
+"""What is known of diffusers' models; loading them.
+
+A `Family` (`family`, a file each in `families`) says of a kind of denoiser where its attention is,
+how a call is read, how its pipelines read prompts and run guidance. `layers` finds a pipeline's
+denoiser and its layers, `reading` its prompts' columns, `guidance` which rows are whose, `loading`
+loads it, `outline` loads it without weights, `pipeline_call` calls it with checked options.
+:func:`register` adds a family.
+"""
 
 from .families import register as register
 from .families import unregister as unregister

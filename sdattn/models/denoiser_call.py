@@ -1,7 +1,7 @@
 """A denoiser and its calls: what families share in reading them, and what may be wrapped around it.
 
 Every model has arguments of its own for the timestep, the grid of its picture and the text; its
-:class:`sdattn.models.family.Family` reads them into a :class:`Call`, once a call.
+:class:`sdattn.models.family.Family` reads them into a :class:`DenoiserCall`, once a call.
 """
 
 import inspect
@@ -22,7 +22,7 @@ class Timestep:
     """A timestep as a model got it: a number, or a tensor of which the batch's first counts.
 
     ``float(timestep)`` reads it, which waits for the device that a tensor is on. Until then a copy
-    is kept, so that a tensor that is written to later tells what the model got.
+    is kept, so that what the model got is known also of a tensor that is overwritten later.
 
     Args:
         given: the argument of the model, a tensor of any shape.
@@ -58,7 +58,7 @@ class Timestep:
 
 
 @dataclass(frozen=True)
-class Call:
+class DenoiserCall:
     """One call of a denoiser.
 
     What would have to be read back from the model's device, for which it would have to finish its
@@ -66,14 +66,14 @@ class Call:
 
     Attributes:
         timestep: in the scheduler's unit (the batch's first, if rows differ).
-        size: :attr:`latent_size`, or what tells it.
+        size: :attr:`latent_size`, or what it follows from.
         batch: rows that the attention layers see; the frames of a video are rows.
         text: the text states, ``[B, T, width]``; None for a model of one's own.
         sample: the latents as the model gets them; None for a model of one's own.
         n_image: columns of image prompts (IP-Adapter), which follow those of the text.
         skips_layers: whether this is the extra pass of skip-layer guidance (SD 3.5), which is
             neither branch of the guidance.
-        grid_ids: the tensor whose values tell the size; None where shapes or numbers do.
+        grid_ids: the tensor whose values give the size; None where shapes or numbers do.
     """
 
     timestep: float | Timestep

@@ -96,6 +96,7 @@ def read_clip(call: TextCall, texts: list[str]) -> list[Prompt]:
             'labels, {"cat": [2]} say, and columns=.'
         )
     read = [_clip_columns(call, tokenizers[0], text) for text in texts]
+    # A column has a row of either encoder's states, so both must put each word into the same ones.
     for other in tokenizers[1:]:
         twins = [_clip_columns(call, other, text) for text in texts]
         for prompt, twin in zip(read, twins, strict=True):

@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 
 from ..attention import level_grids
 from ..errors import InvalidTypeError, InvalidValueError
-from .denoiser_call import Call, Timestep, arguments, unwrapped
+from .denoiser_call import DenoiserCall, Timestep, arguments, unwrapped
 from .encoders import Reader
 
 Place = Literal["down", "mid", "up", "double", "single", "block"]
@@ -89,7 +89,7 @@ class Family:
         name: as its users call it.
         grid: the grid of the picture's queries, ``(rows, cols)`` or ``(frames, rows, cols)``, from
             the model and the arguments of its call by name.
-        grid_argument: the argument whose values, not its shape, tell ``grid`` (a tensor of ids):
+        grid_argument: the argument whose values, not its shape, ``grid`` reads (a tensor of ids):
             those of one run are read once, since the device waits for it. None where there is none.
         denoisers: its classes: the class itself, or the name of one of diffusers, which is then not
             imported. Their subclasses belong to the family too.
@@ -188,12 +188,14 @@ class Family:
         """Cells of the latent that the finest query has on a side."""
         return self.patch or int(model.config.patch_size)
 
-    def read_call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def read_call(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> DenoiserCall:
         """The arguments of ``model(*args, **kwargs)``, read."""
         given = arguments(model, args, kwargs)
         config = getattr(model, "config", None)
         unit = self.timestep_unit / getattr(config, "timestep_scale", 1.0)  # Sana's
-        return Call(
+        return DenoiserCall(
             timestep=Timestep(given["timestep"], unit),
             size=partial(self.rows_and_cols, model, given),
             batch=len(given["hidden_states"]),

@@ -51,6 +51,7 @@ def watch_finite(pipe: Any, options: Mapping[str, Any]) -> Iterator[None]:
     found = _read(largest)
     if math.isfinite(found[LATENTS]) and math.isfinite(found[PICTURE]):
         return
+    # In the order in which they are made: what is not finite first made the rest so.
     first = next(what for what, number in found.items() if not math.isfinite(number))
     raise NotFiniteError(
         f"{_NAMES[first].format(found[LATENTS])} not finite, so there is no picture. "

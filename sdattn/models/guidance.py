@@ -124,6 +124,7 @@ def _listeners(pipeline: Any) -> list[Callable[[bool], None]]:
             listener(bool(bound.arguments["do_classifier_free_guidance"]))
         return encode(*args, **kwargs)
 
+    # In the instance, over the class's own method; close() takes it out again.
     listeners: list[Callable[[bool], None]] = []
     listened.listeners = listeners  # type: ignore[attr-defined]
     own = {name: held for name, held in vars(pipeline).items() if name == "encode_prompt"}

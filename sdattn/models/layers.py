@@ -14,7 +14,7 @@ from typing import Any
 from torch.nn import Module
 
 from ..errors import InvalidTypeError, InvalidValueError
-from .denoiser_call import Call
+from .denoiser_call import DenoiserCall
 from .denoiser_call import unwrapped as unwrapped
 from .families import claimed, family_of, registered
 from .families.own import is_own as is_own
@@ -57,6 +57,7 @@ def find_denoiser(target: Any) -> Denoiser:
         TypeError: ``target`` holds no model of a family that is known.
     """
     model = held_model(target)
+    # A model of one's own may hold parts that are called unet or transformer.
     if model is None or claimed(target):
         denoiser = Denoiser(target, None)
     else:
@@ -118,7 +119,7 @@ def joint_spans(model: Any, cells: int, n_text: int) -> tuple[slice, slice]:
     return slice(0, cells), slice(cells, cells + n_text)
 
 
-def read_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def read_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> DenoiserCall:
     """Read the arguments of ``model(*args, **kwargs)``, as its family has them."""
     return family_of(model).read_call(model, args, kwargs)
 
@@ -151,6 +152,7 @@ def select_layers(
         if not chosen:
             raise InvalidValueError(_nothing_fits("the predicate", candidates, latent_size))
         return chosen
+    # Each choice must fit something, so that a misspelt one does not pass for none.
     choices = _as_choices(layers)
     if layers is None:
         chosen = candidates
@@ -189,6 +191,7 @@ def _holds(predicate: Any, layer: AttentionLayer, latent_size: tuple[int, int] |
 def _as_choices(layers: Any) -> list[LayerChoice]:
     if layers is None:
         return []
+    # A pair of integers is one grid, (16, 24), and no two resolutions.
     is_grid = (
         isinstance(layers, tuple)
         and len(layers) == 2

@@ -69,6 +69,7 @@ def load_pipeline(
         pipe = _load_single_file(path, dtype)
     else:
         folder = path or download(str(model))
+        # Judged by its files first: diffusers would run code that they name.
         index = read_index(folder)
         # diffusers refuses an SD 3 that was saved without T5, unless None is passed for it
         kind = inspect.signature(getattr(diffusers, index["_class_name"]))
@@ -78,6 +79,7 @@ def load_pipeline(
             pipe = diffusers.DiffusionPipeline.from_pretrained(
                 folder, use_safetensors=True, **absent, **_as_dtype(dtype)
             )
+        # Missing weights would go unnoticed: diffusers leaves them as they were drawn at random.
         parts = pipe.components.items()
         check_whole(folder, {k: part for k, part in parts if isinstance(part, torch.nn.Module)})
         pipe.register_to_config(_name_or_path=path or str(model))
@@ -93,6 +95,7 @@ def _check_family(folder: Path, index: Mapping[str, Any]) -> None:
         match index.get(name):
             case ["diffusers", str(kind)] if cls := getattr(diffusers, kind, None):
                 lists = (family.lists(base) for base in cls.__mro__ for family in registered())
+                # Not by its name: build it without weights and look at its parts.
                 if not any(lists):  # it may be recognised by its parts
                     model = without_weights(cls, folder / name)
                     asked = f"Asked to capture a {index['_class_name']}"
@@ -265,6 +268,7 @@ def check_text_to_image(pipe: Any) -> None:
 
 def model_passes(pipe: Any, options: Mapping[str, Any]) -> int:
     """How often a run will call the model; second-order schedulers do so twice a step."""
+    # A scheduler of its own, since set_timesteps would change that of the pipeline.
     scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
     scheduler.set_timesteps(option_of(pipe, options, "num_inference_steps"))
     return len(scheduler.timesteps)

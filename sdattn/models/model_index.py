@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from ..errors import InvalidValueError
+from ..files.terminal import shown
 
 _LIBRARIES = ("diffusers", "transformers")
 _KINDS = {"ModelMixin", "PreTrainedModel", "SchedulerMixin", "BaseGuidance"}
@@ -100,11 +101,11 @@ def _check_pipeline(folder: Path, name: Any) -> None:
     if name is None:
         raise InvalidValueError(f"{path} has no _class_name, so it names no pipeline. {_ANEW}")
     if not isinstance(name, str):
-        _refuse_code(path, f"_class_name={_shown(name)}")
+        _refuse_code(path, f"_class_name={shown(name)}")
     cls = getattr(diffusers, name, None)
     if not _is_one_of(cls, {"DiffusionPipeline"}):
         raise InvalidValueError(
-            f"{path} asks for a {_shown(name)}, and diffusers {diffusers.__version__} has no "
+            f"{path} asks for a {shown(name)}, and diffusers {diffusers.__version__} has no "
             "pipeline of that name. Use a version of diffusers that has it."
         )
     if getattr(cls, "_load_connected_pipes", False):
@@ -117,7 +118,7 @@ def _check_pipeline(folder: Path, name: Any) -> None:
 
 def _check_part(folder: Path, name: str, library: str, kind: str) -> None:
     path = folder / "model_index.json"
-    entry = f"{_shown(name)}: [{_shown(library)}, {_shown(kind)}]"
+    entry = f"{shown(name)}: [{shown(library)}, {shown(kind)}]"
     home = _home(library)
     if not name.isidentifier() or home is None:
         _refuse_code(path, entry)
@@ -165,7 +166,7 @@ def _check_configs(part: Path) -> None:
     if (part / "config.json").is_file():
         for name, value in _pairs(_object(part / "config.json")):
             if name.endswith(_KERNELS) and "/" in json.dumps(value):
-                _refuse_code(part / "config.json", f"{name}={_shown(value)}")
+                _refuse_code(part / "config.json", f"{name}={shown(value)}")
 
 
 def _pairs(config: Any) -> Iterator[tuple[str, Any]]:
@@ -189,8 +190,7 @@ def _check_weights(part: Path) -> None:
         for file in files.values() if isinstance(files, dict) else [files]:
             if Path(str(file)).name != file or not file.endswith(".safetensors"):
                 raise InvalidValueError(
-                    f"{index} names {_shown(file)}, which is no .safetensors file beside it. "
-                    f"{_ANEW}"
+                    f"{index} names {shown(file)}, which is no .safetensors file beside it. {_ANEW}"
                 )
 
 
@@ -200,8 +200,3 @@ def _refuse_code(where: Path, what: str) -> NoReturn:
         "loaded as data here, and no code of theirs is run. If you trust it, load the pipeline "
         "yourself and pass it to sdattn's functions."
     )
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:80] + "…"

@@ -79,6 +79,7 @@ def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(text, str):
                 check_text(text, name)
     _check_guidance(pipe, options)
+    # Sizes and counts last: they are filled in from what the pipeline does by default.
     options = {**options, **_checked_size(pipe, options), **_checked_counts(pipe, options)}
     check_memory(pipe, options)
     return options
@@ -205,6 +206,7 @@ def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             raise OptionError(side, asked[side], "pass a whole number of pixels.")
         if value < unit or value % unit:
+            # The two sizes to choose from, for the message.
             lower = max(unit, value // unit * unit)
             text = (
                 "this model makes sizes that are a multiple of {0} pixels. The nearest are {1} and "
@@ -260,6 +262,7 @@ def options_of_image(
     for name, value in found.items():
         if is_of_pictures(name) and isinstance(value, (list, tuple)) and len(value) == prompts:
             found[name] = value[number // (images // prompts)]
+        # Latents have a row for each image, all else that is listed an entry for each prompt.
         elif name == "latents" and len(value) == images:
             found[name] = value[number : number + 1]
     return found

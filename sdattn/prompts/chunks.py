@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import InvalidValueError
+from ..files.terminal import shown
 from .tokenizing import EOS, PAD, SOS, Token, tokenize, with_vectors
 from .tokens import Prompt, place_words, warn_of_truncation
 from .words import Source
@@ -74,10 +75,10 @@ def read_chunks(tokenizer: Any, source: Source, n_columns: int, split: str | Non
     if n_chunks > 0 and (n_columns - 2) % (most - 2) == 0:
         return place_words(tokenizer, source, _in_a_row(tokenizer, pieces, n_columns))
     raise InvalidValueError(
-        f"Asked for the words of {_short(source)} on {n_columns} token columns. The tokenizer "
-        f"makes {most}, long prompts {most} a chunk (compel, sd_embed) or {most - 2} a chunk and 2 "
-        f"(lpw with no_boseos_middle), and {n_columns} is neither. Pass the pipeline that ran or "
-        "its own tokenizer, or labels, which name the columns of each word."
+        f"Asked for the words of {shown(source.prompt, 60)} on {n_columns} token columns. The "
+        f"tokenizer makes {most}, long prompts {most} a chunk (compel, sd_embed) or {most - 2} a "
+        f"chunk and 2 (lpw with no_boseos_middle), and {n_columns} is neither. Pass the pipeline "
+        "that ran or its own tokenizer, or labels, which name the columns of each word."
     )
 
 
@@ -99,17 +100,12 @@ def _separate(
             pairs = zip(first.words, other.words, strict=True)
             word, twin = next(pair for pair in pairs if pair[0] != pair[1])
             raise InvalidValueError(
-                f"{_short(source)} on {n_chunks} chunks of {room + 2} columns: {word.text!r} is "
-                f"at {word.columns} where chunks are cut after {room} tokens (sd_embed), and at "
-                f"{twin.columns} where they are cut after a sentence (compel). Pass "
-                'split="tokens" or split="sentences".'
+                f"{shown(source.prompt, 60)} on {n_chunks} chunks of {room + 2} columns: "
+                f"{word.text!r} is at {word.columns} where chunks are cut after {room} tokens "
+                f"(sd_embed), and at {twin.columns} where they are cut after a sentence (compel). "
+                'Pass split="tokens" or split="sentences".'
             )
     return first
-
-
-def _short(source: Source) -> str:
-    text = source.prompt
-    return repr(text[:60] + "…" if len(text) > 60 else text)
 
 
 def _cut(pieces: Sequence[Token], room: int, split: str) -> list[list[Token]]:

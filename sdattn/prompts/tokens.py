@@ -95,6 +95,8 @@ class Prompt:
 
     def _occurrences(self, wanted: list[str]) -> list[tuple[Word, ...]]:
         """The runs of whole words that are made of these parts."""
+        # A word may have several parts (red-haired), so whole words are found among all parts: an
+        # occurrence must begin and end where a word does.
         spelled = [(p, i) for i, word in enumerate(self.words) for p in split_phrase(word.text)]
         parts, owners = [part for part, _ in spelled], [-1, *(i for _, i in spelled), -1]
         found = []
@@ -191,6 +193,7 @@ def place_words(tokenizer: Any, source: Source, tokens: Sequence[Token]) -> Prom
     words = split_words(source.prompt, added_words(tokenizer, source))
     if not words:
         raise InvalidValueError(f"The prompt {source.prompt!r} is empty. Write at least one word.")
+    # Which word each character is of; a token is of every word that it has a character of.
     owner = {
         char: i
         for i, (_, start, end) in enumerate(words)
@@ -273,6 +276,8 @@ def join_prompts(parts: Sequence[Prompt]) -> Prompt:
     if len(texts) != 1:
         raise InvalidValueError(f"Asked to join readings of {texts}. Pass readings of one text.")
     (text,) = texts
+    # All words of all parts, their columns shifted to where the part lies; then what overlaps is
+    # one word.
     words, shift = [], 0
     for part in parts:
         for word in part.words:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 from PIL import Image
 
-from ..files.places import file_name
+from ..files.paths import file_name
 from ..maps import render
 from ..maps.heatmap import Heatmap
 

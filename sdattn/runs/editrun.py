@@ -1,16 +1,16 @@
 """`EditRun`: what an edit made, its sheet, its page and its folder."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..control.alignment import linked
-from ..files.records import plain
 from ..files.writing import to_json
 from ..maps import notebook, render
-from ..maps.promptmaps import Heatmaps
+from ..maps.heatmaps import Heatmaps
 from .folder import new_folder, save_run
+from .info import Edited, EditInfo
 from .report.pair import Counterpart, Link, Picture, pair_page
 from .run import Run
 
@@ -31,15 +31,28 @@ class EditRun(Run):
     """What :func:`sdattn.edit.edit` made; the first image is the source's, the others the targets'.
 
     Attributes:
-        mode: ``"replace"``, ``"refine"`` or ``"reweight"``, whichever it was.
         words: for each image the words that the edit is about.
-        settings: of the edit, as ``run.json`` holds them. ``"reconstruction_psnr"`` is how near
-            the first image came to a real picture, in decibels.
+        edited: what was asked, and how near the first image came to a real picture.
     """
 
-    mode: str
     words: list[list[str]]
-    settings: dict[str, Any] = field(default_factory=dict)
+    edited: Edited
+
+    @property
+    def mode(self) -> str:
+        """``"replace"``, ``"refine"`` or ``"reweight"``, whichever it was."""
+        return self.edited.mode
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the edit, as ``run.json`` holds them. ``"reconstruction_psnr"`` is how near the first
+        image came to a real picture, in decibels."""
+        document = self._document().to_json()
+        return {name: held for name, held in document.items() if name not in ("format", "runs")}
+
+    def _document(self) -> EditInfo:
+        source = vars(self[0].settings.alone()) | {"edited": None}
+        return EditInfo(**{**source, **vars(self.edited)}, runs=self._names())
 
     def side_by_side(self) -> Any:
         """The images in a row and below each the heatmaps of the words that the edit is about.
@@ -98,8 +111,7 @@ class EditRun(Run):
                 save_run(temporary / name, image_run)
             (temporary / "edit.html").write_bytes(self.page())
             self.side_by_side().save(temporary / "edit.png")
-            document = {"format": "sdattn-edit-1", **self.settings, "runs": names}
-            (temporary / "run.json").write_bytes(to_json(plain(document)))
+            (temporary / "run.json").write_bytes(to_json(self._document().to_json()))
         return [Path(folder)]
 
     def _repr_html_(self) -> str:
@@ -125,7 +137,7 @@ def _numbers(heatmaps: Heatmaps) -> dict[int, int]:
 
 
 def _facts(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What is told of an edit, name to text."""
+    """What the page says of an edit, name to text."""
     found = {name: settings.get(key) for key, name in _TOLD.items()}
     return {name: _text(value) for name, value in found.items() if value not in (None, {}, [])}
 

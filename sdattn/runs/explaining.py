@@ -97,9 +97,10 @@ def explain(
         KeyError: a word that is in none of the prompts. All of them before the model runs.
     """
     check_text_to_image(pipe)
-    places = _checked_timesteps(pipe, timesteps, invert)
+    # As in generate(): all that can be refused is, before the model runs.
+    chosen_timesteps = _checked_timesteps(pipe, timesteps, invert)
     images, prompts = _paired(pipe, image, prompt)
-    options = _checked_options(pipe, options, places, images[0].size)
+    options = _checked_options(pipe, options, chosen_timesteps, images[0].size)
     read = read_prompts(pipe, prompts, **options)
     chosen = preset_of(preset, refine)
     if chosen.part is not None and not invert:
@@ -107,8 +108,13 @@ def explain(
     watch = checked_capture(capture_options or {}, words, read, ("conditional",))
     settings = capture_settings(pipe, chosen, read, options, watch)
     seeds = checked_seeds(seed, len(read))
-    way = _replayed(pipe, images, read, options) if invert else _noised(pipe, images, seeds, places)
+    way = (
+        _replayed(pipe, images, read, options)
+        if invert
+        else _noised(pipe, images, seeds, chosen_timesteps)
+    )
     phase = "drawing" if invert else "looking"
+    # Either way is an ordinary run of the pipeline, from other latents and under another scheduler.
     with way as start, named_bar(pipe, phase):
         run = sample(pipe, read, seeds, {**options, **start}, settings, preset=chosen, ask=ask)
     scheduler = type(pipe.scheduler).__name__  # whose noise schedule it was
@@ -180,12 +186,13 @@ def _told(
     way: str,
     scheduler: str,
 ) -> Run:
-    """The run with the pictures in the place of what came back, and told how it was made;
+    """The run with the pictures in place of what came back, and with how it was made;
     ``images`` are those that were given as the pipeline saw them."""
     timesteps = [int(t) for t in run.store.timesteps]
     image_runs = []
     for image_run, original, image in zip(run, given, images, strict=True):
         settings, near = image_run.settings, None
+        # How near the pipeline came to the picture says how far its maps are of that.
         if not settings.blanked:  # by a safety checker, which saw what came back
             near = min(inversion.psnr(image, image_run.image), 99.0)  # JSON knows no infinity
         shown = at_own_size(original, image)

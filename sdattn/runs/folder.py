@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ExistsError, Message
-from ..files.addresses import Place, place_of
-from ..files.places import check_writable, inside
+from ..files.addresses import AnyPath, path_of
+from ..files.paths import check_writable, inside
 from ..files.writing import clear_leftovers, sha256, whole_folder, write_files, write_whole
 from .drawings import USUAL
 from .imagerun import ImageRun, described
@@ -33,7 +33,7 @@ class SavedRun(ImageRun):
         folder: where it is.
     """
 
-    folder: Place
+    folder: AnyPath
 
     def __repr__(self) -> str:
         return f"SavedRun({str(self.folder)!r}: {described([self])})"
@@ -67,7 +67,7 @@ def save_run(
 
 
 def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files into a run's folder and have its ``run.json`` tell of them.
+    """Write files into a run's folder and name them in its ``run.json``.
 
     Raises as :func:`write_files` does, and where ``run.json`` is none.
     """
@@ -85,13 +85,13 @@ def load_run(folder: str | Path) -> SavedRun:
         FileNotFoundError: no such folder, or a part of it is missing.
         ValueError: it is no run of sdattn, a part is not what the run wrote, or it is a link.
     """
-    place = place_of(folder)
+    place = path_of(folder)
     paths = {name: inside(place, name) for name in READ}
     files = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
     return saved_run(files, place, str(place))
 
 
-def saved_run(files: Mapping[str, bytes], folder: Place, where: str) -> SavedRun:
+def saved_run(files: Mapping[str, bytes], folder: AnyPath, where: str) -> SavedRun:
     """The run whose files these are; raises as :func:`sdattn.runs.packing.unpack_run` does."""
     return SavedRun(**vars(unpack_run(files, where)), folder=folder)
 
@@ -155,6 +155,8 @@ def _document(path: Path) -> dict[str, Any]:
 def _check_ours(folder: Path, kind: Kind) -> None:
     if folder.is_symlink():
         raise ExistsError(f"{folder} is a link, so it is not replaced. Name the folder itself.")
+    # A folder is replaced only if its run.json says that a run of this kind made it, and nothing
+    # lies in it that this run did not write. An item of a batch run is the batch's to replace.
     document = _document(folder / "run.json")
     if not str(document.get("format")).startswith(f"sdattn-{kind}-") or "fingerprint" in document:
         item = "an item of a batch run" if "fingerprint" in document else f"no {_CALLED[kind]}"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from ..control.knockouts import Plan, draw_without, prepare
+from ..control.knockouts import KnockoutPlan, draw_without, prepare
 from ..errors import InvalidValueError, Message, OptionError, SdattnWarning
 from ..maps.presets import Preset, preset_of
 from ..maps.requirements import capture_settings, checked_capture
@@ -107,7 +107,7 @@ def generate(
 
 def _causal_plans(
     pipe: Any, prompts: Sequence[Prompt], seeds: Sequence[int], options: Mapping[str, Any]
-) -> list[Plan]:
+) -> list[KnockoutPlan]:
     """The knockouts of each image, checked before any picture is drawn."""
     images, plans = len(seeds), []
     for i, seed in enumerate(seeds):
@@ -117,7 +117,7 @@ def _causal_plans(
     return plans
 
 
-def _with_causes(image_run: ImageRun, plan: Plan, words: Sequence[str] | None) -> ImageRun:
+def _with_causes(image_run: ImageRun, plan: KnockoutPlan, words: Sequence[str] | None) -> ImageRun:
     """With the maps of :func:`sdattn.control.knockouts.knockouts` of the image's words."""
     heatmaps = image_run.heatmaps
     asked = [word for word in words or heatmaps if word in heatmaps]

@@ -15,11 +15,11 @@ from ..files.tables import along
 from ..files.terminal import shorter
 from ..maps.aggregation import aggregate, read_by
 from ..maps.details import Details
+from ..maps.from_stores import finish
 from ..maps.heatmap import Heatmap
-from ..maps.heatmaps import finish
+from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMap, LayerMaps
 from ..maps.presets import PRESETS, Preset
-from ..maps.promptmaps import Heatmaps
 from ..prompts.tokens import Prompt
 from .info import RunSettings
 
@@ -162,7 +162,7 @@ def plain(preset: Preset) -> Preset:
 
 
 def step_names(run: ImageRun) -> list[tuple[str, ...]]:
-    """Of each step that was kept its number, from 1, and its timestep where the run tells it."""
+    """The number, from 1, of each step that was kept, and its timestep where that is known."""
     times = run.settings.timesteps or []
     return [
         (f"step {call + 1}", *(f"t = {time:.4g}" for time in times[call : call + 1]))
@@ -212,6 +212,7 @@ def head_heatmaps(run: ImageRun) -> dict[str, dict[int, Heatmaps]]:
     if maps is None:
         return {}
     read = read_by(maps, preset)
+    # Heads of coarse layers say little on a fine grid: those of the finest are shown.
     finest = max(layer.grid for layer in read.values())
     chosen = "all" if maps is run.layers else run.details.head_numbers
     heads = {name: layer.maps[0] for name, layer in read.items() if layer.grid == finest}

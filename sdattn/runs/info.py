@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..errors import InvalidValueError, Message, MissingFileError
@@ -15,7 +15,7 @@ from ..maps.statistics import WordStatistics
 from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, Word
 
-FORMAT = "sdattn-run-4"
+FORMAT, EDIT_FORMAT = "sdattn-run-4", "sdattn-edit-1"
 MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"
 FURTHER = ("negative", "asked", "causal")
 _DO = "Restore it or generate the run again."
@@ -103,6 +103,26 @@ class RunSettings(Record):
         return RunSettings(**{f.name: getattr(self, f.name) for f in fields(RunSettings)})
 
 
+@dataclass(frozen=True, kw_only=True)
+class EditInfo(Edited, RunSettings):
+    """``run.json`` of an edit: the settings of its source's run, and the edit.
+
+    Attributes:
+        runs: the folders of the images' runs beside it.
+    """
+
+    runs: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": EDIT_FORMAT, **super().to_json()}
+
+    @property
+    def of_images(self) -> RunSettings:
+        """As each of the images has them."""
+        edited = Edited(**{f.name: getattr(self, f.name) for f in fields(Edited)})
+        return replace(self.alone(), edited=edited)
+
+
 @dataclass(frozen=True)
 class LayerEntry(Record):
     """A layer's place, level and heads, and the (rows, cols) of its map."""
@@ -139,14 +159,14 @@ class RunInfo(RunSettings):
         columns: that the maps have.
         preset: how the heatmaps are made of them.
         statistics: of the heatmap of each word that has one, in prompt order, as they are made of
-            the saved maps, to six significant digits; None in runs of earlier versions.
+            the saved maps, to six significant digits.
         passes: how many calls of the model the maps are the mean of.
         layers: what ``maps.safetensors`` holds, by name.
         self_attention: (rows, cols) of what refines the maps.
         details: what the files of single steps and heads hold.
         more: further maps, by the folder that they are in.
         files: the SHA-256 of each file, by its path.
-        checksum: that of the rest of the document; None in runs of the first version.
+        checksum: that of the rest of the document; None until it is sealed.
     """
 
     words: tuple[Word, ...]
@@ -154,7 +174,7 @@ class RunInfo(RunSettings):
     tokens: tuple[Token, ...]
     columns: tuple[int, ...]
     preset: Preset
-    statistics: tuple[WordStatistics, ...] | None = None
+    statistics: tuple[WordStatistics, ...]
     passes: int
     layers: dict[str, LayerEntry]
     self_attention: tuple[int, int] | None
@@ -207,6 +227,19 @@ def read_info(files: Mapping[str, bytes], where: str) -> RunInfo:
     return info
 
 
+def read_edit(document: Mapping[str, Any], where: str) -> EditInfo:
+    """``run.json`` of an edit.
+
+    Raises:
+        ValueError: it lacks an entry or holds another kind of thing there; the message names it.
+    """
+    try:
+        found: EditInfo = read_record(EditInfo, document)
+    except RecordError as problem:
+        raise InvalidValueError(f"{where}/run.json: {problem}. {_DO}") from None
+    return found
+
+
 def with_files(files: Mapping[str, bytes], where: str, sums: Mapping[str, str]) -> bytes:
     """``run.json`` with the checksums of further files; raises as :func:`read_info` does."""
     read_info(files, where)
@@ -242,9 +275,6 @@ def missing(where: str, part: str) -> FileNotFoundError:
 
 
 def _is_as_written(document: Mapping[str, Any], data: bytes) -> bool:
-    """Runs of the first version have no checksum of their own and end with those of their files."""
-    if list(document)[-1] == "files" and "checksum" not in document:
-        return True
     try:
         return sealed(document) == data
     except ValueError:  # a number in it is not finite

@@ -21,11 +21,11 @@ from ..errors import InvalidValueError, MissingFileError
 from ..files.writing import sha256
 from ..maps.aggregation import aggregate
 from ..maps.details import Details
+from ..maps.from_stores import finish
 from ..maps.heatmap import Heatmap
-from ..maps.heatmaps import finish
+from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMap, LayerMaps, halved
 from ..maps.presets import Preset
-from ..maps.promptmaps import Heatmaps
 from ..prompts.tokens import Prompt
 from .drawings import USUAL, drawings, named, png
 from .imagerun import Further, ImageRun
@@ -75,12 +75,15 @@ def pack_run(
     Raises:
         ValueError: a map holds values that are not finite.
     """
+    # As a reader will get them: float16, so that statistics and drawings are those of the file.
     run = replace(run, layers=run.layers.as_saved())
+    # The tensors of each file, checked before any byte is made.
     tensors = {MAPS: _tensors(run.layers)}
     for name, kept in ((STEPS, run.details.steps), (HEADS, run.details.heads)):
         if kept is not None:
             tensors[name] = {layer: _unbatched(held.maps) for layer, held in kept.layers.items()}
     _check_finite(tensors)
+    # The files of the prompt.
     files: dict[str, bytes] = {}
     if "image" in parts:
         files["image.png"] = png(run.image)
@@ -88,6 +91,7 @@ def pack_run(
         files |= {name: pack_maps(held) for name, held in tensors.items()}
     heatmaps = run.heatmaps
     files |= drawings(run.image, heatmaps.occurrences(), heatmaps.prompt.text, parts)
+    # The same of every further text, in a folder of its own.
     for folder, (text, maps) in run.more.items():
         # a knockout that changed nothing is not to glow
         scale = (0.0, max(heatmap.range[1] for heatmap in maps)) if folder == "causal" else None
@@ -97,6 +101,7 @@ def pack_run(
             drawn[MAPS] = pack_maps({n: m.values for n, m in zip(names, maps, strict=True)})
         files |= {f"{folder}/{name}": data for name, data in drawn.items()}
     files |= beside or {}
+    # Last what names and seals all of them.
     info = _info(run, files)
     return Packed(info, {**files, "run.json": info.sealed()})
 
@@ -197,7 +202,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
         )
     except Exception as error:  # whatever a document of someone else's making leads to
         raise InvalidValueError(
-            f"{where}: its maps are not those that its run.json tells of "
+            f"{where}: its maps are not those that its run.json names "
             f"({type(error).__name__}: {error}). Restore the folder or generate the run again."
         ) from error
 
@@ -217,6 +222,7 @@ def _check(files: Mapping[str, bytes], info: RunInfo, where: str) -> None:
     for part in NEEDED[1:]:
         if part not in info.files:
             raise MissingFileError(f"{where} was saved without {part}, so it cannot be shown.")
+    # A file that run.json names must be there, and be the one that was written.
     for part in READ[1:]:
         if part not in info.files:
             continue
@@ -290,7 +296,7 @@ def _check_shape(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...
 
 
 def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in ``maps.safetensors``, as ``run.json`` tells them."""
+    """The shapes of the tensors in ``maps.safetensors``, as ``run.json`` has them."""
     shapes = {
         name: (*([entry.heads] if info.preset.each_head else []), *entry.grid, len(info.columns))
         for name, entry in info.layers.items()

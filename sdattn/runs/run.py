@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..hooks.map_store import MapStore
 from ..maps.heatmap import Heatmap
+from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
-from ..maps.promptmaps import Heatmaps
 from .folder import check_target, save_run
 from .imagerun import ImageRun, described
 

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from .. import __version__
 from ..errors import SdattnWarning
-from ..hooks.asking import encode_text
 from ..hooks.capture import capture
 from ..hooks.map_store import MapStore
+from ..hooks.other_text import encode_text
 from ..maps.aggregation import refining
 from ..maps.details import details_of
-from ..maps.heatmaps import heatmaps_of
+from ..maps.from_stores import heatmaps_of
+from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps, layer_maps
 from ..maps.presets import PRESETS, Preset
-from ..maps.promptmaps import Heatmaps
 from ..maps.requirements import capture_settings, columns_around
 from ..models.finite import check_maps
 from ..models.loading import images_a_prompt, is_demo
@@ -57,14 +57,19 @@ def sample(
         NotFiniteError: a picture or a map holds NaN or infinity; the message says what to try.
     """
     settings = capture_options or capture_settings(pipe, preset, prompts, options)
+    # What to capture: the prompt, and beside it self-attention, the negative prompt, another text,
+    # each in a store of its own. All are known before anything runs.
     asked = None if ask is None else _Asked(pipe, ask, preset, options)
     watched = _watched(pipe, prompts, preset, options, settings, asked)
+    # One run of the pipeline under all of these captures.
     with turn(pipe), ExitStack() as captures:
         stores = {of: captures.enter_context(capture(pipe, **kept)) for of, kept in watched.items()}
         result = call_pipeline(pipe, [prompt.text for prompt in prompts], seeds, options)
+    # The prompt's maps. NaN is refused here, where it can still be said what made it.
     images, store = pictures_of(result), stores["prompt"]
     layers = layer_maps(store, preset, stores.get("self"))
     check_maps(_named(layers), pipe, options)
+    # What stands beside them: the heatmaps of other texts over the same pictures.
     blanked = _blanked(result)
     texts: dict[str, list[Heatmaps]] = {}
     if "negative" in stores:
@@ -75,9 +80,11 @@ def sample(
     for name, what in (("negative", "negative prompt"), ("asked", "ask")):
         for heatmaps in texts.get(name, ()):
             check_maps({what: heatmaps.maps}, pipe, options)
+    # What run.json will say: what all images share, then each image's own.
     asked_text = None if asked is None else asked.prompt.text
     common = replace(_described(pipe, store, options), asked=asked_text)
     settings_of_images = _each_own(common, images, prompts, seeds, options)
+    # A run for each image, of views of what the whole batch holds.
     image_runs = []
     for i, heatmaps in enumerate(heatmaps_of(store, layers, preset, prompts)):
         own = {name: found[i] for name, found in texts.items()}
@@ -105,6 +112,7 @@ def _watched(
     settings = dict(settings)
     both = settings.pop("branch", "conditional") == "both"
     found = {"prompt": settings}
+    # The columns of self-attention are the picture's own cells: those of words do not apply.
     if preset.refine:
         kept = ("steps", "dtype", "device")
         alike = {name: settings[name] for name in kept if name in settings}
@@ -166,6 +174,7 @@ def _beside(
 ) -> list[Heatmaps]:
     """The heatmaps of another text, refined, where that is asked, along the same pictures."""
     own = layer_maps(store, replace(preset, refine=None, among_words=False))
+    # Every text is smoothed along the picture's self-attention, which was captured once.
     own = replace(own, affinity=layers.affinity, affinity_grid=layers.affinity_grid)
     return heatmaps_of(store, own, preset, prompts)
 

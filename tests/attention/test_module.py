@@ -228,6 +228,6 @@ def test_models_with_other_attention_too_are_refused():
         with pytest.raises(TypeError, match=r"of no family that is known.*MultiHeadAttention"):
             with sdattn.capture(model):
                 pass
-    with pytest.raises(ValueError, match=r"latent_size=\(8, 8\): a UNet2D.* tells its own"):
+    with pytest.raises(ValueError, match=r"latent_size=\(8, 8\): a UNet2D.* knows its own"):
         with sdattn.capture(make_unet(), latent_size=(8, 8)):
             pass

@@ -37,8 +37,8 @@ def test_a_folder_that_was_begun_is_gone_on_with(tmp_path):
     [
         (None, FileNotFoundError, "no batch.json, so it is no batch run's folder"),
         ("{", ValueError, "batch.json is corrupt"),
-        ("[]", ValueError, "not of this version's format 'sdattn-batch-2'"),
-        ('{"format": "sdattn-batch-9"}', ValueError, "not of this version's format"),
+        ("[]", ValueError, "is no batch run's: it names no format"),
+        ('{"format": "sdattn-batch-9"}', ValueError, "is of the format 'sdattn-batch-9', and this"),
     ],
 )
 @pytest.mark.parametrize("ask", [open_batch, status, verify])

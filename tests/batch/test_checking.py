@@ -33,9 +33,9 @@ def to_maps(maps):
     return save(maps, metadata={"format": RUN_FORMAT})
 
 
-def flip(path, place=-9):
+def flip(path, location=-9):
     data = bytearray(path.read_bytes())
-    data[place] ^= 16
+    data[location] ^= 16
     path.write_bytes(data)
 
 
@@ -180,11 +180,19 @@ def test_verify_finds_every_byte_around_the_files_of_a_shard(tmp_path):
         ends = [(one.offset, one.offset_data, one.offset_data + one.size) for one in tar]
     header, _, end = ends[0]
     last = ends[-1][2]
-    places = [*range(header, header + 512, 5), 155, end, end + 9, last, last + 700, len(whole) - 1]
-    assert not any(whole[place] for place in places[-5:])  # what fills up
-    for place in places:
-        flip(shard, place)
-        assert verify(root)[1], place
+    locations = [
+        *range(header, header + 512, 5),
+        155,
+        end,
+        end + 9,
+        last,
+        last + 700,
+        len(whole) - 1,
+    ]
+    assert not any(whole[location] for location in locations[-5:])  # what fills up
+    for location in locations:
+        flip(shard, location)
+        assert verify(root)[1], location
         shard.write_bytes(whole)
     assert verify(root) == (1, [])
 

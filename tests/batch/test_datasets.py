@@ -6,7 +6,7 @@ import json
 
 import pandas
 import pytest
-from batch_runs import as_before, draw, new_run, pack, rows_of
+from batch_runs import draw, new_run, pack, rows_of, without_columns
 from PIL import Image
 from safetensors.torch import load
 
@@ -72,15 +72,15 @@ def test_columns_that_are_empty_throughout_are_there(tmp_path, load_dataset, num
 
 
 def test_rows_with_and_without_numbers_of_words_are_of_one_kind(tmp_path, load_dataset):
-    """An item of the version before, maps of 0, and numbers, in each order."""
+    """An item without words, maps of 0, and numbers, in each order."""
     zero, plain = pack("a", 1, empty=range(77)), pack("c", 3)
-    items = {"a": zero, "b": as_before(pack("b", 2)), "c": plain}
+    items = {"a": zero, "b": without_columns(pack("b", 2)), "c": plain}
     for order in ("abc", "cba", "bca"):
         root = new_run(tmp_path / order, {name: items[name] for name in order})
         found = load_dataset("imagefolder", data_dir=str(root))
         rows = {row["id"]: row for row in rows_of(root / "metadata.jsonl")}
         assert {row["id"]: row["statistics"] for row in found} == {
-            name: rows[name].get("statistics") for name in "abc"
+            name: rows[name]["statistics"] for name in "abc"
         }
 
 
@@ -148,13 +148,17 @@ def test_tars_are_a_data_set_of_pictures_maps_and_settings(tars, load_dataset, s
 
 @pytest.mark.parametrize("kind", ["webdataset", "parquet"])
 def test_items_with_and_without_numbers_of_words_are_of_one_kind(tmp_path, load_dataset, kind):
-    """In shards too: maps of 0, and an item of the version before."""
-    items = {"a": pack("a", 1, empty=range(77)), "b": as_before(pack("b", 2)), "c": pack("c", 3)}
+    """In shards too: maps of 0, and an item without words."""
+    items = {
+        "a": pack("a", 1, empty=range(77)),
+        "b": without_columns(pack("b", 2)),
+        "c": pack("c", 3),
+    }
     root = new_run(tmp_path / "run", items, format=kind)
     found = load_dataset(str(root))
     rows = {row["id"]: row for row in rows_of(root / "metadata.jsonl")}
     numbers = {row["id"]: row["statistics"] for row in (found["json"] if kind[0] == "w" else found)}
-    assert not numbers["b"] and "statistics" not in rows["b"]
+    assert not numbers["b"] and rows["b"]["statistics"] == []
     for item in "ac":
         assert [word["peak"] for word in numbers[item]] == [
             word["peak"] for word in rows[item]["statistics"]

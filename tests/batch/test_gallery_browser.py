@@ -194,8 +194,8 @@ def test_hostile_prompts_are_text(tmp_path, open_page, save):
 
 def test_a_place_is_a_path_below_the_page(tmp_path, open_page):
     """Whoever wrote the row: it opens nothing elsewhere and runs nothing."""
-    places = ("javascript:alert(1)//", "//example.org/x", "items/a b#c?d%2F", "https://x.org/y")
-    rows = [row(line, place=place) for line, place in enumerate(places, 1)]
+    locations = ("javascript:alert(1)//", "//example.org/x", "items/a b#c?d%2F", "https://x.org/y")
+    rows = [row(line, place=location) for line, location in enumerate(locations, 1)]
     page = open_page(written(tmp_path / "run", rows, save=["grid"]) / "index.html")
     links = page.evaluate("[...document.querySelectorAll('#cards a')].map((one) => one.href)")
     below = (tmp_path / "run").as_uri() + "/"
@@ -255,9 +255,9 @@ def drawn(root, prompts):
     for line, prompt in enumerate(prompts, 1):
         made = small_run(line, prompt)
         rows.append(row(line, prompt, words=[*made.heatmaps.words], width=96, height=64))
-        place = root / rows[-1]["place"]
-        place.mkdir(parents=True)
-        write_files(place, pack_with_page(made, ("image", "overlays")).files)
+        location = root / rows[-1]["place"]
+        location.mkdir(parents=True)
+        write_files(location, pack_with_page(made, ("image", "overlays")).files)
     return rows
 
 
@@ -392,8 +392,8 @@ def test_axe_finds_no_fault(tmp_path, open_page):
     rows = [row(line, f"a red cat, number {line}") for line in range(1, 6)]
     (tmp_path / "run").mkdir()
     give_pictures(tmp_path / "run", rows)
-    place = written(tmp_path / "run", rows, save=[*USUAL, "report"]) / "index.html"
-    page = open_page(place)
+    location = written(tmp_path / "run", rows, save=[*USUAL, "report"]) / "index.html"
+    page = open_page(location)
     assert len(shown(page)) == 5
     assert faults_in_every_look(page) == []
 

@@ -52,8 +52,8 @@ def test_a_torn_line_costs_no_other(tmp_path, left):
 @pytest.mark.parametrize("format", FORMATS)
 def test_rows_of_items_that_are_gone_go(tmp_path, format):
     root = new_run(tmp_path / "run", three(), format=format, shard_bytes=1)
-    place = root / rows_of(root / "metadata.jsonl")[1]["place"]
-    shutil.rmtree(place) if place.is_dir() else place.unlink()
+    location = root / rows_of(root / "metadata.jsonl")[1]["place"]
+    shutil.rmtree(location) if location.is_dir() else location.unlink()
     assert settled(root).keys() == {"a", "c"}
     assert [row["id"] for row in rows_of(root / "metadata.jsonl")] == ["a", "c"]
 
@@ -89,11 +89,11 @@ def test_what_is_broken_or_gone_is_made_anew(model, tmp_path, format):
     rows = [{"prompt": prompt} for prompt in ("a cat", "a dog", "red")]
     draw(model, root, *rows, format=format, shard_bytes=1)
     made = kept_of(root)
-    place = root / rows_of(root / "metadata.jsonl")[1]["place"]
+    location = root / rows_of(root / "metadata.jsonl")[1]["place"]
     if format == "folder":
-        shutil.rmtree(place)
+        shutil.rmtree(location)
     else:
-        place.write_bytes(place.read_bytes()[:1000])
+        location.write_bytes(location.read_bytes()[:1000])
     (root / "metadata.jsonl").unlink()
     outcome = draw(model, root, *rows, format=format, shard_bytes=1)
     assert (outcome.before, outcome.whole, outcome.exit_code) == (2, 3, 0)

@@ -8,25 +8,25 @@ from hashlib import sha256
 import pytest
 from batch_runs import FORMATS, new_run, pack, three
 
-from sdattn.batch.storage.folder import BatchFolder, layout_of
+from sdattn.batch.storage.folder import BatchFolder
+from sdattn.batch.storage.formats import layout_of
 from sdattn.runs.drawings import PARTS
 
 
 @pytest.fixture(params=FORMATS)
 def layout(request, tmp_path):
     (tmp_path / "tmp").mkdir()
-    settings = {"format": request.param, "shard_bytes": 10**9}
-    return layout_of(settings, tmp_path, tmp_path / "tmp")
+    return layout_of(request.param, tmp_path, tmp_path / "tmp", shard_bytes=10**9)
 
 
 def add(layout, items):
     """Add items; returns those that were told to be whole, id to place."""
     told = {}
 
-    def whole(item, place, files):
+    def whole(item, location, files):
         assert item not in told
         assert files["run.json"] == items[item]["run.json"]
-        told[item] = place
+        told[item] = location
 
     for line, (item, files) in enumerate(items.items(), 1):
         layout.add(item, line, files, whole)
@@ -41,10 +41,10 @@ def test_bytes_come_back_as_they_were(layout):
     items = {name: pack(name, line, parts=PARTS) for line, name in enumerate(ALIKE, 1)}
     told = add(layout, items)
     assert dict(layout.find()) == told and told.keys() == items.keys()
-    for item, place in told.items():
-        assert layout.read(item, place) == items[item]
+    for item, location in told.items():
+        assert layout.read(item, location) == items[item]
         names = ["run.json", "maps.safetensors", "none.png", "heatmaps/03-cat.png"]
-        some = layout.read(item, place, names)
+        some = layout.read(item, location, names)
         assert some == {name: items[item][name] for name in names if name != "none.png"}
     assert not [*(layout.temporary).iterdir()]
 
@@ -55,7 +55,7 @@ def test_what_is_discarded_is_gone_and_nothing_else(layout):
     layout.discard({"b": told["b"], "d": told["d"]})
     left = dict(layout.find())
     assert left.keys() == {"a", "c"}
-    assert all(layout.read(item, place) == items[item] for item, place in left.items())
+    assert all(layout.read(item, location) == items[item] for item, location in left.items())
     layout.discard(left)
     assert [*layout.find()] == []
     assert not [*(layout.temporary).iterdir()]
@@ -70,18 +70,18 @@ def test_threads_that_add_at_once_lose_nothing(tmp_path, layout):
             pool.submit(layout.add, item, 1, files, lambda *whole: told.append(whole))
     layout.flush()
     assert sorted(item for item, _, _ in told) == sorted(items)
-    assert dict(layout.find()) == {item: place for item, place, _ in told}
-    for item, place, _ in told:
-        assert layout.read(item, place) == items[item]
+    assert dict(layout.find()) == {item: location for item, location, _ in told}
+    for item, location, _ in told:
+        assert layout.read(item, location) == items[item]
     assert not [*(layout.temporary).iterdir()]
 
 
 def test_a_folder_holds_a_thousand_items_at_most(tmp_path):
-    layout = layout_of({"format": "folder"}, tmp_path, tmp_path)
-    places = []
+    layout = layout_of("folder", tmp_path, tmp_path)
+    locations = []
     for line in (1, 999, 1000, 123_456):
-        layout.add(f"i{line}", line, {"run.json": b""}, lambda *whole: places.append(whole[1]))
-    assert places == [
+        layout.add(f"i{line}", line, {"run.json": b""}, lambda *whole: locations.append(whole[1]))
+    assert locations == [
         "items/0000/i1", "items/0000/i999", "items/0001/i1000", "items/0123/i123456",
     ]  # fmt: skip
 
@@ -97,14 +97,14 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, layout):
 def test_shards_are_of_bounded_size_and_whole_only_when_written(tmp_path):
     items = {f"i{n}": pack(f"i{n}", n) for n in range(1, 8)}
     most = max(sum(map(len, files.values())) for files in items.values())
-    layout = layout_of({"format": "webdataset", "shard_bytes": 2 * most + 1}, tmp_path, tmp_path)
+    layout = layout_of("webdataset", tmp_path, tmp_path, shard_bytes=2 * most + 1)
     told = []
     for line, (item, files) in enumerate(items.items(), 1):
         layout.add(item, line, files, lambda *whole: told.append(whole[:2]))
         assert len(told) == line // 3 * 3
     layout.flush()
     shards = [*(tmp_path / "shards").iterdir()]
-    assert len(shards) == len({place for _, place in told}) == 3
+    assert len(shards) == len({location for _, location in told}) == 3
     assert all(shard.stat().st_size <= 3 * most + 40_000 for shard in shards)
     assert [item for item, _ in told] == [*items]
     layout.flush()
@@ -157,7 +157,7 @@ LINK.type, LINK.linkname = tarfile.SYMTYPE, "/etc/passwd"
 
 @pytest.mark.parametrize("strange", ["link", "a/b.png", "noending", "../a.png"])
 def test_a_tar_that_no_run_made_holds_nothing(tmp_path, strange):
-    layout = layout_of({"format": "webdataset", "shard_bytes": 1}, tmp_path, tmp_path)
+    layout = layout_of("webdataset", tmp_path, tmp_path, shard_bytes=1)
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards/0.tar").write_bytes(
         tar_of("a.json", LINK if strange == "link" else strange)

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 from storages import MEMORY, begun, faulty, memory_bucket, once, quick_waits  # noqa: F401
 
-from sdattn.batch.storage.leases import Lease
+from sdattn.batch.storage.leases import StorageLease
 
 
 def lease(root, job=None, **faults):
-    made = Lease(faulty(root / "lease.json", **faults), root)
+    made = StorageLease(faulty(root / "lease.json", **faults), root)
     if job:
         made.take(job)
     return made

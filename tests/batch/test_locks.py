@@ -10,12 +10,12 @@ import pytest
 from batch_runs import new_run, three
 
 from sdattn.batch import status
-from sdattn.batch.storage.locks import Lock
+from sdattn.batch.storage.locks import FolderLock
 
 
 @pytest.fixture
 def lock(tmp_path):
-    made = [Lock(tmp_path / "lock", tmp_path / "run") for _ in range(3)]
+    made = [FolderLock(tmp_path / "lock", tmp_path / "run") for _ in range(3)]
     yield made
     for one in made:
         one.release()
@@ -110,7 +110,7 @@ def test_a_lock_holds_on_nfs_too(lock, monkeypatch):
 
 def test_a_holder_that_is_not_written_yet_is_told(tmp_path):
     root = new_run(tmp_path / "run", three())
-    holder = Lock(root / ".batch/lock", root)
+    holder = FolderLock(root / ".batch/lock", root)
     holder.take("job")
     (root / ".batch/lock.json").write_text("")
     assert status(root).running == "? on ? (process ?, since ?)"
@@ -122,7 +122,7 @@ def test_a_user_without_a_name_can_lock(tmp_path, monkeypatch):
         raise KeyError("getpwuid(): uid not found: 12345")
 
     monkeypatch.setattr("getpass.getuser", fail)
-    lock = Lock(tmp_path / "lock", tmp_path)
+    lock = FolderLock(tmp_path / "lock", tmp_path)
     lock.take("job")
     assert lock.holder["user"] == str(os.getuid())
     lock.release()

@@ -284,13 +284,13 @@ def hostile_input():
     chance = random.Random(8)
     unit = size_unit(outline("demo"))
     good = sorted(chance.sample(range(2, 999), 7))
-    places = {0: GOOD[0], 1: GOOD[1], 999: GOOD[2], **dict(zip(good, GOOD[3:], strict=True))}
-    blank = set(chance.sample(sorted(set(range(1000)) - set(places)), 20))
+    locations = {0: GOOD[0], 1: GOOD[1], 999: GOOD[2], **dict(zip(good, GOOD[3:], strict=True))}
+    blank = set(chance.sample(sorted(set(range(1000)) - set(locations)), 20))
     lines = []
     for i in range(1000):
-        one = json.dumps(places[i], ensure_ascii=False).encode() if i in places else b" "
-        lines.append(one if i in places or i in blank else hostile(chance, unit))
-    bad = [i + 1 for i in range(1000) if i not in places and i not in blank]
+        one = json.dumps(locations[i], ensure_ascii=False).encode() if i in locations else b" "
+        lines.append(one if i in locations or i in blank else hostile(chance, unit))
+    bad = [i + 1 for i in range(1000) if i not in locations and i not in blank]
     return b"\n".join(lines), bad
 
 

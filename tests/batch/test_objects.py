@@ -10,7 +10,7 @@ from storages import MEMORY, begun, faulty, memory_bucket, quick_waits  # noqa: 
 
 from sdattn.batch import run, status, verify
 from sdattn.batch.engines.progress import Tally
-from sdattn.batch.storage import ledgers, objects
+from sdattn.batch.storage import objects, storage_journals
 from sdattn.batch.storage.folder import BatchFolder
 from sdattn.batch.storage.whole import settle
 from sdattn.files.addresses import Address
@@ -156,7 +156,7 @@ def test_shards_are_read_by_many_threads_from_few_copies(memory, monkeypatch):
 def unwritten(root, monkeypatch):
     """A folder whose ledger writes when it must."""
     folder = begun(root, {})
-    monkeypatch.setattr(ledgers, "_EVERY", 1e9)
+    monkeypatch.setattr(storage_journals, "_EVERY", 1e9)
     folder.journals._every, folder.journals._flushed = 1e9, time.monotonic()
     return folder
 
@@ -297,9 +297,9 @@ def test_a_large_file_of_a_run_is_compared_to_its_end(memory):
     folder = begun(memory / "run", {})
     folder.write("ids.txt", [b"x" * 2**21])
     folder.seal(0)
-    assert folder.changed(folder.manifest["ended"]) == []
+    assert folder.changed(folder.manifest.ended) == []
     folder.write("ids.txt", [b"x" * (2**21 - 1), b"y"])
-    assert folder.changed(folder.manifest["ended"]) == ["ids.txt"]
+    assert folder.changed(folder.manifest.ended) == ["ids.txt"]
     folder.close()
 
 

@@ -24,7 +24,7 @@ from batch_runs import kept_of
 from demo_batches import check_complete, colours, contents, rows, write_lines
 
 from sdattn.batch import Draw, Outcome, Request, open_batch, run_batch
-from sdattn.batch.engines.actors import Actor, Actors
+from sdattn.batch.engines.ray_engine import RayActor, RayEngine
 from sdattn.batch.input.items import Item
 from sdattn.batch.input.plan import Job
 from sdattn.batch.storage.folder import BatchFolder
@@ -126,7 +126,7 @@ def stop_after(root, number):
 
 @pytest.mark.slow
 def test_what_fails_is_noted(on_ray, model, tmp_path, monkeypatch):
-    class Failing(Actor):
+    class Failing(RayActor):
         def draw(self, batch, wanted, size):
             hook = self.pipe.unet.register_forward_pre_hook(lambda *_: 1 / 0)
             if batch[0].item.prompt != "a dog":
@@ -134,7 +134,7 @@ def test_what_fails_is_noted(on_ray, model, tmp_path, monkeypatch):
             super().draw(batch, wanted, size)
             hook.remove()
 
-    monkeypatch.setattr("sdattn.batch.engines.actors.Actor", Failing)
+    monkeypatch.setattr("sdattn.batch.engines.ray_engine.RayActor", Failing)
     prompts = ["a cat", {"prompt": "a dog", "width": 13}, "a dog", "a"]
     asked = {"engine": "ray", "batch_size": 1, "progress": False, "workers": (1, 1)}
     outcome = draw_rows(model, tmp_path / "run", prompts, **asked)
@@ -160,17 +160,17 @@ def crew_of(on_ray, tmp_path, monkeypatch):
     crews = []
 
     def make(kind, workers, request=Request):
-        monkeypatch.setattr("sdattn.batch.engines.actors.Actor", kind)
+        monkeypatch.setattr("sdattn.batch.engines.ray_engine.RayActor", kind)
         asked = request("in.txt", tmp_path / "run", device="cpu", workers=workers)
         folder = BatchFolder(tmp_path / "run")
         folder.open("job")
-        crews.append(Actors(asked, folder, "job"))
+        crews.append(RayEngine(asked, folder, "job"))
         return crews[-1]
 
     yield make
-    for crew in crews:
-        crew.close()
-        crew.folder.close()
+    for engine in crews:
+        engine.close()
+        engine.folder.close()
 
 
 def job_of(prompt, shape=0):
@@ -180,7 +180,7 @@ def job_of(prompt, shape=0):
 def noting(folder):
     """Workers without a model that note what they are asked for."""
 
-    class Noting(Actor):
+    class Noting(RayActor):
         def note(self, *what):
             """Whether that is noted for the first time, by anyone."""
             with (folder / "noted").open("a+") as file:
@@ -227,27 +227,27 @@ def noted_in(folder, name):
 @pytest.mark.slow
 def test_a_crew_whose_workers_end_and_fail(crew_of, tmp_path, monkeypatch):
     worker, noted = noting(tmp_path), partial(noted_in, tmp_path)
-    monkeypatch.setattr("sdattn.batch.engines.actors._TRIES", 2)
-    crew = crew_of(worker, (2, 2))
-    assert crew.load() == "model" and len(noted("loaded")) == 2  # at least
+    monkeypatch.setattr("sdattn.batch.engines.ray_engine._TRIES", 2)
+    engine = crew_of(worker, (2, 2))
+    assert engine.load() == "model" and len(noted("loaded")) == 2  # at least
     good, deadly = job_of("good"), job_of("deadly")
-    assert crew.batch_size([good, good, deadly, job_of("wide", 1), good]) == 2
+    assert engine.batch_size([good, good, deadly, job_of("wide", 1), good]) == 2
     assert [rest for _, rest in noted("size")] == [[2, 2]] * 2  # one of a shape; a second worker
-    assert crew.check([good.item]) == ([good.item], [])
+    assert engine.check([good.item]) == ([good.item], [])
 
     wanted = {"deadly": "1", "good": "2", "other": "3"}
-    crew.draw([[deadly], [good, job_of("whole")]], wanted, "")
-    assert crew.lost and noted("finish")
+    engine.draw([[deadly], [good, job_of("whole")]], wanted, "")
+    assert engine.lost and noted("finish")
     assert [rest for _, rest in noted("good")] == [[{"good": "2"}, 2]]
-    assert not crew.folder.journals.failures()
-    crew.draw([[deadly]], wanted, "")
+    assert not engine.folder.journals.failures()
+    engine.draw([[deadly]], wanted, "")
     assert len(noted("deadly")) == 2
     reason = "each of 2 workers that drew it ended (ActorDiedError)"
-    assert crew.folder.journals.failures()["deadly"]["reason"] == reason
+    assert engine.folder.journals.failures()["deadly"]["reason"] == reason
 
     with pytest.raises(OSError, match="^no such disk$"):
-        crew.draw([[job_of("ill")], *([job_of("slow")] for _ in range(9))], wanted, "")
-    assert len(noted("slow")) < 9 and not crew.lost
+        engine.draw([[job_of("ill")], *([job_of("slow")] for _ in range(9))], wanted, "")
+    assert len(noted("slow")) < 9 and not engine.lost
     assert noted("ill")[0][0] in {who for who, _ in noted("finish")}
 
 
@@ -278,15 +278,15 @@ def test_workers_that_have_loaded_different_models(crew_of):
 
 @pytest.mark.slow
 def test_workers_that_ray_has_no_room_for(crew_of, monkeypatch, capfd):
-    tell = Actors._tell_of_waiting
+    tell = RayEngine._tell_of_waiting
 
-    def tell_and_leave(crew):
-        tell(crew)
-        if len(crew.free) == 2:
+    def tell_and_leave(engine):
+        tell(engine)
+        if len(engine.free) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("sdattn.batch.engines.actors._PATIENCE", 0.5)
-    monkeypatch.setattr(Actors, "_tell_of_waiting", tell_and_leave)
+    monkeypatch.setattr("sdattn.batch.engines.ray_engine._PATIENCE", 0.5)
+    monkeypatch.setattr(RayEngine, "_tell_of_waiting", tell_and_leave)
     worker, request = light(str)
     with pytest.raises(KeyboardInterrupt):
         crew_of(worker, (3, 3), request).load()
@@ -298,13 +298,13 @@ def test_workers_that_ray_has_no_room_for(crew_of, monkeypatch, capfd):
 
 @pytest.mark.slow
 def test_without_a_gpu_it_says_what_workers_take(crew_of, monkeypatch, capfd):
-    crew = crew_of(Actor, (1, 1))
+    engine = crew_of(RayActor, (1, 1))
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 2.0})
-    crew._connect()
+    engine._connect()
     assert "GPU" not in capfd.readouterr().err  # --device cpu was asked for
-    crew.request = replace(crew.request, device=None)
-    crew._connect()
-    assert crew.takes == "CPU" and crew.request.device == "cpu"
+    engine.request = replace(engine.request, device=None)
+    engine._connect()
+    assert engine.takes == "CPU" and engine.request.device == "cpu"
     assert "no GPU now, so each worker takes a CPU; the device cuda waits" in capfd.readouterr().err
 
 
@@ -336,8 +336,8 @@ def test_draw_in_ones_own_ray_program(on_ray, model, local):
     items = open_batch(local / "run")
     for row in found:
         item = items[f"{row['seed'] + 1:06d}"]
-        place = local / "run" / "items" / "0000" / f"{row['seed'] + 1:06d}"
-        assert row["maps"] == (place / "maps.safetensors").read_bytes()
+        location = local / "run" / "items" / "0000" / f"{row['seed'] + 1:06d}"
+        assert row["maps"] == (location / "maps.safetensors").read_bytes()
         np.testing.assert_array_equal(row["image"], np.asarray(item.image))
         assert [word["word"] for word in row["statistics"]] == list(row["words"])
 
@@ -349,7 +349,7 @@ def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("sdattn.batch.engines.worker._LOOKS", 1)
     monkeypatch.chdir(Path.cwd())  # to come back to
     with pytest.raises(OSError, match="is not the run's folder.*all machines share"):
-        Actor(Request("in.txt", tmp_path / "run"), "job", str(tmp_path)).load()
+        RayActor(Request("in.txt", tmp_path / "run"), "job", str(tmp_path)).load()
     assert Path.cwd() == tmp_path  # where relative paths start, that of the model too
 
 

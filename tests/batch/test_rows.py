@@ -1,14 +1,19 @@
 """What a row of metadata.jsonl says of an item."""
 
-import json
-
 import pytest
-from batch_runs import FORMATS, PROMPT, as_before, kept_of, new_run, pack, rows_of, three
+from batch_runs import (
+    FORMATS,
+    PROMPT,
+    new_run,
+    pack,
+    rows_of,
+    three,
+    without_columns,
+)
 
-from sdattn.batch import merge, open_batch, verify
+from sdattn.batch import merge, open_batch
 from sdattn.batch.storage.folder import BatchFolder
 from sdattn.batch.storage.whole import settle
-from sdattn.runs.info import sealed
 
 ROWS = {
     "id", "line", "prompt", "negative_prompt", "seed", "width", "height", "num_inference_steps",
@@ -72,14 +77,6 @@ def test_a_map_of_0_has_no_centre_and_a_prompt_without_columns_no_words(tmp_path
     assert (none["words"], none["statistics"]) == ([], [])
 
 
-def without_columns(files):
-    """As if the text encoder had seen none of the words."""
-    info = json.loads(files["run.json"])
-    for word in info["words"]:
-        word["columns"] = []
-    return {**files, "run.json": sealed({**info, "statistics": []})}
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_rows_that_are_made_again_or_merged_are_those_that_were_written(tmp_path, format):
     root = new_run(tmp_path / "run", three(), format=format)
@@ -98,19 +95,3 @@ def settled(root):
     folder.open("next")
     settle(folder)
     folder.close()
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_items_of_the_version_before_are_kept_as_they_are(tmp_path, format):
-    """Their rows say nothing of words' numbers, nor do those that are made again."""
-    items = {**three(), "b": as_before(three()["b"])}
-    root = new_run(tmp_path / "run", items, format=format)
-    before = kept_of(root)
-    assert ["statistics" in row for row in rows_of(root / "metadata.jsonl")] == [True, False, True]
-    assert verify(root) == (3, [])
-    (root / "metadata.jsonl").unlink()
-    settled(root)
-    assert kept_of(root) == before
-    merge([root], tmp_path / "merged")
-    assert (tmp_path / "merged/metadata.jsonl").read_bytes() == before["metadata.jsonl"]
-    assert verify(tmp_path / "merged") == (3, [])

@@ -10,7 +10,7 @@ from storages import begun, objects_of, quick_waits  # noqa: F401
 from sdattn.batch import merge, open_batch, status, verify
 from sdattn.batch.storage import leases
 from sdattn.batch.storage.folder import BatchFolder
-from sdattn.files.addresses import place_of
+from sdattn.files.addresses import path_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -45,7 +45,7 @@ def bucket(server, monkeypatch, quick):
     files = fsspec.filesystem("s3", use_listings_cache=False)
     if not files.exists("bucket"):
         files.mkdir("bucket")
-    yield place_of("s3://bucket")
+    yield path_of("s3://bucket")
     monkeypatch.setitem(fsspec.config.conf, "s3", setting)
 
 

@@ -10,7 +10,7 @@ from storages import MEMORY, begun, faulty, memory_bucket, objects_of, quick_wai
 
 from sdattn.batch import Request, merge, open_batch, run_batch, status, verify
 from sdattn.batch.engines.progress import Tally
-from sdattn.batch.storage import leases, ledgers
+from sdattn.batch.storage import leases, storage_journals
 from sdattn.batch.storage.folder import BatchFolder
 from sdattn.batch.storage.whole import settle
 from sdattn.runs.folder import load_run
@@ -119,8 +119,8 @@ def test_items_that_are_discarded_leave_the_others(memory, format):
     folder = begun(root, three(), format=format)
     folder.layout.flush()
     before = open_batch(root)["c"].info
-    places = dict(folder.layout.find())
-    folder.layout.discard({"b": places["b"]})
+    locations = dict(folder.layout.find())
+    folder.layout.discard({"b": locations["b"]})
     assert settle(folder).keys() == {"a", "c"}
     folder.seal(2)
     folder.close()
@@ -135,7 +135,7 @@ def test_a_part_of_the_ledger_is_one_object_until_it_is_large(memory, monkeypatc
     folder = begun(memory / "run", three())
     done = folder.root / ".batch" / "done"
     assert len([*done.iterdir()]) == 1
-    monkeypatch.setattr(ledgers, "_LARGE", 1)
+    monkeypatch.setattr(storage_journals, "_LARGE", 1)
     folder.note_whole("job-0", "a", "items/0000/a", pack("a", 1))
     assert len([*done.iterdir()]) == 2
     assert folder.journals.gather() == 3
@@ -153,7 +153,7 @@ def test_rows_are_counted_by_reading_only_what_is_new(memory, monkeypatch):
 
 
 def test_failures_are_written_at_once(memory, monkeypatch):
-    monkeypatch.setattr(ledgers, "_EVERY", 1e9)
+    monkeypatch.setattr(storage_journals, "_EVERY", 1e9)
     folder = begun(memory / "run", {})
     folder.journals._flushed = time.monotonic()
     folder.note_whole("job-0", "a", "items/0000/a", pack("a", 1))

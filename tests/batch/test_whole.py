@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from sdattn.batch.input.items import Item
 from sdattn.batch.input.plan import Job, fingerprint
 from sdattn.batch.merging import merge_runs
 from sdattn.batch.storage.folder import BatchFolder
-from sdattn.batch.storage.manifest import FIRST_FORMAT, FORMAT
-from sdattn.files.writing import to_json
+from sdattn.batch.storage.manifest import sealed
+from sdattn.runs.info import sealed as sealed_run
 
 pytestmark = pytest.mark.slow
 
@@ -213,12 +214,10 @@ def test_an_item_that_names_no_files_is_a_problem(run):
     root = run()
     path = item(root, 2) / "run.json"
     info = json.loads(path.read_bytes())
-    info.pop("checksum", None)
-    path.write_bytes(to_json({**info, "files": {}}))
+    path.write_bytes(sealed_run({**info, "files": {}}))
     (root / "metadata.jsonl").unlink()  # which has its checksum
     problems = [one for one in verify(root)[1] if one.startswith("000002: run.json")]
-    assert any("run.json names no image.png" in one or "checksum" in one for one in problems)
-    assert problems
+    assert any("run.json names no image.png" in one for one in problems)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -249,7 +248,7 @@ def test_batch_json_may_be_replaced_while_it_is_read(run, monkeypatch):
     folder = BatchFolder(run())
     folder.temporary.mkdir(parents=True, exist_ok=True)
     told, read = folder.manifest, Path.read_bytes
-    later = {name: value for name, value in told.items() if name != "ended"}
+    later = replace(told, ended=None)
 
     def read_then_replaced(path):
         data = read(path)
@@ -259,17 +258,17 @@ def test_batch_json_may_be_replaced_while_it_is_read(run, monkeypatch):
     monkeypatch.setattr(Path, "read_bytes", read_then_replaced)
     assert folder.manifest == told
     monkeypatch.undo()
-    assert "ended" in told and "ended" not in folder.manifest
+    assert told.ended is not None and folder.manifest.ended is None
 
 
 def test_a_run_that_was_killed_is_no_problem(run):
     root = run()
-    told = json.loads((root / "batch.json").read_bytes())
+    told = BatchFolder(root).manifest
     for name in ("index.html", "errors.jsonl"):
         (root / name).unlink()
     assert len(verify(root)[1]) == 2
     BatchFolder(root).temporary.mkdir(parents=True, exist_ok=True)
-    BatchFolder(root).write_manifest({k: v for k, v in told.items() if k != "ended"})
+    BatchFolder(root).write_manifest(replace(told, ended=None))
     assert verify(root) == (4, [])
 
 
@@ -288,22 +287,22 @@ def test_a_bad_header_in_a_shard_costs_no_other(model, tmp_path, capsys):
     root = tmp_path / "run"
     draw(model, root, format="webdataset", shard_bytes=1)
     before = kept_of(root)
-    places = {row["id"]: row["place"] for row in rows_of(root)}
+    locations = {row["id"]: row["place"] for row in rows_of(root)}
     harms = [(b"000001.json", b"000001.jzon"), (b"ustar", b"uztar")]
     for number, (old, new) in enumerate(harms, 1):
-        path = root / places[f"00000{number}"]
+        path = root / locations[f"00000{number}"]
         data = path.read_bytes()
         assert data.count(old) >= 1
         path.write_bytes(data.replace(old, new, 1))
     number, problems = verify(root)
     assert number == 2
     for name in ("000001", "000002"):
-        assert any(one.startswith(name) and places[name] in one for one in problems)
+        assert any(one.startswith(name) and locations[name] in one for one in problems)
     merged = merge_runs([root], tmp_path / "merged")
     assert (merged.items, merged.missing) == (2, ["000001", "000002"])
     assert len(open_batch(tmp_path / "merged")) == 2
     assert draw(model, root, format="webdataset", shard_bytes=1).before == 2
-    assert f"{places['000001']} cannot be read" in capsys.readouterr().err
+    assert f"{locations['000001']} cannot be read" in capsys.readouterr().err
     assert kept_of(root) == before
 
 
@@ -341,46 +340,30 @@ def test_no_link_is_written_through(model, run, tmp_path):
         draw(model, root)
 
 
-# The released format
+# Formats of other versions
 
 
-@pytest.fixture
-def released(run):
-    """A run as the first version wrote it."""
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"format": "sdattn-batch-1"}, r"batch.json is of the format 'sdattn-batch-1', and this"),
+        ({"settings": {"format": "shard"}}, r"holds items of the format 'shard', and this version"),
+    ],
+)
+def test_runs_of_another_format_are_refused_with_what_to_do(model, run, change, problem):
     root = run()
-    manifest = json.loads((root / "batch.json").read_bytes())
-    del manifest["digest"], manifest["ended"]
-    (root / "batch.json").write_bytes(to_json({**manifest, "format": FIRST_FORMAT}))
-    rows = [{k: v for k, v in row.items() if k not in NEW} for row in rows_of(root)]
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (root / "metadata.jsonl").write_text(text)
-    (root / "ids.txt").unlink()
-    return root
-
-
-NEW = ("run_sha256", "files")
-
-
-def test_runs_of_the_first_format_are_read_and_gone_on_with(model, released, drawn):
-    root = released
-    now = status(root)
-    assert (now.items, now.whole, now.failed) == (4, 4, 0)
-    assert verify(root) == (4, [])
-    new = open_batch(drawn / "folder")
-    for name, one in open_batch(root).items():
-        assert one.image.tobytes() == new[name].image.tobytes()
-    assert merge([root], root.parent / "merged") == (4, 4)
-    assert verify(root.parent / "merged") == (4, [])
-    outcome = draw(model, root)
-    assert (outcome.before, outcome.whole, outcome.exit_code) == (4, 4, 0)
-    manifest = json.loads((root / "batch.json").read_bytes())
-    assert manifest["format"] == FORMAT
-    assert [row["place"] for row in rows_of(root)] == [
-        row["place"] for row in rows_of(drawn / "folder")
-    ]
-    assert (root / "metadata.jsonl").read_bytes() == (
-        drawn / "folder" / "metadata.jsonl"
-    ).read_bytes()
+    found = json.loads((root / "batch.json").read_bytes())
+    found |= {**change, "settings": {**found["settings"], **change.get("settings", {})}}
+    (root / "batch.json").write_bytes(sealed(found))
+    before = kept_of(root)
+    for read in (status, verify, open_batch):
+        with pytest.raises(ValueError, match=problem + ".*Draw the run again into another folder"):
+            read(root)
+    with pytest.raises(ValueError, match=problem):
+        merge([root], root.parent / "merged")
+    with pytest.raises(ValueError, match=f"{problem}|belongs to another run: format shard is now"):
+        draw(model, root)
+    assert kept_of(root) == before
 
 
 # Merging what is not whole
@@ -497,9 +480,9 @@ def test_items_that_force_moves_to_another_shard_are_noted_there(model, run):
     outcome = draw(model, root, changed, format="webdataset", force=True)
     assert (outcome.before, outcome.whole) == (3, 4)
     assert not (root / old).exists()
-    places = dict(BatchFolder(root).layout.find())
-    assert {row["id"]: row["place"] for row in rows_of(root)} == places
-    assert len(places) == 4
+    locations = dict(BatchFolder(root).layout.find())
+    assert {row["id"]: row["place"] for row in rows_of(root)} == locations
+    assert len(locations) == 4
     assert verify(root) == (4, [])
 
 

@@ -125,8 +125,9 @@ def test_a_picture_is_looked_at_again_with_the_run_json_of_its_run(sdattn):
 @pytest.mark.parametrize("name", ["prompt", "targets", "mode", "self_replace_steps"])
 def test_an_edits_file_that_lacks_an_entry_is_refused_by_its_name(sdattn, name):
     whole = {"format": "sdattn-edit-1", "prompt": "a cat", "targets": ["a dog"], "mode": "replace"}
-    whole |= {"cross_replace_steps": 0.5, "self_replace_steps": 0.4}
+    whole |= {"cross_replace_steps": 0.5, "self_replace_steps": 0.4, "seed": 1, "runs": []}
+    whole |= {"blend": None, "weights": {}}
     document = {key: value for key, value in whole.items() if key != name}
     Path("run.json").write_text(json.dumps(document))
     code, _, err = sdattn("edit", "--config", "run.json")
-    assert code == 2 and f"This run.json of an edit has no {name!r}." in said(err)
+    assert code == 1 and f"run.json: {name!r} is missing. Restore it" in said(err)

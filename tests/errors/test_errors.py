@@ -45,9 +45,8 @@ LIKE = {
 # What is raised in the package and is no refusal: by whom it is caught, or that nobody should.
 OTHERS = {
     ("__init__.py", "AttributeError"),  # of __getattr__, as Python asks for
-    ("batch/engines/team.py", "SystemExit"),  # a process that leaves without a word
+    ("batch/engines/process_group.py", "SystemExit"),  # a process that leaves without a word
     ("batch/storage/journals.py", "OSError"),  # with errno, as the system would have raised it
-    ("batch/storage/oldshards.py", "NotImplementedError"),  # a method that nobody calls
     ("control/controllers.py", "NotImplementedError"),  # a method of subclasses
     ("hooks/recorders.py", "NotImplementedError"),  # a method that nobody calls
     ("hooks/step_controller.py", "NotImplementedError"),  # methods of subclasses

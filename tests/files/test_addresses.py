@@ -8,7 +8,7 @@ import pytest
 from storages import memory_run  # noqa: F401
 
 from sdattn.files import addresses
-from sdattn.files.addresses import Address, place_of
+from sdattn.files.addresses import Address, path_of
 
 
 @pytest.fixture
@@ -18,18 +18,18 @@ def quick(monkeypatch):
 
 @pytest.mark.parametrize("where", ["run", "/tmp/a:b", "C:/run", "a/s3:/x", "s3:", "x:y"])
 def test_a_path_is_a_path(where):
-    assert place_of(where) == Path(where)
-    assert place_of(Path(where)) == Path(where)
+    assert path_of(where) == Path(where)
+    assert path_of(Path(where)) == Path(where)
 
 
 def test_an_address_is_one_also_as_a_path():
     for where in ("memory://bucket/run", "memory:///bucket/run/", Path("memory://bucket/run")):
-        place = place_of(where)
+        place = path_of(where)
         assert str(place) == "memory://bucket/run" and place.name == "run"
-        assert place == place_of(place) and len({place, place_of(place)}) == 1
+        assert place == path_of(place) and len({place, path_of(place)}) == 1
     assert [str(up) for up in place.parents] == ["memory://bucket"]
     assert place != Address(place.files, place.path, "s3")
-    assert place_of("file:///tmp/run") == Path("/tmp/run")
+    assert path_of("file:///tmp/run") == Path("/tmp/run")
 
 
 def test_objects_are_read_and_written_as_files_are(root):
@@ -82,9 +82,7 @@ def test_what_is_listed_is_what_is_below(root):
         assert (seen / "a").sizes() == {}
     assert not (root / "a").is_dir() and (root / "below").is_dir()
     assert sorted([root / "b", root / "a"]) == [root / "a", root / "b"]
-    assert place_of("memory://bucket/run//") == root and place_of("LOCAL:///tmp/x") == Path(
-        "/tmp/x"
-    )
+    assert path_of("memory://bucket/run//") == root and path_of("LOCAL:///tmp/x") == Path("/tmp/x")
 
 
 def test_a_large_object_is_sent_from_the_disk(root, monkeypatch):
@@ -143,16 +141,16 @@ def test_what_fails_is_tried_again(root, quick):
 @pytest.mark.parametrize("where", ["nowhere://x/run", "simplecache::memory://x/run"])
 def test_a_scheme_that_is_unknown_is_refused(where):
     with pytest.raises(ValueError, match="is of no storage that fsspec knows"):
-        place_of(where)
+        path_of(where)
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ImportError, match="gs://b/run needs a package .* install gcsfs"):
-        place_of("gs://b/run")
+        path_of("gs://b/run")
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(ImportError, match=r"s3fs.* \(pip install 'sdattn\[s3\]'\)"):
-        place_of("s3://b/run")
+        path_of("s3://b/run")
 
 
 def test_where_nothing_can_be_written_it_is_told_in_a_line(root, quick):

@@ -12,8 +12,9 @@ from tiny_tokenizers import tiny_tokenizer
 from sdattn import Heatmaps, read_prompt
 from sdattn.batch import Request, run_batch
 from sdattn.batch.storage.folder import BatchFolder
-from sdattn.batch.storage.manifest import FORMAT
-from sdattn.files.addresses import place_of
+from sdattn.batch.storage.manifest import Manifest
+from sdattn.files.addresses import path_of
+from sdattn.files.records import read_record
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import Preset
@@ -58,11 +59,12 @@ def _pack(
     return pack_with_page(ImageRun(Image.fromarray(noise), heatmaps, layers, info), parts).files
 
 
-def as_before(files):
-    """The files of an item as the version before word statistics wrote them."""
+def without_columns(files):
+    """As if the text encoder had seen none of the words."""
     info = json.loads(files["run.json"])
-    del info["statistics"]
-    return {**files, "run.json": sealed(info)}
+    for word in info["words"]:
+        word["columns"] = []
+    return {**files, "run.json": sealed({**info, "statistics": []})}
 
 
 def as_layers(maps):
@@ -83,7 +85,8 @@ def manifest(**changes):
     made |= {"bad_lines": 0}
     settings |= {name: one for name, one in changes.items() if name in settings}
     made |= {name: one for name, one in changes.items() if name in made}
-    return {"format": FORMAT, "settings": settings, "input": made, "batch_size": 1}
+    document = {"settings": settings, "input": made, "batch_size": 1, "versions": {}}
+    return read_record(Manifest, document)
 
 
 def new_run(root, items, /, unread=(), failed=(), **changes):
@@ -100,7 +103,7 @@ def new_run(root, items, /, unread=(), failed=(), **changes):
     folder.journals.gather()
     folder.journals.gather_errors(unread, items)
     folder.lock.release()
-    return place_of(root)
+    return path_of(root)
 
 
 def three(parts=("image", "overlays", "maps")):

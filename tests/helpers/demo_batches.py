@@ -64,7 +64,7 @@ def whole(root):
 
 def contents(root):
     layout = BatchFolder(root).layout
-    return {item: layout.read(item, place) for item, place in sorted(layout.find())}
+    return {item: layout.read(item, location) for item, location in sorted(layout.find())}
 
 
 def rows(path):

@@ -3,11 +3,11 @@
 import json
 from html.parser import HTMLParser
 
+from batch_runs import manifest
 from browser import list_troubles, page_opener, start_browser, wait_for  # noqa: F401
 
 from sdattn.batch.gallery import write_gallery
 from sdattn.batch.storage.folder import BatchFolder
-from sdattn.batch.storage.manifest import FORMAT
 
 USUAL = ("grid", "image", "maps", "overlays")
 HOSTILE = (
@@ -40,14 +40,11 @@ def row(line, prompt="a red circle", *, item=None, **changes):
 
 def written(root, rows, *, errors=(), input=(), **settings):
     """A run of these rows, without items, and its gallery."""
-    settings = {"format": "folder", "save": [*USUAL], "model": "tiny", **settings}
-    settings |= {"preset": {"name": "plain"}}
     bad = sum("id" not in one for one in errors)
-    made_of = {"items": len(rows), "bad_lines": bad, **dict(input)}
+    told = {"items": len(rows), "bad_lines": bad, **dict(input), "save": [*USUAL], **settings}
     folder = BatchFolder(root)
     folder.temporary.mkdir(parents=True, exist_ok=True)
-    manifest = {"format": FORMAT, "settings": settings, "input": made_of}
-    folder.write_manifest(manifest)
+    folder.write_manifest(manifest(**told, preset={"name": "plain"}))
     for name, lines in (("metadata", rows), ("errors", errors)):
         text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines)
         (root / f"{name}.jsonl").write_text(text, encoding="utf-8")

@@ -17,7 +17,7 @@ from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import PRESETS
 from sdattn.runs.folder import pack_with_page
 from sdattn.runs.imagerun import Further, ImageRun
-from sdattn.runs.info import RunSettings
+from sdattn.runs.info import Edited, RunSettings
 
 PROMPT = "a red cat"
 
@@ -51,6 +51,12 @@ def small_run(seed=0, prompt=PROMPT, **info):
         Details(layers(2), (0, 1), layers(1, 2), "all"),
         {"asked": Further("red cat", heatmaps.occurrences()[1:])},
     )
+
+
+def edited(mode="refine", **settings):
+    """What was asked of an edit."""
+    asked = {"cross_replace_steps": 0.8, "self_replace_steps": 0.4, "blend": None, "weights": {}}
+    return Edited(**{"prompt": PROMPT, "targets": ["a red dog"], "mode": mode, **asked, **settings})
 
 
 @cache

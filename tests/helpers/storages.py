@@ -6,10 +6,10 @@ import fsspec
 import pytest
 from batch_runs import manifest
 
-from sdattn.batch.storage import leases, ledgers
+from sdattn.batch.storage import leases, storage_journals
 from sdattn.batch.storage.folder import BatchFolder
 from sdattn.files import addresses
-from sdattn.files.addresses import Address, place_of
+from sdattn.files.addresses import Address, path_of
 
 MEMORY = type(fsspec.filesystem("memory"))
 
@@ -19,14 +19,14 @@ def quick_waits(monkeypatch):
     """Waits and beats of a storage that answers at once."""
     monkeypatch.setattr(addresses, "_WAITS", (0, 0))
     monkeypatch.setattr(leases, "_BEAT", 0.05)
-    monkeypatch.setattr(ledgers, "_EVERY", 0.0)
+    monkeypatch.setattr(storage_journals, "_EVERY", 0.0)
 
 
 @contextmanager
 def empty(address):
     files = fsspec.filesystem("memory")
     files.store.clear()
-    yield place_of(address)
+    yield path_of(address)
     files.store.clear()
 
 

@@ -28,12 +28,12 @@ def test_a_store_that_is_not_attached_says_what_to_type():
     unet, inputs = make_unet(), (torch.randn(1, 4, 16, 12), 500, torch.randn(1, 7, 32))
     line = r"store\.attach\(pipe\).*unet\.set_attn_processor\(sdattn\.TorchAttnProcessor\(store\)\)"
     unet.set_attn_processor(TorchAttnProcessor(AttentionStore()))
-    told = "not told which layers call it, and a layer of class Attention did"
+    told = "does not know which layers call it, and a layer of class Attention did"
     with pytest.raises(RuntimeError, match=rf"{told}.*{line}"):
         unet(*inputs)
     elsewhere = AttentionStore(pipeline=make_unet())
     unet.set_attn_processor(TorchAttnProcessor(elsewhere))
-    with pytest.raises(RuntimeError, match="not told which layers"):
+    with pytest.raises(RuntimeError, match="does not know which layers"):
         unet(*inputs)
     # places by hand, but no count of layers: the sums would never close
     store = AttentionStore()

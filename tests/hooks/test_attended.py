@@ -12,9 +12,9 @@ from sdattn.attention import merge_heads
 from sdattn.attention.device_copies import DeviceCopies
 from sdattn.hooks import attended as module
 from sdattn.hooks.attended import AmongKeys, Attended, GivenProbs, QueryKey, SideBySide, row_index
-from sdattn.hooks.held import Held
 from sdattn.hooks.keep import Keep
-from sdattn.hooks.sdpa import Seen
+from sdattn.hooks.running_sums import RunningSum
+from sdattn.hooks.sdpa import SdpaCall
 
 B, HEADS, N, T, WIDTH = 3, 2, 6, 5, 8
 GENERATOR = torch.Generator().manual_seed(0)
@@ -40,7 +40,7 @@ def among():
 WAYS = {
     "given": (lambda: GivenProbs(softmax(KEY)), lambda: softmax(KEY)),
     "query and key": (query_key, lambda: softmax(KEY)),
-    "handed": (lambda: Seen(QUERY, KEY).attended(), lambda: softmax(KEY)),
+    "handed": (lambda: SdpaCall(QUERY, KEY).attended(), lambda: softmax(KEY)),
     "side by side": (
         lambda: SideBySide(query_key(), [3, query_key(OTHER)]),
         lambda: torch.cat([softmax(KEY), torch.zeros(B, HEADS, N, 3), softmax(OTHER)], dim=-1),
@@ -92,7 +92,7 @@ class Kernel(Attended):
 
 
 def test_a_kernel_need_not_make_the_heads_for_their_mean():
-    held = Held("layer", Keep.of(), (2, 3), HEADS)
+    held = RunningSum("layer", Keep.of(), (2, 3), HEADS)
     for key in (KEY, OTHER):
         held.add(Kernel(softmax(key)).of(slice(1, 3)), [0, 4])
     expected = (softmax(KEY) + softmax(OTHER))[1:, ..., [0, 4]].mean(1) / 2

@@ -5,11 +5,11 @@ import torch
 from tiny_pipelines import make_unet
 
 from sdattn import capture
-from sdattn.hooks import held as held_module
+from sdattn.hooks import running_sums as held_module
 from sdattn.hooks.attended import GivenProbs
-from sdattn.hooks.held import Held
 from sdattn.hooks.host_copy import HostCopy, travels
 from sdattn.hooks.keep import Keep
+from sdattn.hooks.running_sums import RunningSum
 
 STEPS = ["mean", "last", "all"]
 
@@ -46,7 +46,7 @@ class Slow(HostCopy):
 def test_what_is_on_its_way_counts_once(steps, calls, monkeypatch):
     monkeypatch.setattr(held_module, "travels", lambda *_: True)
     monkeypatch.setattr(Slow, "sent", 0)
-    held = Held("layer", Keep.of(steps=steps, device="cpu"), (2, 2), heads=3)
+    held = RunningSum("layer", Keep.of(steps=steps, device="cpu"), (2, 2), heads=3)
     held.copy = Slow()
     given = [probs(seed) for seed in range(calls)]
     for number, one in enumerate(given, 1):
@@ -65,7 +65,7 @@ def test_the_buffer_is_let_go_of(monkeypatch):
     """What is held is none of the pinned memory, which would stay taken for ever."""
     monkeypatch.setattr(held_module, "travels", lambda *_: True)
     for steps in STEPS:
-        held, sent = Held("layer", Keep.of(steps=steps, device="cpu"), (2, 2), heads=3), []
+        held, sent = RunningSum("layer", Keep.of(steps=steps, device="cpu"), (2, 2), heads=3), []
         held.copy.take = lambda copy=held.copy, sent=sent: take(copy, sent)
         for seed in range(3):
             held.add(GivenProbs(probs(seed)), None)

@@ -82,7 +82,7 @@ class Largest(TorchDispatchMode):
 @torch.no_grad()
 def test_no_matrix_of_all_by_all_is_made(told, monkeypatch):
     if not told:
-        monkeypatch.setattr("sdattn.hooks.sdpa.backend_that_tells", lambda *_: False)
+        monkeypatch.setattr("sdattn.hooks.sdpa.backend_with_logsumexp", lambda *_: False)
         monkeypatch.setattr("sdattn.attention.plain.SLICE", 2**16)
     model = flux().transformer
     rows = cols = 32

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdattn.attention.plain import logsumexp
-from sdattn.hooks.sdpa import SdpaWatch, Seen
+from sdattn.hooks.sdpa import SdpaCall, SdpaWatch
 
 
 @pytest.mark.parametrize("scale", [1, 5, 20])
@@ -53,7 +53,7 @@ def test_the_logsumexp_of_large_negative_scores_is_as_little_exact():
 @torch.no_grad()
 def test_the_scale_is_that_of_the_call(told, monkeypatch):
     if not told:
-        monkeypatch.setattr("sdattn.hooks.sdpa.backend_that_tells", lambda *_: False)
+        monkeypatch.setattr("sdattn.hooks.sdpa.backend_with_logsumexp", lambda *_: False)
     query, key = torch.randn(2, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
     with SdpaWatch() as watch:
         scaled_dot_product_attention(query, key, key, scale=0.1)
@@ -79,7 +79,7 @@ def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
         hidden = given.dtype == torch.bool
         scores = scores.masked_fill(~given, -math.inf) if hidden else scores + given.double()
     expected = scores.softmax(-1)[[2, 0]][:, :, 4:, :4]
-    attended = Seen(query, key, given).attended(slice(4, 11), slice(0, 4))
+    attended = SdpaCall(query, key, given).attended(slice(4, 11), slice(0, 4))
     for columns in (None, [3, 1]):
         found = attended.of((2, 0)).every_head(columns)
         wanted = expected if columns is None else expected[..., columns]

@@ -12,7 +12,7 @@ import sdattn
 from sdattn.control.removal import Removal
 from sdattn.edit import AttentionReplace
 from sdattn.hooks.capture import capture
-from sdattn.hooks.keep import Heads, Keep, Part, Steps
+from sdattn.hooks.keep import Heads, Keep, RunPart, Steps
 from sdattn.prompts.tokens import read_prompt
 
 PARTS = [(0.5, 1.0), (0.0, 0.5), (0.25, 0.75), (0.0, 1.0), (0.1, 0.3)]
@@ -27,7 +27,7 @@ def middles(part, passes):
 @pytest.mark.parametrize("part", PARTS)
 def test_a_pass_belongs_to_a_part_where_its_middle_does(part):
     for passes in range(1, 60):
-        assert Part.of(part).passes(passes) == middles(part, passes)
+        assert RunPart.of(part).passes(passes) == middles(part, passes)
 
 
 def captured(pipe, part, passes):
@@ -78,8 +78,8 @@ def test_captures_knockouts_and_edits_mean_the_same_by_a_half(part, passes):
 
 
 def test_from_a_point_to_itself_there_is_nothing():
-    assert Part.of((0.5, 0.5)).passes(5) == []
-    assert Part.of(0.0).passes(5) == []
+    assert RunPart.of((0.5, 0.5)).passes(5) == []
+    assert RunPart.of(0.0).passes(5) == []
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,12 @@ def test_from_a_point_to_itself_there_is_nothing():
 )
 def test_what_is_no_part_is_refused(span):
     with pytest.raises(ValueError, match=r"part of the run from 0 to 1.*For n steps pass n / 4\."):
-        Part.of(span, 4)
+        RunPart.of(span, 4)
 
 
 @pytest.mark.parametrize("pair", [(0.5, 1.0), [0.5, 1], (np.float32(0.5), 1)])
 def test_a_pair_of_numbers_is_a_part(pair):
-    assert Steps.of(pair) == Steps((0.5, 1.0), part=Part(0.5, 1.0))
+    assert Steps.of(pair) == Steps((0.5, 1.0), part=RunPart(0.5, 1.0))
     assert not Steps.of(pair).each
 
 

@@ -37,7 +37,7 @@ PROMPTS = ["a red cat", "a red dog"]
 @pytest.fixture(autouse=True)
 def no_kernel_of_the_cpu(monkeypatch):
     """Which hands out its logsumexp, so that capture may look at it: no other device has it."""
-    monkeypatch.setattr("sdattn.hooks.sdpa.backend_that_tells", lambda _call: 0)
+    monkeypatch.setattr("sdattn.hooks.sdpa.backend_with_logsumexp", lambda _call: 0)
 
 
 # -- the meta device ------------------------------------------------------------------------------

@@ -7,12 +7,12 @@ from html import unescape
 import numpy as np
 import pytest
 from page_data import data_of, maps_of
-from small_runs import small_run
+from small_runs import edited, small_run
 
 from sdattn import diff
 from sdattn.prompts.tokens import Word
 from sdattn.runs.editrun import EditRun
-from sdattn.runs.report.text import pieces, places
+from sdattn.runs.report.text import indices_by_span, pieces
 from sdattn.runs.run import Run
 
 
@@ -54,7 +54,7 @@ def test_an_edit_links_a_word_with_the_word_in_its_place():
     texts = ("a red cat", "a red dog", "a big red cat")
     runs = [small_run(i, text) for i, text in enumerate(texts)]
     words = [["cat"], ["dog"], ["big"]]
-    data = data_of(EditRun(runs, None, None, "refine", words, {"weights": {"dog": 2.0}}).page())
+    data = data_of(EditRun(runs, None, None, words, edited(weights={"dog": 2.0})).page())
     assert [side["name"] for side in data["sides"]] == ["source", "target-1", "target-2"]
     assert linked(data, 1) == [("a", "a"), ("red", "red"), ("cat", "dog")]
     assert linked(data, 2) == [("a", "a"), (None, "big"), ("red", "red"), ("cat", "cat")]
@@ -85,7 +85,7 @@ def test_phrases_stand_in_the_text_or_below_it(words):
 def test_words_stand_where_they_are_written_and_cut_off_words_apart():
     heatmaps = small_run(0, "a red cat, a red").heatmaps
     maps = heatmaps.occurrences()
-    spans = places(heatmaps.prompt, maps)
+    spans = indices_by_span(heatmaps.prompt, maps)
     text = heatmaps.prompt.text
     assert {text[start:end]: maps[n].label for (start, end), n in spans.items()} == {
         word: word for word in ("a", "red", "cat", ",")
@@ -104,4 +104,4 @@ def test_two_words_of_one_token_have_each_a_place():
     first, second, third = heatmaps.prompt.words
     prompt = replace(heatmaps.prompt, words=(first, second, replace(third, columns=second.columns)))
     maps = [heatmaps["red"], heatmaps["red"]]
-    assert places(prompt, maps) == {(2, 5): 0, (6, 9): 1}
+    assert indices_by_span(prompt, maps) == {(2, 5): 0, (6, 9): 1}

@@ -7,6 +7,7 @@ from io import BytesIO
 import matplotlib
 import numpy as np
 import pytest
+import small_runs
 from bilinear import stretch
 from browser import (  # noqa: F401
     faults_in_every_look,
@@ -55,7 +56,7 @@ def page_of(tmp_path, open_page):
 
 def edited(*texts, words=(("cat",), ("dog",), ("big",))):
     runs = image_runs(*texts)
-    return EditRun(runs, None, None, "refine", [list(w) for w in words[: len(runs)]], {"seed": 0})
+    return EditRun(runs, None, None, [list(w) for w in words[: len(runs)]], small_runs.edited())
 
 
 def compared(*texts, **options):

@@ -17,9 +17,9 @@ from small_runs import small_run
 import sdattn as library
 from sdattn import Heatmaps, generate, load_pipeline, load_run
 from sdattn.prompts.tokens import Word
+from sdattn.runs.again import command_of
 from sdattn.runs.imagerun import group_heatmaps, step_groups, step_heatmaps
 from sdattn.runs.report import report
-from sdattn.runs.report.command import command_of
 
 PROMPT = "a red circle left of a blue square"
 

@@ -15,9 +15,9 @@ from tiny_pipelines import make_pipeline
 
 from sdattn import generate, load_pipeline
 from sdattn.maps.notebook import framed
+from sdattn.runs.again import command_of
 from sdattn.runs.imagerun import group_heatmaps, head_heatmaps, step_groups
 from sdattn.runs.report import report
-from sdattn.runs.report.command import command_of
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_runs import small_run
+from small_runs import edited, small_run
 from tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
 from sdattn import capture, generate, heatmaps, load_run
@@ -80,8 +80,8 @@ def test_a_run_is_one_line(tmp_path):
     assert repr(one) == "ImageRun(96x64 of 'a red cat', demo, 2 steps, seed 0, preset default)"
     long = repr(other)
     assert len(long) < 140 and "\n" not in long and "a dog a dog" in long and "…'" in long
-    edited = EditRun([one], None, one.layers, "replace", [["cat"]])
-    assert repr(edited) == repr(one).replace("ImageRun", "EditRun")
+    of_edit = EditRun([one], None, one.layers, [["cat"]], edited("replace"))
+    assert repr(of_edit) == repr(one).replace("ImageRun", "EditRun")
     assert repr(Run([], None, one.layers)) == "Run(no images)"
 
 

@@ -24,7 +24,7 @@ from .sizing import is_out_of_memory, release_memory, trim_heap
 _TRIM_EVERY = 16  # batches
 
 
-class Drawer:
+class BatchDrawer:
     """Draws batches.
 
     Args:
@@ -51,6 +51,7 @@ class Drawer:
         self.drawn += 1
         if self.drawn % _TRIM_EVERY == 0:
             trim_heap()
+        # Items of a shape that did not fit before are not tried together again.
         size = self.limits.get(batch[0].shape, len(batch))
         for start in range(0, len(batch), size):
             part = batch[start : start + size]
@@ -71,6 +72,8 @@ class Drawer:
             return
         if too_large:
             release_memory()
+        # An item that fails alone has failed. Of several it is not known which: half as many where
+        # memory was short, else each by itself.
         if len(part) == 1:
             self.fail(part[0].item, reason, text)
             return
@@ -95,7 +98,7 @@ class Drawer:
         if part[0].item.negative_prompt is not None:
             options["negative_prompt"] = [job.item.negative_prompt for job in part]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of one item each; its row tells what was cut off
+            warnings.simplefilter("ignore")  # of one item each; its row says what was cut off
             prompts = read_prompts(self.pipe, [job.item.prompt for job in part], **options)
             seeds = [job.item.seed for job in part]
             return sample(self.pipe, prompts, seeds, options, preset=self.preset)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...files.addresses import Address, Place
+from ...files.addresses import Address, AnyPath
 
 _LINE_EVERY = 15.0  # seconds between lines where there is no terminal
 
@@ -17,9 +17,9 @@ _LINE_EVERY = 15.0  # seconds between lines where there is no terminal
 class Tally:
     """Counts the rows that all processes have noted, reading only what is new."""
 
-    def __init__(self, hidden: Place):
+    def __init__(self, hidden: AnyPath):
         self._hidden = hidden
-        self._read: dict[tuple[str, Place], tuple[int, int]] = {}  # bytes and rows
+        self._read: dict[tuple[str, AnyPath], tuple[int, int]] = {}  # bytes and rows
         self._lock = threading.Lock()
 
     def count(self, kind: str) -> int:
@@ -31,6 +31,7 @@ class Tally:
 
     def _read_new(self, kind: str) -> None:
         for path, size in _sizes(self._hidden / kind).items():
+            # Only what has come since the last look is read: files of a long run are large.
             start, rows = self._read.get((kind, path), (0, 0))
             if size == start:
                 continue
@@ -40,7 +41,7 @@ class Tally:
             self._read[kind, path] = start + len(new), rows + new.count(b"\n")
 
 
-def _sizes(folder: Place) -> dict[Any, int]:
+def _sizes(folder: AnyPath) -> dict[Any, int]:
     """Bytes of each file in a folder."""
     if isinstance(folder, Address):
         return {folder / name: size for name, size in folder.sizes().items()}
@@ -56,7 +57,7 @@ class Progress:
         before: of those the ones that were there already.
     """
 
-    def __init__(self, hidden: Place, total: int, before: int):
+    def __init__(self, hidden: AnyPath, total: int, before: int):
         self.tally, self.total, self.before = Tally(hidden), total, before
         self._redraw = 0.5 if isinstance(hidden, Path) else _LINE_EVERY  # each asks the storage
         self._end = threading.Event()

@@ -18,7 +18,7 @@ from ...runs.info import MAPS
 from ...runs.packing import heatmaps_from, pack_run
 from ..input.items import BadLine, Item, item_of
 from ..input.plan import check_items, plan_batches
-from .drawing import Drawer
+from .drawing import BatchDrawer
 from .worker import of_words
 
 PARTS = ("image", "heatmaps", "maps")
@@ -65,7 +65,7 @@ class Draw:
         quiet_libraries(prompts=True)
         self.pipe = load_pipeline(model, device=device, dtype=dtype)
         self.pipe.set_progress_bar_config(disable=True)
-        self._drawer = Drawer(self.pipe, self.preset, self._store, self._fail)
+        self._drawer = BatchDrawer(self.pipe, self.preset, self._store, self._fail)
         self._drawn: dict[str, dict[str, Any]] = {}  # by the number of the row in its batch
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Draw:
             "words": list(heatmaps.words),
             "truncated": packed.info.truncated,
             "blanked": bool(packed.info.blanked),
-            "statistics": [word.flat() for word in packed.info.statistics or ()],
+            "statistics": [word.flat() for word in packed.info.statistics],
         }
         if "image" in self.save:
             found["image"] = np.asarray(run.image.convert("RGB"))

@@ -41,6 +41,7 @@ def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, share: int) 
             if not is_out_of_memory(error):
                 raise
             break
+        # No quicker than half as many: larger batches only take more memory.
         if each > _WORTH * least:
             break
         best, least, size = size, each, 2 * size
@@ -91,8 +92,8 @@ def release_memory() -> None:
 
 
 def trim_heap() -> None:
-    """Give freed memory back to the system. glibc keeps it, in pieces between those that are held,
-    and with threads that make and free at once it keeps ever more; other libraries need no word."""
+    """Give freed memory back to the system. glibc keeps it in gaps between blocks that are in use,
+    ever more of it where threads allocate and free at once; other allocators need no call."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

@@ -19,15 +19,15 @@ from ..input.plan import Job, check_items, digest_model
 from ..input.request import Request
 from ..storage.folder import BatchFolder
 from ..storage.locks import Ownership
-from .drawing import Drawer, writer_for
+from .drawing import BatchDrawer, writer_for
 from .progress import Tally
 
 _LOOKS = 8  # for the lock of another machine, before the disk counts as one of its own
 
 
 class Loaded(NamedTuple):
-    """What a run is told of its pipeline: a checksum of its weights and configurations, the name of
-    its class, and its dtype."""
+    """What a run needs to know of its pipeline: a checksum of its weights and configurations, the
+    name of its class, and its dtype."""
 
     weights: str
     pipeline: str
@@ -93,7 +93,7 @@ class Worker:
         self.folder, self.name, self.request = folder, name, request
         self.layout, self.tally = folder.layout, Tally(folder.hidden)
         self.writer = writer_for(size)
-        self.drawer = Drawer(pipe, request.preset, self._store, self._fail)
+        self.drawer = BatchDrawer(pipe, request.preset, self._store, self._fail)
         self.wanted: Mapping[str, str] = {}
 
     def __enter__(self) -> Worker:

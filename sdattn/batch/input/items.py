@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InvalidValueError
+from ...files.terminal import shorter, shown
 from ...models.pipeline_call import LARGEST_SEED, checked_seeds
 from ...prompts.words import split_phrase, split_words
 from .lines import open_lines
-from .values import shortened, shown
 
 _OWN = ("id", "prompt", "negative_prompt", "seed", "words")
 _TAKEN = ("prompt_embeds", "generator", "output_type", "return_dict")
@@ -190,7 +190,7 @@ def _check_words(words: Sequence[str], prompt: str) -> None:
         if not special and not any(parts[i : i + len(wanted)] == wanted for i in starts):
             found = ", ".join(dict.fromkeys(word for word, _, _ in split_words(prompt)))
             raise InvalidValueError(
-                f"{shown(phrase)} is not in the prompt. Its words are: {shortened(found, 300)}."
+                f"{shown(phrase)} is not in the prompt. Its words are: {shorter(found, 300)}."
             )
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidValueError, Message, OptionError
-from .values import Fields, parsed, shown
+from ...files.terminal import shown
+from .values import Fields, parsed
 
 KINDS = ("jsonl", "csv", "txt", "parquet")
 _SUFFIXES = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}

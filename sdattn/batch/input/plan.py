@@ -92,6 +92,8 @@ class _Checks:
         given = {**self.defaults, **item.options}
         if item.negative_prompt is not None:
             given["negative_prompt"] = item.negative_prompt
+        # Options are checked once for all items that have the same; of the negative prompt only
+        # whether there is one.
         key = json.dumps([{**given, "negative_prompt": bool(item.negative_prompt)}], sort_keys=True)
         if key not in self.checked:
             try:
@@ -124,6 +126,8 @@ def plan_batches(jobs: Sequence[Job], size: int) -> list[list[Job]]:
     It depends on nothing but the jobs and the size, so that a run that goes on later, on other
     machines, makes the same batches, and of them the same bits.
     """
+    # Items of one shape, wherever they are in the input; batches then in the order of their first
+    # lines.
     by_shape: dict[int, list[Job]] = {}
     for job in jobs:
         by_shape.setdefault(job.shape, []).append(job)
@@ -183,6 +187,7 @@ def _config(part: Any) -> dict[str, Any]:
 
 def _sum(tensor: torch.Tensor) -> list[Any]:
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    # As a matrix of bit patterns: two exchanged weights change a sum of a row or of a column.
     rows = len(tensor) if tensor.ndim and tensor.numel() else 1
     bits = tensor.detach().contiguous().view(whole).reshape(rows, -1)
     by_column = torch.zeros(bits.shape[1], dtype=torch.int64, device=bits.device)

@@ -1,6 +1,5 @@
 """What a batch run is asked for, and how it went."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -9,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ...errors import InvalidValueError, Message, MissingPackageError, OptionError, SdattnWarning
+from ...errors import InvalidValueError, Message, MissingPackageError, OptionError
 from ...maps.presets import PRESETS, Preset
 from ...runs.drawings import PARTS, USUAL
-from ..storage.layouts import FORMATS, INSTEAD, OLD
+from ..storage.formats import FORMATS
 from ..storage.parquets import require_pyarrow
 from .lines import KINDS
 
@@ -31,9 +30,8 @@ class Request:
         options: of the pipeline's call, for items that do not have them.
         seed: of the first line; an item without a seed of its own has ``seed + line - 1``.
         batch_size: items that run together, or ``"auto"``.
-        format: of :data:`sdattn.batch.storage.layouts.FORMATS`: ``"folder"``, a folder an item, or
+        format: of :data:`sdattn.batch.storage.formats.FORMATS`: ``"folder"``, a folder an item, or
             ``"webdataset"``, tar files of many, or ``"parquet"``, which needs pyarrow.
-            ``"shard"``, which earlier versions wrote, warns and stands for ``"webdataset"``.
         shard_bytes: a file of many items is written once it holds so much.
         preset: how the heatmaps are made.
         save: of :data:`sdattn.runs.drawings.PARTS`.
@@ -73,20 +71,6 @@ class Request:
     progress: bool = True
     engine: str = "local"
     workers: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        if self.format == OLD:
-            warnings.warn(
-                Message(
-                    "{format} was safetensors of many items, which are not written any more. This "
-                    "run is written as {0!r}: pass that.",
-                    INSTEAD,
-                    format=OLD,
-                ),
-                SdattnWarning,
-                stacklevel=3,
-            )
-            object.__setattr__(self, "format", INSTEAD)
 
     def check(self) -> None:
         """Raise ValueError for what cannot be asked, ImportError where a library is missing."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidValueError, MissingPackageError
-from ...files.addresses import place_of
+from ...files.addresses import path_of
 from .lines import kind_of
 
 
@@ -29,11 +29,11 @@ def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
         OSError: it cannot be read or reached.
         ImportError: pyarrow or datasets, or what reaches a storage, is needed and not installed.
     """
-    place = place_of(source)
-    if isinstance(place, Path) and place.is_dir():
+    path = path_of(source)
+    if isinstance(path, Path) and path.is_dir():
         return _json_lines(_rows_of_folder(source)), "jsonl"
     kind = kind or kind_of(source)
-    data = sys.stdin.buffer.read() if source == "-" else place.read_bytes()
+    data = sys.stdin.buffer.read() if source == "-" else path.read_bytes()
     return (_json_lines(_rows_of_parquet(data)), "jsonl") if kind == "parquet" else (data, kind)
 
 

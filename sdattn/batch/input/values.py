@@ -5,6 +5,7 @@ import math
 from typing import Any, NoReturn
 
 from ...errors import InvalidValueError
+from ...files.terminal import shown
 
 _LEVELS = 20  # nested lists and objects; far more would fail later, where a run is written
 _DIGITS = 100
@@ -78,13 +79,3 @@ def _once(pairs: list[tuple[str, Any]]) -> Fields:
 _JSON = json.JSONDecoder(
     object_pairs_hook=_once, parse_int=_whole, parse_float=_finite, parse_constant=_refuse_constant
 )
-
-
-def shown(value: Any) -> str:
-    """How a value looks in a message."""
-    return shortened(repr(value), 80)
-
-
-def shortened(text: str, length: int) -> str:
-    """The text, or its beginning and an ellipsis."""
-    return text if len(text) <= length else text[:length] + "…"

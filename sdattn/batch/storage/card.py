@@ -1,7 +1,7 @@
-"""``README.md`` of a batch run: tells ``datasets.load_dataset`` what to read, and as what."""
+"""``README.md`` of a batch run: what ``datasets.load_dataset`` is to read, and as what."""
 
-from collections.abc import Mapping
-from typing import Any
+from .formats import FORMATS
+from .manifest import BatchSettings
 
 _DATA = """---
 configs:
@@ -62,17 +62,14 @@ _JSON = """\
 """
 
 
-def card_of(settings: Mapping[str, Any]) -> bytes:
+def card_of(settings: BatchSettings) -> bytes:
     """The card of a run with these settings."""
-    has_image, has_maps = ("image" in settings["save"], "maps" in settings["save"])
-    if settings["format"] == "folder":
+    has_image, has_maps = "image" in settings.save, "maps" in settings.save
+    files, features = [FORMATS[settings.format].data], ""
+    if settings.format == "folder" and has_image:
         # Without it datasets takes "train" or "test" in a drawing's name for the name of a split.
-        files, features = ["metadata.jsonl"], ""
-        files += ["items/*/*/image.png"] if has_image else []
-    elif settings["format"] == "parquet":
-        files, features = ["shards/*.parquet"], ""
-    else:
-        files = ["shards/*.tar"]
+        files.append("items/*/*/image.png")
+    if settings.format == "webdataset":
         features = "dataset_info:\n  features:\n"
         features += "  - name: png\n    dtype: image\n" if has_image else ""
         features += "  - name: maps.safetensors\n    dtype: binary\n" if has_maps else ""

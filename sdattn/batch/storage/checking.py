@@ -18,20 +18,20 @@ _FILES = {"image": "image.png", "grid": "grid.png", "report": "report.html", "ma
 
 
 def check_item(
-    layout: Layout, item: str, place: str, row: bytes | None, save: Collection[str]
+    layout: Layout, item: str, location: str, row: bytes | None, save: Collection[str]
 ) -> list[str]:
     """What is wrong with an item, a line each: nothing where every bit is as it was written.
 
     Args:
         layout: of its run.
         item: its id.
-        place: where it lies.
+        location: where it lies.
         row: its line of ``metadata.jsonl``, if there is one; the checksum of ``run.json`` is there.
         save: the parts that the run saves of each item.
     """
     problems: list[str] = []
     try:
-        problems.extend(_problems(layout, item, place, row, save))
+        problems.extend(_problems(layout, item, location, row, save))
     except (OSError, ValueError) as error:
         problems.append(str(error))
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -41,29 +41,29 @@ def check_item(
     return [" ".join(problem.split()) for problem in problems]
 
 
-def altered_places(
+def altered_locations(
     layout: Layout, there: Sequence[tuple[str, str]], found: Iterable[Sequence[str] | None]
 ) -> set[str]:
-    """Places that are not as they were written although nothing is wrong with their items.
+    """Locations that are not as they were written although nothing is wrong with their items.
 
     Args:
         layout: of the run.
-        there: (id, place) of every item.
+        there: (id, location) of every item.
         found: what is wrong with each.
     """
-    harmed = {place for (_, place), problems in zip(there, found, strict=True) if problems}
-    return set(layout.altered({place for _, place in there} - harmed))
+    harmed = {location for (_, location), problems in zip(there, found, strict=True) if problems}
+    return set(layout.altered({location for _, location in there} - harmed))
 
 
 def _problems(
-    layout: Layout, item: str, place: str, row: bytes | None, save: Collection[str]
+    layout: Layout, item: str, location: str, row: bytes | None, save: Collection[str]
 ) -> Iterator[str]:
-    files = layout.read(item, place)
-    info = read_info(files, place)
+    files = layout.read(item, location)
+    info = read_info(files, location)
     if info.id != item:
         yield f"run.json is that of item {info.id!r}"
     elif row is not None:
-        yield from _compare_row(layout, row, info, files, place)
+        yield from _compare_row(layout, row, info, files, location)
     for name in (_FILES[part] for part in save if part in _FILES):
         if name not in info.files:
             yield f"run.json names no {name}, which the run saves of each item"
@@ -72,22 +72,20 @@ def _problems(
 
 
 def _compare_row(
-    layout: Layout, row: bytes, info: RunInfo, files: Mapping[str, bytes], place: str
+    layout: Layout, row: bytes, info: RunInfo, files: Mapping[str, bytes], location: str
 ) -> Iterator[str]:
     """Whether ``run.json`` and a row are those that were written; what is wrong with other files
     is named elsewhere."""
     said, checksum = json.loads(row), sha256(files["run.json"])
     sizes, intact = sizes_in(said), {"run.json"}
-    if said.get("run_sha256", checksum) != checksum:
+    if said.get("run_sha256") != checksum:
         yield "run.json is not what was written: its checksum differs from metadata.jsonl's"
         return
     digests = info.files.items()
     intact |= {name for name, digest in digests if sha256(files.get(name, b"")) == digest}
     expected = row_of(
-        info, place, checksum, {**(sizes or {}), **layout.sizes(info.id or "", place, intact)}
+        info, location, checksum, {**(sizes or {}), **layout.sizes(info.id or "", location, intact)}
     )
-    if sizes is None:  # of the first format
-        expected = {name: value for name, value in expected.items() if name in said}
     if line_of(expected) != row:
         names = [name for name in {**expected, **said} if expected.get(name) != said.get(name)]
         of = f", of {', '.join(names[:3])}" if names else ""

@@ -4,7 +4,7 @@ batch.json         what the run is: settings, input; when a run has ended the ch
                    other files here; its own checksum
 ids.txt            the ids of the whole input, in its order
 metadata.jsonl     a row an item, in the layout of datasets' "imagefolder"
-README.md          tells datasets what to read, see card
+README.md          what datasets is to read, see card
 index.html         the items to look through, see gallery
 errors.jsonl       a row an item that failed and a line that could not be read
 items/ or shards/  the items, see layouts
@@ -13,50 +13,30 @@ items/ or shards/  the items, see layouts
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...errors import AccessError, ExistsError, Message
-from ...files.addresses import Place, place_of
-from ...files.places import check_writable, inside
+from ...files.addresses import AnyPath, path_of
+from ...files.paths import check_writable, inside
 from ...files.writing import sha256, write_whole
 from ...runs.info import RunInfo, read_info
 from .card import card_of
-from .journals import Journals
-from .layouts import FORMATS, OLD, Files, Folders, Layout
-from .leases import Lease
-from .ledgers import Ledger
-from .locks import Lock, Ownership
-from .manifest import ADOPT, FORMAT, read_manifest, read_unchecked, sealed
-from .objects import objects_of
-from .oldshards import OldShards
-from .parquets import Parquets
+from .formats import FORMATS, layout_of
+from .journals import FolderJournals
+from .layouts import Files, Layout
+from .leases import StorageLease
+from .locks import FolderLock, Ownership
+from .manifest import ADOPT, Ended, Manifest, parsed, read_manifest
 from .rows import row_of
-from .tars import Tars
+from .storage_journals import StorageJournals
 
 _TOP = ("metadata.jsonl", "errors.jsonl", "README.md", "ids.txt", "index.html", "index-*.html")
 _MADE = {"items", "shards", "batch.json", ".batch"}  # in a run's folder, beside those of _TOP
-_OF_SHARDS: dict[str, Callable[[Path, Path, int], Layout]] = {
-    "webdataset": Tars,
-    "parquet": Parquets,
-    OLD: OldShards,
-}
-
-
-def layout_of(settings: Mapping[str, Any], root: Path, temporary: Path) -> Layout:
-    """The layout that a run's settings name.
-
-    Args:
-        settings: ``"format"``, of :data:`FORMATS` or ``OLD``, and ``"shard_bytes"``.
-        root: the run's folder.
-        temporary: a folder on the same disk.
-    """
-    if settings["format"] in _OF_SHARDS:
-        return _OF_SHARDS[settings["format"]](root, temporary, settings["shard_bytes"])
-    return Folders(root, temporary)
 
 
 class BatchFolder:
@@ -73,23 +53,23 @@ class BatchFolder:
     """
 
     def __init__(self, root: str | Path):
-        self.root: Any = place_of(root)  # a Path or an Address, which do the same here
+        self.root: Any = path_of(root)  # a Path or an Address, which do the same here
         self.hidden: Any = self.root / ".batch"
         self.temporary: Any = self.hidden / "tmp"
         self.lock: Ownership
-        self.journals: Journals
+        self.journals: FolderJournals
         self.lock, self.journals = self._keepers()
         self.trusts_rows = True
         self._layout: Layout | None = None
         self._adopting = False
 
-    def _keepers(self) -> tuple[Ownership, Journals]:
+    def _keepers(self) -> tuple[Ownership, FolderJournals]:
         """What says whose job it is, and what its items' rows are."""
         if isinstance(self.root, Path):
-            journals = Journals(self.root, self.hidden, self.write)
-            return Lock(self.hidden / "lock", self.root), journals
-        ledger = Ledger(self.root, self.hidden, self.write)
-        return Lease(self.hidden / "lease.json", self.root), ledger
+            journals = FolderJournals(self.root, self.hidden, self.write)
+            return FolderLock(self.hidden / "lock", self.root), journals
+        journals = StorageJournals(self.root, self.hidden, self.write)
+        return StorageLease(self.hidden / "lease.json", self.root), journals
 
     @property
     def is_new(self) -> bool:
@@ -97,38 +77,35 @@ class BatchFolder:
         return self._adopting or not (self.root / "batch.json").exists()
 
     @property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         return read_manifest(self.root)
 
     @property
     def layout(self) -> Layout:
         if self._layout is None:
-            self._layout = self.layout_as(self.manifest["settings"])
+            settings = self.manifest.settings
+            self._layout = self.layout_as(settings.format, settings.shard_bytes)
         return self._layout
 
-    def read_damaged(self) -> tuple[dict[str, Any], Layout]:
-        """What can still be read of a ``batch.json`` that is not what was written, and how the
-        items lie by what is there.
+    def layout_found(self) -> Layout:
+        """How the items lie by what is there, where ``batch.json`` is not what was written.
 
         Raises:
-            ValueError: nothing of it can be read.
+            ValueError: it is of another version, or of something else.
         """
-        manifest = {"input": read_unchecked(self.root).get("input")}
-        return manifest, self._layout_as(next(iter(self.formats()), "folder"))
+        path = inside(self.root, "batch.json")
+        parsed(path.read_bytes(), path)
+        return self.layout_as(next(iter(self.formats()), "folder"))
 
     def formats(self) -> list[str]:
         """The formats of which items are there."""
-        known = (*FORMATS, OLD)
-        return [name for name in known if any(True for _ in self._layout_as(name).find())]
+        return [name for name in FORMATS if any(True for _ in self.layout_as(name).find())]
 
-    def layout_as(self, settings: Mapping[str, Any]) -> Layout:
-        """How items lie here by these settings."""
-        if isinstance(self.journals, Ledger):
-            return objects_of(settings, self.root, self.journals)
-        return layout_of(settings, self.root, self.temporary)
-
-    def _layout_as(self, format: str) -> Layout:
-        return self.layout_as({"format": format, "shard_bytes": 0})
+    def layout_as(self, format: str, shard_bytes: int = 0) -> Layout:
+        """How items lie here in a format."""
+        journals = self.journals if isinstance(self.journals, StorageJournals) else None
+        where = self.root, self.temporary
+        return layout_of(format, *where, shard_bytes=shard_bytes, journals=journals)
 
     # Who writes here
 
@@ -139,7 +116,7 @@ class BatchFolder:
             adopt: take a folder with items whose ``batch.json`` is lost or damaged for a new one.
 
         Raises:
-            FileExistsError: there is something else at this place.
+            FileExistsError: there is something else at this path.
             ValueError: it holds a link where a run has a folder.
             OSError: it cannot be written, or another job is writing there.
         """
@@ -165,9 +142,10 @@ class BatchFolder:
         if not (self.root / "batch.json").exists():
             return True
         try:
-            return not self.manifest
+            read_manifest(self.root)
         except ValueError:
             return True
+        return False
 
     def _check_names(self, names: set[str]) -> None:
         """Refuse a folder without a ``batch.json`` that a run did not make, or that it did."""
@@ -209,39 +187,37 @@ class BatchFolder:
 
     # What is written here
 
-    def claim(self, manifest: Mapping[str, Any], ids: Iterable[str] = ()) -> None:
+    def claim(self, manifest: Manifest, ids: Iterable[str] = ()) -> None:
         """Say what run the folder is of; ``ids`` are those of the whole input, in its order."""
-        settings = manifest["settings"]
-        ended = None if self.is_new else self.manifest.get("ended")
+        ended = None if self.is_new else self.manifest.ended
         self.trusts_rows = ended is None or "metadata.jsonl" not in self.changed(ended)
         self._adopting = False
-        self.write("README.md", [card_of(settings)])
+        self.write("README.md", [card_of(manifest.settings)])
         self.write("ids.txt", (f"{item}\n".encode() for item in ids))
-        rest = {name: value for name, value in manifest.items() if name != "ended"}
-        self.write_manifest({**rest, "format": FORMAT})
+        self.write_manifest(replace(manifest, ended=None))
 
     def seal(self, whole: int) -> None:
         """Note that a run has ended, with so many items whole, and what it leaves."""
         files = {name: _sha256(self.root / name) for name in self._top()}
-        self.write_manifest({**self.manifest, "ended": {"whole": whole, "files": files}})
+        self.write_manifest(replace(self.manifest, ended=Ended(whole=whole, files=files)))
 
-    def changed(self, ended: Mapping[str, Any]) -> list[str]:
+    def changed(self, ended: Ended) -> list[str]:
         """Files of the folder itself that are gone, or not what the last run wrote that ended."""
         there = set(self._top())
         return sorted(
             name
-            for name, checksum in ended["files"].items()
+            for name, checksum in ended.files.items()
             if name not in there or _sha256(self.root / name) != checksum
         )
 
     def ids(self) -> list[str]:
-        """The ids of the whole input, in its order; none where an earlier version made the run."""
+        """The ids of the whole input, in its order; none where ids.txt is gone."""
         path = self.root / "ids.txt"
         return path.read_text().split("\n")[:-1] if path.is_file() else []
 
-    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+    def write_manifest(self, manifest: Manifest) -> None:
         """Write ``batch.json`` with its checksum."""
-        self.write("batch.json", [sealed(manifest)])
+        self.write("batch.json", [manifest.sealed()])
         self._layout = None
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
@@ -251,7 +227,7 @@ class BatchFolder:
         write_whole(self.root / name, parts, self.temporary / name)
 
     def note_whole(
-        self, writer: str, item: str, place: str, files: Files, info: RunInfo | None = None
+        self, writer: str, item: str, location: str, files: Files, info: RunInfo | None = None
     ) -> None:
         """Note an item of which ``files`` holds ``run.json`` at least, which says ``info`` and is
         read where that is not passed; the others are there.
@@ -259,12 +235,12 @@ class BatchFolder:
         Raises:
             ValueError: ``run.json`` is damaged.
         """
-        info = info or read_info(files, place)
+        info = info or read_info(files, location)
         names = ["run.json", *info.files]
         sizes = {name: len(files[name]) for name in names if name in files}
         if len(sizes) < len(names):
-            sizes = self.layout.sizes(item, place, names)
-        self.journals.note("done", writer, row_of(info, place, sha256(files["run.json"]), sizes))
+            sizes = self.layout.sizes(item, location, names)
+        self.journals.note("done", writer, row_of(info, location, sha256(files["run.json"]), sizes))
 
     def note_failed(self, writer: str, item: Mapping[str, Any], reason: str, text: str) -> None:
         """Note an item that could not be drawn: what it asks, why in a line, and the traceback."""
@@ -279,7 +255,7 @@ def _is_top(name: str) -> bool:
     return any(map(partial(fnmatchcase, name), _TOP))
 
 
-def _sha256(path: Place) -> str:
+def _sha256(path: AnyPath) -> str:
     found = hashlib.sha256()
     with path.open("rb") as file:
         for block in iter(partial(file.read, 2**20), b""):

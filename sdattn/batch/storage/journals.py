@@ -12,12 +12,12 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...files.addresses import Place
-from ...files.places import inside
+from ...files.addresses import AnyPath
+from ...files.paths import inside
 from .rows import NotedRow, copies_of, line_of, noted_in, rows_in
 
 
-class Journals:
+class FolderJournals:
     """The rows of a run's folder. Each process appends to files of its own.
 
     Args:
@@ -26,7 +26,9 @@ class Journals:
         write: writes a file of the run's folder, whole or not at all.
     """
 
-    def __init__(self, root: Place, hidden: Place, write: Callable[[str, Iterable[bytes]], None]):
+    def __init__(
+        self, root: AnyPath, hidden: AnyPath, write: Callable[[str, Iterable[bytes]], None]
+    ):
         self.root, self.write = root, write
         self.hidden: Any = hidden
         self._open: dict[str, Any] = {}
@@ -56,9 +58,9 @@ class Journals:
         """The processes' own files of a kind."""
         return sorted((self.hidden / kind).glob("*"))
 
-    def _read(self, places: Iterable[Any]) -> list[Path]:
+    def _read(self, locations: Iterable[Any]) -> list[Path]:
         """Where files can be read."""
-        return [*places]
+        return [*locations]
 
     def rows(self) -> dict[str, NotedRow]:
         """Every row that has been noted, the latest of each item, by id."""
@@ -74,7 +76,7 @@ class Journals:
         """Write ``metadata.jsonl`` from the rows of all processes, in the order of the input.
 
         Args:
-            there: the items that are whole, id to place; by default all that were noted.
+            there: the items that are whole, id to location; by default all that were noted.
 
         Returns:
             The number of rows.
@@ -82,8 +84,8 @@ class Journals:
         noted = self._noted("done")
         rows = self.rows()
         if there is not None:
-            rows = {item: row for item, row in rows.items() if there.get(item) == row.place}
-        ordered = sorted(rows.values(), key=lambda row: (row.line, row.place))
+            rows = {item: row for item, row in rows.items() if there.get(item) == row.location}
+        ordered = sorted(rows.values(), key=lambda row: (row.line, row.location))
         self.write("metadata.jsonl", copies_of(ordered))
         self._forget("done", noted)
         return len(rows)
@@ -114,7 +116,7 @@ class Journals:
                 file.close()
             self._open.clear()
 
-    def _forget(self, kind: str, noted: Iterable[Place]) -> None:
+    def _forget(self, kind: str, noted: Iterable[AnyPath]) -> None:
         """Remove those of the processes' files that have been gathered."""
         with self._writing:
             if kind in self._open:

@@ -1,7 +1,7 @@
 """How the items of a batch run lie on the disk: a folder each, or many in a shard.
 
 All layouts keep an item's files, name to bytes, as :func:`sdattn.runs.folder.pack_with_page` makes
-them, whole or not at all. A place is a path in the run's folder: ``items/0000/000012`` or
+them, whole or not at all. A location is a path in the run's folder: ``items/0000/000012`` or
 ``shards/NAME.tar``.
 """
 
@@ -18,11 +18,9 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from ...errors import InvalidValueError
-from ...files.places import inside
+from ...files.paths import inside
 from ...files.writing import flush, flush_tree, write_files
 
-FORMATS = ("folder", "webdataset", "parquet")  # that a run can be written in
-OLD, INSTEAD = "shard", "webdataset"  # a format of earlier versions, which is only read
 Files = Mapping[str, bytes]
 Whole = Callable[[str, str, Files], None]
 _EACH = 1000  # items a folder of folders
@@ -37,7 +35,7 @@ class Layout(Protocol):
     """What all layouts do; ``add`` and ``flush`` may be called by many threads."""
 
     def add(self, item: str, line: int, files: Files, whole: Whole) -> None:
-        """Take an item's files; ``whole(id, place, files)`` is called once they are on the disk
+        """Take an item's files; ``whole(id, location, files)`` is called once they are on the disk
         for good, which may be later, at ``flush`` at the latest."""
 
     def flush(self) -> None:
@@ -45,48 +43,50 @@ class Layout(Protocol):
         return None
 
     def find(self) -> Iterator[tuple[str, str]]:
-        """(id, place) of every item that is there."""
+        """(id, location) of every item that is there."""
 
     def broken(self) -> Iterator[tuple[str, str]]:
-        """(place, what is wrong) of what may hold items and cannot be read."""
+        """(location, what is wrong) of what may hold items and cannot be read."""
         return iter(())
 
     def unfinished(self) -> list[str]:
-        """Places where an item was begun and not ended, as :meth:`find` saw them last."""
+        """Locations where an item was begun and not ended, as :meth:`find` saw them last."""
         return []
 
     def clear_unfinished(self) -> None:
         """Remove what is there, unless it is of no run."""
         return None
 
-    def altered(self, places: Iterable[str]) -> Iterator[str]:
-        """Those of these places, of which every item is as it was written, that are not."""
+    def altered(self, locations: Iterable[str]) -> Iterator[str]:
+        """Those of these locations, of which every item is as it was written, that are not."""
         return iter(())
 
-    def sizes(self, item: str, place: str, names: Iterable[str]) -> dict[str, int]:
+    def sizes(self, item: str, location: str, names: Iterable[str]) -> dict[str, int]:
         """Bytes of those of an item's files that are there, without reading them."""
 
-    def lacking(self, item: str, place: str, written: Mapping[str, int]) -> list[str]:
+    def lacking(self, item: str, location: str, written: Mapping[str, int]) -> list[str]:
         """Which of an item's files, name to bytes, are not there or of another size."""
-        sizes = self.sizes(item, place, written)
+        sizes = self.sizes(item, location, written)
         return [name for name in written if sizes.get(name) != written[name]]
 
-    def read(self, item: str, place: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
+    def read(
+        self, item: str, location: str, names: Iterable[str] | None = None
+    ) -> dict[str, bytes]:
         """An item's files, or those of these names that it has."""
 
     def take(self, other: Layout, where: tuple[str, str], line: int, whole: Whole) -> None:
-        """Add an item, (id, place), of another run, which keeps it."""
+        """Add an item, (id, location), of another run, which keeps it."""
         self.add(where[0], line, other.read(*where), whole)
 
     def discard(self, stale: Mapping[str, str]) -> None:
-        """Remove items, id to place.
+        """Remove items, id to location.
 
         Raises:
             ValueError: there are files among theirs that no run wrote; nothing is removed then.
         """
 
 
-def place_in_folders(item: str, line: int) -> str:
+def location_in_folders(item: str, line: int) -> str:
     """Where an item of this line of the input lies, a folder each."""
     return f"items/{line // _EACH:04d}/{item}"
 
@@ -98,31 +98,33 @@ class Folders(Layout):
         self.root, self.temporary = root, temporary
 
     def add(self, item: str, line: int, files: Files, whole: Whole) -> None:
-        place = self._make(item, line, lambda made: write_files(made, files))
-        whole(item, place, files)
+        location = self._make(item, line, lambda made: write_files(made, files))
+        whole(item, location, files)
 
     def take(self, other: Layout, where: tuple[str, str], line: int, whole: Whole) -> None:
         if not (isinstance(other, Folders) and isinstance(other.root, Path)):
             return super().take(other, where, line, whole)
-        item, place = where
-        new = self._make(item, line, lambda made: _link_tree(other.root / place, made))
+        item, location = where
+        new = self._make(item, line, lambda made: _link_tree(other.root / location, made))
         whole(item, new, self.read(item, new, ["run.json"]))
 
     def _make(self, item: str, line: int, fill: Callable[[Path], Any]) -> str:
         """Fill a temporary folder and give it its place."""
-        place = place_in_folders(item, line)
-        target = self.root / place
+        location = location_in_folders(item, line)
+        target = self.root / location
         made = self.temporary / uuid4().hex
         try:
             fill(made)
             flush_tree(made)
             target.parent.mkdir(parents=True, exist_ok=True)
+            # To rename is to be whole or not there at all; what it is made of is on the disk
+            # before.
             os.rename(made, target)
             flush(target.parent)
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
             raise
-        return place
+        return location
 
     def find(self) -> Iterator[tuple[str, str]]:
         for group in sorted((self.root / "items").glob("[0-9]*")):
@@ -131,10 +133,10 @@ class Folders(Layout):
                     if entry.is_dir() or entry.is_symlink():
                         yield entry.name, f"items/{group.name}/{entry.name}"
 
-    def sizes(self, item: str, place: str, names: Iterable[str]) -> dict[str, int]:
+    def sizes(self, item: str, location: str, names: Iterable[str]) -> dict[str, int]:
         found = {}
         with suppress(ValueError):  # a link, which leads to nothing of ours
-            folder = inside(self.root, place)
+            folder = inside(self.root, location)
             for name in names:
                 with suppress(OSError, ValueError):
                     known = (inside(folder, name) if "/" in name else folder / name).lstat()
@@ -142,34 +144,36 @@ class Folders(Layout):
                         found[name] = known.st_size
         return found
 
-    def read(self, item: str, place: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
-        folder = inside(self.root, place)
-        names = self._listed(place) if names is None else names
+    def read(
+        self, item: str, location: str, names: Iterable[str] | None = None
+    ) -> dict[str, bytes]:
+        folder = inside(self.root, location)
+        names = self._listed(location) if names is None else names
         paths = {name: inside(folder, name) for name in names}
         return {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
 
     def discard(self, stale: Mapping[str, str]) -> None:
-        for place in stale.values():
-            if foreign := self._foreign(place):
+        for location in stale.values():
+            if foreign := self._foreign(location):
                 raise InvalidValueError(
-                    f"{self.root / place} is to be drawn again, but holds {', '.join(foreign[:3])}"
-                    ", which no run wrote. Move what is yours elsewhere."
+                    f"{self.root / location} is to be drawn again, but holds "
+                    f"{', '.join(foreign[:3])}, which no run wrote. Move what is yours elsewhere."
                 )
-        for place in stale.values():
-            self._remove(place)
+        for location in stale.values():
+            self._remove(location)
 
-    def _foreign(self, place: str) -> list[str]:
+    def _foreign(self, location: str) -> list[str]:
         """The files in an item's folder that no run wrote."""
-        return [name for name in self._listed(place) if not _OURS.fullmatch(name)]
+        return [name for name in self._listed(location) if not _OURS.fullmatch(name)]
 
-    def _remove(self, place: str) -> None:
-        path, gone = self.root / place, self.temporary / uuid4().hex
+    def _remove(self, location: str) -> None:
+        path, gone = self.root / location, self.temporary / uuid4().hex
         os.rename(path, gone)
         gone.unlink() if gone.is_symlink() else shutil.rmtree(gone)
 
-    def _listed(self, place: str) -> list[str]:
+    def _listed(self, location: str) -> list[str]:
         """The files in an item's folder, and the links by their own names."""
-        folder = self.root / place
+        folder = self.root / location
         found = []
         for at, folders, names in os.walk(folder if not folder.is_symlink() else ""):
             links = [name for name in folders if Path(at, name).is_symlink()]

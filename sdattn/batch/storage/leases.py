@@ -20,8 +20,8 @@ _MISSED = 3  # beats after which a job counts as dead
 _NOT_MINE = "another job has taken {}, as this one gave no sign of life for too long"
 
 
-class Lease(Ownership):
-    """One job at a time, as far as a storage can tell: its first process takes the lease and shows
+class StorageLease(Ownership):
+    """One job at a time, as far as a storage can know: its first process takes the lease and shows
     that it lives, the others join it.
 
     What a killed process left is known by that its beat stays the same, so no clocks are compared.
@@ -65,6 +65,7 @@ class Lease(Ownership):
         """
         self._wait_for(self.holder)
         self._joined, self._mine = None, owner(job)
+        # Write, wait, and look who wrote last: a storage has no other way to let one of two win.
         with suppress(FileExistsError):  # of one who was quicker, or this very one
             self.path.create(self._written(0))
         time.sleep(self.beat / 20)  # another may have written at this moment: the last one has it

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ...errors import AccessError, Message, SdattnWarning
-from ...files.addresses import Place
+from ...files.addresses import AnyPath
 
 _TRIES = 5
 
@@ -25,7 +25,7 @@ class Ownership(ABC):
         what: is owned, for messages.
     """
 
-    what: Place
+    what: AnyPath
 
     @property
     @abstractmethod
@@ -40,15 +40,15 @@ class Ownership(ABC):
 
     @abstractmethod
     def take(self, job: str) -> None:
-        """Take it for a job; raises OSError if another job has it, whose the message tells."""
+        """Take it for a job; raises an OSError that names the job that has it, if one does."""
 
     @abstractmethod
     def join(self, job: str) -> bool:
-        """Share what this job's first process took; False if that is not visible here."""
+        """Share what this job's first process took; False if that cannot be seen from here."""
 
     @abstractmethod
     def free(self, *, unknown: bool = True) -> bool:
-        """Whether no job has it; ``unknown`` is the answer where that cannot be told."""
+        """Whether no job has it; ``unknown`` is the answer where that cannot be known."""
 
     @abstractmethod
     def release(self) -> None:
@@ -79,14 +79,14 @@ def owner(job: str) -> dict[str, Any]:
     }
 
 
-class Lock(Ownership):
+class FolderLock(Ownership):
     """One job at a time, on a disk.
 
     The kernel holds the lock (``flock``), so that a process that is killed leaves none behind,
     also not on another machine that shares the disk.
 
     Args:
-        path: of the lock; beside it ``NAME.json`` tells who holds it.
+        path: of the lock; beside it ``NAME.json`` says who holds it.
         what: what is locked, for the message.
     """
 
@@ -108,6 +108,8 @@ class Lock(Ownership):
             import fcntl
         except ImportError as error:
             raise AccessError(f"{self.what} cannot be locked: this system has no flock.") from error
+        # Alone for an instant, to write who holds it; from then on shared with the job's other
+        # processes.
         self._hold(fcntl.LOCK_EX)
         self.path.with_suffix(".json").write_text(json.dumps(owner(job)))
         self._hold(fcntl.LOCK_SH)

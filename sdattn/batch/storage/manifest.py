@@ -1,27 +1,109 @@
-"""``batch.json``: what run a folder is of, with a checksum of its own.
-
-{"format", "settings": {...}, "input": {...}, "batch_size", "versions", "ended", "digest"}
-"""
+"""``batch.json``: what run a folder is of, with a checksum of its own."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ...errors import InvalidValueError, Message, MissingFileError
-from ...files.addresses import Place
-from ...files.places import inside
+from ...files.addresses import AnyPath
+from ...files.paths import inside
+from ...files.records import Record, RecordError, read_record
 from ...files.writing import sha256, to_json
 
 FORMAT = "sdattn-batch-2"
-# Rows of the first say nothing of run.json's checksum and of sizes: the next run adds it.
-FIRST_FORMAT = "sdattn-batch-1"
 ADOPT = Message(
     "If its items are there, the command that made them, with {adopt=True}, checks them and writes "
     "batch.json anew."
 )
+T = TypeVar("T")
 
 
-def read_manifest(root: Place) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings(Record):
+    """How all items of a run are made.
+
+    Attributes:
+        model: as it was asked for.
+        weights: a checksum of the model's weights and configurations.
+        pipeline, dtype: names of its class and of its numbers' type.
+        save: parts of each item, of :data:`sdattn.runs.drawings.PARTS`.
+        preset: of the heatmaps, as JSON has it.
+        options: of the pipeline's call, for items that do not have them.
+        format, shard_bytes: how the items lie, see :mod:`sdattn.batch.storage.formats`.
+        fingerprint: another one for settings of which other files come.
+    """
+
+    model: str
+    weights: str
+    pipeline: str
+    dtype: str
+    save: list[str]
+    preset: dict[str, Any]
+    options: dict[str, Any]
+    format: str
+    shard_bytes: int
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchInput(Record):
+    """What a run draws.
+
+    Attributes:
+        source: as it was asked for.
+        digest: a checksum of all its items.
+        part: ``"1/1"``, or the first of two, ``"1/2"``.
+        items: of this part.
+        all_items: of the whole input.
+        bad_lines: that could not be read.
+    """
+
+    source: str
+    digest: str
+    part: str
+    items: int
+    all_items: int
+    bad_lines: int
+
+    def share_of(self, ids: Sequence[T]) -> Sequence[T]:
+        """Those of the whole input's that are of this part."""
+        which, of = map(int, self.part.split("/"))
+        return ids[which - 1 :: of]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Record):
+    """What a run left when it ended: how many items were whole, and the checksums of the other
+    files of the folder."""
+
+    whole: int
+    files: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Record):
+    """``batch.json``.
+
+    Attributes:
+        settings, input: of the run.
+        batch_size: items that run together.
+        versions: of the packages.
+        ended: None while it runs, and of a run that was killed.
+    """
+
+    settings: BatchSettings
+    input: BatchInput
+    batch_size: int
+    versions: dict[str, str]
+    ended: Ended | None = None
+
+    def sealed(self) -> bytes:
+        """``batch.json``, with the checksum of the rest."""
+        return sealed({"format": FORMAT, **self.to_json()})
+
+
+def read_manifest(root: AnyPath) -> Manifest:
     """``batch.json`` as it was written.
 
     Raises:
@@ -35,37 +117,42 @@ def read_manifest(root: Place) -> dict[str, Any]:
         text += "{run_batch()}. {1}" if has_items else "{run_batch()}."
         raise MissingFileError(Message(text, root, ADOPT))
     written = path.read_bytes()  # once: a run that goes on may replace the file at any time
-    manifest = parsed(written, path)
-    if manifest["format"] == FORMAT and sealed(manifest) != written:
+    document = parsed(written, path)
+    if sealed(document) != written:
         raise InvalidValueError(
             Message("{0} is damaged: its own checksum differs. {1}", path, ADOPT)
         )
+    try:
+        manifest: Manifest = read_record(Manifest, document)
+    except RecordError as problem:
+        raise InvalidValueError(Message("{0} is damaged: {1}. {2}", path, problem, ADOPT)) from None
     return manifest
 
 
-def read_unchecked(root: Place) -> dict[str, Any]:
-    """``batch.json`` of a format that can be read, its checksum aside."""
-    path = inside(root, "batch.json")
-    return parsed(path.read_bytes(), path)
-
-
-def parsed(written: bytes, path: Place) -> dict[str, Any]:
-    """What ``batch.json`` says, if it is of a format that can be read.
+def parsed(written: bytes, path: AnyPath) -> dict[str, Any]:
+    """What ``batch.json`` says, if it is of this version's format.
 
     Raises:
         ValueError: it is no JSON, or of another version.
     """
     try:
-        manifest = json.loads(written)
+        document = json.loads(written)
     except ValueError as error:
         raise InvalidValueError(Message("{0} is corrupt: {1}. {2}", path, error, ADOPT)) from error
-    if not isinstance(manifest, dict) or manifest.get("format") not in (FORMAT, FIRST_FORMAT):
-        text = "{0} is not of this version's format {1!r}. {2}"
-        raise InvalidValueError(Message(text, path, FORMAT, ADOPT))
-    return manifest
+    if not isinstance(document, dict) or "format" not in document:
+        raise InvalidValueError(
+            Message("{0} is no batch run's: it names no format. {1}", path, ADOPT)
+        )
+    if document["format"] != FORMAT:
+        text = (
+            "{0} is of the format {1!r}, and this version reads {2!r} alone. Draw the run again "
+            "into another {folder}, or read it with the version that wrote it."
+        )
+        raise InvalidValueError(Message(text, path, document["format"], FORMAT))
+    return document
 
 
-def sealed(manifest: Mapping[str, Any]) -> bytes:
-    """``batch.json`` as it is written, with the checksum of the rest."""
-    rest = {name: value for name, value in manifest.items() if name != "digest"}
+def sealed(document: Mapping[str, Any]) -> bytes:
+    """A document with the checksum of the rest behind it."""
+    rest = {name: value for name, value in document.items() if name != "digest"}
     return to_json({**rest, "digest": sha256(to_json(rest))})

@@ -5,19 +5,18 @@ with it is whole. A shard is one object. Either is noted once it is there.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ...files.addresses import Address
 from ...files.copies import Copies
-from ...files.places import inside
-from .layouts import OLD, Files, Folders, Layout, Whole, place_in_folders
-from .ledgers import Ledger
-from .oldshards import OldShards
+from ...files.paths import inside
+from .layouts import Files, Folders, Layout, Whole, location_in_folders
 from .parquets import Parquets
 from .shards import Shards
+from .storage_journals import StorageJournals
 from .tars import Tars
 
 _NEAR = 64  # groups of items whose listing is remembered
@@ -25,42 +24,27 @@ _KEPT = 4  # shards of which copies are kept
 _LAST = "run.json"
 
 
-def objects_of(settings: Mapping[str, Any], root: Address, ledger: Ledger) -> Layout:
-    """The layout that a run's settings name, in a storage.
-
-    Args:
-        settings: as :func:`sdattn.batch.storage.folder.layout_of` takes them.
-        root: of the run.
-        ledger: its rows.
-    """
-    kinds: dict[str, Callable[..., Layout]]
-    kinds = {"webdataset": TarObjects, "parquet": ParquetObjects, OLD: OldObjects}
-    if settings["format"] in kinds:
-        return kinds[settings["format"]](root, settings["shard_bytes"], ledger)
-    return FolderObjects(root, ledger)
-
-
 class FolderObjects(Folders):
     """Items as ``sdattn generate`` writes them, an object a file."""
 
     root: Any  # an Address
 
-    def __init__(self, root: Address, ledger: Ledger):
-        self.root, self.ledger = root, ledger
+    def __init__(self, root: Address, journals: StorageJournals):
+        self.root, self.journals = root, journals
         self._groups: dict[str, dict[str, dict[str, int]]] = {}
         self._begun: list[str] = []
 
     def add(self, item: str, line: int, files: Files, whole: Whole) -> None:
-        place = place_in_folders(item, line)
-        folder = inside(self.root, place)
+        location = location_in_folders(item, line)
+        folder = inside(self.root, location)
         for name in sorted(files, key=lambda name: (name == _LAST, name)):
             inside(folder, name).write_bytes(files[name])
-        whole(item, place, files)
+        whole(item, location, files)
 
     take = Layout.take  # there are no links
 
     def flush(self) -> None:
-        self.ledger.flush()
+        self.journals.flush()
 
     def find(self) -> Iterator[tuple[str, str]]:
         self._groups.clear()
@@ -76,14 +60,14 @@ class FolderObjects(Folders):
         return [*self._begun]
 
     def clear_unfinished(self) -> None:
-        for place in self.unfinished():
-            if not self._foreign(place):
-                self._remove(place)
+        for location in self.unfinished():
+            if not self._foreign(location):
+                self._remove(location)
 
-    def sizes(self, item: str, place: str, names: Iterable[str]) -> dict[str, int]:
+    def sizes(self, item: str, location: str, names: Iterable[str]) -> dict[str, int]:
         found = {}
-        with suppress(ValueError):  # a place elsewhere
-            folder, (group, _, _) = inside(self.root, place), place.rpartition("/")
+        with suppress(ValueError):  # a location elsewhere
+            folder, (group, _, _) = inside(self.root, location), location.rpartition("/")
             listed = self._group(group).get(folder.name, {})
             for name in names:
                 size = listed.get(name)
@@ -93,10 +77,14 @@ class FolderObjects(Folders):
                     found[name] = size
         return found
 
-    def read(self, item: str, place: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
-        folder, found = inside(self.root, place), {}
+    def read(
+        self, item: str, location: str, names: Iterable[str] | None = None
+    ) -> dict[str, bytes]:
+        folder, found = inside(self.root, location), {}
         if names is None:
-            names = self._group(place.rpartition("/")[0]).get(folder.name) or self._listed(place)
+            names = self._group(location.rpartition("/")[0]).get(folder.name) or self._listed(
+                location
+            )
         for name in names:
             with suppress(FileNotFoundError):
                 found[name] = inside(folder, name).read_bytes()
@@ -115,14 +103,14 @@ class FolderObjects(Folders):
             self._groups[group] = known
         return known
 
-    def _listed(self, place: str) -> list[str]:
-        return sorted(inside(self.root, place).sizes())
+    def _listed(self, location: str) -> list[str]:
+        return sorted(inside(self.root, location).sizes())
 
-    def _remove(self, place: str) -> None:
-        folder = inside(self.root, place)
-        for name in sorted({*self._listed(place), _LAST}, key=lambda name: name != _LAST):
+    def _remove(self, location: str) -> None:
+        folder = inside(self.root, location)
+        for name in sorted({*self._listed(location), _LAST}, key=lambda name: name != _LAST):
             (folder / name).unlink(missing_ok=True)
-        self._groups.pop(place.rpartition("/")[0], None)
+        self._groups.pop(location.rpartition("/")[0], None)
 
 
 class _ShardObjects(Shards):
@@ -131,51 +119,53 @@ class _ShardObjects(Shards):
 
     root: Any  # an Address
 
-    def __init__(self, root: Address, nbytes: int, ledger: Ledger):
+    def __init__(self, root: Address, journals: StorageJournals, nbytes: int):
         super().__init__(root, root, nbytes)
-        self.ledger = ledger
+        self.journals = journals
         self._copies, self._reading = Copies(_KEPT), threading.RLock()
 
     def flush(self) -> None:
-        with self.ledger.together():  # else a kill between two rows would hide the second's item
+        with self.journals.together():  # else a kill between two rows would hide the second's item
             super().flush()
 
     def find(self) -> Iterator[tuple[str, str]]:
         named: dict[str, list[str]] = {}
-        for item, row in self.ledger.rows().items():
-            named.setdefault(row.place, []).append(item)
-        for place in self._places():
-            items: Iterable[str] = named.get(place, ())
+        for item, row in self.journals.rows().items():
+            named.setdefault(row.location, []).append(item)
+        for location in self._locations():
+            items: Iterable[str] = named.get(location, ())
             if not items:
                 with suppress(ValueError, FileNotFoundError):  # what it held is made anew
-                    items = self._items(place)
-            yield from ((item, place) for item in items)
+                    items = self._items(location)
+            yield from ((item, location) for item in items)
 
     def broken(self) -> Iterator[tuple[str, str]]:
-        return iter(())  # to know it would be to read all; reading an item tells
+        return iter(())  # to know it, all would have to be read; reading an item shows it
 
-    def altered(self, places: Iterable[str]) -> Iterator[str]:
-        for place in places:
+    def altered(self, locations: Iterable[str]) -> Iterator[str]:
+        for location in locations:
             with self._reading:
-                yield from super().altered([place])
+                yield from super().altered([location])
 
-    def sizes(self, item: str, place: str, names: Iterable[str]) -> dict[str, int]:
+    def sizes(self, item: str, location: str, names: Iterable[str]) -> dict[str, int]:
         with self._reading:
-            return super().sizes(item, place, names)
+            return super().sizes(item, location, names)
 
-    def lacking(self, item: str, place: str, written: Mapping[str, int]) -> list[str]:
+    def lacking(self, item: str, location: str, written: Mapping[str, int]) -> list[str]:
         return []  # an object that was found is whole
 
-    def read(self, item: str, place: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
+    def read(
+        self, item: str, location: str, names: Iterable[str] | None = None
+    ) -> dict[str, bytes]:
         with self._reading:
-            return super().read(item, place, names)
+            return super().read(item, location, names)
 
     def discard(self, stale: Mapping[str, str]) -> None:
         with self._reading:
             super().discard(stale)
 
-    def _path(self, place: str) -> Path:
-        return self._copies.of(inside(self.root, place), place)  # named by its checksum
+    def _path(self, location: str) -> Path:
+        return self._copies.of(inside(self.root, location), location)  # named by its checksum
 
 
 class TarObjects(_ShardObjects, Tars):
@@ -184,7 +174,3 @@ class TarObjects(_ShardObjects, Tars):
 
 class ParquetObjects(_ShardObjects, Parquets):
     """See :class:`Parquets`."""
-
-
-class OldObjects(_ShardObjects, OldShards):
-    """See :class:`OldShards`."""

@@ -26,7 +26,7 @@ from ...runs.info import MAPS, read_info
 from ...runs.packing import pack_maps
 from .layouts import Files
 from .rows import row_of
-from .shards import Held, Index, Shards
+from .shards import FileSpan, Index, Shards
 
 _FEATURES = json.dumps({"info": {"features": {"image": {"_type": "Image"}}}})
 _COLUMNS = {"image.png": ("image",), "run.json": ("run",), MAPS: ("maps", "files")}
@@ -58,13 +58,13 @@ class Parquets(Shards):
             with _open(path) as file:
                 sizes = json.loads((file.metadata.metadata or {})[b"sdattn"])
             return {
-                item: {name: Held(group, nbytes) for name, nbytes in files.items()}
+                item: {name: FileSpan(group, nbytes) for name, nbytes in files.items()}
                 for group, (item, files) in enumerate(sizes)
             }
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidValueError("it has no list of items") from error
 
-    def _read(self, path: Path, item: str, held: Mapping[str, Held]) -> dict[str, bytes]:
+    def _read(self, path: Path, item: str, held: Mapping[str, FileSpan]) -> dict[str, bytes]:
         columns = sorted({column for name in held for column in _COLUMNS.get(name, ("files",))})
         found: dict[str, bytes] = {}
         for group in {where.at for where in held.values()}:  # one
@@ -113,6 +113,8 @@ def _schema(there: set[str]) -> Any:
         "files": pa.list_(pa.struct({"name": text, "bytes": pa.binary()})),
         "run": pa.binary(),
     }
+    # A column that is empty throughout is left out of the file, or datasets would not know its
+    # kind.
     apart = {"image", "maps", "files"} - there
     return pa.schema([field for field in columns.items() if field[0] not in apart])
 
@@ -124,6 +126,7 @@ def _row(item: str, files: Files) -> dict[str, Any]:
     row |= {"id": item, "run": rest.pop("run.json", None), "files": None}
     if "image.png" in rest:
         row["image"] = {"bytes": rest.pop("image.png"), "path": f"{item}.png"}
+    # Maps as columns that other programs can read, where they come back as the very bytes.
     with suppress(SafetensorError):
         maps = load(rest.get(MAPS, b""))
         if pack_maps(maps) == rest[MAPS]:  # else it is not what a run writes, and kept as it is

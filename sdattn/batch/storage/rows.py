@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import InvalidValueError
-from ...files.addresses import Place
+from ...files.addresses import AnyPath
 from ...runs.info import RunInfo
 
 # Of a word among those of all items, the columns of a table before its numbers
@@ -20,20 +20,20 @@ class NotedRow(NamedTuple):
     """What the row of a whole item says, and where it stands: file, first byte and length."""
 
     line: int
-    place: str
+    location: str
     fingerprint: str
     file: Path
     start: int
     length: int
 
 
-def row_of(info: RunInfo, place: str, checksum: str, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The row of ``metadata.jsonl`` for an item. Of an item that an earlier version drew it has no
-    ``statistics``, which is a list with :meth:`WordStatistics.flat` of each of the ``words``.
+def row_of(info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The row of ``metadata.jsonl`` for an item. Its ``statistics`` are a list with
+    :meth:`WordStatistics.flat` of each of the ``words``.
 
     Args:
         info: what its ``run.json`` says.
-        place: of the item.
+        location: of the item.
         checksum: of the bytes of ``run.json``, which holds those of the other files.
         sizes: bytes of each file, see :meth:`sdattn.batch.storage.layouts.Layout.sizes`.
 
@@ -41,10 +41,10 @@ def row_of(info: RunInfo, place: str, checksum: str, sizes: Mapping[str, int]) -
         ValueError: ``run.json`` does not say all that a row says.
     """
     try:
-        row = _said(info, place)
+        row = _said(info, location)
     except (TypeError, ValueError) as error:
         raise InvalidValueError(
-            f"{place}/run.json is damaged, a row needs more ({error})"
+            f"{location}/run.json is damaged, a row needs more ({error})"
         ) from error
     files = [{"name": name, "bytes": sizes[name]} for name in sorted(sizes)]
     return {**row, "run_sha256": checksum, "files": files}
@@ -56,23 +56,22 @@ def line_of(row: Mapping[str, Any]) -> bytes:
 
 
 def sizes_in(row: Mapping[str, Any]) -> dict[str, int] | None:
-    """Bytes of an item's files as its row says; None for a row that does not, as those of the
-    first format."""
+    """Bytes of an item's files as its row says; None for a row that does not."""
     try:
         return {file["name"]: file["bytes"] for file in row["files"]}
     except (KeyError, TypeError):
         return None
 
 
-def _said(info: RunInfo, place: str) -> dict[str, Any]:
+def _said(info: RunInfo, location: str) -> dict[str, Any]:
     needed = ("id", "line", "options", "size", "truncated", "fingerprint")
     if lacking := [name for name in needed if getattr(info, name) is None]:
         raise InvalidValueError(f"it lacks {', '.join(lacking)}")
     options, columns, size = info.options or {}, set(info.columns), info.size or (0, 0)
     image = {}
-    if "image.png" in info.files and not place.startswith("shards/"):
-        image = {"file_name": f"{place}/image.png"}  # the key that imagefolder looks for
-    guidance, statistics = options.get("guidance_scale"), info.statistics
+    if "image.png" in info.files and not location.startswith("shards/"):
+        image = {"file_name": f"{location}/image.png"}  # the key that imagefolder looks for
+    guidance = options.get("guidance_scale")
     return {
         **image,
         "id": info.id,
@@ -87,47 +86,32 @@ def _said(info: RunInfo, place: str) -> dict[str, Any]:
         "words": [
             word.text for word in info.words if word.columns and columns.issuperset(word.columns)
         ],
-        **({} if statistics is None else {"statistics": [word.flat() for word in statistics]}),
+        "statistics": [word.flat() for word in info.statistics],
         "truncated": info.truncated,
         "blanked": bool(info.blanked),  # by the pipeline's safety checker
-        "place": place,
+        "place": location,
         "fingerprint": info.fingerprint,
     }
 
 
-def rows_in(path: Place) -> Iterator[dict[str, Any]]:
+def rows_in(path: AnyPath) -> Iterator[dict[str, Any]]:
     """The rows of items in a file, perhaps none; a line that a crash cut off is none."""
-    return (row for row, _, _ in _placed_rows(path))
+    return (row for row, _, _ in _located_rows(path))
 
 
-def word_rows(rows: Iterable[NotedRow], root: Place) -> Iterator[dict[str, Any]]:
+def word_rows(rows: Iterable[NotedRow]) -> Iterator[dict[str, Any]]:
     """The words of items, one after the other, as rows of a table with :data:`WORD_LABELS` and
-    the numbers of :class:`sdattn.maps.statistics.WordStatistics`.
-
-    Raises:
-        ValueError: items of an earlier version have no statistics in their rows; raised at the
-            end, when all of them are known.
-    """
-    lacking = []
+    the numbers of :class:`sdattn.maps.statistics.WordStatistics`."""
     for line in copies_of(rows):
         row, seen = json.loads(line), Counter[str]()
         item = {name: row[name] for name in ("id", "prompt", "seed")}
-        if "statistics" not in row:
-            lacking.append(row["id"])
-        for found in row.get("statistics", ()):
+        for found in row["statistics"]:
             word = sys.intern(found["word"])  # millions of rows share few words
             yield {**item, **found, "word": word, "occurrence": seen[word.casefold()]}
             seen[word.casefold()] += 1
-    if lacking:
-        named = ", ".join(lacking[:3]) + (" and others" if len(lacking) > 3 else "")
-        raise InvalidValueError(
-            f"{root} holds {len(lacking):,} item(s) without word statistics, {named}: an earlier "
-            "version drew them. Where they have maps, open_batch(root)[id].heatmaps.to_dataframe() "
-            "has the numbers of each."
-        )
 
 
-def bad_lines_in(path: Place) -> Iterator[dict[str, Any]]:
+def bad_lines_in(path: AnyPath) -> Iterator[dict[str, Any]]:
     """The rows of ``errors.jsonl`` about lines that could not be read."""
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
@@ -140,13 +124,13 @@ def bad_lines_in(path: Place) -> Iterator[dict[str, Any]]:
 
 def noted_in(path: Path) -> Iterator[tuple[str, NotedRow]]:
     """The id and the rest of each row in a file of rows of whole items."""
-    for row, start, length in _placed_rows(path):
-        line, place, fingerprint = row.get("line"), row.get("place"), row.get("fingerprint")
-        if type(line) is int and isinstance(place, str) and isinstance(fingerprint, str):
-            yield row["id"], NotedRow(line, place, fingerprint, path, start, length)
+    for row, start, length in _located_rows(path):
+        line, location, fingerprint = row.get("line"), row.get("place"), row.get("fingerprint")
+        if type(line) is int and isinstance(location, str) and isinstance(fingerprint, str):
+            yield row["id"], NotedRow(line, location, fingerprint, path, start, length)
 
 
-def _placed_rows(path: Place) -> Iterator[tuple[dict[str, Any], int, int]]:
+def _located_rows(path: AnyPath) -> Iterator[tuple[dict[str, Any], int, int]]:
     """Row, first byte and length of each."""
     if not path.is_file():
         return
@@ -173,7 +157,7 @@ def copies_of(rows: Iterable[NotedRow]) -> Iterator[bytes]:
             yield files[row.file].read(row.length)
 
 
-def row_at(rows: Mapping[str, NotedRow], item: str, place: str) -> bytes | None:
-    """An item's row as it stands in its file, where it has one that names this place."""
+def row_at(rows: Mapping[str, NotedRow], item: str, location: str) -> bytes | None:
+    """An item's row as it stands in its file, where it has one that names this location."""
     row = rows.get(item)
-    return None if row is None or row.place != place else b"".join(copies_of([row]))
+    return None if row is None or row.location != location else b"".join(copies_of([row]))

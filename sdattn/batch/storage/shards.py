@@ -12,21 +12,21 @@ from typing import Any, ClassVar, NamedTuple
 from uuid import uuid4
 
 from ...errors import InvalidValueError
-from ...files.places import inside
+from ...files.paths import inside
 from ...files.writing import sha256, write_whole
 from .layouts import Files, Layout, Whole
 
 _NEAR = 64  # shards whose lists of files are remembered: processes write in turn
 
 
-class Held(NamedTuple):
+class FileSpan(NamedTuple):
     """Where a file lies in a shard, as its format counts, and how many bytes it has."""
 
     at: int
     nbytes: int
 
 
-Index = Mapping[str, Mapping[str, Held]]  # item to name to where it lies
+Index = Mapping[str, Mapping[str, FileSpan]]  # item to name to where it lies
 
 
 class Shards(Layout):
@@ -57,7 +57,7 @@ class Shards(Layout):
         """What a shard holds; raises ValueError where it is not whole or none of a run's."""
 
     @abstractmethod
-    def _read(self, path: Path, item: str, held: Mapping[str, Held]) -> dict[str, bytes]:
+    def _read(self, path: Path, item: str, held: Mapping[str, FileSpan]) -> dict[str, bytes]:
         """These of an item's files; raises ValueError where they cannot be read."""
 
     def add(self, item: str, line: int, files: Files, whole: Whole) -> None:
@@ -71,79 +71,84 @@ class Shards(Layout):
     def flush(self) -> None:
         with self._writing:
             with self._lock:
+                # Taken out under the lock and packed outside of it, while others add to the next
+                # shard.
                 held, self._held, self._held_bytes = self._held, {}, 0
             if held:
-                place = self._write({item: files for item, (files, _) in held.items()})
+                location = self._write({item: files for item, (files, _) in held.items()})
                 for item, (files, whole) in held.items():
-                    whole(item, place, files)
+                    whole(item, location, files)
 
     def _write(self, items: Mapping[str, Files]) -> str:
         data = self._pack(items)
-        place = f"shards/{_name(data)}{self.ending}"
+        location = f"shards/{_name(data)}{self.ending}"
         (self.root / "shards").mkdir(exist_ok=True)
-        write_whole(self.root / place, [data], self.temporary / uuid4().hex)
-        return place
+        write_whole(self.root / location, [data], self.temporary / uuid4().hex)
+        return location
 
     def find(self) -> Iterator[tuple[str, str]]:
-        for place in self._places():
+        for location in self._locations():
             try:
-                items = self._items(place)
+                items = self._items(location)
             except ValueError:  # what it held is missing, and is made anew
                 continue
             for item in items:
-                yield item, place
+                yield item, location
 
     def broken(self) -> Iterator[tuple[str, str]]:
-        for place in self._places():
+        for location in self._locations():
             try:
-                self._items(place)
+                self._items(location)
             except ValueError as error:
-                yield place, str(error)
+                yield location, str(error)
 
-    def altered(self, places: Iterable[str]) -> Iterator[str]:
-        for place in places:
-            if _name(self._path(place).read_bytes()) != PurePosixPath(place).stem:
-                yield place
+    def altered(self, locations: Iterable[str]) -> Iterator[str]:
+        for location in locations:
+            if _name(self._path(location).read_bytes()) != PurePosixPath(location).stem:
+                yield location
 
-    def sizes(self, item: str, place: str, names: Iterable[str]) -> dict[str, int]:
+    def sizes(self, item: str, location: str, names: Iterable[str]) -> dict[str, int]:
         try:
-            found = self._items(place).get(item, {})
+            found = self._items(location).get(item, {})
         except (OSError, ValueError):
             return {}
         return {name: found[name].nbytes for name in names if name in found}
 
-    def read(self, item: str, place: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
-        found = self._items(place).get(item, {})
+    def read(
+        self, item: str, location: str, names: Iterable[str] | None = None
+    ) -> dict[str, bytes]:
+        found = self._items(location).get(item, {})
         wanted = found if names is None else set(names)
         held = {name: where for name, where in found.items() if name in wanted}
-        return self._read(self._path(place), item, held)
+        return self._read(self._path(location), item, held)
 
     def discard(self, stale: Mapping[str, str]) -> None:
-        touched: dict[str, list[str]] = {place: [] for place in stale.values()}
-        for item, place in self.find():
-            if place in touched and item not in stale:
-                touched[place].append(item)
-        for place, kept in touched.items():
+        touched: dict[str, list[str]] = {location: [] for location in stale.values()}
+        for item, location in self.find():
+            if location in touched and item not in stale:
+                touched[location].append(item)
+        # Items cannot be taken out of a shard: those that stay are written into a new one first.
+        for location, kept in touched.items():
             if kept:
-                self._write({item: self.read(item, place) for item in kept})
-            (self.root / place).unlink(missing_ok=True)
+                self._write({item: self.read(item, location) for item in kept})
+            (self.root / location).unlink(missing_ok=True)
 
-    def _path(self, place: str) -> Path:
+    def _path(self, location: str) -> Path:
         """Where a shard can be read."""
-        return inside(self.root, place)
+        return inside(self.root, location)
 
-    def _places(self) -> list[str]:
+    def _locations(self) -> list[str]:
         found = sorted((self.root / "shards").glob(f"*{self.ending}"))
         return [f"shards/{path.name}" for path in found]
 
-    def _items(self, place: str) -> Index:
+    def _items(self, location: str) -> Index:
         """What a shard holds, remembered while it stays as it is."""
-        path = self._path(place)
+        path = self._path(location)
         known = path.stat()
         try:
             return self._index_of(path, known.st_ino, known.st_mtime_ns, known.st_size)
         except ValueError as error:
-            raise InvalidValueError(f"{place} cannot be read: {error}") from error
+            raise InvalidValueError(f"{location} cannot be read: {error}") from error
 
 
 def _name(data: bytes) -> str:

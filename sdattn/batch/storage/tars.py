@@ -5,7 +5,7 @@ ID.maps.safetensors  ->  maps.safetensors
 ID.heatmaps.01-a.png ->  heatmaps/01-a.png
 ID.json              ->  run.json
 
-What follows the first dot tells a file's kind, so that a dot of an id is written ``%2E``.
+What follows the first dot is a file's kind, so a dot of an id is written ``%2E``.
 """
 
 import io
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...errors import InvalidValueError
 from .layouts import Files
-from .shards import Held, Index, Shards
+from .shards import FileSpan, Index, Shards
 
 _SHORT = {"image.png": "png", "run.json": "json"}
 _LONG = {short: name for name, short in _SHORT.items()}
@@ -42,13 +42,14 @@ class Tars(Shards):
                 members = tar.getmembers()
         except (tarfile.TarError, ValueError, IndexError, OverflowError) as error:
             raise InvalidValueError(str(error)) from error
-        found: dict[str, dict[str, Held]] = {}
+        # Where each file lies, so that one is read without the others.
+        found: dict[str, dict[str, FileSpan]] = {}
         end = 0
         for member in members:
             if not member.isreg() or member.issparse():
                 raise InvalidValueError(f"{member.name!r} in it is no file")
             item, name = _owner(member.name)
-            found.setdefault(item, {})[name] = Held(member.offset_data, member.size)
+            found.setdefault(item, {})[name] = FileSpan(member.offset_data, member.size)
             end = _up(member.offset_data + member.size, tarfile.BLOCKSIZE)
         # after a header that is damaged tarfile sees no more members
         if _up(end + 2 * tarfile.BLOCKSIZE, tarfile.RECORDSIZE) != path.stat().st_size:
@@ -58,7 +59,7 @@ class Tars(Shards):
                 raise InvalidValueError(f"it has no {_member(item, 'run.json')}, so it is no run's")
         return found
 
-    def _read(self, path: Path, item: str, held: Mapping[str, Held]) -> dict[str, bytes]:
+    def _read(self, path: Path, item: str, held: Mapping[str, FileSpan]) -> dict[str, bytes]:
         found = {}
         with path.open("rb") as file:
             for name, (start, nbytes) in held.items():

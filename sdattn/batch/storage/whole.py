@@ -25,7 +25,7 @@ class WholeItem(NamedTuple):
     """An item that is whole."""
 
     line: int
-    place: str
+    location: str
     fingerprint: str
 
 
@@ -41,25 +41,34 @@ def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, Noted
         The rows of the items that are whole, and of those that stay as they are, by id.
     """
     layout, journals = folder.layout, folder.journals
-    places, missing = dict(layout.find()), _missing_files(folder)
+    # What is there, and of whom files are missing. An item without a row, or with a damaged one, is
+    # read and noted; what cannot be read is damage.
+    locations, missing = dict(layout.find()), _missing_files(folder)
     layout.clear_unfinished()
-    damage = _note_unnoted(folder, places, missing)
-    stale = {item: places[item] for item in damage if item in redrawn}
+    damage = _note_unnoted(folder, locations, missing)
+    # Damage that this run makes anew is removed. To remove items may move others to another shard,
+    # so all of it is looked at again.
+    stale = {item: locations[item] for item in damage if item in redrawn}
     if stale:
         _report([_of_item(item, damage[item], at, "made anew") for item, at in stale.items()])
         layout.discard(stale)  # which may move others
         return settle(folder, redrawn)
+    # What is no item at all is not ours to remove.
     for item, reason in damage.items():
         if reason == _NO_ITEM:
             raise InvalidValueError(
-                f"{folder.root / places[item]} is no item: {reason}. Remove it."
+                f"{folder.root / locations[item]} is no item: {reason}. Remove it."
             )
     _report(
         [f"{reason}; what it held is made anew" for _, reason in layout.broken()]
-        + [_of_item(item, reason, places[item], "left as it is") for item, reason in damage.items()]
+        + [
+            _of_item(item, reason, locations[item], "left as it is")
+            for item, reason in damage.items()
+        ]
     )
-    kept = [item for item in damage if (item, places[item]) in missing]
-    journals.gather({item: places[item] for item in [*(places.keys() - damage), *kept]})
+    # Rows are kept of the whole, and of damaged items that had one and stay as they are.
+    kept = [item for item in damage if (item, locations[item]) in missing]
+    journals.gather({item: locations[item] for item in [*(locations.keys() - damage), *kept]})
     return journals.rows()
 
 
@@ -68,7 +77,7 @@ def find_whole(folder: BatchFolder) -> set[str]:
     another process, too."""
     there = [*folder.layout.find()]  # first: a storage is then listed once
     missing = _missing_files(folder)
-    return {item for item, place in there if not missing.get((item, place))}
+    return {item for item, location in there if not missing.get((item, location))}
 
 
 def whole_items(folder: BatchFolder) -> tuple[dict[str, WholeItem], list[str]]:
@@ -77,20 +86,20 @@ def whole_items(folder: BatchFolder) -> tuple[dict[str, WholeItem], list[str]]:
     layout, rows = folder.layout, folder.journals.rows()
     there, found = [*layout.find()], dict[str, WholeItem]()
     missing = _missing_files(folder)
-    for item, place in there:
-        row, lost = rows.get(item), missing.get((item, place))
+    for item, location in there:
+        row, lost = rows.get(item), missing.get((item, location))
         with suppress(OSError, ValueError):
             if lost is None:
-                read = _read_row(layout, item, place)
+                read = _read_row(layout, item, location)
                 if read["id"] == item:
-                    found[item] = WholeItem(read["line"], place, read["fingerprint"])
-            elif not lost and row is not None and row.place == place:
-                found[item] = WholeItem(row.line, place, row.fingerprint)
+                    found[item] = WholeItem(read["line"], location, read["fingerprint"])
+            elif not lost and row is not None and row.location == location:
+                found[item] = WholeItem(row.line, location, row.fingerprint)
     return found, [item for item in rows if item not in found]
 
 
 def _missing_files(folder: BatchFolder) -> dict[tuple[str, str], list[str]]:
-    """By id and place of each row: the files that are missing or of another size."""
+    """By id and location of each row: the files that are missing or of another size."""
     found: dict[tuple[str, str], list[str]] = {}
     for path in folder.journals.files()[0 if folder.trusts_rows else 1 :]:
         for row in rows_in(path):
@@ -102,38 +111,38 @@ def _missing_files(folder: BatchFolder) -> dict[tuple[str, str], list[str]]:
 
 
 def _note_unnoted(
-    folder: BatchFolder, places: Mapping[str, str], missing: Mapping[tuple[str, str], list[str]]
+    folder: BatchFolder, locations: Mapping[str, str], missing: Mapping[tuple[str, str], list[str]]
 ) -> dict[str, str]:
-    """Note the items that have no row, or one of the first format; returns what is wrong with
+    """Note the items that have no row, or a damaged one; returns what is wrong with
     those that are not whole, by id."""
     writer, damage = f"settled-{uuid4().hex[:12]}", dict[str, str]()
-    for item, place in places.items():
-        lost = missing.get((item, place))
+    for item, location in locations.items():
+        lost = missing.get((item, location))
         if lost:
             damage[item] = f"{', '.join(lost[:3])} is missing or cut short"
         elif lost is None:
             try:
-                row = _read_row(folder.layout, item, place)
+                row = _read_row(folder.layout, item, location)
                 folder.journals.note("done", writer, row)
             except ValueError as error:
                 damage[item] = str(error)
     return damage
 
 
-def _read_row(layout: Layout, item: str, place: str) -> dict[str, Any]:
+def _read_row(layout: Layout, item: str, location: str) -> dict[str, Any]:
     """The row of an item from its ``run.json``; a ValueError says what is wrong with it."""
-    files = layout.read(item, place, ["run.json"])
+    files = layout.read(item, location, ["run.json"])
     if "run.json" not in files:
         raise InvalidValueError(_NO_ITEM)
-    info = read_info(files, place)
-    sizes = layout.sizes(item, place, ["run.json", *info.files])
+    info = read_info(files, location)
+    sizes = layout.sizes(item, location, ["run.json", *info.files])
     if lost := [name for name in info.files if name not in sizes]:
         raise InvalidValueError(f"{', '.join(lost[:3])} is missing")
-    return row_of(info, place, sha256(files["run.json"]), sizes)
+    return row_of(info, location, sha256(files["run.json"]), sizes)
 
 
-def _of_item(item: str, reason: str, place: str, end: str) -> str:
-    return f"item {item} is not whole: {reason} ({place}); it is {end}"
+def _of_item(item: str, reason: str, location: str, end: str) -> str:
+    return f"item {item} is not whole: {reason} ({location}); it is {end}"
 
 
 def _report(lines: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...attention import MultiHeadAttention
-from ..denoiser_call import Call
+from ..denoiser_call import DenoiserCall
 from ..family import AttentionLayer, Family, Kind
 
 
@@ -33,10 +33,12 @@ class OwnModels(Family):
         kind: Kind = "cross" if module.is_cross_attention else "self"
         return AttentionLayer(name, "block", kind, 0, module.heads, module)
 
-    def read_call(self, _model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def read_call(
+        self, _model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> DenoiserCall:
         given = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         batch = len(next((value for value in given if value.ndim), [0]))
-        return Call(timestep=0.0, size=None, batch=batch, text=None)
+        return DenoiserCall(timestep=0.0, size=None, batch=batch, text=None)
 
 
 FAMILY = OwnModels(

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..denoiser_call import Call, Timestep, arguments, innermost, unwrapped
+from ..denoiser_call import DenoiserCall, Timestep, arguments, innermost, unwrapped
 from ..encoders import read_clip
 from ..family import NEGATIVE_FIRST, PLACES, AttentionLayer, Family, Guidance, Kind
 
@@ -45,12 +45,14 @@ class UNets(Family):
     def levels(self, model: Any) -> int:
         return len(model.config.block_out_channels)
 
-    def read_call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def read_call(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> DenoiserCall:
         given = arguments(model, args, kwargs)
         sample, text = given["sample"], given["encoder_hidden_states"]
         frames = sample.shape[2] if sample.ndim == 5 else 1  # [B, C, frames, rows, cols]
         text, *images = text if isinstance(text, tuple) else (text,)
-        return Call(
+        return DenoiserCall(
             timestep=Timestep(given["timestep"]),
             size=self.rows_and_cols(model, given),
             batch=len(sample) * frames,

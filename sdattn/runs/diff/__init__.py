@@ -99,6 +99,8 @@ def _side(run: RunLike) -> ImageRun:
 
 def _check(a: ImageRun, b: ImageRun) -> None:
     """Refuse what cannot be compared; warn where the layers differ."""
+    # Values are compared, so they must be values of one thing: one preset, as many steps where
+    # these are summed, pictures of one shape.
     presets = [_in_unit(side.heatmaps.preset).to_json() for side in (a, b)]
     if differ := [name for name in presets[0] if presets[0][name] != presets[1][name]]:
         unlike = (", ".join(f"{name}={preset[name]!r}" for name in differ) for preset in presets)

@@ -11,7 +11,7 @@ from ...files.terminal import shorter
 from ...files.writing import to_json
 from ...maps import notebook, render
 from ...maps.heatmap import Heatmap
-from ...maps.promptmaps import Heatmaps
+from ...maps.heatmaps import Heatmaps
 from ..folder import new_folder
 from ..report.pair import Counterpart, Picture, pair_page
 from .matching import WordDifference
@@ -31,7 +31,7 @@ class Comparison:
         image_a, image_b: the pictures.
         words: those of A in the order of its prompt, then those that only B has.
         settings: what differs between the two ``run.json``, name to (A's, B's); None where a run
-            does not tell.
+            does not say.
         heatmaps: of A and B, all of them.
     """
 
@@ -161,7 +161,7 @@ def _add(maps: list[Heatmap], heatmap: Heatmap | None) -> int | None:
 
 
 def _short(value: Any) -> str:
-    """A setting in few letters: a long list is told by its ends, no setting by a dash."""
+    """A setting in few letters: a long list is shown by its ends, no setting by a dash."""
     if isinstance(value, list) and len(value) > 4:
         return f"{value[0]} … {value[-1]} ({len(value)})"
     return "-" if value is None else shorter(str(value), 60)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import NotFoundError
 from ...maps.heatmap import Heatmap
-from ...maps.promptmaps import Heatmaps
+from ...maps.heatmaps import Heatmaps
 from ...maps.statistics import correlation
 from ...prompts.words import split_phrase
 

@@ -6,15 +6,15 @@ from typing import Any
 
 from ...maps.aggregation import read_by
 from ...maps.heatmap import Heatmap
+from ...maps.heatmaps import Heatmaps
 from ...maps.presets import Preset
-from ...maps.promptmaps import Heatmaps
 from ...maps.statistics import correlation
 from ...models.loading import unlearnt
 from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word
+from ..again import command_of
 from ..imagerun import ImageRun, plain, step_names
 from ..option_names import PIPELINE
-from .command import command_of
 from .images import MOST_PINS, PIN_COLORS, as_uri, colour_tables
 from .maps import page_maps
 from .pages import page
@@ -36,7 +36,7 @@ _SAME_PLACE = 0.5  # maps of the first view are less alike
 def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     """The page of one image's run.
 
-    Words of the prompt show their maps, pointing at the picture tells the words that act there,
+    Words of the prompt show their maps, pointing at the picture lists the words that act there,
     and what the run kept of layers and steps can be chosen. Under 3 MB, whatever the run: maps are
     in 256 shades of their range, coarser where there are very many, and a picture of more than
     0.4 MB or 1536 pixels is shown as WebP or smaller.
@@ -51,6 +51,8 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     Raises:
         ValueError: a map holds values that are not finite.
     """
+    # The maps as few bytes as a page can have, then what the script of the page is to know of them
+    # (data), then what the template writes out.
     texts, prompt = _texts(run, phrases), run.heatmaps.prompt
     maps = page_maps(run, [heatmap for _, _, held in texts for heatmap in held])
     words = [heatmap.label for heatmap in run.heatmaps.occurrences()]
@@ -179,7 +181,7 @@ def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _settings(run: ImageRun) -> dict[str, str]:
-    """What the page tells of how the run was made, name to text."""
+    """What the page says of how the run was made, name to text."""
     settings, preset = run.settings, run.heatmaps.preset
     found = {
         "seed": settings.seed,

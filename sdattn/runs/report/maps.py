@@ -1,6 +1,6 @@
 """The maps of a page: bytes few enough for a file that opens at once, and what they stand for.
 
-A map is kept in 256 shades between its own lowest and highest value, which are told beside it, so a
+A map is kept in 256 shades between its own lowest and highest value, which stand beside it, so a
 number that the page shows is within 0.2 % of the map's range.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from ...maps.heatmap import Heatmap
-from ...maps.promptmaps import Heatmaps
+from ...maps.heatmaps import Heatmaps
 from ..imagerun import (
     ImageRun,
     group_heatmaps,
@@ -79,6 +79,7 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
         for layer, numbered in head_heatmaps(run).items()
         for number, head in numbered.items()
     ]
+    # Of a thousand steps a page has room for some, even where their maps are coarsest.
     calls = _evenly(run.details.calls, _most(looks))
     looks = _evenly(looks, _most(looks))
     parts = {
@@ -88,6 +89,8 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
         "heads": [m for _, head in heads for m in _values(head)],
         "further": [heatmap.values for heatmap in further],
     }
+    # Each kind has a number of cells of its own, so that many steps do not make the heatmaps
+    # coarse.
     few = [m for part, maps in parts.items() for m in _coarse_enough(maps, _BUDGETS[part])]
     return PageMaps(names, [name for name, _ in heads], calls, *_packed(few))
 

@@ -11,7 +11,7 @@ from ...prompts.words import is_content_word
 from .images import LARGEST, MOST_PINS, PIN_COLORS, as_uri, colour_tables
 from .maps import packed_heatmaps
 from .pages import page
-from .text import pieces, places
+from .text import indices_by_span, pieces
 
 Link = tuple[int | None, int | None]
 
@@ -114,7 +114,7 @@ def _sides(pictures: Sequence[Picture]) -> list[dict[str, object]]:
 
 def _shown(picture: Picture, largest: int) -> dict[str, object]:
     """What the template knows of a picture; ``more`` are words that stand nowhere in the text."""
-    spans = places(picture.prompt, picture.maps)
+    spans = indices_by_span(picture.prompt, picture.maps)
     apart = sorted({*range(len(picture.maps))}.difference(spans.values()))
     return {
         "name": picture.name,

@@ -41,7 +41,7 @@ def pieces(prompt: Prompt, spans: Mapping[tuple[int, int], int]) -> list[Piece]:
     return [part for part in parts if part.text]
 
 
-def places(prompt: Prompt, maps: Sequence[Heatmap]) -> dict[tuple[int, int], int]:
+def indices_by_span(prompt: Prompt, maps: Sequence[Heatmap]) -> dict[tuple[int, int], int]:
     """Where the words of maps stand in a prompt, (start, end) to the map's number.
 
     Without maps whose words stand nowhere in a row, or inside those of another map.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sdattn.cli.wording import in_options, reason
+from sdattn.cli.messages import in_options, reason
 from sdattn.errors import (
     InvalidValueError,
     Message,

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..attention import HALF_TYPES, merge_heads
 from .attended import Attended, GivenProbs
-from .sdpa import SdpaWatch, Seen
+from .sdpa import SdpaCall, SdpaWatch
 
 # Those of diffusers whose formula is known.
 PLAIN = frozenset(
@@ -69,10 +69,10 @@ class Product(NamedTuple):
     output: Tensor
 
 
-Event = Seen | Product
+Event = SdpaCall | Product
 
 
-class UseWatch(SdpaWatch):
+class ProductWatch(SdpaWatch):
     """See the products of two matrices as well, as :class:`Product` among the ``calls``."""
 
     def __torch_function__(
@@ -102,13 +102,15 @@ def used_in(events: Sequence[Event], arrived: Tensor, heads: int) -> tuple[Atten
         has this shape. Heads that were computed in slices are put together.
     """
     batch, cells, width = arrived.shape
+    # Only products of the values' shape can have made the output; the last of them did.
     fitting = [event for event in events if event.output.shape[-2:] == (cells, width // heads)]
-    if fitting and isinstance(seen := fitting[-1], Seen):
+    if fitting and isinstance(seen := fitting[-1], SdpaCall):
         if not seen.plain or seen.output.shape[:-2] != (batch, heads):
             return None
         if seen.query.dtype in HALF_TYPES:
             seen.logsumexp = None  # of less precision than a softmax here has
         return seen.attended(), merge_heads(seen.output)
+    # Heads in slices: from the last product back until there are all of them, and no more.
     parts: list[Product] = []
     while fitting and isinstance(product := fitting.pop(), Product):
         parts.insert(0, product)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
-from ..batch.storage.locks import Lock
-from ..files.places import file_name
+from ..batch.storage.locks import FolderLock
+from ..files.paths import file_name
 from ..runs.folder import pack_with_page
 from ..runs.run import Run, run_folders
 
@@ -27,11 +27,12 @@ def own_folder() -> Iterator[Path]:
         with suppress(OSError):  # another user's
             path = left / _LOCK
             is_old = time.time() - path.stat().st_mtime > 60
-            if is_old and Lock(path, left).free(unknown=False):
+            # A young one may be that of a process which has not taken its lock yet.
+            if is_old and FolderLock(path, left).free(unknown=False):
                 shutil.rmtree(left, ignore_errors=True)
     with TemporaryDirectory(prefix=_PREFIX) as name:
         folder = Path(name).resolve()
-        lock = Lock(folder / _LOCK, folder)
+        lock = FolderLock(folder / _LOCK, folder)
         with suppress(OSError):
             lock.take("app")
         try:
@@ -41,7 +42,7 @@ def own_folder() -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class KeptRun:
+class RecentRun:
     """A run's files: the page and a small picture of its first image, and all that
     :meth:`sdattn.Run.save` writes, packed."""
 
@@ -52,7 +53,7 @@ class KeptRun:
 
 
 @dataclass
-class KeptRuns:
+class RecentRuns:
     """Runs by keys that nobody can guess: whoever has one has the run.
 
     Attributes:
@@ -62,17 +63,17 @@ class KeptRuns:
 
     folder: Path
     most: int = 2**30
-    _runs: dict[str, KeptRun] = field(default_factory=dict)
+    _runs: dict[str, RecentRun] = field(default_factory=dict)
 
     def keep(self, run: Run) -> str:
         """The key of a run from now on."""
         key, settings = secrets.token_urlsafe(16), run[0].settings
-        place, name = self.folder / key, f"{file_name(settings.prompt)}-{settings.seed}"
-        kept = KeptRun(
+        run_folder, name = self.folder / key, f"{file_name(settings.prompt)}-{settings.seed}"
+        kept = RecentRun(
             f"{settings.prompt} (seed {settings.seed})",
-            *(place / f"{name}.{kind}" for kind in ("html", "webp", "zip")),
+            *(run_folder / f"{name}.{kind}" for kind in ("html", "webp", "zip")),
         )
-        place.mkdir(parents=True)
+        run_folder.mkdir(parents=True)
         _write(run, kept, name)
         self._runs[key] = kept
         for oldest in list(self._runs)[:-1]:
@@ -80,7 +81,7 @@ class KeptRuns:
                 self._drop(oldest)
         return key
 
-    def known(self, keys: Iterable[str]) -> Iterator[tuple[str, KeptRun]]:
+    def known(self, keys: Iterable[str]) -> Iterator[tuple[str, RecentRun]]:
         """Those of some keys whose runs are still here."""
         for key in keys:
             if (kept := self._runs.get(key)) is not None:
@@ -94,7 +95,7 @@ class KeptRuns:
         shutil.rmtree(self.folder / key, ignore_errors=True)
 
 
-def _write(run: Run, kept: KeptRun, name: str) -> None:
+def _write(run: Run, kept: RecentRun, name: str) -> None:
     with zipfile.ZipFile(kept.archive, "w") as archive:
         for number, folder in enumerate(run_folders(name, len(run))):
             files = pack_with_page(run[number]).files

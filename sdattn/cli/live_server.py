@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from ..errors import MissingPackageError
 
-# A framed page tells its height, which nobody else can know, see theme.js; no other can say so.
+# A framed page reports its height, which only it knows, see theme.js; other pages are not heard.
 _FIT = """
 addEventListener("message", ({ source, data }) => {
   if (!(data?.sdattnHeight > 0)) return;

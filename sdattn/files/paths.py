@@ -5,28 +5,28 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TypeVar
 
 from ..errors import AccessError, ExistsError, InvalidValueError, Message
-from .addresses import Address, Place, is_address
+from .addresses import Address, AnyPath, is_address
 
-P = TypeVar("P", bound=Place)
+P = TypeVar("P", bound=AnyPath)
 
 
-def inside(folder: P, place: str) -> P:
-    """The path of a place in a folder that someone else may have made: nothing outside is reached.
+def inside(folder: P, name: str) -> P:
+    """The path of a name in a folder that someone else may have made: nothing outside is reached.
 
     Args:
         folder: may be reached through a link itself.
-        place: relative, with ``/`` between its parts, as ``run.json`` and ``metadata.jsonl`` name
+        name: relative, with ``/`` between its parts, as ``run.json`` and ``metadata.jsonl`` name
             files. It need not exist.
 
     Raises:
-        ValueError: the place is absolute or goes up, or it, or a folder on the way to it, is a
+        ValueError: the name is absolute or goes up, or it, or a folder on the way to it, is a
             link.
     """
-    parts = PurePosixPath(place).parts
-    elsewhere = PurePosixPath(place).is_absolute() or PureWindowsPath(place).anchor
-    if elsewhere or not parts or ".." in PureWindowsPath(place).parts or "\0" in place:
+    parts = PurePosixPath(name).parts
+    elsewhere = PurePosixPath(name).is_absolute() or PureWindowsPath(name).anchor
+    if elsewhere or not parts or ".." in PureWindowsPath(name).parts or "\0" in name:
         raise InvalidValueError(
-            f"{folder} names {place!r}, which is no place inside it. Nothing else is opened: the "
+            f"{folder} names {name!r}, which is no place inside it. Nothing else is opened: the "
             "folder is damaged or not what it says."
         )
     path: P = folder
@@ -40,7 +40,7 @@ def inside(folder: P, place: str) -> P:
     return path
 
 
-def check_writable(folder: Place) -> None:
+def check_writable(folder: AnyPath) -> None:
     """Make a folder where there is none, and raise if nothing can be written into it."""
     if isinstance(folder, Address):
         folder.check_writable()
@@ -67,7 +67,7 @@ def check_local(path: Path) -> None:
         )
 
 
-def check_apart(out: Place, *inputs: Place) -> None:
+def check_apart(out: AnyPath, *inputs: AnyPath) -> None:
     """Refuse an output that is an input, holds one or lies in one, links resolved.
 
     Raises:
@@ -86,13 +86,13 @@ def check_apart(out: Place, *inputs: Place) -> None:
         raise ExistsError(Message(text, out, how))
 
 
-def _same(path: Place, other: Place) -> bool:
+def _same(path: AnyPath, other: AnyPath) -> bool:
     if isinstance(path, Path) and isinstance(other, Path):
         return path.exists() and other.exists() and path.samefile(other)
     return path == other
 
 
-def _holds(folder: Place, path: Place) -> bool:
+def _holds(folder: AnyPath, path: AnyPath) -> bool:
     return any(_same(folder, up) for up in path.resolve().parents)
 
 

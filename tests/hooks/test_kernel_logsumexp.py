@@ -7,9 +7,16 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdattn.attention.choice import Choice
-from sdattn.hooks import telling
-from sdattn.hooks.sdpa import SdpaWatch, Seen
-from sdattn.hooks.telling import CUDNN, EFFICIENT, FLASH, Call, backend_that_tells, told_if_same
+from sdattn.hooks import kernel_logsumexp
+from sdattn.hooks.kernel_logsumexp import (
+    CUDNN,
+    EFFICIENT,
+    FLASH,
+    Operands,
+    backend_with_logsumexp,
+    used_if_equal,
+)
+from sdattn.hooks.sdpa import SdpaCall, SdpaWatch
 
 QUERY, KEY, VALUE = torch.randn(3, 2, 3, 50, 8, generator=torch.Generator().manual_seed(0))
 EXPECTED = (QUERY.double() @ KEY.double().mT / math.sqrt(8)).logsumexp(-1)
@@ -48,14 +55,14 @@ def failing(call):
 
 @pytest.fixture(autouse=True)
 def choice(monkeypatch):
-    monkeypatch.setattr(telling, "CHOICE", choice := Choice())
+    monkeypatch.setattr(kernel_logsumexp, "CHOICE", choice := Choice())
     return choice
 
 
 @torch.no_grad()
 def test_what_the_kernel_tells_is_taken_where_its_output_is_the_same(choice):
     for _ in range(2):
-        output, logsumexp = told_if_same(right, attend, Call(QUERY, KEY, VALUE, None))
+        output, logsumexp = used_if_equal(right, attend, Operands(QUERY, KEY, VALUE, None))
         assert torch.equal(output, attend())
         torch.testing.assert_close(logsumexp.double(), EXPECTED, atol=1e-5, rtol=0)
     assert len(choice.verdicts) == 1
@@ -67,7 +74,7 @@ def test_what_the_kernel_tells_is_taken_where_its_output_is_the_same(choice):
 @torch.no_grad()
 def test_else_the_output_is_plain_attentions(kernel, choice):
     for _ in range(2):
-        output, logsumexp = told_if_same(kernel, attend, Call(QUERY, KEY, VALUE, None))
+        output, logsumexp = used_if_equal(kernel, attend, Operands(QUERY, KEY, VALUE, None))
         assert torch.equal(output, attend())
         assert logsumexp is None
     assert [verdict.agrees for verdict in choice.verdicts.values()] == [False]
@@ -77,17 +84,17 @@ def test_else_the_output_is_plain_attentions(kernel, choice):
 def test_each_layout_is_compared_by_itself(choice):
     turned = [part.transpose(1, 2).contiguous().transpose(1, 2) for part in (QUERY, KEY, VALUE)]
     for parts in ((QUERY, KEY, VALUE), turned, (QUERY[:1], KEY[:1], VALUE[:1])):
-        told_if_same(right, lambda parts=parts: right(parts)[0], Call(*parts, None))
+        used_if_equal(right, lambda parts=parts: right(parts)[0], Operands(*parts, None))
     assert len(choice.verdicts) == 3
 
 
 def test_a_graph_and_autocast_are_left_alone():
-    call = Call(QUERY.clone().requires_grad_(), KEY, VALUE, None)
-    assert not backend_that_tells(call)
+    call = Operands(QUERY.clone().requires_grad_(), KEY, VALUE, None)
+    assert not backend_with_logsumexp(call)
     with torch.no_grad():
-        assert backend_that_tells(call) == FLASH
+        assert backend_with_logsumexp(call) == FLASH
         with torch.autocast("cpu", torch.bfloat16):
-            assert not backend_that_tells(call)
+            assert not backend_with_logsumexp(call)
 
 
 @pytest.mark.parametrize("among", [None, [3, 0]], ids=str)
@@ -97,7 +104,7 @@ def test_sums_over_heads_are_those_of_the_probabilities(mask, few, among, monkey
     monkeypatch.setattr("sdattn.hooks.sdpa.FEW", few)
     keep = torch.rand(2, 1, 50, 50, generator=torch.Generator().manual_seed(1)) > 0.3
     given = {"none": None, "bool": keep, "added": keep.float()}[mask]
-    attended = Seen(QUERY, KEY, given).attended(slice(10, 50), slice(4, 11))
+    attended = SdpaCall(QUERY, KEY, given).attended(slice(10, 50), slice(4, 11))
     total = attended.add_to(None, among)
     assert attended.add_to(total, among) is total
     scores = QUERY.double() @ KEY.double().mT / math.sqrt(8)
@@ -137,6 +144,6 @@ def test_on_cuda_the_kernels_agree_with_float64(keys, dtype):
     query = torch.randn(2, 300, 8 * 40, device="cuda", dtype=dtype)
     key = torch.randn(2, keys, 8 * 40, device="cuda", dtype=dtype)
     query, key = (part.unflatten(-1, (8, 40)).transpose(1, 2) for part in (query, key))
-    found = Seen(query, key).attended().add_to(None, None)
+    found = SdpaCall(query, key).attended().add_to(None, None)
     wanted = (query.double() @ key.double().mT / math.sqrt(40)).softmax(-1).sum(1)
     torch.testing.assert_close(found.double(), wanted, atol=8e-5, rtol=0)

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdattn import CaptureError, TorchAttnProcessor, capture
-from sdattn.hooks.witness import is_plain
+from sdattn.hooks.unknown_processors import is_plain
 from sdattn.models.layers import find_denoiser, find_layers
 
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"

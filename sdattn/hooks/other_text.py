@@ -80,7 +80,7 @@ def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) 
     return states
 
 
-class AskingLook:
+class OtherTextLook:
     """See what the queries of a processor would attend to in another text.
 
     The keys are the layer's own projection of ``text_states``, so LoRA and whatever else acts on
@@ -107,10 +107,10 @@ class AskingLook:
                 "so what it would attend to cannot be known. Set another processor before capture, "
                 "sdattn.TorchAttnProcessor() for example."
             )
-        return output, Asked(attn, seen["to_q"], self.text_states)
+        return output, OtherTextAttended(attn, seen["to_q"], self.text_states)
 
 
-class Asked(Attended):
+class OtherTextAttended(Attended):
     """Of a layer's query ``[B, N, heads*d]`` and the keys that it makes of another text."""
 
     def __init__(self, attn: Any, query: Tensor, text_states: DeviceCopies):

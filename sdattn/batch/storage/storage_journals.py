@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from ...files.addresses import Address, at_once
 from ...files.copies import Copies
-from .journals import Journals
+from .journals import FolderJournals
 
 _LARGE = 2**18  # bytes of a part; the next begins
 _EVERY = 1.0  # seconds in which rows are written together
@@ -27,14 +27,14 @@ _SLOW = {"hf": 60.0}  # where each writing is a commit
 class _Part:
     """The object in hand of a kind: what it holds, and how much of that has been written."""
 
-    place: Address
+    location: Address
     rows: bytearray = field(default_factory=bytearray)
     written: int = 0
 
 
-class Ledger(Journals):
-    """The rows of a run in a storage, see :class:`sdattn.batch.storage.journals.Journals`. They are
-    read from copies.
+class StorageJournals(FolderJournals):
+    """The rows of a run in a storage, see
+    :class:`sdattn.batch.storage.journals.FolderJournals`. They are read from copies.
 
     Failures are written at once; rows of items after a second, with those that came meanwhile, or
     at ``flush``. An item whose row a kill has lost is drawn again, or found by its ``run.json``.
@@ -83,20 +83,22 @@ class Ledger(Journals):
             if part is None or part.written >= _LARGE:
                 part = self._parts[kind] = self._begin(kind, writer)
             part.rows += data
+            # Each write sends the whole part again, so rows are collected for a while; a failure
+            # goes out at once, since it may be the last thing that this process says.
             late = time.monotonic() - self._flushed >= self._every
             if kind == "failed" or (late and not self._waits):
                 self._flush()
 
     def _begin(self, kind: str, writer: str) -> _Part:
         self._begun += 1
-        place = self.hidden / kind / f"{writer}-{self._name}-{self._begun:06d}.jsonl"
-        self._own[kind].append(place)
-        return _Part(place)
+        location = self.hidden / kind / f"{writer}-{self._name}-{self._begun:06d}.jsonl"
+        self._own[kind].append(location)
+        return _Part(location)
 
     def _flush(self) -> None:
         for part in self._parts.values():
             if len(part.rows) > part.written:
-                part.place.write_bytes(bytes(part.rows))
+                part.location.write_bytes(bytes(part.rows))
                 part.written = len(part.rows)
         self._flushed = time.monotonic()
 
@@ -104,8 +106,8 @@ class Ledger(Journals):
         self.flush()
         return sorted({*super()._noted(kind), *self._own[kind]})
 
-    def _read(self, places: Iterable[Any]) -> list[Path]:
-        return self._copies.of_all(places)
+    def _read(self, locations: Iterable[Any]) -> list[Path]:
+        return self._copies.of_all(locations)
 
     def _forget(self, kind: str, noted: Iterable[Any]) -> None:
         with self._writing:

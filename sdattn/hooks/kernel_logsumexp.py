@@ -31,10 +31,10 @@ FLASH, EFFICIENT, CUDNN = 1, 2, 3  # of SDPBackend, what torch._fused_sdp_choice
 EXACT = 16  # of a larger logsumexp float32 holds too few digits for probabilities within 1e-5
 ALLOWED = 5e-3  # of a logsumexp in half types: half a percent of a probability
 
-Told = tuple[Tensor, Tensor | None]  # an output, and its rows' logsumexp [B, heads, N]
+WithLogsumexp = tuple[Tensor, Tensor | None]  # an output, and its rows' logsumexp [B, heads, N]
 
 
-class Call(NamedTuple):
+class Operands(NamedTuple):
     """What is handed to an attention without mask or dropout: ``[B, heads, N or T, d]``."""
 
     query: Tensor
@@ -43,7 +43,7 @@ class Call(NamedTuple):
     scale: float | None
 
 
-def backend_that_tells(call: Call) -> int:
+def backend_with_logsumexp(call: Operands) -> int:
     """Which kernel torch would run, where that gives the logsumexp; 0 where it does not.
 
     Under autocast it would not run without casting; with a graph the logsumexp has no gradient.
@@ -62,7 +62,9 @@ def backend_that_tells(call: Call) -> int:
     return 0 if backend not in CUDA_KERNELS or (backend == FLASH and padded) else backend
 
 
-def attend_and_tell(attend: Callable[[], Tensor], backend: int, call: Call) -> Told:
+def attend_with_logsumexp(
+    attend: Callable[[], Tensor], backend: int, call: Operands
+) -> WithLogsumexp:
     """The output of the very kernel that ``attend`` would run, and the logsumexp where it is exact
     enough."""
     if call.query.device.type == "cpu":
@@ -70,10 +72,12 @@ def attend_and_tell(attend: Callable[[], Tensor], backend: int, call: Call) -> T
             *call[:3], 0.0, False, scale=call.scale
         )
         return output, logsumexp if logsumexp.abs().max() <= EXACT else None
-    return told_if_same(CUDA_KERNELS[backend], attend, call)
+    return used_if_equal(CUDA_KERNELS[backend], attend, call)
 
 
-def told_if_same(kernel: Callable[[Call], Told], attend: Callable[[], Tensor], call: Call) -> Told:
+def used_if_equal(
+    kernel: Callable[[Operands], WithLogsumexp], attend: Callable[[], Tensor], call: Operands
+) -> WithLogsumexp:
     """What ``kernel`` gives where its output is that of ``attend``, bit by bit, and its logsumexp
     that of the scores; else the output of ``attend`` alone. It is found out once a shape."""
 
@@ -84,6 +88,7 @@ def told_if_same(kernel: Callable[[Call], Told], attend: Callable[[], Tensor], c
         scale = 1 / math.sqrt(call.query.shape[-1]) if call.scale is None else call.scale
         return logsumexp_error(logsumexp, call.query, call.key, None, scale, ALLOWED)
 
+    # A CUDA graph that is being captured cannot be read back from, so nothing new is tried in it.
     case = _case(kernel.__name__, call)
     unknown = case not in CHOICE.verdicts
     captured = unknown and call.query.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -92,7 +97,7 @@ def told_if_same(kernel: Callable[[Call], Told], attend: Callable[[], Tensor], c
     return kernel(call)
 
 
-def _case(name: str, call: Call) -> Case:
+def _case(name: str, call: Operands) -> Case:
     """The kernel's plan depends on all of its layout."""
     layouts = [f"{list(t.shape)} by {list(t.stride())}" for t in call[:3]]
     dtype = str(call.query.dtype).removeprefix("torch.")
@@ -102,28 +107,28 @@ def _case(name: str, call: Call) -> Case:
     return Case(f"logsumexp of {name}", model, f"{dtype}, {', '.join(layouts)}{scale}")
 
 
-def flash(call: Call) -> Told:
+def flash(call: Operands) -> WithLogsumexp:
     output, logsumexp, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
         *call[:3], 0.0, False, False, scale=call.scale
     )
     return output, logsumexp
 
 
-def efficient(call: Call) -> Told:
+def efficient(call: Operands) -> WithLogsumexp:
     output, logsumexp, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
         *call[:3], None, True, 0.0, False, scale=call.scale
     )
     return output, logsumexp[..., : call.query.shape[2]]
 
 
-def cudnn(call: Call) -> Told:
+def cudnn(call: Operands) -> WithLogsumexp:
     output, logsumexp, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         *call[:3], None, True, 0.0, False, False, scale=call.scale
     )
     return output, logsumexp.reshape(call.query.shape[:3])
 
 
-CUDA_KERNELS: dict[int, Callable[[Call], Told]] = {
+CUDA_KERNELS: dict[int, Callable[[Operands], WithLogsumexp]] = {
     FLASH: flash,
     EFFICIENT: efficient,
     CUDNN: cudnn,

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from sdattn import Heatmaps, read_prompt
-from sdattn.files.places import check_apart, file_name, inside
+from sdattn.files.paths import check_apart, file_name, inside
 from sdattn.files.writing import write_files
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.runs.folder import save_run

@@ -14,7 +14,7 @@ from PIL import Image
 from tiny_pipelines import make_pipeline
 
 from sdattn import generate
-from sdattn.cli.kept import KeptRuns, own_folder
+from sdattn.cli.recent_runs import RecentRuns, own_folder
 from sdattn.runs.folder import load_run
 
 SMALL = {"height": 64, "width": 96, "num_inference_steps": 1}
@@ -22,7 +22,7 @@ SMALL = {"height": 64, "width": 96, "num_inference_steps": 1}
 
 def test_a_kept_run_is_all_that_save_writes(tmp_path):
     run = generate(make_pipeline(), "a red cat", seed=7, **SMALL)
-    kept = KeptRuns(tmp_path / "kept")
+    kept = RecentRuns(tmp_path / "kept")
     key = kept.keep(run)
     [(known, files)] = kept.known(["another", key])
     assert known == key and files.title == "a red cat (seed 7)"
@@ -41,7 +41,7 @@ def test_a_kept_run_is_all_that_save_writes(tmp_path):
 
 def test_pictures_of_one_run_have_a_folder_each(tmp_path):
     run = generate(make_pipeline(), "a cat", num_images_per_prompt=2, **SMALL)
-    kept = KeptRuns(tmp_path)
+    kept = RecentRuns(tmp_path)
     [(_, files)] = kept.known([kept.keep(run)])
     names = zipfile.ZipFile(files.archive).namelist()
     assert {name.split("/")[0] for name in names} == {"a-cat-0-0", "a-cat-0-1"}
@@ -49,7 +49,7 @@ def test_pictures_of_one_run_have_a_folder_each(tmp_path):
 
 def test_the_oldest_go_when_there_is_no_room_and_the_last_stays(tmp_path):
     run = generate(make_pipeline(), "a cat", **SMALL)
-    kept = KeptRuns(tmp_path)
+    kept = RecentRuns(tmp_path)
     first = kept.keep(run)
     size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     kept.most = 2 * size
@@ -63,7 +63,7 @@ def test_the_oldest_go_when_there_is_no_room_and_the_last_stays(tmp_path):
 
 HOLDS = """
 import time
-from sdattn.cli.kept import own_folder
+from sdattn.cli.recent_runs import own_folder
 
 with own_folder() as folder:
     (folder / "a.txt").write_text("a")

@@ -33,7 +33,7 @@ _SHARED = [
 ]
 
 
-def answering(command: Callable[..., None]) -> Callable[..., None]:
+def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command for typer of a function whose first argument is its :class:`Output`."""
     signature = inspect.signature(command)
     _, *own = signature.parameters.values()

@@ -14,7 +14,7 @@ from .keep import Keep
 from .passes import CaptureError
 
 
-class Held:
+class RunningSum:
     """The maps of one layer: a running sum over calls (the last alone, where no more is asked for)
     and over as many heads as are averaged, or a list with one entry a step.
 
@@ -43,10 +43,12 @@ class Held:
 
     def add(self, attended: Attended, columns: Columns) -> None:
         """Take in what the kept rows of one call attended to."""
+        # The usual case: one float32 sum over heads and steps, added where it is computed.
         if self._in_place:
             self.total = attended.add_to(None if self.keep.steps.last else self.total, columns)
             self.calls += 1
             return
+        # Else the call's maps are made first, all heads or their sum a few heads at a time,
         pieces: Iterable[Tensor]  # to be summed, [images, (heads,) N, tokens]
         if self.keep.heads.each:
             pieces = [self._chosen_heads(attended.every_head(columns))]
@@ -54,6 +56,8 @@ class Held:
             pieces = attended.head_sums(columns)
         self.calls += 1
         device, dtype = self.keep.device, self.keep.held_dtype
+        # then held one by one, or moved. On its way from a GPU a map is not waited for until the
+        # next.
         if self.keep.steps.each or device is not None:  # a copy to another device is made once
             step = reduce(self._sum, pieces)
             if self.keep.steps.each and self.summed > 1:
@@ -140,10 +144,10 @@ class Held:
         return chosen(probs, 1, numbers)
 
 
-class HeldMaps(Mapping[str, Tensor]):
+class MapsByLayer(Mapping[str, Tensor]):
     """The maps of a store's layers, in their order, each made when it is asked for."""
 
-    def __init__(self, names: Sequence[str], held: Mapping[str, Held]):
+    def __init__(self, names: Sequence[str], held: Mapping[str, RunningSum]):
         self._names, self._held = names, held
 
     def __getitem__(self, name: str) -> Tensor:

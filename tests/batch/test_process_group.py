@@ -10,20 +10,20 @@ import torch
 from accelerate import PartialState
 from forks import fork, two_ranks
 
-from sdattn.batch.engines.team import Team
+from sdattn.batch.engines.process_group import ProcessGroup
 
 
 def test_a_process_alone_is_a_team():
-    team = Team("cpu")
+    team = ProcessGroup("cpu")
     assert (team.rank, team.size, team.first, team.first_here) == (0, 1, True, True)
     assert team.device == torch.device("cpu")
     value = object()
-    assert team.share(lambda: value) is value
-    assert team.together(lambda: value) is value
-    assert team.gather(value) == [value]
-    assert team.meet(value) == {0: value}
-    assert list(team.deal([value, 2], "name")) == [value, 2]
-    for ask in (team.share, team.together):
+    assert team.broadcast(lambda: value) is value
+    assert team.run_on_all(lambda: value) is value
+    assert team.all_gather(value) == [value]
+    assert team.gather_living(value) == {0: value}
+    assert list(team.shared_queue([value, 2], "name")) == [value, 2]
+    for ask in (team.broadcast, team.run_on_all):
         with pytest.raises(KeyError, match="boom"):
             ask(lambda: {}["boom"])
     team.close()
@@ -38,15 +38,15 @@ def test_a_team_of_one_raises_the_very_error():
         raise OwnError(7, "boom")
 
     with pytest.raises(OwnError, match="7 boom"):
-        Team("cpu").share(fail)
+        ProcessGroup("cpu").broadcast(fail)
 
 
 def test_a_team_leaves_accelerate_as_it_found_it():
     PartialState._reset_state()
-    Team("cpu").close()
+    ProcessGroup("cpu").close()
     assert not PartialState._shared_state
     theirs = PartialState(cpu=True)
-    Team("cpu").close()
+    ProcessGroup("cpu").close()
     assert theirs.initialized
     theirs._reset_state()
 
@@ -56,7 +56,7 @@ def test_a_launcher_that_starts_one_process_only_is_told_about(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.warns(UserWarning, match="--cpu starts one process.*--multi_gpu"):
-        Team().close()
+        ProcessGroup().close()
 
 
 # (rank, items it has taken): what it waits for. The second is held up, and nobody is left out.
@@ -66,9 +66,9 @@ WAITS = {(1, 1): ["0-took-20"], (0, 20): ["1-took-1", "2-took-3"]}
 def take_part(variables, folder):
     """One process of three: takes what it is dealt, and writes what it hears of the others."""
     os.environ.update(variables)
-    team, mine = Team("cpu"), []
-    team.gather(None)
-    for item in team.deal(range(40), "first"):
+    team, mine = ProcessGroup("cpu"), []
+    team.all_gather(None)
+    for item in team.shared_queue(range(40), "first"):
         mine.append(item)
         Path(folder, f"{team.rank}-took-{len(mine)}").touch()
         if team.rank == 2 and len(mine) == 3:
@@ -76,11 +76,11 @@ def take_part(variables, folder):
         for taken in WAITS.get((team.rank, len(mine)), ()):
             while not Path(folder, taken).exists():
                 time.sleep(0.01)
-    met = team.meet(mine)
+    met = team.gather_living(mine)
     left = sorted(set(range(40)) - {item for taken in met.values() for item in taken})
-    again = team.meet(list(team.deal(left, "second")))
+    again = team.gather_living(list(team.shared_queue(left, "second")))
     try:
-        told = team.gather(None)
+        told = team.all_gather(None)
     except RuntimeError as error:
         told = str(error)
     Path(folder, str(team.rank)).write_text(json.dumps([met, left, again, told]))

@@ -10,39 +10,39 @@ from ..input.items import BadLine, Item
 from ..input.plan import Job
 from ..input.request import Request
 from ..storage.folder import BatchFolder
+from .process_group import ProcessGroup
 from .sizing import find_batch_size
-from .team import Team
 from .worker import Loaded, Worker, check, load
 
 
-class Processes:
-    """Those who draw a run, as :class:`sdattn.batch.run.Crew` says, seen from each of them."""
+class LocalEngine:
+    """Those who draw a run, as :class:`sdattn.batch.run.Engine` says, seen from each of them."""
 
     lost = False  # the team notices that
 
-    def __init__(self, request: Request, team: Team, folder: BatchFolder, job: str):
+    def __init__(self, request: Request, team: ProcessGroup, folder: BatchFolder, job: str):
         self.request, self.team, self.folder, self.job = request, team, folder, job
         self.pipe: Any = None
 
     def load(self) -> Loaded:
         team = self.team
-        self.pipe = team.together(lambda: load(self.request, team.device))
-        loaded = team.gather(team.together(lambda: Loaded.of(self.pipe)))
-        return team.share(lambda: same(loaded))
+        self.pipe = team.run_on_all(lambda: load(self.request, team.device))
+        loaded = team.all_gather(team.run_on_all(lambda: Loaded.of(self.pipe)))
+        return team.broadcast(lambda: same(loaded))
 
     def check(self, items: Sequence[Item]) -> tuple[list[Job], list[BadLine]]:
-        return self.team.share(lambda: check(self.pipe, items, self.request))
+        return self.team.broadcast(lambda: check(self.pipe, items, self.request))
 
     def batch_size(self, jobs: Sequence[Job]) -> int:
         share = len(jobs) // self.team.size
         find = find_batch_size
-        return self.team.share(lambda: find(self.pipe, jobs, self.request.preset, share))
+        return self.team.broadcast(lambda: find(self.pipe, jobs, self.request.preset, share))
 
     def draw(self, batches: Sequence[list[Job]], wanted: Mapping[str, str], deal: str) -> None:
         size = max(map(len, batches), default=1)
         name = f"{self.job}-{self.team.rank}"
         with Worker(self.pipe, self.folder, name, self.request, size) as worker:
-            for batch in self.team.deal(batches, deal):
+            for batch in self.team.shared_queue(batches, deal):
                 if self.folder.stopped:
                     break
                 worker.draw(batch, wanted)

@@ -11,8 +11,8 @@ from unet_rows import lora
 
 import sdattn
 from sdattn import TorchAttnProcessor, capture, generate, heatmaps, load_run
-from sdattn.hooks.asking import encode_text
 from sdattn.hooks.keep import Keep
+from sdattn.hooks.other_text import encode_text
 from sdattn.maps.presets import PRESETS
 from sdattn.models.layers import find_layers
 

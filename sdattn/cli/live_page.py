@@ -18,8 +18,8 @@ from ..models.pipeline_call import turn
 from ..runs.generation import generate
 from ..runs.option_names import PIPELINE
 from ..runs.run import Run
-from .kept import KeptRuns, own_folder
-from .serving import import_gradio, launch_settings
+from .live_server import import_gradio, launch_settings
+from .recent_runs import RecentRuns, own_folder
 
 gradio: Any = import_gradio()
 
@@ -53,7 +53,7 @@ def serve(
     with own_folder() as folder:
         served = folder / "served"
         os.environ["GRADIO_TEMP_DIR"] = str(served)  # gradio hands out what is here
-        app = build_app(pipe, KeptRuns(served / "runs"))
+        app = build_app(pipe, RecentRuns(served / "runs"))
         settings = launch_settings(host, port)
         app.launch(**settings, inbrowser=browser, quiet=True, prevent_thread_lock=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl+C, which cleans up
@@ -61,7 +61,7 @@ def serve(
         app.block_thread()
 
 
-def build_app(pipe: Any, kept: KeptRuns) -> Any:
+def build_app(pipe: Any, kept: RecentRuns) -> Any:
     """A gradio app that draws with a loaded pipeline, one picture at a time.
 
     Args:
@@ -90,6 +90,8 @@ def build_app(pipe: Any, kept: KeptRuns) -> Any:
             "concurrency_limit": 1,  # the pipeline draws one picture at a time
             "concurrency_id": "pipe",
         }
+        # To draw and to keep are two jobs, so that the next picture is drawn while files are
+        # written.
         typed = gradio.on([button.click, prompt.submit], **drawing)
         example = examples.load_input_event.then(**drawing, api_visibility="private")
         keeping = {
@@ -116,7 +118,7 @@ def _view() -> list[Any]:
         height=150,
         allow_preview=False,
         buttons=[],
-        elem_id="last-runs",  # see serving.py
+        elem_id="last-runs",  # see live_server.py
         visible=False,
     )
     with gradio.Row():
@@ -168,7 +170,7 @@ class _Live:
     """
 
     pipe: Any
-    kept: KeptRuns
+    kept: RecentRuns
     app: Any
 
     def draw(
@@ -186,6 +188,7 @@ class _Live:
     ) -> Run:
         if seed is None:
             raise _refusal("The seed is empty. Write a whole number, 0 for one.")
+        # A size that is the model's own is not passed: run.json then says what was asked.
         own_size = (height, width) == default_size(self.pipe)
         size = {} if own_size else {"width": width, "height": height}
         given: dict[str, Any] = {

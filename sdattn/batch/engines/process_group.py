@@ -23,7 +23,7 @@ from ...models.devices import checked_device
 from ..input.request import STOPS
 
 T = TypeVar("T")
-# What tells a process its rank: torchrun's, accelerate's and MPI's variables
+# Where a process finds its rank: torchrun's, accelerate's and MPI's variables
 _RANKED = {"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}
 _ONE_PROCESS = Message(
     "accelerate launch --cpu starts one process, whatever --num_processes says. For N of them: "
@@ -37,7 +37,7 @@ _GONE = (
 _ECHO = 3.0  # seconds in which a launcher repeats a signal that its processes got as well
 
 
-class Team:
+class ProcessGroup:
     """The processes that work at one run.
 
     Attributes:
@@ -77,7 +77,7 @@ class Team:
         alone = torch.device("cpu") if on_cpu else wanted
         self.device = alone if self.size == 1 else self._state.device
 
-    def share(self, make: Callable[[], T]) -> T:
+    def broadcast(self, make: Callable[[], T]) -> T:
         """What the first process makes, given to all. Its error is everyone's."""
         if self.size == 1:
             return make()
@@ -90,22 +90,22 @@ class Team:
         self._raise([error])
         return made  # type: ignore[return-value]
 
-    def together(self, make: Callable[[], T]) -> T:
+    def run_on_all(self, make: Callable[[], T]) -> T:
         """Have every process make something; an error of one is everyone's."""
         if self.size == 1:
             return make()
         error, made = _attempt(make)
-        self._raise(self.gather(error))
+        self._raise(self.all_gather(error))
         return made  # type: ignore[return-value]
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The values of all processes, by rank, given to all."""
-        found = self.meet(value)
+        found = self.gather_living(value)
         if len(found) < self.size:
             raise RunError(_GONE)
         return list(found.values())
 
-    def meet(self, value: T) -> dict[int, T]:
+    def gather_living(self, value: T) -> dict[int, T]:
         """Wait until all processes are here that have not ended, and give each of them the values
         of all, by rank. Signals are heard while waiting.
 
@@ -124,6 +124,7 @@ class Team:
 
     def _exchange(self, value: T) -> dict[int, T]:
         if not self.first:
+            # The first process collects what the others send, and answers each that is still there.
             self._send(value, 0)
             return self._receive(0)
         found = {0: value}
@@ -144,23 +145,24 @@ class Team:
         torch.distributed.recv_object_list(received, rank, group=self._group)
         return received[0]
 
-    def deal(self, items: Sequence[T], name: str) -> Iterator[T]:
-        """Those of the items, the same in all processes, that this one draws: each goes to the
+    def shared_queue(self, items: Sequence[T], name: str) -> Iterator[T]:
+        """The items that this process draws, of a list that is the same in all: each goes to the
         process that asks next, by a counter which torch.distributed's store keeps.
 
         Args:
-            name: of the deal, the same in all processes and never used before.
+            name: of the queue, the same in all processes and never used before.
         """
         if self.size == 1:
             yield from items
             return
+        # An atomic counter: add() returns the next number, each to one process only.
         store = torch.distributed.distributed_c10d._get_default_store()
         with suppress(RuntimeError):  # gone with the first process; the next meeting reports that
             while (turn := store.add(f"sdattn/{name}", 1) - 1) < len(items):
                 yield items[turn]
 
     def close(self) -> None:
-        """Leave what accelerate and torch.distributed held before as it was."""
+        """Leave accelerate and torch.distributed as they were before."""
         if self._group is not None:
             torch.distributed.destroy_process_group(self._group)
         if self._is_alone:
@@ -172,7 +174,7 @@ class Team:
         if not found:
             return
         if not self.first:
-            time.sleep(1)  # a launcher ends the others when one ends: let the first tell why
+            time.sleep(1)  # a launcher ends the others when one ends: let the first say why
             raise SystemExit(1)
         rank, error = found[0]
         if rank:

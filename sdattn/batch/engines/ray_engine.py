@@ -20,14 +20,14 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from ...errors import AccessError, RunError
-from ...files.addresses import place_of
+from ...files.addresses import path_of
+from ...files.terminal import shorter
 from ...models.quiet import quiet_libraries
 from ..input.items import BadLine, Item
 from ..input.plan import Job
 from ..input.request import Request
-from ..input.values import shortened
 from ..storage.folder import BatchFolder
-from .processes import same
+from .local_engine import same
 from .sizing import find_batch_size
 from .worker import Loaded, Worker, check, join_lock, load
 
@@ -36,7 +36,7 @@ _LEAVING = 10.0  # seconds that a killed worker may take
 _PATIENCE = 30.0  # seconds without a worker, after which that is said
 
 
-class Actor:
+class RayActor:
     """What runs in an actor of Ray: a worker whose pipeline and folder are made where it is.
 
     Args:
@@ -89,11 +89,11 @@ class _Call(NamedTuple):
     batch: Sequence[Job]  # that it draws
 
 
-class Actors:
-    """Those who draw a run, as :class:`sdattn.batch.run.Crew` says, seen from the command."""
+class RayEngine:
+    """Those who draw a run, as :class:`sdattn.batch.run.Engine` says, seen from the command."""
 
     def __init__(self, request: Request, folder: BatchFolder, job: str):
-        self.request = replace(request, out=str(place_of(request.out).resolve()))
+        self.request = replace(request, out=str(path_of(request.out).resolve()))
         self.folder, self.job, self.lost = folder, job, False
         self.actors: list[Any] = []
         self.free: list[Any] = []  # those that have loaded the pipeline and have nothing to do
@@ -117,6 +117,7 @@ class Actors:
         return self._ask("check", items)
 
     def batch_size(self, jobs: Sequence[Job]) -> int:
+        # The first job of each shape: reversed, the first is the last to be put in.
         one_each = {job.shape: job for job in reversed(jobs)}
         return self._ask("batch_size", [*one_each.values()], len(jobs) // self.most)
 
@@ -126,6 +127,8 @@ class Actors:
         while True:
             if self.errors or self.folder.stopped:
                 left.clear()
+            # A batch for every worker that waits, then the next answer, until nobody draws any
+            # more.
             while left and self.free:
                 batch = left.popleft()
                 ids = {job.item.id for job in batch} & wanted.keys()
@@ -170,11 +173,11 @@ class Actors:
         self.request = replace(self.request, device=device)
         self.takes = "GPU" if device == "cuda" else "CPU"
         takes: dict[str, Any] = {f"num_{self.takes.lower()}s": 1}
-        self.kind = ray.remote(**takes)(Actor)
+        self.kind = ray.remote(**takes)(RayActor)
         self.least, self.most = self.request.workers or (1, max(1, gpus))
 
     def _wait_for_the_lock(self) -> None:
-        """Until the killed are gone, whose lock it is too: the next command is to find it free."""
+        """Wait for killed workers, who share the lock: the next command must find it free."""
         self.folder.close()
         end = time.monotonic() + _LEAVING
         while not self.folder.lock.free() and time.monotonic() < end:
@@ -237,6 +240,7 @@ class Actors:
         self.actors.remove(call.actor)
         reason = _reason(gone)
         _say(f"a worker has ended too soon ({reason})")
+        # A batch that ends three workers is given up; so is the run if none of them can begin.
         cause = call.batch[0].item.id if call.batch else call.method
         self.losses[cause] += 1
         if call.batch and self.losses[cause] == _TRIES:
@@ -275,4 +279,4 @@ def _say(text: str) -> None:
 def _reason(gone: Exception) -> str:
     """Why Ray lost a worker, which it says last, perhaps before an empty clause."""
     said = [line for line in map(str.strip, str(gone).splitlines()) if line and line[-1] != "-"]
-    return f"{type(gone).__name__}: {shortened(''.join(said[-1:]), 300)}"
+    return f"{type(gone).__name__}: {shorter(''.join(said[-1:]), 300)}"

@@ -1,0 +1,249 @@
+"""Maps of layers and tokens -> one heatmap for each word of each image."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from ..errors import InvalidTypeError, InvalidValueError
+from ..hooks.attention_store import AttentionStore
+from ..hooks.drawn import DrawnPrompts
+from ..hooks.map_store import MapStore
+from ..models.guidance import Branch
+from ..models.reading import read_prompts
+from ..prompts.chunks import read_long_prompt
+from ..prompts.tokenizing import Token
+from ..prompts.tokens import Prompt, read_prompt
+from .aggregation import aggregate, contrast
+from .folded import Folded, FoldedMaps, StepChoice, folded_maps
+from .heatmaps import Heatmaps
+from .layermaps import LayerMaps, layer_maps
+from .masks import smooth
+from .presets import Preset, preset_of
+
+Source = MapStore | FoldedMaps
+
+
+def heatmaps(
+    store: MapStore | Folded,
+    tokenizer: Any = None,
+    prompt: str | Mapping[str, Sequence[int]] | Prompt | Sequence[Any] | None = None,
+    *,
+    preset: str | Preset = "default",
+    refine: Literal["self"] | None = None,
+    latent_size: tuple[int, int] | None = None,
+    steps: StepChoice | None = None,
+    **options: Any,
+) -> list[Heatmaps]:
+    """The heatmaps of each image of a run, of the maps that were captured or stored.
+
+        sdattn.heatmaps(store)                # of the prompt that was drawn, by its own pipeline
+        sdattn.heatmaps(store, pipe, prompt)  # wherever that is not known
+
+    Both are known of what captured a pipeline that ran on a text, and of an ``AttentionStore`` that
+    is attached to it. A prompt that is passed is then compared with what the text encoders got.
+
+    The layers that the preset reads are averaged over steps and heads, brought to the finest grid
+    among them (bilinear, which keeps the columns' sum) and averaged. The default preset reads the
+    way up of a UNet, on grids of 16 cells and more, and all layers of a transformer; over the steps
+    that the store has kept. It is best over the second half of them,
+    ``capture(steps=(0.5, 1.0))``, which is what :func:`sdattn.generate` keeps.
+
+    Args:
+        store: what ``capture()`` gave; or an :class:`sdattn.AttentionStore`, a dictionary of its,
+            a list of maps or one map, ``[images*heads, queries, tokens]``, probabilities of the
+            prompts' rows, whose images are as many as the prompts.
+        tokenizer: the pipeline; or its tokenizer, where the text is that tokenizer's alone (Stable
+            Diffusion 1, 2 and XL); None for the pipeline that ran, as long as it lives.
+        prompt: the prompt, or one a prompt of the run, in its order. With several images a prompt
+            the images of one prompt follow each other, as the pipelines put them; with
+            ``branch="both"`` the negative prompts come first. None for the prompts that were drawn.
+            Where text states were passed to the pipeline in place of a prompt: labels, ``{"cat":
+            [2], "red dog": [4, 5]}``.
+        preset: of :data:`sdattn.maps.presets.PRESETS`, by name, or one of your own.
+        refine: ``"self"`` spreads each map along the picture's self-attention, which the store must
+            hold, see :mod:`sdattn.maps.aggregation`.
+        latent_size: (rows, cols) of the latent, where maps do not know it: the picture's height
+            and width divided by the VAE's scale factor. An attached store knows.
+        steps: of an ``AttentionStore``: ``"mean"`` over its steps, the default; ``"last"``, the
+            default of presets that read the last alone; of those kept one by one
+            (``keep_steps=True``) a number or a part of the run. What ``capture()`` gave has its
+            steps already.
+        options: of the pipeline's call that change what the text encoder reads, see
+            :func:`sdattn.read_prompts`; those of the run, where they are known, are filled in.
+
+    Returns:
+        One :class:`Heatmaps` an image.
+
+    Raises:
+        CaptureError: the store holds no layer that sees the text, or not what the preset reads.
+        RuntimeError: no step of the store has finished.
+        TypeError: what was given in place of a store is none of these.
+        ValueError: an unknown preset; the latent's size is not known; the number of prompts
+            does not fit the number of images, or the number of token columns the tokenizer; another
+            prompt than was drawn, or none where that is not known.
+    """
+    chosen = preset_of(preset, refine)
+    drawn = store.drawn if isinstance(store, MapStore | AttentionStore) else None
+    if isinstance(store, MapStore):
+        _refuse_for_captured(latent_size=latent_size, steps=steps)
+        reading = _Reading.of(drawn, store.branches, tokenizer, prompt, options)
+        return heatmaps_of(store, layer_maps(store, chosen), chosen, reading.prompts(store))
+    if steps is None and chosen.steps == "last" and isinstance(store, AttentionStore):
+        steps = "last"
+    reading = _Reading.of(drawn, ("conditional",), tokenizer, prompt, options)
+    folded = folded_maps(store, len(reading.given), latent_size, steps)
+    return heatmaps_of(folded, folded.layer_maps(chosen), chosen, reading.prompts(folded))
+
+
+def _refuse_for_captured(**options: Any) -> None:
+    if given := [name for name, value in options.items() if value is not None]:
+        raise InvalidValueError(
+            f"{' and '.join(given)}: what capture() gave has a size and steps of its own. Choose "
+            "them there, capture(steps=...), and leave them out here."
+        )
+
+
+@dataclass
+class _Reading:
+    """The prompts of a store's images, as they were given or drawn, and how they are read.
+
+    Attributes:
+        given: the prompts, one for as many images that follow each other.
+        tokenizer: the pipeline or a tokenizer.
+        options: of the pipeline's call.
+        drawn: what the run was drawn from; None where that is not known.
+    """
+
+    given: list[Any]
+    tokenizer: Any
+    options: Mapping[str, Any]
+    drawn: DrawnPrompts | None
+
+    @classmethod
+    def of(
+        cls,
+        drawn: DrawnPrompts | None,
+        branches: Sequence[Branch],
+        tokenizer: Any,
+        prompt: Any,
+        options: Mapping[str, Any],
+    ) -> "_Reading":
+        """With what was left out filled in."""
+        if prompt is None and isinstance(tokenizer, (str, Mapping, Prompt, Sequence)):
+            raise InvalidTypeError(
+                f"heatmaps(store, {tokenizer!r}): the second argument is the pipeline or its "
+                "tokenizer. Pass prompt=..., or leave out the prompt that was drawn."
+            )
+        if prompt is None:
+            texts = {} if drawn is None else drawn.texts
+            if drawn is None or not branches or not set(branches) <= set(texts):
+                raise InvalidValueError(
+                    "The prompt of these maps is not known: it is of a pipeline that ran on a text "
+                    "inside capture(pipe), or with an AttentionStore attached to it. Pass it, "
+                    "sdattn.heatmaps(store, pipe, prompt), or labels for text states of your own."
+                )
+            prompt = [text for branch in dict.fromkeys(branches) for text in texts[branch]]
+        given = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt)
+        if tokenizer is None and any(isinstance(one, str) for one in given):
+            tokenizer = None if drawn is None else drawn.pipeline
+            if tokenizer is None:
+                raise InvalidValueError(
+                    f"What reads {given[0]!r} is not known, or is gone: a store does not keep its "
+                    "pipeline alive. Pass the pipeline that ran, sdattn.heatmaps(store, pipe)."
+                )
+        return cls(given, tokenizer, options, drawn)
+
+    def prompts(self, store: Source) -> list[Prompt]:
+        """Read, each for the branch of its images.
+
+        Raises:
+            ValueError: another prompt than was drawn, or one that cannot be read.
+        """
+        each = _images_each(store, len(self.given))
+        branches = store.branches[::each]
+        read: list[Prompt | None] = [None] * len(self.given)
+        for branch in dict.fromkeys(branches):  # all of a batch at once: it may share its length
+            positions = [i for i, side in enumerate(branches) if side == branch]
+            try:
+                found = self._read(store, [self.given[i] for i in positions], branch)
+            except InvalidValueError:
+                if self.drawn is not None:
+                    self.drawn.check_texts(store.branches, self.given)
+                raise
+            for i, prompt in zip(positions, found, strict=True):
+                read[i] = prompt
+        prompts = [prompt for prompt in read if prompt is not None]
+        if self.drawn is not None:
+            self.drawn.check(store.branches, prompts)
+        return prompts
+
+    def _read(self, store: Source, texts: list[Any], branch: Branch) -> list[Prompt]:
+        columns, tokenizer, options = store.n_text or 0, self.tokenizer, self.options
+        is_tokenizer = hasattr(tokenizer, "convert_ids_to_tokens")
+        if not is_tokenizer or not all(isinstance(text, str) for text in texts):
+            if self.drawn is not None:
+                options = {**self.drawn.options, **options}
+            negative = branch == "unconditional"
+            return read_prompts(tokenizer, texts, columns, negative=negative, **options)
+        most = tokenizer.model_max_length
+        if columns > most:
+            return [read_long_prompt(tokenizer, text, columns, **options) for text in texts]
+        # CLIP is filled up whatever the prompt, others to a length that the pipeline chooses
+        length = most if "CLIP" in type(tokenizer).__name__ else columns
+        return [read_prompt(tokenizer, text, max_length=length) for text in texts]
+
+
+def _images_each(store: Source, prompts: int) -> int:
+    each, rest = divmod(store.images, max(prompts, 1))
+    if rest or not each or not prompts:
+        raise InvalidValueError(
+            f"{prompts} prompt(s) do not fit {store.images} image(s). Pass one prompt for all "
+            "images, or one for each prompt of the run, in order."
+        )
+    return each
+
+
+def heatmaps_of(
+    store: Source, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
+) -> list[Heatmaps]:
+    """:func:`heatmaps` of a store's layers, averaged, and of prompts that have been read.
+
+    Raises:
+        ValueError: prompts of other token columns than the model saw, or too many or too few.
+        CaptureError: there is no layer that the preset reads.
+    """
+    each = _images_each(store, len(prompts))
+    for prompt in prompts:
+        if len(prompt.tokens) != store.n_text:
+            raise InvalidValueError(
+                f"The attention has {store.n_text} token columns of text, and the tokenizer made "
+                f"{len(prompt.tokens)} of the prompt {prompt.text!r}. Pass the pipeline that ran, "
+                "or its own tokenizer."
+            )
+    shown = [_with_images(prompt, (store.n_keys or 0) - len(prompt.tokens)) for prompt in prompts]
+    return [
+        finish(maps.detach(), shown[i // each], preset, store.tokens)
+        for i, maps in enumerate(aggregate(layers, preset))
+    ]
+
+
+def finish(
+    maps: Tensor, prompt: Prompt, preset: Preset, columns: Sequence[int] | None = None
+) -> Heatmaps:
+    """The heatmaps of one image's aggregated maps, ``[rows, cols, columns]``; ``columns`` names
+    the token columns that there are, None for all."""
+    if preset.contrast:
+        columns = [i for i, token in enumerate(prompt.tokens) if not token.special]
+        maps = contrast(maps, columns, preset.contrast)
+    if preset.sigma:
+        maps = smooth(maps.movedim(-1, 0), preset.sigma, radius=1).movedim(0, -1)
+    return Heatmaps(prompt, maps, columns, preset=preset)
+
+
+def _with_images(prompt: Prompt, columns: int) -> Prompt:
+    """The prompt with the columns of image prompts behind its own."""
+    names = [f"<image {number}>" for number in range(1, columns + 1)]
+    images = tuple(Token(-1, name, 0, 0, name) for name in names)
+    return replace(prompt, tokens=prompt.tokens + images)

@@ -1,0 +1,243 @@
+"""Heatmaps against the formula in float64 and the law that a cell's attention sums to 1.
+
+The formulas of the other presets are in test_aggregation.py.
+"""
+
+import numpy as np
+import pytest
+import torch
+from bilinear import stretch
+from tiny_pipelines import make_pipeline, make_sdxl_pipeline
+
+from sdattn import CaptureError, Heatmap, Heatmaps, capture, heatmaps, read_prompt
+from sdattn.maps.masks import smooth
+
+PROMPT = "a red cat and a turquoise dog"
+
+
+def run(pipe, prompt=PROMPT, seed=0, **options):
+    settings = {"num_inference_steps": 2, "output_type": "np", "height": 128, "width": 192}
+    return pipe(
+        prompt, generator=torch.Generator().manual_seed(seed), **{**settings, **options}
+    ).images
+
+
+LARGE = {"height": 256, "width": 384, "num_inference_steps": 4}  # 32x48, 16x24, 8x12, 4x6 cells
+
+
+@pytest.fixture(scope="module")
+def captured():
+    pipe = make_pipeline()
+    with capture(pipe, steps="all", heads="all") as store:
+        run(pipe, **LARGE)
+    return pipe, store
+
+
+def way_up(store, columns, steps):
+    """The mean over the layers of the way up on 16 cells and more, written out in float64."""
+    layers = [name for name in store.maps if name.startswith("up_blocks")]
+    layers = [name for name in layers if min(store.maps[name].shape[3:5]) >= 16]
+    assert len(layers) == 6  # of two resolutions
+    expected = np.zeros((32, 48))
+    for name in layers:
+        kept = store.maps[name][0, steps].double().mean((0, 1))  # over steps and heads
+        expected += stretch(kept[..., list(columns)].sum(-1).numpy(), (32, 48)) / len(layers)
+    return expected
+
+
+def test_a_word_is_the_mean_over_the_way_up_of_its_columns(captured):
+    """Over the second half of the schedule, as far as the store tells its steps apart."""
+    pipe, store = captured
+    columns = read_prompt(pipe.tokenizer, PROMPT).find("turquoise")[0]
+    assert len(columns) == 9
+    [found] = heatmaps(store, pipe.tokenizer, PROMPT)
+    expected = way_up(store, columns, [2, 3])
+    np.testing.assert_allclose(found["turquoise"].values.double(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kept", "steps"),
+    [("mean", [0, 1, 2, 3]), ("last", [3]), ((0.5, 1.0), [2, 3]), ((0.0, 0.3), [0]),
+     ([0, 3], [0, 3]), ([0, 1], [0, 1])],
+)  # fmt: skip
+def test_other_steps_than_the_second_half_are_read_as_they_were_kept(captured, kept, steps):
+    pipe, store = captured
+    with capture(pipe, steps=kept) as some:
+        run(pipe, **LARGE)
+    [found] = heatmaps(some, pipe.tokenizer, PROMPT)
+    expected = way_up(store, [3], steps)
+    np.testing.assert_allclose(found["cat"].values.double(), expected, atol=1e-6)
+    assert abs(expected - way_up(store, [3], [2, 3])).max() > 1e-5 or steps == [2, 3]
+
+
+def test_a_cells_attention_sums_to_1(captured):
+    pipe, store = captured
+    [found] = heatmaps(store, pipe.tokenizer, PROMPT)
+    torch.testing.assert_close(found.maps.sum(-1), torch.ones(32, 48))
+    total = sum(one.values for one in found.occurrences())
+    for special in ("<sos>", "<eos>", "<pad>"):
+        total = total + found[special].values
+    torch.testing.assert_close(total, torch.ones(32, 48))
+
+
+def test_the_running_mean_gives_the_same(captured):
+    pipe, store = captured
+    with capture(pipe, steps=(0.5, 1.0)) as mean:
+        run(pipe, **LARGE)
+    [full], [short] = (heatmaps(s, pipe.tokenizer, PROMPT) for s in (store, mean))
+    torch.testing.assert_close(full.maps, short.maps)
+
+
+def test_words_phrases_tokens_and_repeats(captured):
+    pipe, store = captured
+    [found] = heatmaps(store, pipe.tokenizer, PROMPT)
+    assert found.words == ("a", "red", "cat", "and", "a", "turquoise", "dog")
+    assert list(found) == ["a", "red", "cat", "and", "turquoise", "dog"]
+    assert len(found) == 6
+    assert "cat" in found
+    assert "cow" not in found
+    phrase = found["red cat"]
+    torch.testing.assert_close(phrase.values, found["red"].values + found["cat"].values)
+    first, second = found.find("a")
+    torch.testing.assert_close(found["a"].values, first.values + second.values)
+    assert not torch.equal(first.values, second.values)
+    torch.testing.assert_close(found[2].values, found["red"].values)
+    assert found[2].label == "red</w>"
+    assert repr(phrase).startswith("Heatmap('red cat', 32x48, ")
+
+
+@pytest.mark.parametrize(("key", "message"), [("cow", "Its words are: a, red"), (77, "0 to 76")])
+def test_what_is_not_there_is_told(captured, key, message):
+    pipe, store = captured
+    with pytest.raises(KeyError, match=message):
+        heatmaps(store, pipe.tokenizer, PROMPT)[0][key]
+
+
+def test_a_phrase_that_overlaps_itself_counts_each_of_its_columns_once():
+    pipe = make_pipeline()
+    with capture(pipe) as store:
+        run(pipe, "cat cat cat")
+    [found] = heatmaps(store, pipe.tokenizer, "cat cat cat")
+    assert [one.columns for one in found.find("cat cat")] == [(1, 2), (2, 3)]
+    expected = sum(found.token(column).values for column in (1, 2, 3))
+    torch.testing.assert_close(found["cat cat"].values, expected)
+
+
+def test_images_are_never_mixed():
+    """Two prompts, two images each: as four single runs, with the same noise."""
+    pipe = make_pipeline()
+    prompts = ["a red cat", "dog dog and more"]
+    latents = torch.randn(4, 4, 16, 24, generator=torch.Generator().manual_seed(3))
+    with capture(pipe) as store:
+        run(pipe, prompts, num_images_per_prompt=2, latents=latents)
+    together = heatmaps(store, pipe.tokenizer, prompts)
+    assert [one.prompt.text for one in together] == [prompts[0]] * 2 + [prompts[1]] * 2
+    for i, one in enumerate(together):
+        with capture(pipe) as store:
+            run(pipe, prompts[i // 2], latents=latents[i : i + 1])
+        [alone] = heatmaps(store, pipe.tokenizer, prompts[i // 2])
+        torch.testing.assert_close(one.maps, alone.maps, atol=1e-6, rtol=0)
+
+
+def test_chosen_columns_only():
+    pipe = make_pipeline()
+    columns = [c for one in read_prompt(pipe.tokenizer, PROMPT).find("cat") for c in one]
+    with capture(pipe, tokens=columns) as store:
+        run(pipe)
+    [some] = heatmaps(store, pipe.tokenizer, PROMPT)
+    with capture(pipe) as store:
+        run(pipe)
+    [every] = heatmaps(store, pipe.tokenizer, PROMPT)
+    assert some.words == ("cat",)
+    torch.testing.assert_close(some["cat"].values, every["cat"].values)
+    with pytest.raises(KeyError, match="were not captured"):
+        some["dog"]
+
+
+def test_sdxl_comes_at_its_finest_attention():
+    pipe = make_sdxl_pipeline()
+    with capture(pipe) as store:
+        run(pipe)
+    [found] = heatmaps(store, pipe.tokenizer, PROMPT)
+    assert found.maps.shape == (8, 12, 77)
+    torch.testing.assert_close(found.maps.sum(-1), torch.ones(8, 12))
+
+
+def test_the_wrong_tokenizer_is_refused(captured):
+    _, store = captured
+    with pytest.raises(ValueError, match="on 77 token columns. The tokenizer makes 20"):
+        heatmaps(store, make_pipeline(max_length=20).tokenizer, PROMPT)
+
+
+def test_the_wrong_number_of_prompts_is_refused(captured):
+    pipe, store = captured
+    with pytest.raises(ValueError, match=r"2 prompt\(s\) do not fit 1 image"):
+        heatmaps(store, pipe.tokenizer, [PROMPT, PROMPT])
+
+
+def test_self_attention_alone_has_no_words():
+    pipe = make_pipeline()
+    with capture(pipe, kinds=("self",), layers="mid") as store:
+        run(pipe)
+    with pytest.raises(CaptureError, match="no maps of cross- or joint attention"):
+        heatmaps(store, pipe.tokenizer, PROMPT)
+
+
+# -- several words in one picture -----------------------------------------------------------------
+
+
+@pytest.fixture
+def scattered(tokenizer):
+    generator = torch.Generator().manual_seed(4)
+    values = torch.rand(5, 8, 77, generator=generator) ** 3
+    return Heatmaps(read_prompt(tokenizer, "a red cat and a dog"), values)
+
+
+@pytest.mark.parametrize("size", [None, (13, 17)])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"threshold": 0.7}, {"threshold": "otsu"}, {"quantile": 0.75, "largest": True},
+     {"sigma": 0.8, "threshold": 0.8}],
+    ids=str,
+)  # fmt: skip
+def test_a_pixel_belongs_to_the_word_that_is_highest_in_its_range_there(scattered, size, options):
+    words = ["cat", "a", "red cat"]
+    found = scattered.segment(words, size, **options)
+    assert found.dtype == torch.int64
+    maps = [scattered[word] for word in words]
+    sigma = options.get("sigma", 0.0)  # masks and values are of the same blurred maps
+    maps = [Heatmap(one.label, smooth(one.values, sigma), one.columns) for one in maps]
+    values = [one.values if size is None else one.resize(size) for one in maps]
+    masks = [scattered[word].mask(size, **options) for word in words]
+    assert tuple(found.shape) == (size or (5, 8))
+    for y in range(found.shape[0]):
+        for x in range(found.shape[1]):
+            nearness = [float((one[y, x] - one.min()) / (one.max() - one.min())) for one in values]
+            held = [i for i in range(3) if masks[i][y, x]]
+            nearest = max(held, key=lambda i: nearness[i], default=-1)
+            assert found[y, x] == nearest + 1
+    assert set(found.unique().tolist()) == {0, 1, 2, 3}
+
+
+def test_words_without_a_place_have_no_pixels(tokenizer):
+    values = torch.zeros(2, 3, 77)
+    values[0, 1, 2], values[1, :, 3] = 0.5, 0.2  # red, cat
+    maps = Heatmaps(read_prompt(tokenizer, "a red cat dog"), values)
+    assert maps.segment(["red", "cat", "dog"]).tolist() == [[0, 1, 0], [2, 2, 2]]
+    assert maps.segment(["dog"]).tolist() == [[0, 0, 0]] * 2
+
+
+@pytest.mark.parametrize("words", [[], "cat"])
+def test_a_list_of_words_is_asked_for(scattered, words):
+    with pytest.raises(ValueError, match="pass a list of words"):
+        scattered.segment(words)
+
+
+def test_a_word_that_is_not_in_the_prompt_has_no_segment(scattered):
+    with pytest.raises(KeyError, match="cow"):
+        scattered.segment(["cat", "cow"])
+
+
+def test_maps_need_as_many_columns_as_the_prompt(tokenizer):
+    with pytest.raises(ValueError, match="5 token columns and the prompt 'a cat' has 77"):
+        Heatmaps(read_prompt(tokenizer, "a cat"), torch.zeros(2, 2, 5))
