@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benching.machine import machine_name, processor_name
+from benchmarks.machine import machine_name, processor_name
 
 BATCH = 8
 LAUNCH = "-m accelerate.commands.launch --multi_gpu --num_processes {} --num_machines 1 "

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benching.machine import clock, forget_peak, machine_name, peak_bytes
-from benching.models import BENCHES, Bench, make_bench
-from benching.ways import PEERS, Daam, LayerClock, Way, ways_for
+from benchmarks.machine import clock, forget_peak, machine_name, peak_bytes
+from benchmarks.models import BENCHES, Bench, make_bench
+from benchmarks.ways import PEERS, Daam, LayerClock, Way, ways_for
 from transformers import CLIPTokenizer
 
 import sdattn

@@ -18,7 +18,7 @@ from time import thread_time_ns
 from typing import Any
 
 import torch
-from benching.models import stable_diffusion
+from benchmarks.models import stable_diffusion
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 

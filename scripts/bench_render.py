@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from benching.machine import processor_name
+from benchmarks.machine import processor_name
 from PIL import ImageFilter
 from random_run import random_run
 

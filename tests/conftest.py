@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from chain_runs import captured, chained, make_pipe
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
-from tiny_pipelines import make_pipeline, make_unet
-from tiny_tokenizers import tiny_tokenizer
+from helpers.chain_runs import captured, chained, make_pipe
+from helpers.tiny_pipelines import make_pipeline, make_unet
+from helpers.tiny_tokenizers import tiny_tokenizer
 from transformers import CLIPTokenizer
 
 from sdattn import AttentionStore, cli, load_pipeline
@@ -92,7 +92,7 @@ def kept_steps():
     return pipe, prompts, store, maps
 
 
-@pytest.fixture(name="sdattn")
+@pytest.fixture(name="invoke")
 def command_line(monkeypatch, capsys, tmp_path):
     """Run the command line in an empty folder, without a process: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)

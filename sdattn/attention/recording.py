@@ -5,7 +5,7 @@
     logsumexp(query, key, mask, scale)                         what the second needs
 
 On the CPU and wherever else there is no kernel they are torch's own operations
-(:mod:`sdattn.attention.plain`); on CUDA Triton's kernels (:mod:`sdattn.attention.kernels`), in the
+(:mod:`sdattn.attention.plain`); on CUDA Triton's kernels (:mod:`sdattn.attention.cuda`), in the
 cases where those were found to agree with torch's on this machine. They are registered with torch,
 so that a compiled model stays in one graph, by ``torch.library.Library``: the wrapper around it,
 ``custom_op``, loads torch's compiler at the first call and takes longer for each.
@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import gpu, plain
+from . import plain
+from .cuda import dispatch
 
 
 def record_softmax(
@@ -90,17 +91,17 @@ _CALL = "Tensor query, Tensor key, Tensor? mask, float scale"
 _OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
     f"record_softmax(Tensor(a!) total, {_CALL}, int[]? columns=None) -> ()": (
         torch.no_grad()(plain.add_softmax),
-        torch.no_grad()(gpu.add_softmax),
+        torch.no_grad()(dispatch.add_softmax),
         _nothing,
     ),
     f"record_share(Tensor(a!) total, {_CALL}, Tensor logsumexp, int[]? columns=None) -> ()": (
         torch.no_grad()(plain.add_share),
-        torch.no_grad()(gpu.add_share),
+        torch.no_grad()(dispatch.add_share),
         _nothing,
     ),
     f"logsumexp({_CALL}) -> Tensor": (
         _plain_logsumexp,
-        torch.no_grad()(gpu.logsumexp),
+        torch.no_grad()(dispatch.logsumexp),
         _fake_logsumexp,
     ),
 }

@@ -3,8 +3,7 @@
 What a command needs of torch and diffusers it imports when it runs, so that help, the version and
 completion come at once. `options` are those of several commands, `common_options` those of all,
 `config` their defaults from a file; `output` and `printing` are what is printed, `messages` has
-what the library says in the words of options. `live_page` is the page of `sdattn app`,
-`live_server` and `recent_runs` what it stands on. To add a command, add a module and name it here.
+what the library says in the words of options. To add a command, add a module and name it here.
 """
 
 import re

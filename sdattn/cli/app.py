@@ -26,9 +26,9 @@ def app(
       sdattn app --browser
       sdattn app --model owner/name --port 8000
     """
-    from .live_server import import_gradio
+    from ..app.server import import_gradio
 
     import_gradio()  # it may be missing, and models take long to load
-    from .live_page import serve
+    from ..app.page import serve
 
     serve(load(model, device, dtype), host, port, browser=browser)

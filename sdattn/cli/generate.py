@@ -54,11 +54,8 @@ def generate(
       sdattn generate --config outputs/a-cat-on-a-sofa-0/run.json --seed 1
     """
     from ..files.paths import file_name
-    from ..models.loading import images_a_prompt
-    from ..models.pipeline_call import checked_options
     from ..runs.folder import check_target
-    from ..runs.generation import generate
-    from ..runs.run import run_folders
+    from ..runs.generation import prepare
     from .printing import print_run
 
     given = options.pipeline_options(steps, guidance, negative, width, height, set_)
@@ -67,11 +64,9 @@ def generate(
     if given.get("num_images_per_prompt", 1) == 1:  # known before the model is loaded
         check_target(out, force=force)
     pipe = options.load(model, device, dtype, output)
-    checked = checked_options(pipe, given)
-    for folder in run_folders(out, images_a_prompt(pipe, checked)):
-        check_target(folder, force=force)
     ways: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask, "causal": causal}
-    run = generate(pipe, prompt, seed=seed, capture_options=watch, **ways, **checked)
+    ways |= {"capture_options": watch, "out": out, "force": force}
+    run = prepare(pipe, prompt, seed=seed, **ways, **given).draw()
     print_run(output, run, run.save(out, force=force))
 
 

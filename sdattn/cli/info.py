@@ -23,11 +23,11 @@ def info(
       sdattn info
       sdattn info owner/name --json
     """
-    from ..models.layers import find_denoiser, find_layers
+    from ..models.layers import find_denoiser
     from ..models.loading import latent_size, shortcomings
 
     pipe = load(model, device, dtype, output)
-    found, latent = find_layers(find_denoiser(pipe).model), latent_size(pipe)
+    found, latent = find_denoiser(pipe).layers, latent_size(pipe)
     columns, lacks = _columns(pipe), shortcomings(pipe)
     held = _held(found, latent, columns or 1)
     output.print(f"{type(pipe).__name__} {model}")

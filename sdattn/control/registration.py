@@ -178,7 +178,7 @@ class ControlHandle:
                 f"{type(self.controller).__name__} was registered, and what is compiled may call "
                 "it otherwise. Compile the model first: with a controller it then runs eagerly."
             )
-        sample = args[0] if args else kwargs["sample"]
+        sample = self._denoiser.family.latents(model, args, kwargs)
         self._check_batch(len(sample))
         refuse_broken_step(self.controller)
         if found := self._installed.replaced():

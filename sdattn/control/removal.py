@@ -29,8 +29,6 @@ from ..models.layers import (
     AttentionLayer,
     LayerSelection,
     find_denoiser,
-    find_layers,
-    read_call,
     select_layers,
 )
 
@@ -82,7 +80,7 @@ class Removal:
         layers: LayerSelection = None,
         steps: Span = (0.0, 1.0),
     ):
-        self.pipe, self.model = pipe, find_denoiser(pipe).model
+        self.pipe, self.denoiser = pipe, find_denoiser(pipe)
         self.rows, self.n_text = rows, n_text
         self.layers, self.steps = layers, check_removal(pipe, layers, steps)
         self.grid = (0, 0)
@@ -96,8 +94,8 @@ class Removal:
             self._watch = GuidanceWatch(self.pipe)
             undo.callback(self._watch.close)
             self._installed = undo.enter_context(Installation())
-            self._installed.run_eagerly(self.model)
-            self._installed.watch(self.model, self._before_pass)
+            self._installed.run_eagerly(self.denoiser.model)
+            self._installed.watch(self.denoiser.model, self._before_pass)
             self._undo = undo.pop_all()
         return self
 
@@ -112,7 +110,7 @@ class Removal:
 
     def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model."""
-        call, order = read_call(model, args, kwargs), self._watch.order()
+        call, order = self.denoiser.family.read_call(model, args, kwargs), self._watch.order()
         if not self._passes:
             self._check_start(call, order, cast(Tensor, call.sample))
             self._plan_passes()
@@ -169,7 +167,7 @@ class Removal:
             )
 
     def _install(self, latent_size: tuple[int, int]) -> None:
-        chosen = select_layers(find_layers(self.model), self.layers, ("cross",), latent_size)
+        chosen = select_layers(self.denoiser.layers, self.layers, ("cross",), latent_size)
         self.grid = latent_size
         for layer in chosen:
             self._installed.put(layer, TorchAttnProcessor(self._edit, layer.place))
@@ -186,7 +184,7 @@ class Removal:
 def check_removal(pipe: Any, layers: LayerSelection, steps: Span) -> RunPart:
     """The part of the run; refuses, as :class:`Removal` does, what it cannot work in."""
     guided_order(pipe)
-    _check_layers(pipe, find_layers(find_denoiser(pipe).model), layers)
+    _check_layers(pipe, find_denoiser(pipe).layers, layers)
     return RunPart.of(steps)
 
 

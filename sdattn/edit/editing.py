@@ -21,7 +21,7 @@ from ..files.records import plain
 from ..hooks.keep import Span
 from ..inversion.invert import Inversion, psnr
 from ..models.loading import check_text_to_image, is_guided, latent_size, model_passes
-from ..models.pipeline_call import check_memory, checked_options, checked_seeds, one_at_a_time
+from ..models.pipeline_call import checked_options, checked_seeds, one_at_a_time
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
 from ..runs.editrun import EditRun
@@ -132,8 +132,7 @@ def prepare(
     """All that :func:`edit` refuses, refused before anything runs."""
     check_text_to_image(pipe)
     read = read_prompts(pipe, [source, *([target] if isinstance(target, str) else target)])
-    checked = checked_options(pipe, _own_options(options))
-    check_memory(pipe, checked, len(read))
+    checked = checked_options(pipe, _own_options(options), prompts=len(read))
     mode, blend = _mode(read, asked.mode, asked.weights), alignment.blended_words(read, asked.blend)
     asked = replace(asked, mode=mode, blend=blend, weights=asked.weights or {})
     control = _controller(pipe, read, asked, checked)

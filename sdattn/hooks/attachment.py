@@ -15,7 +15,6 @@ from ..models.layers import (
     Denoiser,
     Place,
     find_denoiser,
-    find_layers,
     is_unet,
 )
 from .callers import Callers
@@ -43,7 +42,7 @@ class Attachment:
         denoiser, layers = unet_layers(target)
         if denoiser.pipeline is not None:
             _check_layout(denoiser.pipeline)
-        self.levels = denoiser.levels
+        self.levels, self._family = denoiser.levels, denoiser.family
         self.callers = Callers(layers)
         pipeline = denoiser.pipeline
         self._pipeline: Any = (lambda: None) if pipeline is None else weakref.ref(pipeline)
@@ -84,7 +83,7 @@ class Attachment:
 
     def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not in_backward():
-            self._sample = (args[0] if args else kwargs["sample"]).shape
+            self._sample = self._family.latents(model, args, kwargs).shape
             self.callers.begin_pass()
 
     def _begin_pass(self) -> None:
@@ -140,7 +139,7 @@ def unet_layers(target: Any) -> tuple[Denoiser, list[AttentionLayer]]:
         TypeError: ``target`` is no such model.
     """
     denoiser = find_denoiser(target)
-    layers = find_layers(denoiser.model)
+    layers = denoiser.layers
     strange = sorted({layer.kind for layer in layers} - {"cross", "self"})
     if strange or not is_unet(denoiser.model):
         raise InvalidTypeError(

@@ -22,7 +22,6 @@ from ..models.layers import (
     AttentionLayer,
     LayerSelection,
     find_denoiser,
-    find_layers,
     joint_spans,
     select_layers,
     unwrapped,
@@ -120,11 +119,11 @@ def capture(
         )
     if text_states is not None:
         kinds = asked_kinds(denoiser.model, text_states, kinds)
-    found = find_layers(denoiser.model)
+    found = denoiser.layers
     chosen = select_layers(found, layers, kinds)
     check_backends(chosen)
     if any(layer.kind == "joint" for layer in chosen):
-        joint_spans(denoiser.model, 1, 1)  # refused now where it is not known
+        joint_spans(denoiser, 1, 1)  # refused now where it is not known
     store = MapStore(chosen, keep, denoiser.levels)
     passes = Passes(denoiser, branch, latent_size)
     with closing(passes), Installation(found) as installed:  # a user may replace any of them

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from ..attention import HALF_TYPES
-from ..attention.choice import Case
-from ..attention.gpu import CHOICE, logsumexp_error
+from ..attention.cuda.choice import Case
+from ..attention.cuda.dispatch import CHOICE, logsumexp_error
 
 FLASH, EFFICIENT, CUDNN = 1, 2, 3  # of SDPBackend, what torch._fused_sdp_choice answers
 EXACT = 16  # of a larger logsumexp float32 holds too few digits for probabilities within 1e-5

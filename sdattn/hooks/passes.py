@@ -14,7 +14,7 @@ from ..errors import CaptureError as CaptureError
 from ..errors import Message, OptionError, SdattnWarning
 from ..models.denoiser_call import DenoiserCall, Size, Timestep
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
-from ..models.layers import Denoiser, is_own, joint_spans, read_call, unwrapped
+from ..models.layers import Denoiser, is_own, joint_spans, unwrapped
 from .attended import Rows, row_index
 from .run_watch import RunWatch
 
@@ -177,7 +177,7 @@ class Passes:
         Raises:
             CaptureError: it begins a second run, or the run has no such branch.
         """
-        call = read_call(model, args, kwargs)
+        call = self.denoiser.family.read_call(model, args, kwargs)
         self._refuse_second_run()
         self._note_text(call)
         order: Order = ("conditional",) if self.guidance is None else self.guidance.order()
@@ -206,7 +206,7 @@ class Passes:
         if call is None or self._size is None:
             return None
         if self._spans is None:
-            self._spans = joint_spans(self.denoiser.model, math.prod(self._size), call.n_text)
+            self._spans = joint_spans(self.denoiser, math.prod(self._size), call.n_text)
         return self._spans
 
     def warn_of_branches(self) -> None:

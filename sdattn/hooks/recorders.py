@@ -27,9 +27,7 @@ from .installer import Installation
 from .keep import Keep
 from .map_store import MapStore
 from .passes import CaptureError, Pass
-from .unknown_processors import is_plain
-
-TRACED = "AttnProcessor2_0"  # the processor that models have by themselves
+from .unknown_processors import TRACED, is_plain
 
 
 def can_record(model: Any, layers: Sequence[AttentionLayer], keep: Keep) -> bool:

@@ -38,6 +38,7 @@ PLAIN = frozenset(
         "XLAFlashAttnProcessor2_0",
     }
 )
+TRACED = "AttnProcessor2_0"  # the one that models have by themselves, which is recorded in a graph
 HOMES = ("diffusers.models.attention_processor", "diffusers.models.transformers.sana_transformer")
 PRODUCTS = (torch.bmm, torch.matmul, Tensor.bmm, Tensor.matmul, Tensor.__matmul__, torch.einsum)
 

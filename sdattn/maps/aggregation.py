@@ -16,7 +16,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from ..errors import InvalidTypeError, Message
 from ..hooks.passes import CaptureError
-from ..models.layers import TEXT_KINDS, AttentionLayer, find_denoiser, find_layers
+from ..models.layers import TEXT_KINDS, AttentionLayer, find_denoiser
 from .layermaps import LayerMap, LayerMaps, resize_maps
 from .presets import Preset, nothing_read
 
@@ -123,14 +123,14 @@ def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], 
     Raises:
         TypeError: the model has no self-attention on its way up.
     """
-    model = find_denoiser(target).model
-    found = [la for la in find_layers(model) if la.kind == "self" and la.place == PLACE]
+    denoiser = find_denoiser(target)
+    found = [la for la in denoiser.layers if la.kind == "self" and la.place == PLACE]
     if not found:
         text = (
             "{refine='self'} spreads the maps along the self-attention of a UNet's way up, and a "
             "{0} has none."
         )
-        raise InvalidTypeError(Message(text, type(model).__name__))
+        raise InvalidTypeError(Message(text, type(denoiser.model).__name__))
 
     def is_read(layer: AttentionLayer, latent_size: tuple[int, int] | None) -> bool:
         if layer.kind in TEXT_KINDS or latent_size is None:

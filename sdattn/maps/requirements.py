@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import InvalidValueError, OptionError
 from ..hooks.keep import Heads, Steps
-from ..models.layers import TEXT_KINDS, find_denoiser, find_layers, select_layers
+from ..models.layers import TEXT_KINDS, find_denoiser, select_layers
 from ..models.loading import images_a_prompt
 from ..prompts.tokenizing import PAD
 from ..prompts.tokens import Prompt
@@ -89,7 +89,7 @@ def capture_settings(
 def _check_layers(pipe: Any, preset: Preset, chosen: Mapping[str, Any]) -> None:
     """Refuse before the run what would have no heatmaps after it."""
     kinds = [kind for kind in chosen.get("kinds", TEXT_KINDS) if kind in TEXT_KINDS]
-    found = find_layers(find_denoiser(pipe).model)
+    found = find_denoiser(pipe).layers
     layers = [(la.place, la.level) for la in select_layers(found, chosen.get("layers"), kinds)]
     if not preset.or_all and not any(preset.reads(*layer) for layer in layers):
         raise InvalidValueError(nothing_read(preset, layers))

@@ -107,6 +107,7 @@ class Family:
             where that is left out. A negative prompt's has ``negative_`` before it.
         text_options: the arguments beside it that decide what the text encoders get, as readers
             ask for them.
+        latents_argument: the argument of the model's call that holds the latents.
 
     Raises:
         ValueError: joint attention without ``joined``, or the reverse.
@@ -125,6 +126,7 @@ class Family:
     guidance: Mapping[str, Guidance] = field(default_factory=dict)
     text_argument: str = "prompt"
     text_options: tuple[str, ...] = ("max_sequence_length",)
+    latents_argument: str = "hidden_states"
 
     def __post_init__(self) -> None:
         joint = any(kind == "joint" for _, kind in self.layers.values())
@@ -188,6 +190,10 @@ class Family:
         """Cells of the latent that the finest query has on a side."""
         return self.patch or int(model.config.patch_size)
 
+    def latents(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The latents in the arguments of a call, as the model gets them."""
+        return arguments(model, args, kwargs)[self.latents_argument]
+
     def read_call(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> DenoiserCall:
@@ -198,9 +204,9 @@ class Family:
         return DenoiserCall(
             timestep=Timestep(given["timestep"], unit),
             size=partial(self.rows_and_cols, model, given),
-            batch=len(given["hidden_states"]),
+            batch=len(given[self.latents_argument]),
             text=given["encoder_hidden_states"],
-            sample=given["hidden_states"],
+            sample=given[self.latents_argument],
             skips_layers=given.get("skip_layers") is not None,
             grid_ids=given[self.grid_argument] if self.grid_argument else None,
         )

@@ -6,7 +6,7 @@ softmax over the tokens of text and picture together (Esser et al. 2024, section
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 from torch.nn import Module
 
 from ..errors import InvalidTypeError, InvalidValueError
-from .denoiser_call import DenoiserCall
 from .denoiser_call import unwrapped as unwrapped
 from .families import claimed, family_of, registered
 from .families.own import is_own as is_own
@@ -34,15 +33,17 @@ LayerSelection = LayerChoice | Sequence[LayerChoice] | LayerPredicate | None
 
 @dataclass(frozen=True)
 class Denoiser:
-    """The model that is called once a step, and the pipeline around it (None for a bare model)."""
+    """The model that is called once a step, the pipeline around it (None for a bare model), and
+    what is known of its family."""
 
     model: Any
     pipeline: Any
+    family: Family
 
     @property
-    def family(self) -> Family:
-        """What is known of the model."""
-        return family_of(self.model)
+    def layers(self) -> list[AttentionLayer]:
+        """Every attention layer, see :func:`find_layers`."""
+        return self.family.find_layers(unwrapped(self.model))
 
     @property
     def levels(self) -> int:
@@ -58,13 +59,11 @@ def find_denoiser(target: Any) -> Denoiser:
     """
     model = held_model(target)
     # A model of one's own may hold parts that are called unet or transformer.
-    if model is None or claimed(target):
-        denoiser = Denoiser(target, None)
-    else:
-        denoiser = Denoiser(model, target)
     asked = type(unwrapped(target)).__name__
-    family_of(denoiser.model, f"Asked to capture a {asked}, which {what_it_holds(target, model)}")
-    return denoiser
+    why = f"Asked to capture a {asked}, which {what_it_holds(target, model)}"
+    if model is None or claimed(target):
+        return Denoiser(target, None, family_of(target, why))
+    return Denoiser(model, target, family_of(model, why))
 
 
 def what_it_holds(target: Any, model: Any) -> str:
@@ -96,7 +95,7 @@ def find_layers(model: Any) -> list[AttentionLayer]:
     return family_of(model).find_layers(unwrapped(model))
 
 
-def joint_spans(model: Any, cells: int, n_text: int) -> tuple[slice, slice]:
+def joint_spans(denoiser: Denoiser, cells: int, n_text: int) -> tuple[slice, slice]:
     """In the joint attention of a transformer, where the picture's ``cells`` and the text's
     ``n_text`` tokens are.
 
@@ -104,9 +103,10 @@ def joint_spans(model: Any, cells: int, n_text: int) -> tuple[slice, slice]:
         TypeError: that is not known of this model: another class that only bears the name of a
             known one, or a subclass with a ``forward`` of its own.
     """
-    joined = family_of(model).order_of(unwrapped(model))
+    model = unwrapped(denoiser.model)
+    joined = denoiser.family.order_of(model)
     if joined is None:
-        kind = type(unwrapped(model))
+        kind = type(model)
         raise InvalidTypeError(
             f"A {kind.__name__} ({kind.__module__}) has a forward that is not its family's own, so "
             "whether its joint attention has the text or the picture first is not known. Supported "
@@ -117,11 +117,6 @@ def joint_spans(model: Any, cells: int, n_text: int) -> tuple[slice, slice]:
     if joined == "text first":
         return slice(n_text, n_text + cells), slice(0, n_text)
     return slice(0, cells), slice(cells, cells + n_text)
-
-
-def read_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> DenoiserCall:
-    """Read the arguments of ``model(*args, **kwargs)``, as its family has them."""
-    return family_of(model).read_call(model, args, kwargs)
 
 
 def select_layers(

@@ -21,7 +21,7 @@ from .families import family_of, registered
 from .families.unet import CHECKPOINTS, TEXT_TO_IMAGE
 from .guidance import guided_order
 from .hub import needs_the_hub
-from .layers import find_denoiser, find_layers, what_it_holds
+from .layers import find_denoiser, what_it_holds
 from .model_index import check_whole, named_errors, read_index, without_weights
 from .quiet import no_torchvision_notices
 from .reading import read_prompts
@@ -235,7 +235,7 @@ def images_a_prompt(pipe: Any, options: Mapping[str, Any]) -> int:
 
 def shortcomings(pipe: Any) -> list[str]:
     """What of sdattn does not apply to a pipeline, a line each."""
-    kinds = Counter[str](layer.kind for layer in find_layers(find_denoiser(pipe).model))
+    kinds = Counter[str](layer.kind for layer in find_denoiser(pipe).layers)
     found = [
         f"{kinds[kind]} {kind} attention layers cannot be captured: {why}."
         for kind, why in UNSEEN.items()

@@ -54,8 +54,9 @@ def turn(pipe: Any) -> Any:
             return threading.RLock()
 
 
-def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A pipeline's options, refused where they cannot be, filled in where that needs knowledge.
+def checked_options(pipe: Any, options: Mapping[str, Any], *, prompts: int = 1) -> dict[str, Any]:
+    """The options of a call with so many prompts, refused where they cannot be, filled in where
+    that needs knowledge.
 
     Raises:
         ValueError: an option that is not free here, a size or a number of steps or of pictures that
@@ -81,7 +82,7 @@ def checked_options(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     _check_guidance(pipe, options)
     # Sizes and counts last: they are filled in from what the pipeline does by default.
     options = {**options, **_checked_size(pipe, options), **_checked_counts(pipe, options)}
-    check_memory(pipe, options)
+    _check_memory(pipe, options, prompts)
     return options
 
 
@@ -124,12 +125,8 @@ def whole(value: Any) -> int | None:
         return None
 
 
-def check_memory(pipe: Any, options: Mapping[str, Any], prompts: int = 1) -> None:
-    """Refuse pictures that alone, without the model's own needs, are more than there is memory.
-
-    Raises:
-        ValueError: so are those that a call with so many prompts makes with these options.
-    """
+def _check_memory(pipe: Any, options: Mapping[str, Any], prompts: int) -> None:
+    """Refuse pictures that alone, without the model's own needs, are more than there is memory."""
     import psutil
 
     images, (height, width) = prompts * images_a_prompt(pipe, options), default_size(pipe)

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import InvalidValueError
 from ..maps.presets import PRESETS, Preset
 from .imagerun import ImageRun
-from .info import Edited, Explained, RunSettings
+from .info import FURTHER, Edited, Explained, RunSettings
 from .option_names import PIPELINE
 
 _ARGUMENTS = {
@@ -104,11 +104,8 @@ def _kept(settings: RunSettings, preset: Preset, more: Collection[str]) -> dict[
     kept = [name for name in ("steps", "heads") if captured and getattr(captured, name) == "all"]
     if preset.each_head:  # which keeps the heads itself
         kept = [name for name in kept if name != "heads"]
-    return {
-        "keep": ",".join(kept) or None,
-        "negative-maps": "negative" in more or None,
-        "causal": "causal" in more or None,
-    }
+    flags = {FURTHER[name].option: True for name in FURTHER if name in more and name != "asked"}
+    return {"keep": ",".join(kept) or None, **flags}  # what was asked about is an option's value
 
 
 def _maps(settings: RunSettings, preset: Preset) -> dict[str, Any]:

@@ -2,16 +2,17 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from ..control.knockouts import KnockoutPlan, draw_without, prepare
+from ..control import knockouts
+from ..control.knockouts import KnockoutPlan
 from ..errors import InvalidValueError, Message, OptionError, SdattnWarning
 from ..maps.presets import Preset, preset_of
 from ..maps.requirements import capture_settings, checked_capture
-from ..models.loading import is_demo, unlearnt
+from ..models.loading import images_a_prompt, is_demo, unlearnt
 from ..models.pipeline_call import (
-    check_memory,
     checked_options,
     checked_seeds,
     one_at_a_time,
@@ -19,8 +20,9 @@ from ..models.pipeline_call import (
 )
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
+from .folder import check_target
 from .imagerun import Further, ImageRun
-from .run import Run
+from .run import Run, run_folders
 from .sampling import read_negative, sample
 
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
@@ -77,11 +79,85 @@ def generate(
 
     With the demo model a ``UserWarning`` names the words of the prompt that it never learnt.
     """
-    options = checked_options(pipe, options)
+    plan = prepare(
+        pipe,
+        prompt,
+        seed=seed,
+        words=words,
+        preset=preset,
+        refine=refine,
+        ask=ask,
+        causal=causal,
+        capture_options=capture_options,
+        **options,
+    )
+    return plan.draw()
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """A run that has been checked and not begun: what :func:`prepare` makes.
+
+    Attributes:
+        prompts: as the model reads them.
+        seeds: one an image.
+        options: of the pipeline's call.
+        settings: of the capture.
+        preset, ask, words: as of :func:`generate`.
+        knockouts: one an image, where causal maps were asked for.
+    """
+
+    pipe: Any
+    prompts: Sequence[Prompt]
+    seeds: Sequence[int]
+    options: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    preset: Preset
+    ask: str | None
+    words: Sequence[str] | None
+    knockouts: Sequence[KnockoutPlan]
+
+    def draw(self) -> Run:
+        """Run the pipeline, and again without each word where causal maps were asked for."""
+        given = self.seeds, self.options, self.settings
+        run = sample(self.pipe, self.prompts, *given, preset=self.preset, ask=self.ask)
+        if self.knockouts:
+            pairs = zip(run, self.knockouts, strict=True)
+            try:
+                run.image_runs = [_with_causes(*pair, self.words) for pair in pairs]
+            except Exception as error:  # the pictures and their maps are there
+                warnings.warn(f"There are no causal maps: {error}", SdattnWarning, stacklevel=4)
+        return run
+
+
+def prepare(
+    pipe: Any,
+    prompt: str | Sequence[str],
+    *,
+    seed: int = 0,
+    words: Sequence[str] | None = None,
+    preset: str | Preset = "default",
+    refine: Literal["self"] | None = None,
+    ask: str | None = None,
+    causal: bool = False,
+    capture_options: Mapping[str, Any] | None = None,
+    out: Path | None = None,
+    force: bool = False,
+    **options: Any,
+) -> GenerationPlan:
+    """All that :func:`generate` refuses, refused before anything runs; see there.
+
+    Args:
+        out, force: of :meth:`sdattn.Run.save`; folders that could not be written are refused too.
+    """
+    number = 1 if isinstance(prompt, str) else len(prompt)
+    options = checked_options(pipe, options, prompts=number)
     read = read_prompts(pipe, prompt, **options)
     if not read:
         raise OptionError("prompt", prompt, "there is none. Pass a text, or a list of some.")
-    check_memory(pipe, options, len(read))
+    seeds = checked_seeds(seed, len(read) * (options.get("num_images_per_prompt") or 1))
+    for folder in run_folders(out, len(read) * images_a_prompt(pipe, options)) if out else ():
+        check_target(folder, force=force)
     chosen = preset_of(preset, refine)
     watch = checked_capture(capture_options or {}, words, read)
     if watch.get("branch") == "both":
@@ -91,18 +167,11 @@ def generate(
             )
         read_negative(pipe, options, len(read))
     settings = capture_settings(pipe, chosen, read, options, watch)
-    seeds = checked_seeds(seed, len(read) * (options.get("num_images_per_prompt") or 1))
     texts = (word.text for prompt in read for word in prompt.words)
     if is_demo(pipe) and (warning := unlearnt(texts)):
-        warnings.warn(warning, SdattnWarning, stacklevel=3)
+        warnings.warn(warning, SdattnWarning, stacklevel=4)
     plans = _causal_plans(pipe, read, seeds, options) if causal else []
-    run = sample(pipe, read, seeds, options, settings, preset=chosen, ask=ask)
-    if causal:
-        try:
-            run.image_runs = [_with_causes(*pair, words) for pair in zip(run, plans, strict=True)]
-        except Exception as error:  # the pictures and their maps are there
-            warnings.warn(f"There are no causal maps: {error}", SdattnWarning, stacklevel=3)
-    return run
+    return GenerationPlan(pipe, read, seeds, options, settings, chosen, ask, words, plans)
 
 
 def _causal_plans(
@@ -113,7 +182,7 @@ def _causal_plans(
     for i, seed in enumerate(seeds):
         own = options_of_image(options, i, images=images, prompts=len(prompts))
         text = prompts[i // (images // len(prompts))].text
-        plans.append(prepare(pipe, text, seed, None, CAUSAL_STEPS, own))
+        plans.append(knockouts.prepare(pipe, text, seed, None, CAUSAL_STEPS, own))
     return plans
 
 
@@ -123,6 +192,6 @@ def _with_causes(image_run: ImageRun, plan: KnockoutPlan, words: Sequence[str] |
     asked = [word for word in words or heatmaps if word in heatmaps]
     if not asked:
         return image_run
-    maps = [knockout.heatmap for knockout in draw_without(plan, asked)]
+    maps = [knockout.heatmap for knockout in knockouts.draw_without(plan, asked)]
     more = {**image_run.more, "causal": Further(heatmaps.prompt.text, maps)}
     return replace(image_run, more=more)

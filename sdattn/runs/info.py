@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import InvalidValueError, Message, MissingFileError
 from ..files.records import Record, RecordError, read_record, shortened
@@ -17,8 +17,29 @@ from ..prompts.tokens import Prompt, Word
 
 FORMAT, EDIT_FORMAT = "sdattn-run-4", "sdattn-edit-1"
 MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"
-FURTHER = ("negative", "asked", "causal")
+
 _DO = "Restore it or generate the run again."
+
+
+class FurtherKind(NamedTuple):
+    """What further maps of a picture are.
+
+    Attributes:
+        title: on the page of a run.
+        option: of ``sdattn generate`` that asks for them.
+        changes: they are changes of the picture, not attention.
+    """
+
+    title: str
+    option: str
+    changes: bool = False
+
+
+FURTHER = {  # by the folder that they are in
+    "negative": FurtherKind("Negative prompt", "negative-maps"),
+    "asked": FurtherKind("Asked about", "ask"),
+    "causal": FurtherKind("What changes without", "causal", changes=True),
+}
 Kept = str | Sequence[int] | tuple[float, ...] | None
 Span = float | list[float]
 

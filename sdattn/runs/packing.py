@@ -46,7 +46,8 @@ from .info import (
 # A file that a run's folder can have, by its path in it
 RUN_FILE = re.compile(
     r"image\.png|report\.html|(maps|steps|heads)\.safetensors|run\.json"
-    rf"|(({'|'.join(FURTHER)})/)?(grid\.png|maps\.safetensors|(heatmaps|masks)/[^/]+\.png)"
+    rf"|(({'|'.join(FURTHER)})/)?"
+    r"(grid\.png|maps\.safetensors|(heatmaps|masks)/[0-9]{2,}-[^/]+\.png)"
 )
 AFFINITY = "self-attention"  # the name among the maps of what refined them
 NEEDED = ("run.json", "image.png", MAPS)
@@ -94,7 +95,8 @@ def pack_run(
     # The same of every further text, in a folder of its own.
     for folder, (text, maps) in run.more.items():
         # a knockout that changed nothing is not to glow
-        scale = (0.0, max(heatmap.range[1] for heatmap in maps)) if folder == "causal" else None
+        is_change = FURTHER[folder].changes
+        scale = (0.0, max(heatmap.range[1] for heatmap in maps)) if is_change else None
         drawn = drawings(run.image, maps, text, parts, scale)
         if "maps" in parts:
             names = named(heatmap.label for heatmap in maps)

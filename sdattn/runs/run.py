@@ -87,7 +87,7 @@ class Run:
         """Write a run's folder, see :func:`sdattn.runs.folder.save_run`; with several images one
         each, ``folder-0``, ``folder-1`` and so on. Returns the folders."""
         folders = run_folders(folder, len(self))
-        for path in folders:  # before any is written
+        for path in folders[1:]:  # before any is written; each is checked again as it is
             check_target(path, force=force)
         return [save_run(path, run, force=force) for path, run in zip(folders, self, strict=True)]
 

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sdattn.attention import gpu, plain
-from sdattn.attention.choice import Case, Choice, KernelWarning
+from sdattn.attention import plain
+from sdattn.attention.cuda import dispatch as gpu
+from sdattn.attention.cuda.choice import Case, Choice, KernelWarning
 
 B, HEADS, N, T = 2, 3, 200, 7
 GENERATOR = torch.Generator().manual_seed(0)

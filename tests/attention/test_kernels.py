@@ -72,7 +72,7 @@ def compiled(name, dtype, width, capability, masked):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from sdattn.attention import kernels, launching
+    from sdattn.attention.cuda import kernels, launching
 
     kernel = getattr(kernels, name)
     constants = {**KERNELS[name], "masked": masked, "widened": False}
@@ -152,8 +152,8 @@ def test_every_kernel_compiles_without_spills(capability):
 
 
 def test_a_tile_of_many_keys_compiles_without_spills():
-    from sdattn.attention import launching
-    from sdattn.attention.gpu import MOST_KEYS
+    from sdattn.attention.cuda import launching
+    from sdattn.attention.cuda.dispatch import MOST_KEYS
 
     block_t = launching.tiling(MOST_KEYS)
     assert block_t == MOST_KEYS

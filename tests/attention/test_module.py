@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor2_0
-from tiny_pipelines import make_unet
+from helpers.tiny_pipelines import make_unet
 from torch import nn
 
 import sdattn

@@ -1,7 +1,7 @@
 """Whose a batch run's folder is."""
 
 import pytest
-from batch_runs import files_of
+from helpers.batch_runs import files_of
 
 from sdattn.batch import open_batch, status, verify
 from sdattn.batch.storage.folder import BatchFolder

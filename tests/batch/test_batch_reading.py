@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from batch_runs import BOTH, FORMATS, as_layers, new_run, pack, three
+from helpers.batch_runs import BOTH, FORMATS, as_layers, new_run, pack, three
 from PIL import Image
 from safetensors.torch import load
 

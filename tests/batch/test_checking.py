@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 import torch
-from batch_runs import FORMATS, files_of, new_run, pack, three
+from helpers.batch_runs import FORMATS, files_of, new_run, pack, three
 from safetensors.torch import load, save
 
 from sdattn.batch import verify

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 import torch
-from batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  # noqa: F401
-from batch_runs import kept_of, rows_of
-from tiny_pipelines import make_pipeline
-from tiny_tokenizers import tiny_tokenizer
+from helpers.batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  # noqa: F401
+from helpers.batch_runs import kept_of, rows_of
+from helpers.tiny_pipelines import make_pipeline
+from helpers.tiny_tokenizers import tiny_tokenizer
 
 from sdattn.batch import open_batch
 

@@ -6,7 +6,7 @@ import json
 
 import pandas
 import pytest
-from batch_runs import draw, new_run, pack, rows_of, without_columns
+from helpers.batch_runs import draw, new_run, pack, rows_of, without_columns
 from PIL import Image
 from safetensors.torch import load
 

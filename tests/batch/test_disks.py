@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from demo_batches import (  # noqa: F401
+from helpers.demo_batches import (  # noqa: F401
     LINUX,
     SETTINGS,
     call_batch,
@@ -16,7 +16,7 @@ from demo_batches import (  # noqa: F401
     whole,
     write_lines,
 )
-from forks import in_own_namespace
+from helpers.forks import in_own_namespace
 
 from sdattn.batch.reading import verify
 from sdattn.batch.storage.folder import BatchFolder

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  # noqa: F401
-from batch_runs import PROMPT, TOKENIZER, as_layers, files_of, kept_of, rows_of
+from helpers.batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  # noqa: F401
+from helpers.batch_runs import PROMPT, TOKENIZER, as_layers, files_of, kept_of, rows_of
+from helpers.tiny_pipelines import make_sdxl_pipeline
+from helpers.tiny_tokenizers import tiny_tokenizer
+from helpers.transformer_rows import flux, sd3
 from PIL import Image
 from safetensors.torch import load_file
-from tiny_pipelines import make_sdxl_pipeline
-from tiny_tokenizers import tiny_tokenizer
-from transformer_rows import flux, sd3
 
 from sdattn import Heatmaps, generate, load_pipeline, read_prompt
 from sdattn.batch import open_batch, verify

@@ -6,8 +6,8 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from browser import list_troubles, page_opener, start_browser, wait_for  # noqa: F401
-from galleries import FAILED, HOSTILE, UNREAD, Data, data_of, ids_of, row, written
+from helpers.browser import list_troubles, page_opener, start_browser, wait_for  # noqa: F401
+from helpers.galleries import FAILED, HOSTILE, UNREAD, Data, data_of, ids_of, row, written
 
 from sdattn.batch import gallery
 

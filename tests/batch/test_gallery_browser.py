@@ -7,10 +7,16 @@ import shlex
 from urllib.parse import unquote
 
 import pytest
-from browser import faults_in_every_look, list_troubles, page_opener, start_browser, wait_for  # noqa: F401
-from galleries import FAILED, HOSTILE, USUAL, ids_of, row, written
+from helpers.browser import (  # noqa: F401
+    faults_in_every_look,
+    list_troubles,
+    page_opener,
+    start_browser,
+    wait_for,
+)
+from helpers.galleries import FAILED, HOSTILE, USUAL, ids_of, row, written
+from helpers.small_runs import small_run
 from PIL import Image
-from small_runs import small_run
 
 from sdattn.batch import gallery
 from sdattn.files.writing import write_files
@@ -429,7 +435,7 @@ def test_a_page_that_misbehaves_is_noticed(tmp_path, open_page, troubles):
     troubles.clear()
 
 
-def test_the_gallery_of_a_run_that_the_command_drew(sdattn, tmp_path, open_page):
+def test_the_gallery_of_a_run_that_the_command_drew(invoke, tmp_path, open_page):
     lines = [{"prompt": "a red square"}, {"prompt": 5}, {"prompt": "a <b> circle", "id": "own"}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     options = (
@@ -442,10 +448,10 @@ def test_the_gallery_of_a_run_that_the_command_drew(sdattn, tmp_path, open_page)
         "--save",
         "image,maps,report",
     )
-    code, _, _ = sdattn("batch", "in.jsonl", "--out", "parts", "--part", "1/2", *options)
+    code, _, _ = invoke("batch", "in.jsonl", "--out", "parts", "--part", "1/2", *options)
     assert code == 1  # for the line
-    sdattn("batch", "in.jsonl", "--out", "others", "--part", "2/2", *options)
-    sdattn("merge", "parts", "others", "--out", "run")
+    invoke("batch", "in.jsonl", "--out", "others", "--part", "2/2", *options)
+    invoke("merge", "parts", "others", "--out", "run")
     assert ids_of(tmp_path / "parts" / "index.html") == ["000001"]
     page = open_page(tmp_path / "run" / "index.html")
     assert shown(page) == ["000001", "own"]

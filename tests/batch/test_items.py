@@ -5,7 +5,7 @@ import pickle
 import re
 
 import pytest
-from item_lines import check_message, line_of, read_one
+from helpers.item_lines import check_message, line_of, read_one
 
 from sdattn.batch.input.items import Item, read_items
 

@@ -4,7 +4,7 @@ import random
 import shutil
 
 import pytest
-from batch_runs import FORMATS, draw, kept_of, manifest, new_run, rows_of, three
+from helpers.batch_runs import FORMATS, draw, kept_of, manifest, new_run, rows_of, three
 
 from sdattn.batch import verify
 from sdattn.batch.storage.folder import BatchFolder

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from demo_batches import (  # noqa: F401
+from helpers.demo_batches import (  # noqa: F401
     LINUX,
     SETTINGS,
     call_batch,
@@ -25,7 +25,7 @@ from demo_batches import (  # noqa: F401
     whole,
     write_lines,
 )
-from forks import Fork, two_ranks
+from helpers.forks import Fork, two_ranks
 
 from sdattn.batch.reading import open_batch, verify
 from sdattn.batch.storage.folder import BatchFolder

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 
 import pytest
-from batch_runs import FORMATS, new_run, pack, three
+from helpers.batch_runs import FORMATS, new_run, pack, three
 
 from sdattn.batch.storage.folder import BatchFolder
 from sdattn.batch.storage.formats import layout_of

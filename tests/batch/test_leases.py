@@ -6,7 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from storages import MEMORY, begun, faulty, memory_bucket, once, quick_waits  # noqa: F401
+from helpers.storages import MEMORY, begun, faulty, memory_bucket, once, quick_waits  # noqa: F401
 
 from sdattn.batch.storage.leases import StorageLease
 

@@ -7,7 +7,7 @@ import random
 import re
 
 import pytest
-from item_lines import check_message, line_of, read_one
+from helpers.item_lines import check_message, line_of, read_one
 
 from sdattn.batch.input import lines
 from sdattn.batch.input.items import BadLine, read_items

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from batch_runs import new_run, three
+from helpers.batch_runs import new_run, three
 
 from sdattn.batch import status
 from sdattn.batch.storage.locks import FolderLock

@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from batch_runs import FORMATS, files_of, kept_of, new_run, pack, rows_of, three
+from helpers.batch_runs import FORMATS, files_of, kept_of, new_run, pack, rows_of, three
 
 from sdattn.batch import merge, open_batch, status, verify
 from sdattn.batch.storage.folder import BatchFolder

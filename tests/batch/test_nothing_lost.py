@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from demo_batches import (  # noqa: F401
+from helpers.demo_batches import (  # noqa: F401
     LINUX,
     SETTINGS,
     call_batch,
@@ -25,7 +25,7 @@ from demo_batches import (  # noqa: F401
     whole,
     write_lines,
 )
-from forks import Fork
+from helpers.forks import Fork
 from safetensors.torch import load_file, save_file
 
 import sdattn

@@ -5,8 +5,8 @@ import time
 from functools import partial
 
 import pytest
-from batch_runs import FORMATS, three
-from storages import MEMORY, begun, faulty, memory_bucket, quick_waits  # noqa: F401
+from helpers.batch_runs import FORMATS, three
+from helpers.storages import MEMORY, begun, faulty, memory_bucket, quick_waits  # noqa: F401
 
 from sdattn.batch import run, status, verify
 from sdattn.batch.engines.progress import Tally

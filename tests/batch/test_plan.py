@@ -7,12 +7,12 @@ from copy import copy
 
 import pytest
 import torch
-from batch_draws import SMALL, draw
 from diffusers import DDIMScheduler, StableDiffusionPAGPipeline
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet, make_vae
-from tiny_tokenizers import tiny_tokenizer
-from transformer_rows import qwen_image
-from unet_rows import animatediff
+from helpers.batch_draws import SMALL, draw
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet, make_vae
+from helpers.tiny_tokenizers import tiny_tokenizer
+from helpers.transformer_rows import qwen_image
+from helpers.unet_rows import animatediff
 
 from sdattn import generate, load_pipeline
 from sdattn.batch import open_batch

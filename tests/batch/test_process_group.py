@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import PartialState
-from forks import fork, two_ranks
+from helpers.forks import fork, two_ranks
 
 from sdattn.batch.engines.process_group import ProcessGroup
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
-from forks import Fork, free_port, launch, two_ranks
+from helpers.forks import Fork, free_port, launch, two_ranks
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -250,9 +250,9 @@ def reference(shared):
 
 
 @pytest.fixture
-def run(sdattn):
+def run(invoke):
     """The command line without a process: (exit code, stdout, stderr)."""
-    return sdattn
+    return invoke
 
 
 def assert_finds_all(run, monkeypatch, source, out, number):

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from batch_draws import SMALL
-from batch_draws import draw as draw_rows
-from batch_runs import kept_of
-from demo_batches import check_complete, colours, contents, rows, write_lines
+from helpers.batch_draws import SMALL
+from helpers.batch_draws import draw as draw_rows
+from helpers.batch_runs import kept_of
+from helpers.demo_batches import check_complete, colours, contents, rows, write_lines
 
 from sdattn.batch import Draw, Outcome, Request, open_batch, run_batch
 from sdattn.batch.engines.ray_engine import RayActor, RayEngine
@@ -353,28 +353,28 @@ def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path, monkeypatch):
     assert Path.cwd() == tmp_path  # where relative paths start, that of the model too
 
 
-def test_an_engine_that_is_not_installed_is_refused_before_anything_is_done(sdattn, monkeypatch):
+def test_an_engine_that_is_not_installed_is_refused_before_anything_is_done(invoke, monkeypatch):
     monkeypatch.setattr("sdattn.batch.input.request.find_spec", lambda name: None)
-    code, out, err = sdattn("batch", "none.txt", "--out", "run", "--engine", "ray")
+    code, out, err = invoke("batch", "none.txt", "--out", "run", "--engine", "ray")
     assert code == 1 and out == ""
     assert "--engine ray needs Ray: pip install 'sdattn[ray]'" in err
     assert len(err.splitlines()) == 1 and not Path("run").exists()
 
 
-def test_the_engine_and_its_workers_are_asked_of_the_run(sdattn, monkeypatch):
+def test_the_engine_and_its_workers_are_asked_of_the_run(invoke, monkeypatch):
     seen = []
     monkeypatch.setattr("sdattn.batch.run.run_batch", seen.append)
     monkeypatch.setattr("sdattn.batch.input.request.find_spec", lambda name: name)
     for workers in ((), ("--workers", "4"), ("--workers", "1:8")):
-        assert sdattn("batch", "in.txt", "--out", "run", "--engine", "ray", *workers)[0] == 0
-    assert sdattn("batch", "in.txt", "--out", "run")[0] == 0
+        assert invoke("batch", "in.txt", "--out", "run", "--engine", "ray", *workers)[0] == 0
+    assert invoke("batch", "in.txt", "--out", "run")[0] == 0
     asked = [(request.engine, request.workers) for request in seen]
     assert asked == [("ray", None), ("ray", (4, 4)), ("ray", (1, 8)), ("local", None)]
 
 
 @pytest.mark.parametrize("text", ["0", "2:1", "x", "1:", ":2", "-1", "1:2:3"])
-def test_workers_that_cannot_be(sdattn, text):
-    code, _, err = sdattn("batch", "in.txt", "--out", "run", "--engine", "ray", f"--workers={text}")
+def test_workers_that_cannot_be(invoke, text):
+    code, _, err = invoke("batch", "in.txt", "--out", "run", "--engine", "ray", f"--workers={text}")
     assert code == 2
     assert "is neither N nor MIN:MAX" in " ".join(err.split())
 

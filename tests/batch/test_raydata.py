@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from batch_draws import SMALL, draw
-from batch_runs import rows_of
+from helpers.batch_draws import SMALL, draw
+from helpers.batch_runs import rows_of
 from safetensors.torch import load
 
 from sdattn.batch import Draw, open_batch

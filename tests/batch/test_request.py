@@ -4,7 +4,7 @@ import os
 import sys
 
 import pytest
-from batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  # noqa: F401
+from helpers.batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  # noqa: F401
 
 from sdattn import cli
 from sdattn.batch import Request, run_batch

@@ -1,7 +1,7 @@
 """What a row of metadata.jsonl says of an item."""
 
 import pytest
-from batch_runs import (
+from helpers.batch_runs import (
     FORMATS,
     PROMPT,
     new_run,

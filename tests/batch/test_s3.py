@@ -4,8 +4,8 @@ import socket
 
 import fsspec
 import pytest
-from batch_runs import FORMATS, kept_of, new_run, three
-from storages import begun, objects_of, quick_waits  # noqa: F401
+from helpers.batch_runs import FORMATS, kept_of, new_run, three
+from helpers.storages import begun, objects_of, quick_waits  # noqa: F401
 
 from sdattn.batch import merge, open_batch, status, verify
 from sdattn.batch.storage import leases

@@ -3,8 +3,8 @@
 import json
 import shutil
 
-from batch_draws import ALL, draw, quick_garbage, watch_models  # noqa: F401
-from batch_runs import rows_of
+from helpers.batch_draws import ALL, draw, quick_garbage, watch_models  # noqa: F401
+from helpers.batch_runs import rows_of
 
 
 def test_auto_finds_what_fits_and_a_run_keeps_to_it(model, watched, tmp_path, capsys):

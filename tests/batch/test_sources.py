@@ -94,28 +94,28 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     refuse(tmp_path / "two", ValueError, r"has the splits train, test\. Write one of them")
 
 
-def test_a_hub_that_cannot_be_reached_is_told_before_a_model_is_loaded(sdattn, tmp_path):
+def test_a_hub_that_cannot_be_reached_is_told_before_a_model_is_loaded(invoke, tmp_path):
     refuse("hf://datasets/owner/name/in.csv", OSError, "hf://datasets/owner/name/in.csv cannot be")
-    code, _, err = sdattn("batch", "hf://datasets/owner/name/in.csv", "--out", "run")
+    code, _, err = invoke("batch", "hf://datasets/owner/name/in.csv", "--out", "run")
     assert code == 1 and len(err.splitlines()) == 1
     assert err.startswith("sdattn: hf://datasets/owner/name/in.csv cannot be reached: ")
     assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize("library", ["pyarrow", "pyarrow.parquet", "datasets"])
-def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch, sdattn, library):
+def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch, invoke, library):
     path = to_parquet(tmp_path / "in.parquet")
     (tmp_path / "set").mkdir()
     monkeypatch.setitem(sys.modules, library, None)  # as if it were not installed
     if library == "datasets":
-        code, _, err = sdattn("batch", "set", "--out", "run")
+        code, _, err = invoke("batch", "set", "--out", "run")
         assert "install datasets: pip install 'sdattn[datasets]'" in err
     else:
-        code, _, err = sdattn("batch", path.name, "--out", "run")
+        code, _, err = invoke("batch", path.name, "--out", "run")
         assert "Parquet needs pyarrow: pip install 'sdattn[parquet]'" in err
         assert code == 1 and len(err.splitlines()) == 1
         (tmp_path / "in.txt").write_text("a cat\n")
-        code, _, err = sdattn("batch", "in.txt", "--out", "run", "--format", "parquet")
+        code, _, err = invoke("batch", "in.txt", "--out", "run", "--format", "parquet")
         assert "Parquet needs pyarrow: pip install 'sdattn[parquet]'" in err
     assert code == 1 and len(err.splitlines()) == 1
     assert not (tmp_path / "run").exists()

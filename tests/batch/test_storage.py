@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
-from batch_runs import FORMATS, draw, kept_of, new_run, pack, three
-from storages import MEMORY, begun, faulty, memory_bucket, objects_of, quick_waits  # noqa: F401
+from helpers.batch_runs import FORMATS, draw, kept_of, new_run, pack, three
+from helpers.storages import MEMORY, begun, faulty, memory_bucket, objects_of, quick_waits  # noqa: F401
 
 from sdattn.batch import Request, merge, open_batch, run_batch, status, verify
 from sdattn.batch.engines.progress import Tally

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_pipelines import make_pipeline
+from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.batch import Request, merge, open_batch, run_batch, status, verify
 from sdattn.batch.input.items import Item
@@ -414,15 +414,15 @@ def test_an_item_that_is_not_whole_is_not_merged(parts, tmp_path):
     assert verify(tmp_path / "all") == (4, [])
 
 
-def test_merge_exits_with_1_where_items_are_missing(parts, sdattn):
-    code, out, err = sdattn("merge", parts / "1", parts / "2", "--out", "all")
+def test_merge_exits_with_1_where_items_are_missing(parts, invoke):
+    code, out, err = invoke("merge", parts / "1", parts / "2", "--out", "all")
     assert code == 1
     assert "all/: 3 of 4 items, from 2 run(s)" in out
     assert "1 item(s) are missing: 000003" in err and "--partial" in err
-    code, out, err = sdattn("merge", parts / "1", parts / "2", "--out", "all", "--partial")
+    code, out, err = invoke("merge", parts / "1", parts / "2", "--out", "all", "--partial")
     assert code == 0
     assert "1 item(s) are missing: 000003" in err
-    code, _, err = sdattn("merge", *(parts / one for one in "123"), "--out", "all")
+    code, _, err = invoke("merge", *(parts / one for one in "123"), "--out", "all")
     assert (code, err) == (0, "")
 
 

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from command_lines import generate
+from helpers.command_lines import generate
 from PIL import Image
 
 PROMPT = "a red cat and a dog"
@@ -19,10 +19,10 @@ PROMPT = "a red cat and a dog"
         (("show", "nowhere"), "nowhere has no run.json"),
     ],
 )
-def test_failures_say_why_in_one_line(sdattn, model, arguments, message):
+def test_failures_say_why_in_one_line(invoke, model, arguments, message):
     open("file", "w").close()
     options = ("--model", model, "--device", "cpu") if arguments[0] == "generate" else ()
-    code, _, err = sdattn(*arguments, *options)
+    code, _, err = invoke(*arguments, *options)
     assert code == 1
     assert message in err.splitlines()[-1]
     assert "Traceback" not in err
@@ -30,8 +30,8 @@ def test_failures_say_why_in_one_line(sdattn, model, arguments, message):
 
 
 @pytest.mark.parametrize("model_argument", ["./nowhere", "nothing"])
-def test_an_unknown_model_is_told(sdattn, model_argument):
-    code, _, err = sdattn("generate", "cat", "--model", model_argument)
+def test_an_unknown_model_is_told(invoke, model_argument):
+    code, _, err = invoke("generate", "cat", "--model", model_argument)
     assert code == 1
     assert "There is no model at" in err
 
@@ -48,34 +48,34 @@ def test_an_unknown_model_is_told(sdattn, model_argument):
         ("nothing",),
     ],
 )
-def test_wrong_usage_is_exit_code_2(sdattn, arguments):
-    code, _, err = sdattn(*arguments)
+def test_wrong_usage_is_exit_code_2(invoke, arguments):
+    code, _, err = invoke(*arguments)
     assert code == 2
     assert "Usage" in err
 
 
-def test_show_draws_again_without_the_model(sdattn, model):
-    generate(sdattn, model, "--out", "run")
+def test_show_draws_again_without_the_model(invoke, model):
+    generate(invoke, model, "--out", "run")
     before = Image.open("run/heatmaps/03-cat.png").tobytes()
     for path in os.listdir("run/heatmaps"):
         os.unlink(f"run/heatmaps/{path}")
-    code, out, _ = sdattn("show", "run")
+    code, out, _ = invoke("show", "run")
     assert code == 0
     assert "cat" in out
     after = Image.open("run/heatmaps/03-cat.png").tobytes()
     assert len(before) == len(after)
     # drawn from float16, so a colour may be the next one
     assert max(abs(a - b) for a, b in zip(before, after, strict=True)) <= 24
-    code, out, _ = sdattn("show", "run", "red cat", "a", "--out", "elsewhere")
+    code, out, _ = invoke("show", "run", "red cat", "a", "--out", "elsewhere")
     assert code == 0
     assert sorted(os.listdir("elsewhere/heatmaps")) == ["01-red-cat.png", "02-a.png", "03-a.png"]
-    code, _, err = sdattn("show", "run", "cow")
+    code, _, err = invoke("show", "run", "cow")
     assert code == 1
     assert "'cow' is not in the prompt. Its words are: a, red, cat, and, dog." in err
 
 
-def test_the_version(sdattn):
+def test_the_version(invoke):
     from sdattn import __version__
 
-    code, out, _ = sdattn("--version")
+    code, out, _ = invoke("--version")
     assert (code, out.strip()) == (0, __version__)

@@ -19,23 +19,23 @@ def asked(monkeypatch):
     return seen
 
 
-def test_what_the_command_line_is_given_is_asked_of_the_run(sdattn, asked):
+def test_what_the_command_line_is_given_is_asked_of_the_run(invoke, asked):
     given = "--refine self --strict --max-errors 3 --force --adopt --part 2/3 --seed 7"
-    assert sdattn("batch", "in", "--out", "run", *given.split(), "--input-format", "csv")[0] == 0
+    assert invoke("batch", "in", "--out", "run", *given.split(), "--input-format", "csv")[0] == 0
     [request] = asked
     assert request.preset.refine == "self"
     assert (request.strict, request.force, request.adopt) == (True, True, True)
     assert (request.max_errors, request.part, request.seed) == (3, (2, 3), 7)
     assert request.input_format == "csv"
-    assert sdattn("batch", "in.txt", "--out", "run")[0] == 0
+    assert invoke("batch", "in.txt", "--out", "run")[0] == 0
     assert asked[1].preset.refine is None and asked[1].max_errors is None
     assert (asked[1].strict, asked[1].force, asked[1].adopt) == (False, False, False)
 
 
-def test_batch_refines(sdattn, tmp_path):
+def test_batch_refines(invoke, tmp_path):
     (tmp_path / "in.txt").write_text("a red circle\n")
     options = ["--steps", "1", "--save", "image,maps", "--device", "cpu", "--refine", "self"]
-    code, _, err = sdattn("batch", "in.txt", "--out", "run", "--batch-size", "1", *options)
+    code, _, err = invoke("batch", "in.txt", "--out", "run", "--batch-size", "1", *options)
     assert code == 0, err
     one = open_batch(tmp_path / "run")["000001"]
     assert one.heatmaps.preset.refine == "self"
@@ -44,17 +44,17 @@ def test_batch_refines(sdattn, tmp_path):
 
 @pytest.mark.parametrize("command", ["batch", "generate"])
 @pytest.mark.parametrize("seed", [-1, 2**63, 2**64])
-def test_a_seed_that_cannot_be_is_refused_alike(sdattn, tmp_path, command, seed):
+def test_a_seed_that_cannot_be_is_refused_alike(invoke, tmp_path, command, seed):
     (tmp_path / "in.txt").write_text("a red circle\n")
     given = ["in.txt", "--out", "run"] if command == "batch" else ["a red circle"]
-    code, _, err = sdattn(command, *given, "--seed", seed)
+    code, _, err = invoke(command, *given, "--seed", seed)
     assert code == 1
     assert f"sdattn: --seed {seed}: pass a whole number from 0 to 2**63 - 1." in err
 
 
 @pytest.mark.parametrize("out", ["s3://bucket/run", "gs://run", "file:///tmp/run", "hf://a/b"])
-def test_an_address_is_no_folder_of_a_single_run(sdattn, tmp_path, out):
-    code, _, err = sdattn("generate", "a red circle", "--out", out)
+def test_an_address_is_no_folder_of_a_single_run(invoke, tmp_path, out):
+    code, _, err = invoke("generate", "a red circle", "--out", out)
     assert code == 1
     assert re.search("is an address, and only batches are written to storage", err)
     assert sorted(tmp_path.iterdir()) == []
@@ -68,68 +68,68 @@ def test_an_address_is_no_folder_of_a_single_run(sdattn, tmp_path, out):
     ],
 )
 def test_an_address_that_cannot_be_reached_is_refused_in_a_line(
-    sdattn, tmp_path, monkeypatch, out, package, reason
+    invoke, tmp_path, monkeypatch, out, package, reason
 ):
     monkeypatch.setitem(sys.modules, package or "none", None)  # as if it were not installed
     monkeypatch.setattr("sdattn.batch.engines.worker.load_pipeline", None)  # nothing is loaded
     (tmp_path / "in.txt").write_text("a red circle\n")
     before = sorted(tmp_path.iterdir())
     for given in (("in.txt", "--out", out), ("--status", out), ("--verify", out)):
-        code, _, err = sdattn("batch", *given)
+        code, _, err = invoke("batch", *given)
         assert code == 1 and len(err.splitlines()) == 1 and reason in err
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_run_in_a_storage_at_the_command_line(sdattn, model):
+def test_a_run_in_a_storage_at_the_command_line(invoke, model):
     fsspec.filesystem("memory").store.clear()
     Path("in.txt").write_text("a cat\nred\n")
     run = "memory://bucket/run"
     options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "1")
-    code, said, _ = sdattn("batch", "in.txt", "--out", run, "--save", "image,maps", *options)
+    code, said, _ = invoke("batch", "in.txt", "--out", run, "--save", "image,maps", *options)
     assert code == 0 and said.startswith("memory://bucket/run/: 2 of 2 items")
-    assert sdattn("batch", "--status", run)[1].startswith("memory://bucket/run/: 2 items are whole")
-    assert sdattn("batch", "--verify", run)[0] == 0
-    assert sdattn("merge", run, "--out", "here")[1].startswith("here/: 2 of 2 items")
-    assert sdattn("show", run, "--item", "000002", "--out", "shown")[0] == 0
+    assert invoke("batch", "--status", run)[1].startswith("memory://bucket/run/: 2 items are whole")
+    assert invoke("batch", "--verify", run)[0] == 0
+    assert invoke("merge", run, "--out", "here")[1].startswith("here/: 2 of 2 items")
+    assert invoke("show", run, "--item", "000002", "--out", "shown")[0] == 0
     assert (Path("shown") / "grid.png").is_file()
-    code, _, err = sdattn("show", f"{run}/items/0000/000001")
+    code, _, err = invoke("show", f"{run}/items/0000/000001")
     assert code == 2 and "A run in a storage is not drawn into" in err
     assert not Path("memory:").exists()
 
 
-def test_a_bad_line_is_a_failure_but_to_a_launcher(sdattn, model, monkeypatch):
+def test_a_bad_line_is_a_failure_but_to_a_launcher(invoke, model, monkeypatch):
     """It would take any code but 0 for a crash."""
     Path("in.jsonl").write_text('{"prompt": "a cat"}\n{}\n')
     options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "1")
     options += ("--save", "image", "--out", "run")
-    assert sdattn("batch", "in.jsonl", *options)[0] == 1
+    assert invoke("batch", "in.jsonl", *options)[0] == 1
     for name in ("TORCHELASTIC_RUN_ID", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
         with monkeypatch.context() as launcher:
             launcher.setenv(name, "none")
-            code, out, _ = sdattn("batch", "in.jsonl", *options)
+            code, out, _ = invoke("batch", "in.jsonl", *options)
         assert code == 0
         assert "1 lines could not be read, see errors.jsonl" in out
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert sdattn("batch", "in.jsonl", *options, "--strict")[0] == 1
+    assert invoke("batch", "in.jsonl", *options, "--strict")[0] == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["folder", "webdataset", "parquet"])
-def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
+def test_a_batch_is_drawn_shown_checked_and_merged(invoke, model, layout):
     Path("prompts.txt").write_text("a red cat\n\na dog\n \n")
     options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "2")
     options += ("--format", layout, "--save", "image,maps")
-    code, out, err = sdattn("batch", "prompts.txt", "--out", "run", *options)
+    code, out, err = invoke("batch", "prompts.txt", "--out", "run", *options)
     assert (code, err) == (0, "")
     assert out.startswith("run/: 2 of 2 items; 2 made in ")
-    assert sdattn("batch", "prompts.txt", "--out", "run", *options)[1].endswith("run/index.html\n")
+    assert invoke("batch", "prompts.txt", "--out", "run", *options)[1].endswith("run/index.html\n")
     assert (
-        sdattn("batch", "--status", "run")[1]
+        invoke("batch", "--status", "run")[1]
         == "run/: 2 items are whole, the input has 2\nnot running\n"
     )
-    assert sdattn("batch", "--verify", "run")[1] == "run/: 2 items read, 0 problems\n"
-    assert sdattn("merge", "run", "--out", "all")[1] == "all/: 2 of 2 items, from 1 run(s)\n"
-    code, out, _ = sdattn("show", "all", "red cat", "--item", "000001", "--out", "drawn")
+    assert invoke("batch", "--verify", "run")[1] == "run/: 2 items read, 0 problems\n"
+    assert invoke("merge", "run", "--out", "all")[1] == "all/: 2 of 2 items, from 1 run(s)\n"
+    code, out, _ = invoke("show", "all", "red cat", "--item", "000001", "--out", "drawn")
     assert code == 0
     assert "red cat" in out
     assert os.listdir("drawn/heatmaps") == ["01-red-cat.png"]
@@ -162,9 +162,9 @@ def test_a_batch_is_drawn_shown_checked_and_merged(sdattn, model, layout):
         (("show", "run", "--item", "1"), 2, "Say where to draw item 1"),
     ],
 )
-def test_batches_that_cannot_be(sdattn, arguments, code, message):
+def test_batches_that_cannot_be(invoke, arguments, code, message):
     Path("prompts.txt").write_text("a red cat\n")
-    found, _, err = sdattn(*arguments)
+    found, _, err = invoke(*arguments)
     assert found == code
     assert message in " ".join(err.replace("│", " ").split())
     assert os.listdir() == ["prompts.txt"]

@@ -10,10 +10,10 @@ from PIL import Image
 from sdattn import load_run
 
 
-def test_edit_writes_both_runs_side_by_side(sdattn, model):
+def test_edit_writes_both_runs_side_by_side(invoke, model):
     options = ("--model", model, "--steps", "2", "--device", "cpu", "--guidance", "3")
     edited = ("--blend", "cat", "--weight", "dog=2", "--cross", "0.5", "--self", "0.5")
-    code, out, err = sdattn("edit", "a red cat", "a red dog", *options, *edited)
+    code, out, err = invoke("edit", "a red cat", "a red dog", *options, *edited)
     assert code == 0, err
     rows = [line.split() for line in out.splitlines()]
     assert ["open", "outputs/a-red-cat-edit-0/edit.html"] in rows
@@ -25,17 +25,17 @@ def test_edit_writes_both_runs_side_by_side(sdattn, model):
     assert info["weights"] == {"dog": 2.0}
     assert info["blend"] == [["cat"], ["dog"]]
     assert info["cross_replace_steps"] == info["self_replace_steps"] == 0.5
-    assert sdattn("show", f"{folder}/target", "dog")[0] == 0
-    code, _, err = sdattn("edit", "a red cat", "a red dog", *options)
+    assert invoke("show", f"{folder}/target", "dog")[0] == 0
+    code, _, err = invoke("edit", "a red cat", "a red dog", *options)
     assert code == 1
     assert "exists already" in err
 
 
 @pytest.mark.slow
-def test_edit_of_a_picture_reports_how_well_it_came_back(sdattn, model):
+def test_edit_of_a_picture_reports_how_well_it_came_back(invoke, model):
     Image.new("RGB", (150, 120), (200, 40, 40)).save("photo.png")
     options = ("--model", model, "--steps", "2", "--device", "cpu", "--guidance", "3")
-    code, out, err = sdattn(
+    code, out, err = invoke(
         "edit", "a red cat", "a red dog", "--image", "photo.png", "--out", "edit", *options
     )
     assert code == 0, err
@@ -61,14 +61,14 @@ def test_edit_of_a_picture_reports_how_well_it_came_back(sdattn, model):
         (("a red dog", "--image", "photo.png", "--width", "64"), 2, "picture decides"),
     ],
 )
-def test_edits_that_cannot_be(sdattn, model, monkeypatch, arguments, code, message):
+def test_edits_that_cannot_be(invoke, model, monkeypatch, arguments, code, message):
     Image.new("RGB", (64, 64)).save("photo.png")
     with open("notes.txt", "w") as file:
         file.write("words")
     options = ("--model", model, "--device", "cpu", "--mode", "replace")
     monkeypatch.setattr("sdattn.edit.invert", lambda *_, **__: pytest.fail("inverted first"))
     for more in ((), ("--image", "photo.png")):  # a long inversion does not come first
-        found, _, err = sdattn("edit", "a red cat", *more, *arguments, *options)
+        found, _, err = invoke("edit", "a red cat", *more, *arguments, *options)
         assert found == code
         assert message in " ".join(err.replace("│", " ").split())
     assert not os.path.exists("outputs") or not os.listdir("outputs")

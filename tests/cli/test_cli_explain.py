@@ -16,14 +16,14 @@ from sdattn.runs.explaining import explain
 
 
 @pytest.fixture
-def explained(sdattn, tmp_path):
+def explained(invoke, tmp_path):
     """Run ``sdattn explain`` in a folder with pictures: (exit code, stdout, stderr)."""
     scene = random_scene(np.random.default_rng(0))
     Image.fromarray(scene.draw()).save("My photo.png")
     (tmp_path / "half.png").write_bytes((tmp_path / "My photo.png").read_bytes()[:200])
     (tmp_path / "notes.png").write_text("words")
 
-    return partial(sdattn, "explain")
+    return partial(invoke, "explain")
 
 
 def test_the_command_writes_a_run(explained, demo):

@@ -7,19 +7,19 @@ import sys
 import time
 
 import pytest
-from command_lines import generate
 from diffusers import UNetMotionModel
-from tiny_pipelines import make_pipeline
-from transformer_rows import flux
-from unet_rows import animatediff
+from helpers.command_lines import generate
+from helpers.tiny_pipelines import make_pipeline
+from helpers.transformer_rows import flux
+from helpers.unet_rows import animatediff
 
 from sdattn import load_run
 
 PROMPT = "a red cat and a dog"
 
 
-def test_generate_writes_the_run_and_tells_the_words(sdattn, model):
-    code, out, err = generate(sdattn, model, "--seed", "4", "--width", "192")
+def test_generate_writes_the_run_and_tells_the_words(invoke, model):
+    code, out, err = generate(invoke, model, "--seed", "4", "--width", "192")
     assert code == 0
     assert "StableDiffusionPipeline" in err
     assert "cpu in float32" in err
@@ -39,45 +39,45 @@ def test_generate_writes_the_run_and_tells_the_words(sdattn, model):
     assert 0 < low < high < 1
 
 
-def test_the_same_command_again_needs_force(sdattn, model):
-    assert generate(sdattn, model, "--out", "run")[0] == 0
-    code, _, err = generate(sdattn, model, "--out", "run")
+def test_the_same_command_again_needs_force(invoke, model):
+    assert generate(invoke, model, "--out", "run")[0] == 0
+    code, _, err = generate(invoke, model, "--out", "run")
     assert code == 1
     assert err.count("\n") == 1
     assert "run exists already" in err
-    assert generate(sdattn, model, "--out", "run", "--force")[0] == 0
+    assert generate(invoke, model, "--out", "run", "--force")[0] == 0
 
 
-def test_a_transformer_draws_with_options_of_its_own(sdattn, tmp_path):
+def test_a_transformer_draws_with_options_of_its_own(invoke, tmp_path):
     flux().save_pretrained(tmp_path / "flux")
     arguments = ("generate", "a red cat", "--model", str(tmp_path / "flux"), "--steps", "1")
     arguments += ("--width", "192", "--height", "128", "--out", "run")
-    code, _, err = sdattn(*arguments, "--negative", "dog")
+    code, _, err = invoke(*arguments, "--negative", "dog")
     assert code == 1
     assert "uses a negative prompt only with true_cfg_scale above 1" in err
     settings = ("--set", "true_cfg_scale=2.5", "--set", "max_sequence_length=16")
-    assert sdattn(*arguments, "--negative", "dog", *settings)[0] == 0
+    assert invoke(*arguments, "--negative", "dog", *settings)[0] == 0
     run = load_run("run")
     assert run.info["options"]["true_cfg_scale"] == 2.5
     assert run.heatmaps["cat"].values.shape == (8, 12)
     assert len(run.heatmaps.columns) == 16
-    assert sdattn(*arguments, "--set", "steps")[0] == 2
+    assert invoke(*arguments, "--set", "steps")[0] == 2
 
 
-def test_frames_that_would_have_no_place_are_not_drawn(sdattn, tmp_path, monkeypatch):
+def test_frames_that_would_have_no_place_are_not_drawn(invoke, tmp_path, monkeypatch):
     animatediff().save_pretrained(tmp_path / "video")
     (tmp_path / "run-1").mkdir()
     monkeypatch.setattr(UNetMotionModel, "forward", lambda *_, **__: pytest.fail("the model ran"))
     settings = ("--set", "num_frames=2", "--out", "run")
-    code, _, err = sdattn("generate", "a cat", "--model", str(tmp_path / "video"), *settings)
+    code, _, err = invoke("generate", "a cat", "--model", str(tmp_path / "video"), *settings)
     assert code == 1
     assert "run-1 exists" in err.splitlines()[-1]
 
 
 @pytest.mark.filterwarnings("default")
-def test_warnings_of_cut_words_reach_the_user(sdattn, tmp_path):
+def test_warnings_of_cut_words_reach_the_user(invoke, tmp_path):
     make_pipeline(max_length=5).save_pretrained(tmp_path / "short")
-    code, _, err = generate(sdattn, str(tmp_path / "short"))
+    code, _, err = generate(invoke, str(tmp_path / "short"))
     assert code == 0
     assert "never saw: and, a, dog" in err
 

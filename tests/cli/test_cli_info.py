@@ -1,10 +1,10 @@
 """`sdattn info` of a model."""
 
-from transformer_rows import sana
+from helpers.transformer_rows import sana
 
 
-def test_info_lists_layers_and_bytes(sdattn, model):
-    code, out, _ = sdattn("info", model)
+def test_info_lists_layers_and_bytes(invoke, model):
+    code, out, _ = invoke("info", model)
     assert code == 0
     assert out.count(".attn2 ") == 16
     assert max(map(len, out.splitlines())) <= 80
@@ -12,9 +12,9 @@ def test_info_lists_layers_and_bytes(sdattn, model):
     assert f"{(5 * 256 + 5 * 64 + 5 * 16 + 4) * 77 * 4 / 1e6:.1f} MB" in out
 
 
-def test_info_of_a_transformer_tells_what_does_not_apply(sdattn, tmp_path):
+def test_info_of_a_transformer_tells_what_does_not_apply(invoke, tmp_path):
     sana().save_pretrained(tmp_path / "sana")
-    code, out, _ = sdattn("info", str(tmp_path / "sana"))
+    code, out, _ = invoke("info", str(tmp_path / "sana"))
     said = " ".join(out.split())
     assert code == 0
     assert "heads block transformer_blocks.0.attn1 linear" in said

@@ -44,26 +44,26 @@ def assert_is(path, kind):
     ("kind", "suffix"),
     [("words", "pdf"), ("words", "png"), ("steps", "svg"), ("layers", "PDF"), ("heads", "svg")],
 )
-def test_a_figure_is_written(sdattn, folders, kind, suffix):
+def test_a_figure_is_written(invoke, folders, kind, suffix):
     name = f"new/x.{suffix}"
-    code, out, err = sdattn("show", folders / "kept", "circle", "--figure", kind, "-o", name)
+    code, out, err = invoke("show", folders / "kept", "circle", "--figure", kind, "-o", name)
     assert (code, out, err) == (0, f"{name}\n", "")
     assert_is(name, suffix.lower())
     assert os.listdir("new") == [f"x.{suffix}"]
 
 
-def test_the_words_of_a_figure(sdattn, folders):
+def test_the_words_of_a_figure(invoke, folders):
     arguments = "red circle", "square", "--figure", "words", "--out", "x.svg"
-    assert sdattn("show", folders / "kept", *arguments)[0] == 0
+    assert invoke("show", folders / "kept", *arguments)[0] == 0
     titles = re.findall(r"<text[^>]*>([a-z ]+)</text>", Path("x.svg").read_text())
     assert titles[:3] == ["image", "red circle", "square"]
     assert not {"blue", "left"} & set(titles)
 
 
 @pytest.mark.parametrize("kind", ["gif", "webp"])
-def test_an_animation_is_written(sdattn, folders, kind):
+def test_an_animation_is_written(invoke, folders, kind):
     name = f"x.{kind}"
-    code, out, err = sdattn("show", folders / "kept", "circle", "--animate", "-o", name)
+    code, out, err = invoke("show", folders / "kept", "circle", "--animate", "-o", name)
     assert (code, out, err) == (0, f"{name}\n", "")
     assert_is(name, kind)
     with Image.open(name) as film:
@@ -91,8 +91,8 @@ FILMS = "Name a file that ends in .gif or .webp"
         (("--animate", "-o", "x.png"), FILMS),
     ],
 )
-def test_wrong_usage_is_exit_code_2(sdattn, folders, arguments, message):
-    code, out, err = sdattn("show", folders / "kept", *arguments)
+def test_wrong_usage_is_exit_code_2(invoke, folders, arguments, message):
+    code, out, err = invoke("show", folders / "kept", *arguments)
     assert (code, out) == (2, "")
     assert message in said(err)
     assert os.listdir() == []
@@ -110,25 +110,25 @@ def test_wrong_usage_is_exit_code_2(sdattn, folders, arguments, message):
         ("kept", ("--item", "1", "--figure", "words", "-o", "x.pdf"), "has no batch.json"),
     ],
 )
-def test_failures_say_why_in_one_line(sdattn, folders, run, arguments, message):
-    code, out, err = sdattn("show", folders / run, *arguments)
+def test_failures_say_why_in_one_line(invoke, folders, run, arguments, message):
+    code, out, err = invoke("show", folders / run, *arguments)
     assert (code, out) == (1, "")
     assert err.startswith("sdattn: ") and err.count("\n") == 1
     assert message in err
     assert os.listdir() == []
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing(sdattn, folders):
+def test_a_file_that_cannot_be_written_leaves_nothing(invoke, folders):
     os.mkdir("x.png")
-    code, _, err = sdattn("show", folders / "kept", "--figure", "words", "-o", "x.png")
+    code, _, err = invoke("show", folders / "kept", "--figure", "words", "-o", "x.png")
     assert code == 1
     assert err.startswith("sdattn: ") and err.count("\n") == 1
     assert os.listdir() == ["x.png"] and os.listdir("x.png") == []
 
 
-def test_the_page_holds_the_phrase_that_was_asked_for(sdattn, folders):
+def test_the_page_holds_the_phrase_that_was_asked_for(invoke, folders):
     for asked in ((), ("red circle", "blue")):
-        assert sdattn("show", folders / "kept", *asked, "--out", "drawn", "--force")[0] == 0
+        assert invoke("show", folders / "kept", *asked, "--out", "drawn", "--force")[0] == 0
         page = Path("drawn/report.html").read_text()
         found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
         data = json.loads(found[1])
@@ -139,19 +139,19 @@ def test_the_page_holds_the_phrase_that_was_asked_for(sdattn, folders):
 
 
 @pytest.mark.slow
-def test_a_figure_of_an_item_of_a_batch(sdattn):
+def test_a_figure_of_an_item_of_a_batch(invoke):
     Path("prompts.txt").write_text(f"a star\n{PROMPT}\n")
     options = ("--model", "demo", "--steps", "1", "--device", "cpu", "--save", "image,maps")
-    assert sdattn("batch", "prompts.txt", "--out", "run", *options)[0] == 0
+    assert invoke("batch", "prompts.txt", "--out", "run", *options)[0] == 0
     before = sorted(str(path) for path in Path("run").rglob("*"))
     arguments = "--item", "000002", "--figure", "words", "-o", "x.svg"
-    assert sdattn("show", "run", *arguments)[0] == 0
+    assert invoke("show", "run", *arguments)[0] == 0
     assert ">square<" in Path("x.svg").read_text()
     assert sorted(str(path) for path in Path("run").rglob("*")) == before
     for folder, message in (("run", "Name one of its items"), ("run/items/0000/000002", "--out")):
-        code, _, err = sdattn("show", folder)
+        code, _, err = invoke("show", folder)
         assert code == 2 and message in said(err)
     assert sorted(str(path) for path in Path("run").rglob("*")) == before
-    code, _, err = sdattn("show", "run", "--item", "7", "--animate", "-o", "x.gif")
+    code, _, err = invoke("show", "run", "--item", "7", "--animate", "-o", "x.gif")
     assert code == 1 and "7" in err
     assert not os.path.exists("x.gif")

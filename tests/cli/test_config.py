@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_lines import generate
+from helpers.command_lines import generate
 from PIL import Image, ImageChops
 
 from sdattn import load_run
@@ -24,13 +24,13 @@ def asked(monkeypatch):
     return seen
 
 
-def test_a_toml_file_has_the_defaults_and_what_is_typed_wins(sdattn, asked):
+def test_a_toml_file_has_the_defaults_and_what_is_typed_wins(invoke, asked):
     Path("batch.toml").write_text(
         'prompts = "in.txt"\nout = "run"\nseed = 7\nsteps = 3\nguidance = 2.5\nnegative = "a, b"\n'
         'max_errors = 2\ninput-format = "csv"\nstrict = true\nforce = false\npreset = "daam"\n'
         '[set]\ntrue_cfg_scale = 4\nscheduler = "4"\n'
     )
-    assert sdattn("batch", "--config", "batch.toml", "--seed", "8", "--max-errors", "3")[0] == 0
+    assert invoke("batch", "--config", "batch.toml", "--seed", "8", "--max-errors", "3")[0] == 0
     [request] = asked
     assert (request.source, request.out, request.seed) == ("in.txt", Path("run"), 8)
     assert (request.max_errors, request.input_format) == (3, "csv")
@@ -59,75 +59,75 @@ def test_a_toml_file_has_the_defaults_and_what_is_typed_wins(sdattn, asked):
         ("config = 'x.toml'", "has no 'config'"),
     ],
 )
-def test_entries_that_cannot_be_are_named(sdattn, asked, text, message):
+def test_entries_that_cannot_be_are_named(invoke, asked, text, message):
     Path("batch.toml").write_text(f"prompts = 'in.txt'\nout = 'run'\n{text}\n")
-    code, out, err = sdattn("batch", "--config", "batch.toml")
+    code, out, err = invoke("batch", "--config", "batch.toml")
     assert (code, out, asked) == (2, "", [])
     assert message in said(err)
 
 
-def test_a_run_is_drawn_again_from_its_run_json(sdattn, model):
+def test_a_run_is_drawn_again_from_its_run_json(invoke, model):
     more = ("--seed", "4", "--negative", "a dog", "--guidance", "3", "--width", "64", "--height")
     ways = ("64", "--refine", "self", "--keep", "steps", "--negative-maps", "--set", "eta=0.5")
-    assert generate(sdattn, model, *more, *ways, "--out", "first")[0] == 0
+    assert generate(invoke, model, *more, *ways, "--out", "first")[0] == 0
     command = ("generate", "--config", "first/run.json", "--device", "cpu")
-    assert sdattn(*command, "--out", "again")[0] == 0
+    assert invoke(*command, "--out", "again")[0] == 0
     first, again = load_run("first"), load_run("again")
     assert first.settings.to_json() | {"files": 0} == again.settings.to_json() | {"files": 0}
     assert ImageChops.difference(first.image, again.image).getbbox() is None
-    assert sdattn(*command, "--seed", "5", "--out", "other")[0] == 0  # a folder will do as well
+    assert invoke(*command, "--seed", "5", "--out", "other")[0] == 0  # a folder will do as well
     assert load_run("other").settings.seed == 5
 
 
-def test_an_edit_is_read_from_its_run_json(sdattn, model):
+def test_an_edit_is_read_from_its_run_json(invoke, model):
     edited = ("--blend", "cat", "--weight", "dog=2", "--cross", "0.5", "--seed", "3")
     options = ("--steps", "2", "--guidance", "3", "--device", "cpu", "--out", "edit")
-    assert sdattn("edit", "a red cat", "a red dog", "--model", model, *edited, *options)[0] == 0
+    assert invoke("edit", "a red cat", "a red dog", "--model", model, *edited, *options)[0] == 0
     found = config._entries(Path("edit"), "edit")
     assert found["source"] == "a red cat" and found["targets"] == ["a red dog"]
     assert (found["mode"], found["cross"], found["self"]) == ("replace", 0.5, 0.4)
     assert (found["blend"], found["weight"]) == (["cat", "dog"], {"dog": 2.0})
     assert (found["steps"], found["guidance"], found["seed"]) == (2, 3.0, 3)
     assert "set" not in found
-    assert sdattn("edit", "--config", "edit", "--device", "cpu", "--out", "again")[0] == 0
+    assert invoke("edit", "--config", "edit", "--device", "cpu", "--out", "again")[0] == 0
     first, again = (json.loads(Path(name, "run.json").read_text()) for name in ("edit", "again"))
     changed = {name for name in first if first[name] != again.get(name)}
     assert changed <= {"blend"}  # its words were found, so that all of them are given
     with Image.open("edit/edit.png") as one, Image.open("again/edit.png") as other:
         assert one.tobytes() == other.tobytes()
-    code, _, err = sdattn("generate", "--config", "edit/target/run.json")
+    code, _, err = invoke("generate", "--config", "edit/target/run.json")
     assert code == 2 and "is of a run of `sdattn edit`" in said(err)
 
 
-def test_a_picture_is_looked_at_again_with_the_run_json_of_its_run(sdattn):
+def test_a_picture_is_looked_at_again_with_the_run_json_of_its_run(invoke):
     Image.new("RGB", (64, 64), (200, 30, 30)).save("photo.png")
     way = ("--timesteps", "50,100", "--seed", "2", "--ask", "wheel", "--device", "cpu")
-    assert sdattn("explain", "photo.png", "a red circle", *way, "--out", "first")[0] == 0
+    assert invoke("explain", "photo.png", "a red circle", *way, "--out", "first")[0] == 0
     command = ("explain", "photo.png", "--config", "first", "--device", "cpu", "--out", "again")
-    code, _, err = sdattn(*command)
+    code, _, err = invoke(*command)
     assert code == 0, err
     first, again = load_run("first").settings, load_run("again").settings
     for name in ("prompt", "seed", "asked", "explained", "preset", "options", "timesteps"):
         assert getattr(first, name) == getattr(again, name)
     typed = ("explain", "--config", "first", "--device", "cpu", "--out", "third")
     Path("photo.png").rename("first.png")
-    code, _, err = sdattn(*typed)
+    code, _, err = invoke(*typed)
     assert code == 2 and "missing argument 'image'" in said(err).lower()
     Path("first.png").rename("first/photo.png")  # beside its run.json
-    assert sdattn(*typed)[0] == 0
+    assert invoke(*typed)[0] == 0
     assert load_run("third").settings.explained == first.explained
-    code, _, err = sdattn("generate", "--config", "first")
+    code, _, err = invoke("generate", "--config", "first")
     assert code == 2 and "is of a run of `sdattn explain`" in " ".join(
         err.replace("│", " ").split()
     )
 
 
 @pytest.mark.parametrize("name", ["prompt", "targets", "mode", "self_replace_steps"])
-def test_an_edits_file_that_lacks_an_entry_is_refused_by_its_name(sdattn, name):
+def test_an_edits_file_that_lacks_an_entry_is_refused_by_its_name(invoke, name):
     whole = {"format": "sdattn-edit-1", "prompt": "a cat", "targets": ["a dog"], "mode": "replace"}
     whole |= {"cross_replace_steps": 0.5, "self_replace_steps": 0.4, "seed": 1, "runs": []}
     whole |= {"blend": None, "weights": {}}
     document = {key: value for key, value in whole.items() if key != name}
     Path("run.json").write_text(json.dumps(document))
-    code, _, err = sdattn("edit", "--config", "run.json")
+    code, _, err = invoke("edit", "--config", "run.json")
     assert code == 1 and f"run.json: {name!r} is missing. Restore it" in said(err)

@@ -39,16 +39,16 @@ def test_every_command_has_examples_whose_options_it_has(command):
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
-def test_a_short_h_is_help_everywhere(sdattn, command):
-    assert sdattn(*command, "-h") == sdattn(*command, "--help")
+def test_a_short_h_is_help_everywhere(invoke, command):
+    assert invoke(*command, "-h") == invoke(*command, "--help")
 
 
-def test_examples_are_a_line_each_and_brackets_no_markup(sdattn):
-    _, out, _ = sdattn("app", "-h")
+def test_examples_are_a_line_each_and_brackets_no_markup(invoke):
+    _, out, _ = invoke("app", "-h")
     lines = [line.strip() for line in out.splitlines()]
     assert {"sdattn app --browser", "sdattn app --model owner/name --port 8000"} <= set(lines)
     assert "gradio: pip install 'sdattn[app]'" in lines
-    assert "[app]" in sdattn("-h")[1]
+    assert "[app]" in invoke("-h")[1]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_defaults_of_an_inversion_are_told():
         ("batch", "in.txt", "--out", "run", "--format", "zip"),
     ],
 )
-def test_a_wrong_choice_names_the_others(sdattn, arguments):
-    code, _, err = sdattn(*arguments)
+def test_a_wrong_choice_names_the_others(invoke, arguments):
+    code, _, err = invoke(*arguments)
     assert code == 2
     assert "daam" in err or "heads" in err or "reweight" in err or "webdataset" in err

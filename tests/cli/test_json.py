@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_lines import generate
+from helpers.command_lines import generate
 from PIL import Image
 
 from sdattn import load_run
@@ -29,8 +29,8 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_generate_answers_with_its_run(sdattn, model):
-    code, out, err = generate(sdattn, model, "--json", "--ask", "wheel", "--out", "run")
+def test_generate_answers_with_its_run(invoke, model):
+    code, out, err = generate(invoke, model, "--json", "--ask", "wheel", "--out", "run")
     assert code == 0
     assert "StableDiffusionPipeline" in err
     [found] = only(out)["runs"]
@@ -44,41 +44,41 @@ def test_generate_answers_with_its_run(sdattn, model):
     assert [word["word"] for word in found["words"]["asked"]] == ["wheel"]
 
 
-def test_a_failure_is_an_object_too(sdattn, model):
-    code, out, err = generate(sdattn, model, "--json", "--seed", "-1")
+def test_a_failure_is_an_object_too(invoke, model):
+    code, out, err = generate(invoke, model, "--json", "--seed", "-1")
     assert code == 1
     assert only(out)["error"].startswith("--seed -1: pass a whole number")
     assert only(out)["error"] in err
-    code, out, err = generate(sdattn, model, "--json", "--steps", "none")
+    code, out, err = generate(invoke, model, "--json", "--steps", "none")
     assert (code, out) == (2, "") and "Usage" in err
 
 
-def test_quiet_prints_nothing_but_what_is_wrong(sdattn, model):
-    assert generate(sdattn, model, "--quiet", "--out", "run") == (0, "", "")
-    code, out, err = generate(sdattn, model, "-q", "--out", "run")
+def test_quiet_prints_nothing_but_what_is_wrong(invoke, model):
+    assert generate(invoke, model, "--quiet", "--out", "run") == (0, "", "")
+    code, out, err = generate(invoke, model, "-q", "--out", "run")
     assert (code, out) == (1, "") and "exists already" in err
-    assert only(generate(sdattn, model, "-q", "--json", "--out", "two")[1])["runs"]
+    assert only(generate(invoke, model, "-q", "--json", "--out", "two")[1])["runs"]
 
 
-def test_explain_answers_with_its_run(sdattn):
+def test_explain_answers_with_its_run(invoke):
     Image.new("RGB", (64, 64), (200, 30, 30)).save("photo.png")
     options = ("--timesteps", "100", "--device", "cpu", "--json")
-    code, out, err = sdattn("explain", "photo.png", "a red circle", *options)
+    code, out, err = invoke("explain", "photo.png", "a red circle", *options)
     [found] = only(out)["runs"]
     assert (code, found["open"]) == (0, "outputs/photo-explained-0/report.html")
     assert found["info"]["explained"]["timesteps"] == [100]
     assert "looking: " in err
 
 
-def test_diff_answers_with_its_numbers(sdattn, run):
-    code, out, _ = sdattn("diff", run, run, "--json", "--out", "diff")
+def test_diff_answers_with_its_numbers(invoke, run):
+    code, out, _ = invoke("diff", run, run, "--json", "--out", "diff")
     found = only(out)
     assert (code, found["folder"], found["open"]) == (0, "diff", "diff/diff.html")
     assert found["info"] == json.loads(Path("diff/run.json").read_text())
 
 
-def test_info_answers_with_the_layers(sdattn, model):
-    code, out, _ = sdattn("info", model, "--json")
+def test_info_answers_with_the_layers(invoke, model):
+    code, out, _ = invoke("info", model, "--json")
     found = only(out)
     assert code == 0
     assert (found["pipeline"], found["device"], found["dtype"]) == (
@@ -120,23 +120,23 @@ def demo_batch(tmp_path_factory):
     return place / "RUN"
 
 
-def test_batch_answers_how_far_it_is(sdattn, batch):
-    code, out, _ = sdattn("batch", "--status", "RUN", "--json")
+def test_batch_answers_how_far_it_is(invoke, batch):
+    code, out, _ = invoke("batch", "--status", "RUN", "--json")
     status = {"items": 2, "whole": 2, "failed": 0, "bad_lines": 0, "running": None}
     assert (code, only(out)) == (0, {"folder": "RUN", **status})
-    code, out, _ = sdattn("batch", "--verify", "RUN", "--json")
+    code, out, _ = invoke("batch", "--verify", "RUN", "--json")
     assert (code, only(out)) == (0, {"folder": "RUN", "items": 2, "problems": []})
 
 
-def test_verify_lists_the_problems_and_fails_as_before(sdattn, batch):
+def test_verify_lists_the_problems_and_fails_as_before(invoke, batch):
     broken = next(batch.rglob("image.png"))
     broken.write_bytes(broken.read_bytes()[:-9])
-    code, out, err = sdattn("batch", "--verify", "RUN", "--json")
+    code, out, err = invoke("batch", "--verify", "RUN", "--json")
     found = only(out)
     assert code == 1 and found["problems"]
     assert all(problem in err for problem in found["problems"])
     assert any("image.png" in problem for problem in found["problems"])
-    assert sdattn("batch", "--verify", "RUN", "--quiet")[:2] == (1, "")
+    assert invoke("batch", "--verify", "RUN", "--quiet")[:2] == (1, "")
 
 
 def test_what_libraries_print_goes_to_stderr(capsys):

@@ -59,10 +59,10 @@ def test_a_reason_is_one_line_with_its_type_where_nobody_worded_it():
     assert reason(ZeroDivisionError("by zero")) == "ZeroDivisionError: by zero"
 
 
-def test_a_bug_keeps_its_traceback_and_says_where_to_report_it(sdattn, model, monkeypatch):
+def test_a_bug_keeps_its_traceback_and_says_where_to_report_it(invoke, model, monkeypatch):
     """With a fault put into `generate`, which ended as `sdattn: x` once."""
     monkeypatch.setattr("sdattn.runs.generation.checked_seeds", lambda *_: {}["x"])
-    code, out, err = sdattn("generate", "a cat", "--model", model, "--device", "cpu")
+    code, out, err = invoke("generate", "a cat", "--model", model, "--device", "cpu")
     assert (code, out) == (1, "")
     assert "Traceback (most recent call last)" in err and "runs/generation.py" in err
     assert "KeyError: 'x'" in err
@@ -86,17 +86,17 @@ def test_a_bug_keeps_its_traceback_and_says_where_to_report_it(sdattn, model, mo
         (("edit", "a cat", "a dog", "--image", "p.png", "--guidance", "0.5"), "or --no-null-text."),
     ],
 )
-def test_no_command_speaks_python(sdattn, model, arguments, message):
+def test_no_command_speaks_python(invoke, model, arguments, message):
     Image.new("RGB", (64, 64)).save("p.png")
-    code, _, err = sdattn(*arguments, "--model", model, "--device", "cpu")
+    code, _, err = invoke(*arguments, "--model", model, "--device", "cpu")
     assert code == 1
     assert message in err.splitlines()[-1]
 
 
-def test_a_device_that_is_not_here_is_refused_before_the_load(sdattn, monkeypatch):
+def test_a_device_that_is_not_here_is_refused_before_the_load(invoke, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("sdattn.models.loading.find_model", lambda _: pytest.fail("it was loaded"))
-    code, out, err = sdattn("generate", "a cat", "--device", "cuda")
+    code, out, err = invoke("generate", "a cat", "--device", "cuda")
     assert (code, out) == (1, "")
     assert err.startswith("sdattn: --device cuda: ")
     assert "This machine has: cpu. Pass one of these" in err

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny_tokenizers import tiny_tokenizer
+from helpers.tiny_tokenizers import tiny_tokenizer
 
 from sdattn.control.alignment import (
     blended_words,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_tokenizers import tiny_tokenizer
+from helpers.tiny_tokenizers import tiny_tokenizer
 
 from sdattn.edit import (
     AttentionRefine,

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from denoiser_outputs import outputs_recorded
 from diffusers import (
     PixArtAlphaPipeline,
     StableDiffusionInpaintPipeline,
 )
+from helpers.denoiser_outputs import outputs_recorded
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
+from helpers.transformer_rows import pixart, sd3
 from PIL import Image
 from scene_checker import find_objects
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline
-from transformer_rows import pixart, sd3
 
 import sdattn
 from sdattn import CaptureError, TorchAttnProcessor

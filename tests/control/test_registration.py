@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 
 from sdattn import (
     AttentionStore,

@@ -5,13 +5,13 @@ from functools import partial
 
 import pytest
 import torch
-from denoiser_outputs import outputs_recorded
 from diffusers import (
     StableDiffusionImg2ImgPipeline,
 )
-from matrix import ROWS
-from rows import Way
-from tiny_pipelines import make_pipeline
+from helpers.denoiser_outputs import outputs_recorded
+from helpers.matrix import ROWS
+from helpers.rows import Way
+from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import TorchAttnProcessor
 from sdattn.control import knockouts as causes

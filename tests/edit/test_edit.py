@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import HeunDiscreteScheduler, StableDiffusionImg2ImgPipeline
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet, tiny_text_encoder
+from helpers.tiny_tokenizers import tiny_tokenizer
 from PIL import Image
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet, tiny_text_encoder
-from tiny_tokenizers import tiny_tokenizer
 
 import sdattn
 from sdattn import AttentionStore, capture

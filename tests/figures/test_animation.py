@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from overlays import overlaid
+from helpers.overlays import overlaid
 from PIL import Image, ImageSequence
 
 from sdattn import generate, load_pipeline

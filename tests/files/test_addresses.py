@@ -5,7 +5,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from storages import memory_run  # noqa: F401
+from helpers.storages import memory_run  # noqa: F401
 
 from sdattn.files import addresses
 from sdattn.files.addresses import Address, path_of

@@ -2,7 +2,7 @@
 
 import fsspec
 import pytest
-from storages import memory_run  # noqa: F401
+from helpers.storages import memory_run  # noqa: F401
 
 from sdattn.files.addresses import Address
 from sdattn.files.copies import Copies

@@ -8,9 +8,9 @@ import sys
 import unicodedata
 
 import pytest
+from helpers.tiny_pipelines import make_pipeline
 from rich.table import Table
 from rich.text import Text
-from tiny_pipelines import make_pipeline
 
 from sdattn import generate
 from sdattn.cli.console import Console
@@ -53,7 +53,7 @@ def test_what_is_obeyed_is_written_out_and_all_else_stays():
 
 
 @pytest.mark.parametrize("way", ["show", "no such word", "diff", "no such phrase"])
-def test_what_a_foreign_run_says_is_not_obeyed(sdattn, run, tmp_path, way):
+def test_what_a_foreign_run_says_is_not_obeyed(invoke, run, tmp_path, way):
     shutil.copytree(run, tmp_path / "other")
     arguments = {
         "show": ("show", run, "-o", "drawn"),
@@ -61,7 +61,7 @@ def test_what_a_foreign_run_says_is_not_obeyed(sdattn, run, tmp_path, way):
         "diff": ("diff", run, tmp_path / "other"),
         "no such phrase": ("diff", run, run, "dog"),
     }[way]
-    code, out, err = sdattn(*arguments)
+    code, out, err = invoke(*arguments)
     assert code == way.startswith("no"), err
     assert obeyed(out + err) == []
     assert r"\x1b" in out + err

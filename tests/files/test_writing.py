@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from forks import fork
-from small_runs import saved, small_run
-from trees import tree
+from helpers.forks import fork
+from helpers.small_runs import saved, small_run
+from helpers.trees import tree
 
 from sdattn.runs.folder import check_target, new_folder, save_run
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from tiny_tokenizers import tiny_tokenizer
 
+from helpers.tiny_tokenizers import tiny_tokenizer
 from sdattn import Heatmaps, read_prompt
 from sdattn.batch import Request, run_batch
 from sdattn.batch.storage.folder import BatchFolder

@@ -1,6 +1,6 @@
 """Pages in a real browser, for the modules that test them.
 
-from browser import list_troubles, page_opener, start_browser  # noqa: F401  (the fixtures)
+from helpers.browser import list_troubles, page_opener, start_browser  # noqa: F401  (the fixtures)
 
 def test_a_page(open_page):
     page = open_page(path)                                    # a page of playwright's

@@ -1,9 +1,9 @@
 """The chain as people type it, and a capture of the same run, on a small sharp pipeline."""
 
 import torch
-from tiny_pipelines import make_pipeline
 
 import sdattn
+from helpers.tiny_pipelines import make_pipeline
 from sdattn import AttentionStore, TorchAttnProcessor
 from sdattn.models.layers import find_layers
 

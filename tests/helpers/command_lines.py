@@ -3,5 +3,5 @@
 PROMPT = "a red cat and a dog"
 
 
-def generate(sdattn, model, *more, prompt=PROMPT):
-    return sdattn("generate", prompt, "--model", model, "--steps", "2", "--device", "cpu", *more)
+def generate(invoke, model, *more, prompt=PROMPT):
+    return invoke("generate", prompt, "--model", model, "--steps", "2", "--device", "cpu", *more)

@@ -41,9 +41,9 @@ def start(*arguments, launch=COMMAND, cwd):
 
 
 @pytest.fixture(name="batch")
-def call_batch(sdattn):
+def call_batch(invoke):
     """The same without a process: (exit code, stdout, stderr)."""
-    return partial(sdattn, "batch")
+    return partial(invoke, "batch")
 
 
 def stamps(root):

@@ -3,9 +3,8 @@
 import json
 from html.parser import HTMLParser
 
-from batch_runs import manifest
-from browser import list_troubles, page_opener, start_browser, wait_for  # noqa: F401
-
+from helpers.batch_runs import manifest
+from helpers.browser import list_troubles, page_opener, start_browser, wait_for  # noqa: F401
 from sdattn.batch.gallery import write_gallery
 from sdattn.batch.storage.folder import BatchFolder
 

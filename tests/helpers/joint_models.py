@@ -1,8 +1,8 @@
 """Tiny transformers of the families with joint attention, and what they are called with."""
 
 import torch
-from transformer_rows import flux, klein, qwen_image, sd3
 
+from helpers.transformer_rows import flux, klein, qwen_image, sd3
 from sdattn import capture
 
 MODELS = {"SD3": sd3, "FLUX.1": flux, "FLUX.2": klein, "Qwen-Image": qwen_image}

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from sdattn.attention import launching as kernels
+from sdattn.attention.cuda import launching as kernels
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

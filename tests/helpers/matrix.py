@@ -1,6 +1,6 @@
 """The support matrix: every pipeline that capture() is for, at a tiny size, and ways to run it.
 
-One table for the tests (test_matrix.py) and for docs/models.md (scripts/support_matrix.py). A row
+One table for the tests (test_matrix.py) and for docs/models.md (tests/support_matrix.py). A row
 states for itself which rows of a guided batch belong to the prompt, read off the pipeline's own
 code.
 """
@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProcessor
-from rows import Way
-from transformer_rows import TRANSFORMERS
-from unet_rows import UNETS
 
+from helpers.rows import Way
+from helpers.transformer_rows import TRANSFORMERS
+from helpers.unet_rows import UNETS
 from sdattn import TorchAttnProcessor
 
 ROWS = (*UNETS, *TRANSFORMERS)

@@ -10,14 +10,15 @@ from diffusers import (
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
-from tiny_encoders import (
+from transformers import CLIPTextModelWithProjection
+
+from helpers.tiny_encoders import (
     tiny_qwen3,
     tiny_qwen_vl,
     tiny_t5_encoder,
 )
-from tiny_pipelines import tiny_text_encoder
-from tiny_tokenizers import tiny_qwen, tiny_t5, tiny_tokenizer
-from transformers import CLIPTextModelWithProjection
+from helpers.tiny_pipelines import tiny_text_encoder
+from helpers.tiny_tokenizers import tiny_qwen, tiny_t5, tiny_tokenizer
 
 
 def tells_ids(encoder):

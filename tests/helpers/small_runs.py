@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from tiny_tokenizers import tiny_tokenizer
 
+from helpers.tiny_tokenizers import tiny_tokenizer
 from sdattn import Heatmaps, read_prompt
 from sdattn.files.records import read_record
 from sdattn.files.writing import write_files

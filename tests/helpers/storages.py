@@ -4,8 +4,8 @@ from contextlib import contextmanager
 
 import fsspec
 import pytest
-from batch_runs import manifest
 
+from helpers.batch_runs import manifest
 from sdattn.batch.storage import leases, storage_journals
 from sdattn.batch.storage.folder import BatchFolder
 from sdattn.files import addresses

@@ -8,8 +8,9 @@ from diffusers import (
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
 )
-from tiny_tokenizers import tiny_tokenizer
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+from helpers.tiny_tokenizers import tiny_tokenizer
 
 
 def tiny_text_encoder(kind=CLIPTextModel, width: int = 32, max_length: int = 77):

@@ -28,8 +28,10 @@ from diffusers import (
     StableDiffusion3Img2ImgPipeline,
     StableDiffusion3Pipeline,
 )
-from rows import Options, Row, Way, pictures, sized
-from tiny_encoders import (
+from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+from helpers.rows import Options, Row, Way, pictures, sized
+from helpers.tiny_encoders import (
     TextProcessor,
     tiny_gemma_encoder,
     tiny_mistral3,
@@ -37,9 +39,8 @@ from tiny_encoders import (
     tiny_qwen_vl,
     tiny_t5_encoder,
 )
-from tiny_pipelines import make_scheduler, tiny_text_encoder
-from tiny_tokenizers import tiny_gemma, tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
-from transformers import CLIPTextModel, CLIPTextModelWithProjection
+from helpers.tiny_pipelines import make_scheduler, tiny_text_encoder
+from helpers.tiny_tokenizers import tiny_gemma, tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
 
 VAE = {
     "block_out_channels": (4, 8, 8, 8),

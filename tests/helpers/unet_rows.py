@@ -21,8 +21,10 @@ from diffusers import (
     StableDiffusionXLImg2ImgPipeline,
     T2IAdapter,
 )
-from rows import Options, Row, Way, first_third, from_picture, middle_third, pictures, sized
-from tiny_pipelines import (
+from transformers import CLIPTextModelWithProjection
+
+from helpers.rows import Options, Row, Way, first_third, from_picture, middle_third, pictures, sized
+from helpers.tiny_pipelines import (
     make_pipeline,
     make_scheduler,
     make_sdxl_pipeline,
@@ -31,8 +33,7 @@ from tiny_pipelines import (
     make_vae,
     tiny_text_encoder,
 )
-from tiny_tokenizers import tiny_tokenizer
-from transformers import CLIPTextModelWithProjection
+from helpers.tiny_tokenizers import tiny_tokenizer
 
 
 def sd2():

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from chain_runs import CROSS, chained, make_pipe, run
-from rows import Way
-from tiny_pipelines import make_pipeline, make_unet
-from unet_rows import UNETS
+from helpers.chain_runs import CROSS, chained, make_pipe, run
+from helpers.rows import Way
+from helpers.tiny_pipelines import make_pipeline, make_unet
+from helpers.unet_rows import UNETS
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, TorchAttnProcessor
@@ -135,7 +135,7 @@ def test_outside_of_a_pipelines_call_half_of_a_batch_is_not_dropped_unasked(targ
 
 
 def test_only_models_whose_places_are_known_can_be_attached():
-    from transformer_rows import TRANSFORMERS
+    from helpers.transformer_rows import TRANSFORMERS
 
     with pytest.raises(TypeError, match="no UNet of Stable Diffusion"):
         AttentionStore(pipeline=TRANSFORMERS[0].make())

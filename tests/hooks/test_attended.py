@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from capture_runs import run
-from tiny_pipelines import make_pipeline
+from helpers.capture_runs import run
+from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import capture
 from sdattn.attention import merge_heads

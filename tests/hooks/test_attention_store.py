@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_pipelines import make_pipeline, make_sd15_unet
+from helpers.tiny_pipelines import make_pipeline, make_sd15_unet
 
 import sdattn
 from sdattn import AttentionStore, capture

@@ -6,8 +6,8 @@ import pytest
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from diffusers.models.attention_processor import AttnProcessor2_0
-from joint_models import MODELS, inputs
-from transformer_rows import flux
+from helpers.joint_models import MODELS, inputs
+from helpers.transformer_rows import flux
 
 from sdattn import capture
 from sdattn.hooks.observers import ObservingProcessor

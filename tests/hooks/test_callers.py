@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from chain_runs import CROSS, chained, make_pipe, run
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
-from rows import Way
-from tiny_pipelines import make_unet
+from helpers.chain_runs import CROSS, chained, make_pipe, run
+from helpers.rows import Way
+from helpers.tiny_pipelines import make_unet
+from helpers.unet_rows import UNETS, ip_adapter_weights
 from torch.utils.checkpoint import checkpoint
-from unet_rows import UNETS, ip_adapter_weights
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, TorchAttnProcessor

@@ -12,7 +12,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from capture_runs import PROMPT, assert_untouched, oracle, record_inputs, run
 from diffusers import (
     StableDiffusionInstructPix2PixPipeline,
     StableDiffusionPAGPipeline,
@@ -24,7 +23,8 @@ from diffusers.models.attention_processor import (
     IPAdapterAttnProcessor2_0,
     SlicedAttnProcessor,
 )
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
+from helpers.capture_runs import PROMPT, assert_untouched, oracle, record_inputs, run
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 
 import sdattn.hooks.attended
 from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture, generate

@@ -10,9 +10,9 @@ import weakref
 
 import pytest
 import torch
-from chain_runs import CROSS, DOWN, UP, captured, chained, make_pipe, run, same_maps
 from diffusers.models.attention_processor import AttnProcessor2_0
-from tiny_pipelines import make_sd15_unet, make_unet
+from helpers.chain_runs import CROSS, DOWN, UP, captured, chained, make_pipe, run, same_maps
+from helpers.tiny_pipelines import make_sd15_unet, make_unet
 
 import sdattn
 from sdattn import AttentionStore, TorchAttnProcessor

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 import torch
-from capture_runs import run
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
-from tiny_pipelines import make_pipeline, make_small_unet, make_unet
+from helpers.capture_runs import run
+from helpers.tiny_pipelines import make_pipeline, make_small_unet, make_unet
 from torch._dynamo.utils import counters
 
 from sdattn import CaptureError, CaptureWarning, capture

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 import torch
-from capture_runs import PROMPT, run
 from diffusers import StableDiffusionPipeline
-from matrix import ROWS, WAYS
-from rows import NEGATIVE, PROMPTS, Way
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline
-from transformer_rows import flux, sd3
+from helpers.capture_runs import PROMPT, run
+from helpers.matrix import ROWS, WAYS
+from helpers.rows import NEGATIVE, PROMPTS, Way
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
+from helpers.transformer_rows import flux, sd3
 
 from sdattn import AttentionStore, TorchAttnProcessor, capture, heatmaps
 

@@ -5,11 +5,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from matrix import PROCESSORS, ROWS
-from matrix_oracle import expected_maps, recorded
-from rows import Way
-from transformer_rows import flux
-from unet_rows import sd2
+from helpers.matrix import PROCESSORS, ROWS
+from helpers.matrix_oracle import expected_maps, recorded
+from helpers.rows import Way
+from helpers.transformer_rows import flux
+from helpers.unet_rows import sd2
 
 import sdattn
 from sdattn.models.layers import find_denoiser, find_layers

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_pipelines import make_unet
+from helpers.tiny_pipelines import make_unet
 
 from sdattn import capture
 from sdattn.hooks import running_sums as held_module

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor
-from tiny_pipelines import make_pipeline
+from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import AttentionStore, CaptureError, CaptureWarning, capture
 from sdattn.edit import register_attention_control

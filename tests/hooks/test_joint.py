@@ -6,11 +6,11 @@ That its values are those of the whole softmax in float64 is tested in test_matr
 import pytest
 import torch
 from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
-from joint_models import COLS, MODELS, N_TEXT, ROWS, first_map, inputs
+from helpers.joint_models import COLS, MODELS, N_TEXT, ROWS, first_map, inputs
+from helpers.transformer_rows import flux
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformer_rows import flux
 
 from sdattn import capture
 

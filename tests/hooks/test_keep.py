@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from capture_runs import assert_untouched, run
-from rounding import rounding
-from tiny_pipelines import make_pipeline
+from helpers.capture_runs import assert_untouched, run
+from helpers.rounding import rounding
+from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import CaptureError, capture
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from sdattn.attention.choice import Choice
+from sdattn.attention.cuda.choice import Choice
 from sdattn.hooks import kernel_logsumexp
 from sdattn.hooks.kernel_logsumexp import (
     CUDNN,

@@ -6,8 +6,8 @@ import weakref
 
 import pytest
 import torch
-from capture_runs import run
-from tiny_pipelines import make_pipeline
+from helpers.capture_runs import run
+from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import capture
 from sdattn.hooks.keep import Keep

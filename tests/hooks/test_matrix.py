@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from matrix import CASES, PROCESSORS, is_quick
-from matrix_oracle import expected_maps, recorded
+from helpers.matrix import CASES, PROCESSORS, is_quick
+from helpers.matrix_oracle import expected_maps, recorded
 
 from sdattn import capture
 from sdattn.hooks.run_watch import running_call

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor, FusedAttnProcessor2_0
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
-from transformer_rows import sd3
-from unet_rows import lora
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
+from helpers.transformer_rows import sd3
+from helpers.unet_rows import lora
 
 import sdattn
 from sdattn import TorchAttnProcessor, capture, generate, heatmaps, load_run

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from capture_runs import PROMPT, assert_untouched, oracle, record_inputs, run
 from diffusers import (
     HeunDiscreteScheduler,
     StableDiffusionImg2ImgPipeline,
 )
-from tiny_pipelines import make_pipeline, make_scheduler
+from helpers.capture_runs import PROMPT, assert_untouched, oracle, record_inputs, run
+from helpers.tiny_pipelines import make_pipeline, make_scheduler
 
 from sdattn import CaptureError, capture
 from sdattn.hooks.keep import Keep

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from capture_runs import oracle, record_inputs
 from diffusers.models.attention_processor import AttnProcessor2_0, FusedAttnProcessor2_0
-from explicit_processors import Returns
+from helpers.capture_runs import oracle, record_inputs
+from helpers.explicit_processors import Returns
 from torch import nn
 
 from sdattn import capture

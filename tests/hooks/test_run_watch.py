@@ -4,9 +4,9 @@ import functools
 
 import pytest
 import torch
-from chain_runs import make_pipe, run
 from diffusers import DDIMScheduler, HeunDiscreteScheduler, StableDiffusionPipeline
-from tiny_pipelines import make_pipeline, make_scheduler
+from helpers.chain_runs import make_pipe, run
+from helpers.tiny_pipelines import make_pipeline, make_scheduler
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, TorchAttnProcessor

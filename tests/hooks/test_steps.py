@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from tiny_pipelines import make_pipeline
-from tiny_tokenizers import tiny_tokenizer
+from helpers.tiny_pipelines import make_pipeline
+from helpers.tiny_tokenizers import tiny_tokenizer
 
 import sdattn
 from sdattn.control.removal import Removal

@@ -10,12 +10,12 @@ from contextlib import nullcontext
 import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
-from explicit_processors import Returns
-from joint_models import inputs
+from helpers.explicit_processors import Returns
+from helpers.joint_models import inputs
+from helpers.tiny_pipelines import make_pipeline
+from helpers.transformer_rows import flux
+from helpers.unet_rows import ip_adapter
 from PIL import Image
-from tiny_pipelines import make_pipeline
-from transformer_rows import flux
-from unet_rows import ip_adapter
 
 import sdattn
 from sdattn import TorchAttnProcessor, capture

@@ -8,9 +8,9 @@ more.
 import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
-from explicit_processors import Explicit, Returns, sharpened
-from matrix import ROWS
-from tiny_pipelines import make_unet
+from helpers.explicit_processors import Explicit, Returns, sharpened
+from helpers.matrix import ROWS
+from helpers.tiny_pipelines import make_unet
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 

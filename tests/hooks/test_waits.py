@@ -6,14 +6,14 @@ On torch's meta device a read raises. On the CPU the operations are counted that
 import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionPipeline, UNet2DConditionModel
-from joint_models import inputs
-from matrix import ROWS
+from helpers.joint_models import inputs
+from helpers.matrix import ROWS
+from helpers.reads import Reads, copies_after_the_first, reads_by_call
+from helpers.rows import Way
+from helpers.tiny_pipelines import make_pipeline, make_scheduler, make_small_unet
+from helpers.tiny_tokenizers import tiny_tokenizer
+from helpers.transformer_rows import flux, klein, sd3
 from PIL import Image
-from reads import Reads, copies_after_the_first, reads_by_call
-from rows import Way
-from tiny_pipelines import make_pipeline, make_scheduler, make_small_unet
-from tiny_tokenizers import tiny_tokenizer
-from transformer_rows import flux, klein, sd3
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, capture
@@ -27,7 +27,7 @@ from sdattn.edit import (
     register_attention_control,
 )
 from sdattn.models.denoiser_call import Timestep
-from sdattn.models.layers import find_denoiser, read_call
+from sdattn.models.layers import find_denoiser
 from sdattn.prompts.tokens import read_prompt
 
 NAMED = {row.name: row for row in ROWS}
@@ -427,7 +427,7 @@ def test_reference_pictures_join_the_ids_anew_in_every_step():
 def test_the_size_of_a_call_is_read_when_it_is_asked_for():
     model = flux().transformer
     with Reads() as reads:
-        call = read_call(model, (), inputs("FLUX.1", model))
+        call = find_denoiser(model).family.read_call(model, (), inputs("FLUX.1", model))
         assert not reads.number
         assert call.latent_size == (3, 5)
         assert reads.number

@@ -16,12 +16,12 @@ from diffusers.models.transformers.transformer_flux import (
     FluxAttnProcessor,
     FluxIPAdapterAttnProcessor,
 )
-from matrix import ROWS, WAYS
-from matrix_oracle import expected_maps, recorded
-from rounding import rounding
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline
-from transformer_rows import flux, klein, qwen_image
-from unet_rows import ip_adapter, learned_token, with_image_prompts
+from helpers.matrix import ROWS, WAYS
+from helpers.matrix_oracle import expected_maps, recorded
+from helpers.rounding import rounding
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
+from helpers.transformer_rows import flux, klein, qwen_image
+from helpers.unet_rows import ip_adapter, learned_token, with_image_prompts
 
 import sdattn
 from sdattn import CaptureError, CaptureWarning, capture

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler
-from inversion_runs import strong_text
-from small_pictures import picture
-from tiny_pipelines import make_pipeline
+from helpers.inversion_runs import strong_text
+from helpers.small_pictures import picture
+from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.inversion.invert import invert
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
-from inversion_runs import descend, strong_text, without_null_text
+from helpers.inversion_runs import descend, strong_text, without_null_text
+from helpers.small_pictures import picture
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 from PIL import Image
-from small_pictures import picture
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 
 import sdattn
 from sdattn.inversion.invert import invert, psnr

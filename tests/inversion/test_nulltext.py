@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from inversion_runs import descend, strong_text, without_null_text
-from small_pictures import picture
-from tiny_pipelines import make_pipeline
+from helpers.inversion_runs import descend, strong_text, without_null_text
+from helpers.small_pictures import picture
+from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.inversion.invert import invert
 

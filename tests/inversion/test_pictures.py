@@ -1,9 +1,9 @@
 """Pictures of one's own, made what a pipeline can take."""
 
 import pytest
-from inversion_runs import descend, strong_text
-from small_pictures import picture
-from tiny_pipelines import make_pipeline
+from helpers.inversion_runs import descend, strong_text
+from helpers.small_pictures import picture
+from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.inversion.invert import invert
 

@@ -11,9 +11,9 @@ from functools import cache
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
+from helpers.transformer_rows import sd3
 from torch.nn.functional import interpolate
-from transformer_rows import sd3
 
 from sdattn import capture, generate, heatmaps
 from sdattn.hooks.keep import Keep

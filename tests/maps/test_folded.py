@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from chain_runs import CROSS, captured, make_pipe, same_maps
+from helpers.chain_runs import CROSS, captured, make_pipe, same_maps
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, TorchAttnProcessor, aggregate_attention

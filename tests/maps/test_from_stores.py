@@ -6,8 +6,8 @@ The formulas of the other presets are in test_aggregation.py.
 import numpy as np
 import pytest
 import torch
-from bilinear import stretch
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline
+from helpers.bilinear import stretch
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
 from sdattn import CaptureError, Heatmap, Heatmaps, capture, heatmaps, read_prompt
 from sdattn.maps.masks import smooth

@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from bilinear import stretch
+from helpers.bilinear import stretch
+from helpers.overlays import overlaid
+from helpers.tiny_pipelines import make_pipeline
+from helpers.tiny_tokenizers import tiny_tokenizer
 from matplotlib import pyplot
-from overlays import overlaid
 from PIL import Image
-from tiny_pipelines import make_pipeline
-from tiny_tokenizers import tiny_tokenizer
 
 import sdattn
 from sdattn import Heatmap, Heatmaps, read_prompt

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tiny_tokenizers import tiny_tokenizer
+from helpers.tiny_tokenizers import tiny_tokenizer
 
 from sdattn import PRESETS, Heatmaps, read_prompt
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tiny_pipelines import make_pipeline
-from transformer_rows import sd3
+from helpers.tiny_pipelines import make_pipeline
+from helpers.transformer_rows import sd3
 
 from sdattn import CaptureError, capture, generate, heatmaps
 from sdattn.maps.layermaps import LayerMap, LayerMaps, layer_maps, resize_maps

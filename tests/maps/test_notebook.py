@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
+from helpers.small_runs import small_run
+from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
-from small_runs import small_run
-from tiny_pipelines import make_pipeline
 
 from sdattn import Heatmap, Knockout, generate
 from sdattn.runs.diff.comparison import Comparison

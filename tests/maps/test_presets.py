@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_pipelines import make_pipeline
+from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import generate
 from sdattn.maps.presets import PRESETS, Preset, preset_of

@@ -1,7 +1,7 @@
 """What a run has to capture for its preset."""
 
 import pytest
-from tiny_pipelines import make_pipeline
+from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import generate
 

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from reading_pipelines import (
+from helpers.reading_pipelines import (
     assert_same_columns,
     made_by,
     make_klein,
     make_pixart,
 )
-from tiny_pipelines import make_sdxl_pipeline
-from tiny_tokenizers import tiny_qwen
+from helpers.tiny_pipelines import make_sdxl_pipeline
+from helpers.tiny_tokenizers import tiny_qwen
 
 from sdattn.models.reading import read_prompts
 

@@ -20,8 +20,8 @@ from diffusers import (
     SanaSprintPipeline,
     StableDiffusionXLImg2ImgPipeline,
 )
-from joint_models import first_map, inputs
-from reading_pipelines import (
+from helpers.joint_models import first_map, inputs
+from helpers.reading_pipelines import (
     assert_same_columns,
     made_by,
     make_flux,
@@ -31,14 +31,20 @@ from reading_pipelines import (
     make_sd3,
     tells_ids,
 )
-from tiny_encoders import (
+from helpers.tiny_encoders import (
     TextProcessor,
     tiny_gemma_encoder,
     tiny_mistral3,
 )
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet, make_vae, tiny_text_encoder
-from tiny_tokenizers import tiny_gemma, tiny_mistral, tiny_qwen
-from transformer_rows import flux
+from helpers.tiny_pipelines import (
+    make_pipeline,
+    make_sdxl_pipeline,
+    make_unet,
+    make_vae,
+    tiny_text_encoder,
+)
+from helpers.tiny_tokenizers import tiny_gemma, tiny_mistral, tiny_qwen
+from helpers.transformer_rows import flux
 
 from sdattn.models.families import reader_of, registered
 from sdattn.models.reading import read_prompts

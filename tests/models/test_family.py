@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
-from matrix import ROWS
-from tiny_tokenizers import tiny_tokenizer
+from helpers.matrix import ROWS
+from helpers.tiny_tokenizers import tiny_tokenizer
+from helpers.transformer_rows import qwen_image
 from torch import nn
-from transformer_rows import qwen_image
 
 import sdattn
 from sdattn.models import Family, register, unregister

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
+from helpers.unet_rows import animatediff
 from torch.utils._python_dispatch import TorchDispatchMode
-from unet_rows import animatediff
 
 from sdattn import explain, generate, knockout
 from sdattn.edit import edit
@@ -138,14 +138,14 @@ def test_maps_are_looked_at(value):
 
 
 @pytest.mark.slow
-def test_a_batch_goes_on_with_the_other_items(sdattn, tmp_path):
+def test_a_batch_goes_on_with_the_other_items(invoke, tmp_path):
     """Of three items one comes out as NaN: the other two are drawn, and it is in errors.jsonl."""
     make_pipeline().save_pretrained("model")
     lines = [{"id": one, "prompt": "a cat", **QUICK} for one in "abc"]
     lines[1]["guidance_scale"] = 1e30
     Path("in.jsonl").write_text("\n".join(map(json.dumps, lines)))
     options = ("--model", "model", "--device", "cpu", "--save", "image,maps")
-    code, out, _ = sdattn("batch", "in.jsonl", "--out", "run", *options)
+    code, out, _ = invoke("batch", "in.jsonl", "--out", "run", *options)
     assert code == 1 and "2 of 3 items" in out and "1 failed" in out
     [row] = map(json.loads, Path("run/errors.jsonl").read_text().splitlines())
     assert row["id"] == "b" and "guidance scale below 20" in row["reason"]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_pipelines import make_pipeline
+from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.models.guidance import branch_order, branch_rows, guided_order
 

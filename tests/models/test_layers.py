@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import diffusers
 import pytest
 import torch
-from tiny_pipelines import make_sdxl_pipeline, make_unet
+from helpers.tiny_pipelines import make_sdxl_pipeline, make_unet
 
 from sdattn.models.layers import find_denoiser, find_layers, select_layers
 

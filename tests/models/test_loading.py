@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from matrix import ROWS, WAYS
+from helpers.matrix import ROWS, WAYS
+from helpers.tiny_pipelines import make_pipeline
+from helpers.transformer_rows import sana, sd3
 from safetensors.torch import save_file
-from tiny_pipelines import make_pipeline
-from transformer_rows import sana, sd3
 
 import sdattn
 from sdattn import load_pipeline

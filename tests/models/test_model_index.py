@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 import transformers
+from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import load_file, save_file
-from tiny_pipelines import make_pipeline
 
 from sdattn import generate, load_pipeline
 from sdattn.models.model_index import read_index

@@ -10,9 +10,9 @@ import torch
 from diffusers import DDPMPipeline, DiffusionPipeline, UNet2DModel
 from diffusers.pipelines.stable_diffusion import StableDiffusionSafetyChecker
 from diffusers.utils import logging as diffusers_log
-from matrix import ROWS
+from helpers.matrix import ROWS
+from helpers.tiny_pipelines import make_pipeline, make_scheduler
 from safetensors.torch import save_file
-from tiny_pipelines import make_pipeline, make_scheduler
 from transformers import CLIPConfig, CLIPImageProcessor
 from transformers.utils import logging as transformers_log
 

@@ -6,8 +6,8 @@ What checked_options() refuses is tested in test_runs.py.
 import numpy as np
 import pytest
 import torch
+from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
-from tiny_pipelines import make_pipeline
 
 from sdattn import explain, generate
 from sdattn.control.knockouts import knockouts

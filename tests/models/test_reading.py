@@ -10,13 +10,13 @@ import torch
 from diffusers import (
     StableDiffusionPipeline,
 )
-from reading_pipelines import (
+from helpers.reading_pipelines import (
     make_flux,
     make_klein,
     make_qwen,
     make_sd3,
 )
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
 from sdattn.models.reading import read_prompts
 from sdattn.prompts.tokens import TruncationWarning, read_prompt

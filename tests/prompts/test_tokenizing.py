@@ -1,7 +1,7 @@
 """Tokenizers of every kind, fast and slow: the same words, the same columns."""
 
 import pytest
-from tiny_tokenizers import TINY_TOKENIZERS, tiny_qwen
+from helpers.tiny_tokenizers import TINY_TOKENIZERS, tiny_qwen
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from tokenizers.processors import ByteLevel, TemplateProcessing
 from transformers import PreTrainedTokenizerFast

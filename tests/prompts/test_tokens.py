@@ -3,8 +3,8 @@
 import warnings
 
 import pytest
-from tiny_pipelines import make_pipeline
-from tiny_tokenizers import TINY_TOKENIZERS, tiny_t5, tiny_tokenizer
+from helpers.tiny_pipelines import make_pipeline
+from helpers.tiny_tokenizers import TINY_TOKENIZERS, tiny_t5, tiny_tokenizer
 
 from sdattn.prompts.tokens import (
     Prompt,

@@ -9,9 +9,9 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
-from overlays import overlaid
+from helpers.overlays import overlaid
+from helpers.tiny_tokenizers import tiny_tokenizer
 from PIL import Image
-from tiny_tokenizers import tiny_tokenizer
 
 from sdattn import Heatmaps, diff, generate, load_pipeline, load_run, read_prompt
 from sdattn.maps import render
@@ -340,8 +340,8 @@ def wide_terminal(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_command_line_writes_and_tells(sdattn, folders):
-    code, out, err = sdattn("diff", *folders)
+def test_the_command_line_writes_and_tells(invoke, folders):
+    code, out, err = invoke("diff", *folders)
     assert (code, err) == (0, "")
     rows = [line.split() for line in out.splitlines()]
     assert ["open", "outputs/run-0-vs-run-1/diff.html"] in rows
@@ -359,29 +359,29 @@ def test_the_command_line_writes_and_tells(sdattn, folders):
 
 
 @pytest.mark.slow
-def test_the_command_line_takes_words_and_a_place(sdattn, folders):
-    code, _, _ = sdattn("diff", *folders, "blue square", "star", "--out", "here")
+def test_the_command_line_takes_words_and_a_place(invoke, folders):
+    code, _, _ = invoke("diff", *folders, "blue square", "star", "--out", "here")
     assert code == 0
     words = json.loads(Path("here/run.json").read_text())["words"]
     assert [one["word"] for one in words] == ["blue square", "star"]
-    code, _, err = sdattn("diff", *folders, "--out", "here")
+    code, _, err = invoke("diff", *folders, "--out", "here")
     assert (code, err.count("\n")) == (1, 1)
     assert "here exists already" in err
-    assert sdattn("diff", *folders, "--out", "here", "--force")[0] == 0
+    assert invoke("diff", *folders, "--out", "here", "--force")[0] == 0
 
 
 @pytest.mark.slow
-def test_items_of_batch_runs(sdattn):
+def test_items_of_batch_runs(invoke):
     Path("prompts.txt").write_text("a red circle\na red square\n")
     options = ("--steps", "1", "--device", "cpu", "--batch-size", "2", "--save", "image,maps")
     for out, seed in (("one", "0"), ("two", "5")):
-        code, _, err = sdattn("batch", "prompts.txt", "--out", out, "--seed", seed, *options)
+        code, _, err = invoke("batch", "prompts.txt", "--out", out, "--seed", seed, *options)
         assert code == 0, err
-    assert sdattn("diff", "one", "two", "--item", "000001")[0] == 0
+    assert invoke("diff", "one", "two", "--item", "000001")[0] == 0
     saved = json.loads(Path("outputs/one-000001-vs-two-000001/run.json").read_text())
     assert saved["settings"] == {"seed": [0, 5]}
     items = ("--item", "000001", "--item", "000002")
-    assert sdattn("diff", "one", "one", *items, "--out", "here")[0] == 0
+    assert invoke("diff", "one", "one", *items, "--out", "here")[0] == 0
     saved = json.loads(Path("here/run.json").read_text())
     assert [one["name"] for one in saved["runs"]] == ["one/000001", "one/000002"]
     assert [one["prompt"] for one in saved["runs"]] == ["a red circle", "a red square"]
@@ -395,14 +395,14 @@ def test_items_of_batch_runs(sdattn):
         (("--item", "1", "--item", "2", "--item", "3"), 2, "once for both runs, or twice"),
     ],
 )
-def test_comparisons_that_cannot_be(sdattn, folders, more, code, message):
-    found, _, err = sdattn("diff", *folders, *more)
+def test_comparisons_that_cannot_be(invoke, folders, more, code, message):
+    found, _, err = invoke("diff", *folders, *more)
     assert found == code
     assert message in " ".join(err.replace("│", " ").split())
     assert os.listdir() == []
 
 
-def test_a_run_that_is_not_there(sdattn, folders):
-    code, _, err = sdattn("diff", folders[0], "nowhere")
+def test_a_run_that_is_not_there(invoke, folders):
+    code, _, err = invoke("diff", folders[0], "nowhere")
     assert (code, err.count("\n")) == (1, 1)
     assert "nowhere has no run.json" in err

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
+from helpers.small_pictures import picture
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from PIL import Image
 from scenes import random_scene
-from small_pictures import picture
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
 from sdattn import capture, generate, load_run
 from sdattn.inversion.invert import invert, psnr

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
 from sdattn import TruncationWarning, capture, generate, heatmaps, load_run
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_runs import saved, small_run
-from tiny_pipelines import make_pipeline
+from helpers.small_runs import saved, small_run
+from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import generate, load_run
 from sdattn.maps.details import Details

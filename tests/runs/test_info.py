@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.small_runs import packed, saved
 from PIL import Image
 from safetensors.torch import load, save
-from small_runs import packed, saved
 
 from sdattn import diff, load_run
 from sdattn.figures import figure
@@ -231,7 +231,7 @@ def test_a_picture_that_is_no_png_is_not_opened(whole, tmp_path, write):
         unpack_run(replaced(whole, "image.png", (tmp_path / "x").read_bytes()), "RUN")
 
 
-def test_a_damaged_run_is_named_by_every_command(sdattn):
+def test_a_damaged_run_is_named_by_every_command(invoke):
     saved("a")
     saved("b", 1)
     info = json.loads(Path("b/run.json").read_bytes())
@@ -240,7 +240,7 @@ def test_a_damaged_run_is_named_by_every_command(sdattn):
     for arguments in (("show", "b"), ("diff", "a", "b"),
                       ("show", "b", "--figure", "words", "-o", "x.svg"),
                       ("show", "b", "--animate", "-o", "x.gif")):  # fmt: skip
-        code, _, err = sdattn(*arguments)
+        code, _, err = invoke(*arguments)
         assert (code, err.count("\n")) == (1, 1)
         assert re.match("sdattn: b/run.json: 'words' is missing. Restore it or generate", err)
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from overlays import overlaid
+from helpers.overlays import overlaid
+from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
 from safetensors.torch import load
-from tiny_pipelines import make_pipeline
 
 from sdattn import generate
 from sdattn.maps.heatmap import Heatmap

@@ -6,8 +6,8 @@ from html import unescape
 
 import numpy as np
 import pytest
-from page_data import data_of, maps_of
-from small_runs import edited, small_run
+from helpers.page_data import data_of, maps_of
+from helpers.small_runs import edited, small_run
 
 from sdattn import diff
 from sdattn.prompts.tokens import Word

@@ -7,17 +7,17 @@ from io import BytesIO
 import matplotlib
 import numpy as np
 import pytest
-import small_runs
-from bilinear import stretch
-from browser import (  # noqa: F401
+from helpers import small_runs
+from helpers.bilinear import stretch
+from helpers.browser import (  # noqa: F401
     faults_in_every_look,
     list_troubles,
     page_opener,
     start_browser,
     wait_for,
 )
+from helpers.small_runs import small_run
 from PIL import Image
-from small_runs import small_run
 
 from sdattn import diff
 from sdattn.runs.editrun import EditRun

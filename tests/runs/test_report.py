@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
-from page_data import data_of, maps_of
+from helpers.page_data import data_of, maps_of
+from helpers.small_runs import small_run
 from random_run import random_run
-from small_runs import small_run
 
 import sdattn as library
 from sdattn import Heatmaps, generate, load_pipeline, load_run
@@ -195,11 +195,11 @@ def test_where_there_are_very_many_cells_neighbours_are_averaged():
         {"height": 64, "width": 96, "num_inference_steps": 4, "guidance_rescale": 0.5},
     ],
 )
-def test_the_command_makes_the_run_again(demo, sdattn, options):
+def test_the_command_makes_the_run_again(demo, invoke, options):
     made = generate(demo, **{"prompt": PROMPT, **options}).image_run(0)
     program, *words = shlex.split(command_of(made))
     assert program == "sdattn"
-    assert sdattn(words[0], "--out", "again", *words[1:])[0] == 0
+    assert invoke(words[0], "--out", "again", *words[1:])[0] == 0
     again = load_run("again")
     assert again.image.tobytes() == made.image.tobytes()
     assert again.heatmaps.preset == made.heatmaps.preset
@@ -213,24 +213,24 @@ def test_the_command_makes_the_run_again(demo, sdattn, options):
 @pytest.mark.parametrize(
     "options", [{"timesteps": [100, 300], "seed": 2}, {"invert": True, "num_inference_steps": 4}]
 )
-def test_the_command_explains_again(demo, sdattn, tmp_path, options):
+def test_the_command_explains_again(demo, invoke, tmp_path, options):
     picture = generate(demo, PROMPT, seed=5).images[0]
     seen = library.explain(demo, picture, PROMPT, **options)
     seen.save(tmp_path / "run")
     (tmp_path / "image.png").write_bytes((tmp_path / "run" / "image.png").read_bytes())
     made = seen.image_run(0)
     _, *words = shlex.split(command_of(made))
-    assert sdattn(*words, "--out", "again")[0] == 0
+    assert invoke(*words, "--out", "again")[0] == 0
     torch.testing.assert_close(
         load_run("again").heatmaps.maps, made.heatmaps.maps, atol=1e-3, rtol=1e-2
     )
 
 
-def test_the_command_edits_again(demo, sdattn):
+def test_the_command_edits_again(demo, invoke):
     target = PROMPT.replace("circle", "star")
     made = library.edit.edit(demo, PROMPT, target, blend="circle", num_inference_steps=4)
     _, *words = shlex.split(command_of(made.image_run(1)))
-    assert sdattn(*words, "--out", "again")[0] == 0
+    assert invoke(*words, "--out", "again")[0] == 0
     assert load_run("again/target").image.tobytes() == made.images[1].tobytes()
 
 

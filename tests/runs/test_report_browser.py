@@ -9,9 +9,15 @@ from itertools import combinations
 import matplotlib
 import numpy as np
 import pytest
-from browser import faults_in_every_look, list_troubles, page_opener, start_browser, wait_for  # noqa: F401
+from helpers.browser import (  # noqa: F401
+    faults_in_every_look,
+    list_troubles,
+    page_opener,
+    start_browser,
+    wait_for,
+)
+from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
-from tiny_pipelines import make_pipeline
 
 from sdattn import generate, load_pipeline
 from sdattn.maps.notebook import framed

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_runs import edited, small_run
-from tiny_pipelines import make_pipeline, make_sdxl_pipeline
+from helpers.small_runs import edited, small_run
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
 from sdattn import capture, generate, heatmaps, load_run
 from sdattn.edit import EditRun

@@ -8,8 +8,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from small_runs import saved, small_run
-from trees import tree
+from helpers.small_runs import saved, small_run
+from helpers.trees import tree
 
 from sdattn import diff, load_run
 from sdattn.batch.storage.manifest import FORMAT as BATCH_FORMAT
@@ -115,13 +115,13 @@ COMMANDS = {
     [not_json, no_format, a_list, anothers_format, names_what_no_run_writes, an_item_of_a_batch,
      batch_beside_it],
 )  # fmt: skip
-def test_no_command_replaces_a_folder_for_its_run_json(sdattn, command, make):
+def test_no_command_replaces_a_folder_for_its_run_json(invoke, command, make):
     small_run().image.save("picture.png")
     Path("mine").mkdir()
     Path("mine/precious.txt").write_text("years of work")
     make(Path("mine"))
     before = tree("mine")
-    code, _, err = sdattn(command, *COMMANDS[command], "--out", "mine", "--force")
+    code, _, err = invoke(command, *COMMANDS[command], "--out", "mine", "--force")
     assert code == 1
     assert re.search(r"no (run|edit|comparison)'s folder|item of a batch|precious\.txt", err)
     assert "not replaced" in err and "mine" in err
@@ -148,12 +148,12 @@ def test_a_folder_that_another_made_meanwhile_stays(tmp_path):
 
 @pytest.mark.parametrize("out", ["a", "b", "a/x", ".", "link"])
 @pytest.mark.parametrize("force", [(), ("--force",)])
-def test_diff_leaves_its_inputs(sdattn, out, force):
+def test_diff_leaves_its_inputs(invoke, out, force):
     for seed, name in enumerate("ab"):
         saved(name, seed)
     Path("link").symlink_to("b")
     before = tree(".")
-    code, _, err = sdattn("diff", "a", "b", "--out", out, *force)
+    code, _, err = invoke("diff", "a", "b", "--out", out, *force)
     assert code == 1 and "the input" in err
     assert tree(".") == before
     with pytest.raises(FileExistsError, match="no comparison's folder"):
@@ -162,12 +162,12 @@ def test_diff_leaves_its_inputs(sdattn, out, force):
 
 
 @pytest.mark.parametrize("command", ["explain", "edit"])
-def test_a_picture_that_is_read_is_not_replaced(sdattn, command):
+def test_a_picture_that_is_read_is_not_replaced(invoke, command):
     saved("run")
     before = tree("run")
     texts = ("run/image.png", "a cat") if command == "explain" else ("a cat", "a dog")
     more = ("--image", "run/image.png") if command == "edit" else ()
-    code, _, err = sdattn(command, *texts, *more, "--out", "run", "--force", "--model", "nowhere")
+    code, _, err = invoke(command, *texts, *more, "--out", "run", "--force", "--model", "nowhere")
     assert code == 1 and "holds the input run/image.png" in err
     assert tree("run") == before
 
@@ -175,38 +175,38 @@ def test_a_picture_that_is_read_is_not_replaced(sdattn, command):
 # show
 
 
-def test_show_asks_before_it_replaces_files(sdattn):
+def test_show_asks_before_it_replaces_files(invoke):
     saved("run")
     Path("project").mkdir()
     Path("project/report.html").write_text("years of work")
-    code, _, err = sdattn("show", "run", "--out", "project")
+    code, _, err = invoke("show", "run", "--out", "project")
     assert code == 1 and "project has report.html already" in err and "--force" in err
     assert tree("project") == {"report.html": b"years of work"}
-    assert sdattn("show", "run", "--out", "project", "--force")[0] == 0
-    assert sdattn("show", "run", "--out", "new/x")[0] == 0
+    assert invoke("show", "run", "--out", "project", "--force")[0] == 0
+    assert invoke("show", "run", "--out", "new/x")[0] == 0
     assert tree("new/x") == tree("project")
     assert b"red" in tree("new/x")["report.html"]
 
 
 @pytest.mark.parametrize("out", ["other", "other/x", "link", "batch", "batch/items/0000", "run/x"])
 @pytest.mark.parametrize("force", [(), ("--force",)])
-def test_show_leaves_the_folders_of_runs(sdattn, out, force):
+def test_show_leaves_the_folders_of_runs(invoke, out, force):
     saved("run", 0)
     saved("other", 1)
     Path("link").symlink_to("other")
     Path("batch").mkdir()
     Path("batch/batch.json").write_text(json.dumps({"format": BATCH_FORMAT}))
     before = tree(".")
-    code, _, err = sdattn("show", "run", "--out", out, *force)
+    code, _, err = invoke("show", "run", "--out", out, *force)
     assert code == 1 and "the folder of a run, which stays as it is" in err
-    code, _, err = sdattn("show", "run", "--figure", "words", "--out", f"{out}/x.svg")
+    code, _, err = invoke("show", "run", "--figure", "words", "--out", f"{out}/x.svg")
     assert code == 1 and "the folder of a run, which stays as it is" in err
     assert tree(".") == before
     assert run_around(Path("link/x/y")) == Path("other").resolve()
     assert run_around(Path("nothing")) is None
 
 
-def test_show_writes_through_no_link(sdattn):
+def test_show_writes_through_no_link(invoke):
     for name in ("run", "linked"):
         saved(name)
     Path("elsewhere").mkdir()
@@ -217,20 +217,20 @@ def test_show_writes_through_no_link(sdattn):
     Path("out").mkdir()
     Path("out/heatmaps").symlink_to(Path("elsewhere").resolve())
     for arguments in (("linked",), ("run", "--out", "out"), ("run", "--out", "out", "--force")):
-        code, _, err = sdattn("show", *arguments)
+        code, _, err = invoke("show", *arguments)
         assert (code == 1 and "heatmaps is a link" in err) or "heatmaps" in err
     assert os.listdir("elsewhere") == []
 
 
-def test_what_show_draws_is_the_runs_own(sdattn, tmp_path):
+def test_what_show_draws_is_the_runs_own(invoke, tmp_path):
     """Drawn in the run's folder: run.json tells of it, so that force knows it and checks hold."""
     saved("run")
     Path("run/note.txt").write_text("mine")
     Path("run/heatmaps/02-red-cat.png").write_text("mine")
-    code, _, err = sdattn("show", "run", "cat", "red cat")
+    code, _, err = invoke("show", "run", "cat", "red cat")
     assert code == 1 and "has heatmaps/02-red-cat.png already" in err
     Path("run/heatmaps/02-red-cat.png").unlink()
-    assert sdattn("show", "run", "cat", "red cat")[0] == 0
+    assert invoke("show", "run", "cat", "red cat")[0] == 0
     files = load_run("run").info["files"]
     assert {"heatmaps/02-red-cat.png", "heatmaps/03-cat.png"} < files.keys()
     for name, digest in files.items():

@@ -17,9 +17,9 @@ from evaluation.measures import (
 from evaluation.pictures import noised, unseen_scenes
 from evaluation.records import Records, read_picture
 from evaluation.variants import PEERS
+from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
 from scenes import Scene, SceneObject
-from tiny_pipelines import make_pipeline
 
 import sdattn
 from sdattn.maps.masks import otsu

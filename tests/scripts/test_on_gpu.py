@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benching.models import make_bench
+from benchmarks.models import make_bench
 
 import sdattn
 from sdattn.models.layers import find_layers

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import train_demo_model
-import training_process
+from helpers import training_process
 from scenes import COLOURS, SHAPES
 from torch import nn
 from train_demo_model import train_from

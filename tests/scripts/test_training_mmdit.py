@@ -244,7 +244,7 @@ def test_it_learns_the_scenes_that_it_is_shown(small, tmp_path, monkeypatch):
     assert len(seen) == 40 and np.mean(seen[-10:]) < 0.8 * np.mean(seen[:10])
 
 
-def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_path, sdattn):
+def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_path, invoke):
     kept = trained(tmp_path / "run", 2)
     out = tmp_path / "snapshot"
     train_demo_mmdit.write(snapshot(tmp_path / "run", DEMO), tmp_path / "run", out)
@@ -262,7 +262,7 @@ def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_pa
     assert pipe(PROMPTS[0], **{**options, "num_inference_steps": 2}).images[0].size == (128, 128)
     seen = tmp_path / "seen"
     options = ["--set", f"max_sequence_length={ZEROS}", "--steps", "2", "--device", "cpu"]
-    status, _, told = sdattn("generate", PROMPTS[0], "--model", out, *options, "--out", seen)
+    status, _, told = invoke("generate", PROMPTS[0], "--model", out, *options, "--out", seen)
     assert status == 0, told
     assert len(list((seen / "heatmaps").iterdir())) == 8  # the words of the prompt
     run = json.loads((out / "training.json").read_text())

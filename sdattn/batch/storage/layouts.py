@@ -8,7 +8,6 @@ them, whole or not at all. A location is a path in the run's folder: ``items/000
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,15 +19,11 @@ from uuid import uuid4
 from ...errors import InvalidValueError
 from ...files.paths import inside
 from ...files.writing import flush, flush_tree, write_files
+from ...runs.packing import RUN_FILE
 
 Files = Mapping[str, bytes]
 Whole = Callable[[str, str, Files], None]
 _EACH = 1000  # items a folder of folders
-_OURS = re.compile(  # what a run can have written into an item's folder
-    r"(?:(?:negative|asked|causal)/)?"
-    r"(?:image\.png|grid\.png|report\.html|run\.json|(?:maps|steps|heads)\.safetensors"
-    r"|(?:heatmaps|masks)/[0-9]{2,}-[^/]+\.png)"
-)
 
 
 class Layout(Protocol):
@@ -164,7 +159,7 @@ class Folders(Layout):
 
     def _foreign(self, location: str) -> list[str]:
         """The files in an item's folder that no run wrote."""
-        return [name for name in self._listed(location) if not _OURS.fullmatch(name)]
+        return [name for name in self._listed(location) if not RUN_FILE.fullmatch(name)]
 
     def _remove(self, location: str) -> None:
         path, gone = self.root / location, self.temporary / uuid4().hex

@@ -49,7 +49,7 @@ class UNets(Family):
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> DenoiserCall:
         given = arguments(model, args, kwargs)
-        sample, text = given["sample"], given["encoder_hidden_states"]
+        sample, text = given[self.latents_argument], given["encoder_hidden_states"]
         frames = sample.shape[2] if sample.ndim == 5 else 1  # [B, C, frames, rows, cols]
         text, *images = text if isinstance(text, tuple) else (text,)
         return DenoiserCall(
@@ -113,6 +113,7 @@ FAMILY = UNets(
     "AnimateDiff",
     grid=_cells,
     patch=1,
+    latents_argument="sample",
     readers=dict.fromkeys(_READ_CLIP.split(), read_clip),
     guidance={
         **dict.fromkeys(_NEGATIVE_FIRST.split(), NEGATIVE_FIRST),

@@ -14,6 +14,7 @@ from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word
 from ..again import command_of
 from ..imagerun import ImageRun, plain, step_names
+from ..info import FURTHER
 from ..option_names import PIPELINE
 from .images import MOST_PINS, PIN_COLORS, as_uri, colour_tables
 from .maps import page_maps
@@ -21,9 +22,7 @@ from .pages import page
 from .text import MOST_CUT_OFF, pieces
 
 _TITLES = {
-    "negative": "Negative prompt",
-    "asked": "Asked about",
-    "causal": "What changes without",
+    **{name: kind.title for name, kind in FURTHER.items()},
     "special": "Other tokens",
     "phrases": "Phrases",
 }
@@ -98,7 +97,8 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
 def _text(name: str, held: Sequence[Heatmap]) -> dict[str, Any]:
     """What the page knows of a text beside the prompt. What changes without "of" counts as much as
     what changes without "cat"."""
-    content = [name == "causal" or is_content_word(heatmap.label) for heatmap in held]
+    is_change = name in FURTHER and FURTHER[name].changes
+    content = [is_change or is_content_word(heatmap.label) for heatmap in held]
     return {"name": name, "words": [heatmap.label for heatmap in held], "content": content}
 
 

@@ -14,26 +14,32 @@ from typing import Any
 _HERE = Path(__file__).parent
 
 
-def page(name: str, *, shared: Sequence[str] = (), images: str = "", **values: Any) -> bytes:
+def page(
+    name: str, *, home: Path = _HERE, shared: Sequence[str] = (), images: str = "", **values: Any
+) -> bytes:
     """A page.
 
     Args:
         name: of the template: ``NAME.html``, with ``theme.css`` and ``theme.js``, then those of
             ``shared``, then ``NAME.css`` and ``NAME.js``.
-        shared: names of what several pages have.
+        home: the folder that has it, where that is another room's.
+        shared: names of what several pages have, here.
         images: where pictures may come from but the page itself, as a content security policy puts
             it.
         values: for the template, escaped wherever they stand.
     """
-    parts = ("theme", *shared, name)
-    style, script = ("\n".join(_read(f"{p}.{kind}") for p in parts) for kind in ("css", "js"))
+    files = [*(_HERE / part for part in ("theme", *shared)), home / name]
+    style = "\n".join(_read(file.with_suffix(".css")) for file in files)
+    script = "\n".join(_read(file.with_suffix(".js")) for file in files)
     policy = f"default-src 'none'; img-src data: {images}; style-src '{_hash(style)}'; "
     policy += f"script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
-    return _template(name).render(style=style, script=script, policy=policy, **values).encode()
+    values |= {"style": style, "script": script, "policy": policy}
+    html: str = _template(home, name).render(**values)
+    return html.encode()
 
 
 @cache
-def _template(name: str) -> Any:
+def _template(home: Path, name: str) -> Any:
     import jinja2  # only where a page is made
 
     environment = jinja2.Environment(
@@ -41,14 +47,14 @@ def _template(name: str) -> Any:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        loader=jinja2.FileSystemLoader(_HERE),
+        loader=jinja2.FileSystemLoader([home, _HERE]),
     )
     return environment.get_template(f"{name}.html")
 
 
 @cache
-def _read(name: str) -> str:
-    return (_HERE / name).read_text(encoding="utf-8")
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import SdattnWarning
+from ...errors import SdattnWarning
 
 
 class KernelWarning(SdattnWarning):

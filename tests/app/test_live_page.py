@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from importlib.util import find_spec
 
 import pytest
-from browser import faults_for_people, start_browser, wait_for  # noqa: F401
+from helpers.browser import faults_for_people, start_browser, wait_for  # noqa: F401
 
 # It is imported by the app's own process; to import it takes seconds.
 pytestmark = [

@@ -7,8 +7,8 @@ import torch
 import triton
 from torch import Tensor
 
+from ..device_copies import index_on
 from . import kernels
-from .device_copies import index_on
 
 CHUNK = 16  # of a head's width that is multiplied at a time; the width is no constant, for a loop
 # that were unrolled would take all registers for its addresses

@@ -10,11 +10,11 @@ import tempfile
 import zipfile
 
 import pytest
+from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
-from tiny_pipelines import make_pipeline
 
 from sdattn import generate
-from sdattn.cli.recent_runs import RecentRuns, own_folder
+from sdattn.app.recent_runs import RecentRuns, own_folder
 from sdattn.runs.folder import load_run
 
 SMALL = {"height": 64, "width": 96, "num_inference_steps": 1}
@@ -63,7 +63,7 @@ def test_the_oldest_go_when_there_is_no_room_and_the_last_stays(tmp_path):
 
 HOLDS = """
 import time
-from sdattn.cli.recent_runs import own_folder
+from sdattn.app.recent_runs import own_folder
 
 with own_folder() as folder:
     (folder / "a.txt").write_text("a")

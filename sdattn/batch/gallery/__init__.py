@@ -10,16 +10,18 @@ run gives the same bytes wherever it lies.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..files.addresses import AnyPath
-from ..files.paths import file_name
-from ..runs.report.pages import page
-from .storage.folder import BatchFolder
-from .storage.manifest import BatchSettings
-from .storage.rows import rows_in
+from ...files.addresses import AnyPath
+from ...files.paths import file_name
+from ...runs.report.pages import page
+from ..storage.folder import BatchFolder
+from ..storage.manifest import BatchSettings
+from ..storage.rows import rows_in
 
 EACH = 10_000  # items a page: what a browser searches at once without a wait
+_HERE = Path(__file__).parent
 _IMAGES = "'self' file:"  # beside the page, from a server and from a disk
 _OPENS = ("report.html", "grid.png", "image.png")  # what a card opens: the first that was saved
 _NEAR = 2  # pages either side of a page that it links
@@ -62,7 +64,14 @@ def write_gallery(folder: BatchFolder) -> None:
         data = {"opens": about["opens"], "pictures": about["pictures"], "rows": here}
         if about["overlays"]:
             data["files"] = _files(word for row in here for word in row[4])
-        made = page("gallery", images=_IMAGES, data=data, pages=_links(number, spans), **about)
+        made = page(
+            "gallery",
+            home=_HERE,
+            images=_IMAGES,
+            data=data,
+            pages=_links(number, spans),
+            **about,
+        )
         folder.write(_name(number), [made])
     for old in folder.root.glob("index-*.html"):
         found = re.fullmatch(r"index-([1-9][0-9]*)\.html", old.name)

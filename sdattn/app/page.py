@@ -18,8 +18,8 @@ from ..models.pipeline_call import turn
 from ..runs.generation import generate
 from ..runs.option_names import PIPELINE
 from ..runs.run import Run
-from .live_server import import_gradio, launch_settings
 from .recent_runs import RecentRuns, own_folder
+from .server import import_gradio, launch_settings
 
 gradio: Any = import_gradio()
 
@@ -118,7 +118,7 @@ def _view() -> list[Any]:
         height=150,
         allow_preview=False,
         buttons=[],
-        elem_id="last-runs",  # see live_server.py
+        elem_id="last-runs",  # see server.py
         visible=False,
     )
     with gradio.Row():

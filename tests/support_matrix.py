@@ -1,7 +1,7 @@
 """Run every pipeline of the tests' matrix in every way, with and without capture, and print the
 support matrix of docs/models.md.
 
-    python scripts/support_matrix.py
+    python tests/support_matrix.py
 
 The pipelines are the real classes with tiny random models. A way or a processor counts where the
 picture with capture was bit for bit the one without, every layer that sees the text was seen, and
@@ -9,17 +9,13 @@ the words of the prompt were found; else the cell says what went wrong.
 """
 
 import platform
-import sys
 import warnings
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
-from matrix import PROCESSORS, ROWS, WAYS
-from rows import PROMPTS, Row, Way
+from helpers.matrix import PROCESSORS, ROWS, WAYS
+from helpers.rows import PROMPTS, Row, Way
 
 import sdattn
 from sdattn.models.layers import TEXT_KINDS, find_denoiser, find_layers

@@ -11,9 +11,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from . import plain
+from .. import plain
+from ..core import HALF_TYPES
 from .choice import Case, Choice, KernelWarning
-from .core import HALF_TYPES
 
 ALLOWED = 1e-5  # of a probability, and of a logsumexp
 DIGITS = 1e-6  # of a logsumexp, as a part of its size
