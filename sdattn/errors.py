@@ -161,6 +161,7 @@ def is_bug(error: BaseException) -> bool:
 
 def raised_by(error: BaseException) -> str:
     """The package whose code raised an error; "" of one that was not raised."""
+    # The last frame is the code that raised, whoever called it.
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return str(frames[-1].f_globals.get("__name__", "")).partition(".")[0] if frames else ""
 
@@ -203,6 +204,7 @@ def _filled(template: str, values: Any, options: Any, word: Callable[..., str]) 
         parts.append(text)
         if field is None:
             continue
+        # {0} is a value, {force=True} an option with that value, {seed} one with the value it has.
         name, equals, literal = field.partition("=")
         if name.isdigit():
             value = values[int(name)]

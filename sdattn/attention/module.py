@@ -124,6 +124,8 @@ class MultiHeadAttention(nn.Module):
         keys = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         mask = _mask(attention_mask, hidden_states.shape[1], keys.shape[1], is_causal, keys.device)
         shown: list[Tensor] = []
+        # The processor returns the output alone, as those of diffusers do; it shows the weights
+        # here.
         self.watchers.append(shown.append)
         try:
             output = self.processor(self, hidden_states, encoder_hidden_states, mask)

@@ -83,6 +83,8 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
     for start in range(0, n, step):
         rows = slice(start, start + step)
         of_rows = mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
+        # With a graph the scores of a slice are made again in the backward pass: all of them would
+        # be [heads, N, T].
         given = query[:, :, rows], scaled, of_rows
         graph = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
         parts.append(

@@ -101,6 +101,7 @@ class TorchAttnProcessor:
         mask = attention_mask
         if mask is not None:
             mask = mask_by_head(mask, len(query), attn.heads, key.shape[-2])
+        # In this order: the controller edits, dropout thins, watchers see what makes the output.
         probs = attention_probs(query, key, mask)  # [B, heads, N, T]
         probs = self._controlled(attn, probs, is_cross=encoder_hidden_states is not None)
         if attn.training and getattr(attn, "attention_dropout", 0.0):
@@ -132,6 +133,8 @@ class TorchAttnProcessor:
         if self.controller is None:
             return probs
         place = self._place(attn, len(probs))
+        # The contract of prompt-to-prompt: heads folded into the batch, and an edit in place
+        # counts.
         folded = fold_heads(probs).contiguous()
         edited = self.controller(folded, is_cross, place)
         if edited is None:

@@ -146,6 +146,7 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     except ValueError as error:
         problems.append(" ".join(str(error).split()))
     layout = folder.layout if manifest else folder.layout_found()
+    # What is there against what the rows say, then every byte of every item.
     there, rows = list(layout.find()), folder.journals.rows()
     locations = dict(there)
     if twice := len(there) - len(locations):

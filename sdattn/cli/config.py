@@ -46,6 +46,8 @@ def _with_nearest(unknown: list[str], known: Mapping[str, Any]) -> str:
 
 def _typed(param: Any, value: Any) -> Any:
     """A value as it would be typed, so that it is read and refused alike."""
+    # typer parses texts, so a value goes through the same reading and the same refusals as one that
+    # is typed.
     many, flag = getattr(param, "multiple", False) or param.nargs == -1, hasattr(param, "is_flag")
     flag = flag and param.is_flag
     if many and isinstance(value, dict):

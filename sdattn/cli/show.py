@@ -124,6 +124,7 @@ def _drawings(
     maps = all_words = saved.heatmaps.occurrences()
     if words:
         maps = [heatmap for word in words for heatmap in saved.heatmaps.find(word)]
+    # The page has all words anyway, so that only phrases come on top of them.
     held = {heatmap.columns for heatmap in all_words}
     page = report(saved, [heatmap for heatmap in maps if heatmap.columns not in held])
     parts = ("overlays",) if at_home and words else ("overlays", "grid")

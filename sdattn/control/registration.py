@@ -89,6 +89,7 @@ class ControlHandle:
         self._denoiser = denoiser
         self._passes = 0
         self._active, self._entered = True, False
+        # Should any layer refuse its processor, those before it get theirs back.
         with ExitStack() as undo:
             self._installed = undo.enter_context(Installation())
             if self._installed.run_eagerly(denoiser.model):

@@ -92,6 +92,7 @@ def edit(
     edited = plan.edited
     own: dict[str, Any] = {}
     if inversion:
+        # How near the first image came back to the picture says what the edits can be trusted with.
         near = min(psnr(inversion.image, run.images[0]), 99.0)
         edited = replace(edited, reconstruction_psnr=near)
         own = {"seed": None}  # the noise is the picture's own

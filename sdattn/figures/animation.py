@@ -45,6 +45,7 @@ def animate(
     """
     kept = kept_steps(run)
     steps = [chosen(heatmaps, words) for _, heatmaps in kept]
+    # One scale for all frames: a colour that changes is attention that does.
     scale = 0.0, max(heatmaps.top for _, heatmaps in kept)
     picture, frames = _reduced(run.image), []
     for (name, _), maps in zip(kept, steps, strict=True):
@@ -99,6 +100,7 @@ def _in_few_colours(frames: Sequence[Image.Image]) -> list[Image.Image]:
     """All frames in the same 256 colours, so that nothing flickers that has not changed."""
     from PIL import Image
 
+    # A palette of the whole run is chosen from some of its frames, put below each other.
     some = frames[:: -(-len(frames) // _SAMPLE)]
     width, height = frames[0].size
     sheet = Image.new("RGB", (width, height * len(some)))

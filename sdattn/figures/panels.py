@@ -87,6 +87,7 @@ def flow(panels: Sequence[Panel], page: Page) -> Figure:
         down = math.ceil(number / across)
         return page.room(down, across, titles=down * _LINE * unit())
 
+    # From five a row on, the number of columns that leaves each panel the most room.
     across = max(range(math.ceil(number / math.ceil(number / 5)), number + 1), key=room)
     rows = [panels[i : i + across] for i in range(0, number, across)]
     return _Sheet(rows, page, len(rows), room(across), f"{number} panels", each=True).draw()

@@ -60,6 +60,7 @@ def path_of(where: str | Path | Address) -> Path | Address:
     try:
         import fsspec
 
+        # fsspec chains storages, zip::s3://; a run in one behind another could not be written.
         if "::" in scheme:
             raise InvalidValueError("one behind another")
         files, path = fsspec.url_to_fs(url, use_listings_cache=False)

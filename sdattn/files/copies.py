@@ -49,6 +49,7 @@ class Copies:
             path.unlink(missing_ok=True)
             return path
         with self._lock:
+            # Two threads may have fetched the same object: the first copy is kept.
             path = self._made.setdefault(key, path)
             while self.most is not None and len(self._made) > self.most:
                 self._made.pop(next(iter(self._made))).unlink()

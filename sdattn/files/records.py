@@ -88,6 +88,7 @@ def _read(kind: Any, value: Any, at: str) -> Any:
     """A value of JSON as a field's annotation says; of a choice, its class sees which."""
     origin, kinds = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
+        # The first kind of a choice that fits; None of them: refused with all of their names.
         fitting = (found for choice in kinds if (found := _attempt(choice, value, at)))
         [read] = next(fitting, None) or _refuse(kind, value, at)
         return read

@@ -76,6 +76,8 @@ class Callers:
         Raises:
             CaptureError: there are some.
         """
+        # The first pass of a run says which layers take part; from then on they are to stay the
+        # same.
         if not (store.cur_step or store.cur_att_layer):
             self._of_run = self._holding
         gone, new = self._of_run - self._holding, self._holding - self._of_run

@@ -158,6 +158,7 @@ class PromptWatch:
                 variables, f"negative_{self._argument}", "negative_prompt"
             ),
         }
+        # Of text states that were passed in nobody knows the text.
         if given["conditional"] is None:  # text states came in its place
             del given["conditional"]
         # Prompt and negative prompt, a call of each encoder for either. More calls are chunks of a

@@ -177,6 +177,7 @@ class Passes:
         Raises:
             CaptureError: it begins a second run, or the run has no such branch.
         """
+        # What was called, whether it is a run of its own, and which rows are of the branch.
         call = self.denoiser.family.read_call(model, args, kwargs)
         self._refuse_second_run()
         self._note_text(call)
@@ -282,5 +283,6 @@ class Passes:
     def _note_text(self, call: DenoiserCall) -> None:
         """Of a model without its pipeline: calls in a row with other text states."""
         before, self._last = self._last, (call.timestep, call.text)
+        # Compared at the end: to read a timestep now would be to wait for the device.
         if self.guidance is None and before is not None and before[1] is not call.text:
             self._doubtful.append((before[0], call.timestep))

@@ -155,9 +155,12 @@ class StepController:
                 "first, unet.set_attn_processor(...)."
             )
             return attn
+        # Of two passes a step the first is the negative prompt's: it is counted and not looked at.
         if self.cur_att_layer >= self.num_uncond_att_layers:
             kept = self._kept(len(attn))
             rows = attn if kept == slice(0, len(attn)) else attn[kept]
+            # The kept rows are a view, so an edit reaches the whole tensor; a new tensor is written
+            # into it.
             edited = self.forward(rows, is_cross, place_in_unet)
             if edited is not None and edited is not rows:
                 rows.copy_(edited)
@@ -166,6 +169,7 @@ class StepController:
                 f"This {type(self).__name__} does not know how many layers call in a pass "
                 f"(num_att_layers is {self.num_att_layers}), so no step would ever end. {self.HOW}"
             )
+        # A step has ended when every layer has called.
         self.cur_att_layer += 1
         if self.cur_att_layer == self.num_att_layers + self.num_uncond_att_layers:
             self.cur_att_layer = 0

@@ -37,6 +37,7 @@ class Upwards:
         return sample
 
     def step(self, output: Tensor, timestep: Any, sample: Tensor, return_dict: Any = None) -> Any:
+        # The step is linear, so two steps of numbers show both of its factors.
         unit, zero = torch.ones(()), torch.zeros(())
         a = self.down.step(zero, timestep, unit).prev_sample
         b = self.down.step(unit, timestep, zero).prev_sample

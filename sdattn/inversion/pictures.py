@@ -32,6 +32,7 @@ def fit(pipe: Any, image: Any) -> Image.Image:
         raise InvalidValueError(f"The image is {image.size} pixels. Pass one that has some.")
     image = upright(image)
     unit = size_unit(pipe)
+    # As many pixels as the model was trained on; the cut to whole units takes the middle.
     scale = math.sqrt(math.prod(default_size(pipe)) / (image.width * image.height))
     width, height = (max(1, round(side * scale / unit)) * unit for side in image.size)
     return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)

@@ -85,6 +85,8 @@ def heatmaps(
             prompt than was drawn, or none where that is not known.
     """
     chosen = preset_of(preset, refine)
+    # Two kinds of stores: maps by layer, averaged as the preset asks, or heads folded into the
+    # rows.
     drawn = store.drawn if isinstance(store, MapStore | AttentionStore) else None
     if isinstance(store, MapStore):
         _refuse_for_captured(latent_size=latent_size, steps=steps)
@@ -168,6 +170,7 @@ class _Reading:
             positions = [i for i, side in enumerate(branches) if side == branch]
             try:
                 found = self._read(store, [self.given[i] for i in positions], branch)
+            # That another prompt was drawn is the better reason, where it is one.
             except InvalidValueError:
                 if self.drawn is not None:
                     self.drawn.check_texts(store.branches, self.given)
@@ -182,6 +185,8 @@ class _Reading:
     def _read(self, store: Source, texts: list[Any], branch: Branch) -> list[Prompt]:
         columns, tokenizer, options = store.n_text or 0, self.tokenizer, self.options
         is_tokenizer = hasattr(tokenizer, "convert_ids_to_tokens")
+        # By the pipeline: as its family reads, with the options of the run. By a bare tokenizer:
+        # CLIP's way, or what fills the columns.
         if not is_tokenizer or not all(isinstance(text, str) for text in texts):
             if self.drawn is not None:
                 options = {**self.drawn.options, **options}

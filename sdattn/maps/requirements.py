@@ -60,6 +60,8 @@ def capture_settings(
         TypeError: the model cannot be refined.
     """
     _check_layers(pipe, preset, chosen or {})
+    # What the preset reads must be kept; what the user chose is kept as well, unless it shuts that
+    # out.
     needs: dict[str, Any] = {}
     if preset.each_head:
         needs["heads"] = "all"

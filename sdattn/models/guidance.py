@@ -88,6 +88,7 @@ class GuidanceWatch:
                 f"A {type(self.pipeline).__name__} called its model {self._calls} times in one "
                 "step, and which is of the negative prompt is not known. Capture its transformer."
             )
+        # The prompt is always first.
         again = self._calls == 2
         return ("unconditional",) if again else ("conditional",)
 

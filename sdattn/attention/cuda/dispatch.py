@@ -48,6 +48,7 @@ def add_softmax(
         return _difference(found[:, rows], expected, query)
 
     fits = key.shape[2] <= MOST_KEYS and (columns is None or len(set(columns)) == len(columns))
+    # A kernel holds all keys at once, and adds to each column once.
     case = _case("record_softmax", query, key, mask, columns)
     kernel = fits and _agrees(case, query, compare)
     (_kernels() if kernel else plain).add_softmax(total, query, key, mask, scale, columns)
@@ -125,6 +126,7 @@ def _kernels() -> ModuleType:
 
 def _agrees(case: Case, query: Tensor, compare: Callable[[], float]) -> bool:
     """Whether the kernel is used. A stream that is being captured into a graph cannot be read."""
+    # To compare is to read a number back, which would break the capture of a CUDA graph.
     unknown = case not in CHOICE.verdicts and query.is_cuda
     if unknown and torch.cuda.is_current_stream_capturing():
         return False

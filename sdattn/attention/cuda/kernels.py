@@ -277,6 +277,7 @@ def row_logsumexp(
             width,
             chunk,
         )
+        # The largest score so far; what was summed up under a smaller one is scaled down to it.
         more = tl.maximum(most, tl.max(scores, 1))
         finite = tl.where(more == float("-inf"), 0.0, more)
         sums = sums * tl.exp(most - finite) + tl.sum(tl.exp(scores - finite[:, None]), 1)

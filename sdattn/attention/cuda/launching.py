@@ -29,6 +29,7 @@ def add_softmax(
     (batch, heads, n, width), t = query.shape, key.shape[2]
     block_t = tiling(t)
     block_n = max(16, TILE // block_t)
+    # Where there is no mask or no choice of columns the key stands in: a kernel takes no None.
     slots = key if columns is None else _on(total.device, _slots(tuple(columns), t))
     with torch.cuda.device_of(total):
         kernels.softmax_sums[triton.cdiv(n, block_n), batch](

@@ -95,6 +95,7 @@ class Draw:
         self._drawn.clear()
         for part in plan_batches(jobs, max(1, len(jobs))):
             self._drawer.draw(part, {item.id for item in items})
+        # In the order of the rows, whatever order their shapes were drawn in.
         rows = [self._drawn.pop(item.id) for item in items]
         made = {name: _column([row[name] for row in rows]) for name in (rows[0] if rows else ())}
         return {**batch, **made}

@@ -51,6 +51,8 @@ def read_flux2(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 def _rendered(text: str, render: Callable[[str], str]) -> Source:
     """The prompt inside what a chat template makes of it."""
+    # What the template puts around a private character it puts around the prompt as well, which is
+    # checked: templates may rewrite what they get.
     before, _, after = render(PLACEHOLDER).partition(PLACEHOLDER)
     source, found = Source.of(text), render(text)
     for inner in (source, source.strip()):

@@ -13,6 +13,7 @@ def read_sd3(call: TextCall, texts: list[str]) -> list[Prompt]:
     columns are zeros. Source: pipeline_stable_diffusion_3.py, ``encode_prompt``."""
     pipe, before = call.pipe, call.pipe.tokenizer.model_max_length
     clip = read_clip(TextCall(pipe, before, call.options), texts)
+    # CLIP's columns are known; the rest of the text states is T5's, or zeros.
     length = call.length(before=before, most=512)
     if pipe.text_encoder_3 is None:
         t5 = [Prompt(text, (), zeros(length)) for text in texts]

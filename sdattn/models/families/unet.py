@@ -34,6 +34,7 @@ class UNets(Family):
         added_keys = getattr(module, "add_k_proj", None) is not None
         if place is None or not hasattr(module, "to_q") or added_keys:
             raise self.unknown_layer(name, module)
+        # down_blocks.0 is at full resolution, and up_blocks.0 at the lowest.
         deepest = self.levels(model) - 1
         block = int(name.split(".")[1]) if place != "mid" else 0
         level = {"down": block, "mid": deepest, "up": deepest - block}[place]
