@@ -12,7 +12,7 @@ from ..errors import NotFoundError
 from ..files.paths import inside
 from ..maps.statistics import to_dataframe
 from ..runs.folder import SavedRun, saved_run
-from ..runs.packing import READ
+from ..runs.unpacking import READ
 from .storage.checking import ALTERED, altered_locations, check_item
 from .storage.folder import BatchFolder
 from .storage.layouts import Layout

@@ -4,16 +4,17 @@ import errno
 import itertools
 import sys
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from ..errors import AccessError, InvalidValueError, Message
 from ..files.terminal import visible
 from ..models.outline import outline
 from .claims import Claim, describe_input, settings_of
+from .engines.engine import Engine
 from .engines.local_engine import LocalEngine
 from .engines.process_group import ProcessGroup, heard
 from .engines.progress import Progress
@@ -26,37 +27,6 @@ from .input.request import Outcome, Request
 from .input.sources import read_source
 from .storage.folder import BatchFolder
 from .storage.whole import settle
-
-
-class Engine(Protocol):
-    """Those who draw a run's batches: what differs between engines.
-
-    Attributes:
-        lost: whether one of them ended while it drew.
-    """
-
-    lost: bool
-
-    def load(self) -> Loaded:
-        """Have the pipeline loaded."""
-
-    def check(self, items: Sequence[Item]) -> tuple[list[Job], list[BadLine]]:
-        """See :func:`sdattn.batch.engines.worker.check`, by the loaded pipeline."""
-
-    def batch_size(self, jobs: Sequence[Job]) -> int:
-        """See :func:`sdattn.batch.engines.sizing.find_batch_size`."""
-
-    def draw(self, batches: Sequence[list[Job]], wanted: Mapping[str, str], deal: str) -> None:
-        """Draw batches until none is left or the folder is stopped.
-
-        Args:
-            batches: the same in all processes.
-            wanted: the items to draw, id to fingerprint.
-            deal: a name that is new.
-        """
-
-    def close(self) -> None:
-        """Let the pipeline go."""
 
 
 def run_batch(request: Request) -> Outcome | None:

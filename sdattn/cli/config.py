@@ -95,7 +95,8 @@ def _of_run(path: Path, data: bytes, document: Any) -> tuple[str, dict[str, Any]
     """The command that made a run, and its options; the device is that of this machine."""
     from ..maps.presets import PRESETS
     from ..runs.again import made_by
-    from ..runs.info import EDIT_FORMAT, read_edit, read_info
+    from ..runs.info import read_edit, read_info
+    from ..runs.settings import EDIT_FORMAT
 
     where, more = str(path.parent), tuple[str, ...]()
     if isinstance(document, dict) and document.get("format") == EDIT_FORMAT:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidValueError
 from ..hooks.attention_store import AttentionStore
-from ..hooks.keep import RunPart, Span
+from ..hooks.run_part import RunPart, Span
 from ..prompts.tokens import Prompt
 from . import alignment
 from .blend import LocalBlend

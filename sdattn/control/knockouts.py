@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import InvalidTypeError, InvalidValueError, RunError
 from ..files.terminal import shorter
-from ..hooks.keep import Span
+from ..hooks.run_part import Span
 from ..maps import render
 from ..maps.heatmap import Heatmap
 from ..maps.notebook import pictures

@@ -21,8 +21,8 @@ from ..attention import TorchAttnProcessor
 from ..attention.device_copies import index_on
 from ..errors import InvalidTypeError, InvalidValueError
 from ..hooks.installer import Installation
-from ..hooks.keep import RunPart, Span
 from ..hooks.passes import CaptureError
+from ..hooks.run_part import RunPart, Span
 from ..models.denoiser_call import DenoiserCall
 from ..models.guidance import GuidanceWatch, Order, guided_order
 from ..models.layers import (

@@ -18,15 +18,15 @@ from ..control.controllers import (
 from ..control.registration import register_attention_control, step_end
 from ..errors import InvalidValueError, Message, OptionError, option_names
 from ..files.records import plain
-from ..hooks.keep import Span
+from ..hooks.run_part import Span
 from ..inversion.invert import Inversion, psnr
 from ..models.loading import check_text_to_image, is_guided, latent_size, model_passes
 from ..models.pipeline_call import checked_options, checked_seeds, one_at_a_time
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
 from ..runs.editrun import EditRun
-from ..runs.info import Edited
 from ..runs.sampling import sample
+from ..runs.settings import Edited
 
 Mode = Literal["auto", "replace", "refine", "reweight"]
 

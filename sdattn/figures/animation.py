@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidValueError
-from ..maps import render
+from ..maps import render, sheets
 from ..runs.imagerun import ImageRun
 from .choosing import chosen, kept_steps
 from .saving import format_of, save_file
@@ -50,7 +50,7 @@ def animate(
     picture, frames = _reduced(run.image), []
     for (name, _), maps in zip(kept, steps, strict=True):
         tiles = [heatmap.overlay(picture, scale=scale) for heatmap in maps]
-        frame = render.grid(picture, tiles, ", ".join(name))
+        frame = sheets.grid(picture, tiles, ", ".join(name))
         frame.thumbnail((size, size))
         frames.append(frame)
     return frames

@@ -189,7 +189,7 @@ class _Watch:
         from .observers import observing  # torch's compiler comes with it, which takes seconds
 
         inner, observe = layer.module.processor, partial(self.observe, layer)
-        wanted = partial(self.wants, layer.name)
+        wanted = lambda: layer.name in self.taken  # noqa: E731  a call that is not kept costs this
         look: Look | None = None
         if self.text_states is not None:
             look = OtherTextLook(self.text_states)
@@ -242,7 +242,6 @@ class _Watch:
         if len(self.store.passes) == 1:  # resolutions and sizes are known only now
             self.store.layers = select_layers(self.store.layers, *self.selection, found.latent_size)
             self._log_bytes()
-        # From here on observers ask wants(), so a pass that is not kept costs a look-up a layer.
         self.taken = self.store.taken()
         if self.passes.call is not None and self.passes.call.text is not None:
             self.recorders.begin(self.store.layers, found, self.passes.call.text.device)
@@ -253,10 +252,6 @@ class _Watch:
             if self.passes.call is not None:
                 self.recorders.end(self.taken, self.store)
             self.passes.call, self.taken = None, frozenset()
-
-    def wants(self, name: str) -> bool:
-        """Whether the call of a layer that begins now is kept."""
-        return name in self.taken
 
     def observe(self, layer: AttentionLayer, attended: Attended) -> None:
         running = self.store.passes[-1]

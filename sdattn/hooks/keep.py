@@ -1,12 +1,11 @@
 """`Keep`: what a capture keeps of steps, heads and columns, read once where it comes in, and its
-bytes; `RunPart`: a part of a run, one meaning for captures, knockouts, edits and presets."""
+bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Real
 from typing import Any
 
 import torch
@@ -14,94 +13,11 @@ import torch
 from ..errors import InvalidValueError
 from ..models.layers import AttentionLayer
 from ..models.pipeline_call import whole
+from .run_part import RunPart, items_of
 
 MUCH = 1e9  # bytes; a warning is logged where more will be held
 # "mean", "all", indices; of steps also "last", or a part of the run, (0.5, 1.0)
 Selection = str | Sequence[int] | tuple[float, float]
-Span = float | tuple[float, float]  # 0.8 means (0, 0.8), in parts of the run
-
-
-@dataclass(frozen=True)
-class RunPart:
-    """A part of a run, ``0 <= first <= last <= 1``.
-
-    A pass of the model belongs to it where the middle of the pass lies in it, the bounds included.
-    So of an odd number of passes the one in the very middle belongs to both halves, and a run of a
-    single pass has it in either. From a point to that same point there is nothing.
-    """
-
-    first: float
-    last: float
-
-    @classmethod
-    def between(cls, pair: Any) -> RunPart | None:
-        """The part between two points of the run; None for what is no pair of such numbers."""
-        items = _items(pair)
-        numbers = [number for item in items if (number := _number(item)) is not None]
-        if not len(items) == len(numbers) == 2:
-            return None
-        first, last = numbers
-        return cls(first, last) if 0 <= first <= last <= 1 else None
-
-    @classmethod
-    def of(cls, span: Any, passes: int | str = "their number") -> RunPart:
-        """A part as knockouts and edits take it: 0.8 for the first 80 %, or ``(0.2, 0.8)``.
-
-        Raises:
-            ValueError: it is none; the message names the number of ``passes``.
-        """
-        found = cls.between((0.0, span) if isinstance(span, Real) else span)
-        if found is None:
-            raise InvalidValueError(
-                f"{span!r}: pass a part of the run from 0 to 1, such as 0.8 or (0.2, 0.8). For n "
-                f"steps pass n / {passes}."
-            )
-        return found
-
-    @classmethod
-    def read(cls, pair: Any) -> RunPart | None:
-        """A part as captures take it, where indices of steps may stand as well: ``(0.5, 1.0)``.
-
-        Returns:
-            None for what is no part: two indices, a word, numbers outside [0, 1].
-
-        Raises:
-            ValueError: the tuple of the whole numbers 0 and 1, which could be either.
-        """
-        found = cls.between(pair)
-        if found is None or found.first == found.last:
-            return None
-        if any(whole(number) is None for number in pair):
-            return found
-        if isinstance(pair, tuple):
-            raise InvalidValueError(
-                f"steps={pair!r} can be read in two ways. Pass [0, 1] for the first two calls of "
-                "the model, (0.0, 1.0) for the whole run."
-            )
-        return None
-
-    def holds(self, position: float | None) -> bool:
-        """Whether a pass with its middle there belongs to it; None is a place that is not known."""
-        if position is None or self.first == self.last:
-            return False
-        return self.first <= position <= self.last
-
-    def passes(self, number: int) -> list[int]:
-        """Which of so many passes belong to it, counted from 0."""
-        return [i for i in range(number) if self.holds((i + 0.5) / number)]
-
-
-def _number(item: Any) -> float | None:
-    """A number as a float; None for anything else, True and False too."""
-    is_real = isinstance(item, Real) and not isinstance(item, bool)
-    number = item if is_real else whole(item)
-    return None if number is None else float(number)
-
-
-def _items(value: Any) -> tuple[Any, ...]:
-    """What a list holds; nothing of a word, of a number, or of an array that is one number."""
-    is_one = isinstance(value, str) or getattr(value, "ndim", None) == 0
-    return tuple(value) if isinstance(value, Collection) and not is_one else ()
 
 
 @dataclass(frozen=True)
@@ -207,7 +123,7 @@ def _indices(name: str, value: Any, more: str = "") -> tuple[int, ...]:
 
 def _wholes(value: Any) -> tuple[int, ...]:
     """The whole numbers from 0 that a list holds; nothing if it holds anything else."""
-    numbers = [whole(item) for item in _items(value)]
+    numbers = [whole(item) for item in items_of(value)]
     good = [number for number in numbers if number is not None and number >= 0]
     return tuple(good) if len(good) == len(numbers) else ()
 
@@ -250,7 +166,7 @@ class Keep:
         Raises:
             ValueError: one that cannot be.
         """
-        lists = None if among is None else [_wholes(columns) for columns in _items(among)]
+        lists = None if among is None else [_wholes(columns) for columns in items_of(among)]
         if lists is not None and not (lists and all(lists)):
             raise InvalidValueError(
                 f"among={among!r}: pass a list of columns, not empty, for each image."

@@ -21,7 +21,7 @@ from ..errors import RunError
 from ..models.denoiser_call import by_name, innermost
 from .attended import Attended, GivenProbs, QueryKey
 from .image_prompts import beside_images, image_projections
-from .projections import ARRIVED, Projections, named, output_projection
+from .projections import ARRIVED, Projections, named, output_projection, query_and_key
 from .sdpa import SdpaWatch, exact_call
 from .unknown_processors import ProductWatch, is_plain, misfit, unknown_use, used_in
 
@@ -175,7 +175,7 @@ class ObservingProcessor:
                 output = self.watched(calls, SdpaWatch, attn, *args, **kwargs)
             else:
                 output = self.inner(attn, *args, **kwargs)
-        query, key = _query_and_key(seen, self.inner)
+        query, key = query_and_key(seen, self.inner)
         attended: Attended
         call = exact_call(calls, len(query), attn.heads, query.shape[1], key.shape[1])
         if call is not None:
@@ -269,21 +269,6 @@ def _nothing(_attended: Attended) -> None:
     """What an observer does whose capture has ended."""
 
 
-def _query_and_key(seen: dict[str, list[Tensor]], inner: Any) -> tuple[Tensor, Tensor]:
-    if "to_qkv" in seen:
-        query, key, _ = seen["to_qkv"][0].chunk(3, dim=-1)
-        return query, key
-    if "to_q" in seen and "to_kv" in seen:
-        return seen["to_q"][0], seen["to_kv"][0].chunk(2, dim=-1)[0]
-    if "to_q" in seen and "to_k" in seen:
-        return seen["to_q"][0], seen["to_k"][0]
-    raise RunError(
-        f"The processor {type(inner).__name__} did not call the layer's own to_q and to_k "
-        f"(called: {', '.join(seen) or 'none'}), so what it attended to cannot be known. Set "
-        "another processor before capture, sdattn.TorchAttnProcessor() for example."
-    )
-
-
 def _softmax_of(
     attn: Any, seen: dict[str, list[Tensor]], mask: Tensor | None, inner: Any
 ) -> tuple[Attended, Tensor]:
@@ -291,7 +276,7 @@ def _softmax_of(
 
     A head at a time, since a kernel that is not seen may be there to hold no ``[N, T]``.
     """
-    query, key = _query_and_key(seen, inner)
+    query, key = query_and_key(seen, inner)
     joined = seen.get("to_kv", seen.get("to_qkv"))
     values = seen.get("to_v") if joined is None else [joined[0][..., -key.shape[-1] :]]
     if values is None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..errors import RunError
+
 ARRIVED = "to_out"  # the one whose input is seen
 Projection = tuple[str, nn.Module | None]  # a projection by its name
 
@@ -20,6 +22,26 @@ def named(attn: Any, names: Sequence[str]) -> list[Projection]:
 def output_projection(attn: Any) -> nn.Module | None:
     to_out = getattr(attn, "to_out", None)
     return to_out[0] if isinstance(to_out, nn.ModuleList) else to_out
+
+
+def query_and_key(seen: dict[str, list[Tensor]], inner: Any) -> tuple[Tensor, Tensor]:
+    """What a layer's projections gave, by name, as its query and key ``[B, N or T, heads*d]``.
+
+    Raises:
+        RuntimeError: the processor ``inner`` called none that they follow from.
+    """
+    if "to_qkv" in seen:
+        query, key, _ = seen["to_qkv"][0].chunk(3, dim=-1)
+        return query, key
+    if "to_q" in seen and "to_kv" in seen:
+        return seen["to_q"][0], seen["to_kv"][0].chunk(2, dim=-1)[0]
+    if "to_q" in seen and "to_k" in seen:
+        return seen["to_q"][0], seen["to_k"][0]
+    raise RunError(
+        f"The processor {type(inner).__name__} did not call the layer's own to_q and to_k "
+        f"(called: {', '.join(seen) or 'none'}), so what it attended to cannot be known. Set "
+        "another processor before capture, sdattn.TorchAttnProcessor() for example."
+    )
 
 
 class Projections:

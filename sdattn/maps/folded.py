@@ -11,8 +11,8 @@ from torch import Tensor
 from ..attention import level_grids, query_grid
 from ..errors import InvalidTypeError, InvalidValueError, Message
 from ..hooks.attention_store import AttentionStore, Maps
-from ..hooks.keep import RunPart
 from ..hooks.passes import CaptureError
+from ..hooks.run_part import RunPart
 from ..models.guidance import Branch
 from ..models.layers import PLACES
 from ..models.pipeline_call import whole

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ..errors import InvalidValueError, OptionError
-from ..hooks.keep import RunPart
+from ..hooks.run_part import RunPart
 
 UNET = ("down", "mid", "up")
 _CHOICES: dict[str, tuple[str | None, ...]] = {

@@ -10,8 +10,9 @@ from typing import Any
 from ..errors import InvalidValueError
 from ..maps.presets import PRESETS, Preset
 from .imagerun import ImageRun
-from .info import FURTHER, Edited, Explained, RunSettings
+from .info import FURTHER
 from .option_names import PIPELINE
+from .settings import Edited, Explained, RunSettings
 
 _ARGUMENTS = {
     "generate": ("prompt",),

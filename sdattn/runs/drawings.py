@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from ..files.paths import file_name
-from ..maps import render
+from ..maps import sheets
 from ..maps.heatmap import Heatmap
 
 PARTS = ("image", "overlays", "grid", "maps", "masks", "report")
@@ -36,7 +36,7 @@ def drawings(
             f"heatmaps/{n}": png(tile, **_QUICK) for n, tile in zip(names, tiles, strict=True)
         }
     if "grid" in parts:
-        files["grid.png"] = png(render.grid(image, tiles, title), **_QUICK)
+        files["grid.png"] = png(sheets.grid(image, tiles, title), **_QUICK)
     if "masks" in parts:
         files |= {f"masks/{n}": _mask(m, image) for n, m in zip(names, maps, strict=True)}
     return files

@@ -7,12 +7,12 @@ from typing import Any
 
 from ..control.alignment import linked
 from ..files.writing import to_json
-from ..maps import notebook, render
+from ..maps import notebook, sheets
 from ..maps.heatmaps import Heatmaps
 from .folder import new_folder, save_run
-from .info import Edited, EditInfo
 from .report.pair import Counterpart, Link, Picture, pair_page
 from .run import Run
+from .settings import Edited, EditInfo
 
 _TOLD = {  # of the settings of an edit, as its page names them
     "mode": "mode",
@@ -65,7 +65,7 @@ class EditRun(Run):
             maps = [run.heatmaps[word] for word in words if word in run.heatmaps]
             tiles = [heatmap.overlay(run.image, scale=scale) for heatmap in maps]
             columns.append((run.image, run.heatmaps.prompt.text, tiles))
-        return render.columns(columns)
+        return sheets.columns(columns)
 
     def page(self) -> bytes:
         """``edit.html``: a page with the source's picture and a target's, a slider between them,

@@ -29,9 +29,9 @@ from ..models.loading import check_text_to_image
 from ..models.pipeline_call import checked_options, checked_seeds, named_bar, one_at_a_time
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
-from .info import Explained
 from .run import Run
 from .sampling import sample
+from .settings import Explained
 
 TIMESTEPS = (0.05, 0.15, 0.25)  # of the training schedule: where the model looks by default
 

@@ -16,8 +16,9 @@ from ..files.writing import clear_leftovers, sha256, whole_folder, write_files, 
 from .drawings import USUAL
 from .imagerun import ImageRun, described
 from .info import with_files
-from .packing import READ, RUN_FILE, Packed, pack_run, unpack_run
+from .packing import RUN_FILE, Packed, pack_run
 from .report import report
+from .unpacking import READ, unpack_run
 
 Kind = Literal["run", "edit", "diff"]
 _CALLED = {"run": "run's folder", "edit": "edit's folder", "diff": "comparison's folder"}
@@ -92,7 +93,7 @@ def load_run(folder: str | Path) -> SavedRun:
 
 
 def saved_run(files: Mapping[str, bytes], folder: AnyPath, where: str) -> SavedRun:
-    """The run whose files these are; raises as :func:`sdattn.runs.packing.unpack_run` does."""
+    """The run whose files these are; raises as :func:`sdattn.runs.unpacking.unpack_run` does."""
     return SavedRun(**vars(unpack_run(files, where)), folder=folder)
 
 

@@ -21,7 +21,7 @@ from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMap, LayerMaps
 from ..maps.presets import PRESETS, Preset
 from ..prompts.tokens import Prompt
-from .info import RunSettings
+from .settings import RunSettings
 
 if TYPE_CHECKING:
     import xarray as xr

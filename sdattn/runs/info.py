@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import InvalidValueError, Message, MissingFileError
@@ -14,8 +14,9 @@ from ..maps.presets import Preset
 from ..maps.statistics import WordStatistics
 from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, Word
+from .settings import Captured, EditInfo, RunSettings
 
-FORMAT, EDIT_FORMAT = "sdattn-run-4", "sdattn-edit-1"
+FORMAT = "sdattn-run-4"
 MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"
 
 _DO = "Restore it or generate the run again."
@@ -40,108 +41,6 @@ FURTHER = {  # by the folder that they are in
     "asked": FurtherKind("Asked about", "ask"),
     "causal": FurtherKind("What changes without", "causal", changes=True),
 }
-Kept = str | Sequence[int] | tuple[float, ...] | None
-Span = float | list[float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Captured(Record):
-    """Which steps and heads a run kept, as :func:`sdattn.capture` is asked for them."""
-
-    steps: Kept
-    heads: Kept
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explained(Record):
-    """How a picture that was there already was looked at, see :func:`sdattn.explain`; ``file`` is
-    the name that it had, where it had one."""
-
-    way: str
-    timesteps: list[int]
-    reconstruction_psnr: float | None = None
-    file: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Edited(Record):
-    """The edit that a picture is of, see :func:`sdattn.edit.edit` for its arguments."""
-
-    prompt: str
-    targets: list[str]
-    mode: str
-    cross_replace_steps: Span | dict[str, Span]
-    self_replace_steps: Span
-    blend: list[list[str]] | None
-    weights: dict[str, float]
-    reconstruction_psnr: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings(Record):
-    """How one image's run was made.
-
-    Attributes:
-        id, line, fingerprint: of an item of a batch run.
-        prompt: the text.
-        seed: of the noise; None where that is a picture's own.
-        model, pipeline, scheduler: ``"demo"``, a folder or a name; names of classes.
-        options: the pipeline's that JSON can hold.
-        options_left_out: names of the others.
-        device, dtype: ``"cpu"``, ``"float32"``.
-        timesteps: that the model was called with, in order.
-        captured: which steps and heads were kept.
-        versions: of the packages.
-        size: width and height in pixels.
-        blanked: the pipeline's safety checker blanked the picture.
-        asked: the other text that was asked about.
-        explained, edited: the picture was there already, or is of an edit.
-    """
-
-    id: str | None = None
-    line: int | None = None
-    fingerprint: str | None = None
-    prompt: str
-    seed: int | None
-    model: str | None = None
-    pipeline: str | None = None
-    scheduler: str | None = None
-    options: dict[str, Any] | None = None
-    options_left_out: list[str] | None = None
-    device: str | None = None
-    dtype: str | None = None
-    timesteps: list[float] | None = None
-    captured: Captured | None = None
-    versions: dict[str, str] | None = None
-    size: tuple[int, int] | None = None
-    blanked: bool | None = None
-    asked: str | None = None
-    explained: Explained | None = None
-    edited: Edited | None = None
-
-    def alone(self) -> RunSettings:
-        """Without what a whole document says of the files."""
-        return RunSettings(**{f.name: getattr(self, f.name) for f in fields(RunSettings)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class EditInfo(Edited, RunSettings):
-    """``run.json`` of an edit: the settings of its source's run, and the edit.
-
-    Attributes:
-        runs: the folders of the images' runs beside it.
-    """
-
-    runs: list[str]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"format": EDIT_FORMAT, **super().to_json()}
-
-    @property
-    def of_images(self) -> RunSettings:
-        """As each of the images has them."""
-        edited = Edited(**{f.name: getattr(self, f.name) for f in fields(Edited)})
-        return replace(self.alone(), edited=edited)
 
 
 @dataclass(frozen=True)

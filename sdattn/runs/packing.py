@@ -7,28 +7,24 @@ negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, 
                                maps.safetensors, [rows, cols] by word
 """
 
-import io
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from PIL import Image
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
-from ..errors import InvalidValueError, MissingFileError
+from ..errors import InvalidValueError
 from ..files.writing import sha256
 from ..maps.aggregation import aggregate
-from ..maps.details import Details
 from ..maps.from_stores import finish
-from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
-from ..maps.layermaps import LayerMap, LayerMaps, halved
+from ..maps.layermaps import LayerMaps, halved
 from ..maps.presets import Preset
 from ..prompts.tokens import Prompt
 from .drawings import USUAL, drawings, named, png
-from .imagerun import Further, ImageRun
+from .imagerun import ImageRun
 from .info import (
     FORMAT,
     FURTHER,
@@ -39,8 +35,6 @@ from .info import (
     FurtherEntry,
     LayerEntry,
     RunInfo,
-    missing,
-    read_info,
 )
 
 # A file that a run's folder can have, by its path in it
@@ -50,8 +44,6 @@ RUN_FILE = re.compile(
     r"(grid\.png|maps\.safetensors|(heatmaps|masks)/[0-9]{2,}-[^/]+\.png)"
 )
 AFFINITY = "self-attention"  # the name among the maps of what refined them
-NEEDED = ("run.json", "image.png", MAPS)
-READ = (*NEEDED, STEPS, HEADS, *(f"{name}/{MAPS}" for name in FURTHER))
 
 
 class Packed(NamedTuple):
@@ -171,139 +163,3 @@ def pack_maps(maps: Mapping[str, Tensor]) -> bytes:
     halves = {name: halved(values) for name, values in maps.items()}
     # One key only: safetensors writes several in an order that changes from run to run.
     return save(halves, metadata={"format": FORMAT})
-
-
-# Reading
-
-
-def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
-    """What :func:`pack_run` packed, the heatmaps made anew from the maps.
-
-    Args:
-        files: those of ``READ`` that there are.
-        where: they come from, for errors.
-
-    Raises:
-        FileNotFoundError: ``run.json``, ``image.png`` or ``maps.safetensors`` is missing, or
-            another file of maps that the run wrote.
-        ValueError: it is no run of sdattn, or a part is not what the run wrote.
-    """
-    info = read_info(files, where)
-    _check(files, info, where)
-    files = {name: data for name, data in files.items() if name in info.files}
-    image = _open_png(files["image.png"], f"{where}/image.png")
-    try:
-        layers = _unpack_layers(files[MAPS], info)
-        return ImageRun(
-            image,
-            heatmaps_from(layers, info.read_prompt, info.preset),
-            layers,
-            info,
-            _unpack_details(files, info),
-            {name: _unpack_further(files[f"{name}/{MAPS}"], info, name) for name in info.more},
-        )
-    except Exception as error:  # whatever a document of someone else's making leads to
-        raise InvalidValueError(
-            f"{where}: its maps are not those that its run.json names "
-            f"({type(error).__name__}: {error}). Restore the folder or generate the run again."
-        ) from error
-
-
-def _open_png(data: bytes, where: str) -> Image.Image:
-    """RGB. Nothing but PNG is opened: other readers of Pillow start programs of their own."""
-    try:
-        return Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InvalidValueError(
-            f"{where} is no PNG picture that can be read: {error}. Restore it or generate the run "
-            "again."
-        ) from error
-
-
-def _check(files: Mapping[str, bytes], info: RunInfo, where: str) -> None:
-    for part in NEEDED[1:]:
-        if part not in info.files:
-            raise MissingFileError(f"{where} was saved without {part}, so it cannot be shown.")
-    # A file that run.json names must be there, and be the one that was written.
-    for part in READ[1:]:
-        if part not in info.files:
-            continue
-        if part not in files:
-            raise missing(where, part)
-        if sha256(files[part]) != info.files[part]:
-            raise InvalidValueError(
-                f"{where}/{part} is not what this run wrote: its checksum differs from run.json. "
-                "Restore it or generate the run again."
-            )
-
-
-def _unpack_layers(data: bytes, info: RunInfo) -> LayerMaps:
-    tensors = load(data)  # in an order that changes from call to call
-    shapes = map_shapes(info)
-    for name, shape in shapes.items():
-        _check_shape(tensors, name, shape)
-    if foreign := tensors.keys() - shapes.keys():
-        raise InvalidValueError(f"{min(foreign)} is no layer of the run")
-    layers = {
-        name: LayerMap(layer.place, layer.level, layer.heads, tensors[name].float()[None])
-        for name, layer in info.layers.items()
-    }
-    if info.self_attention is None:
-        return LayerMaps(layers, info.columns, info.passes)
-    affinity = tensors[AFFINITY].float()[None]
-    return LayerMaps(layers, info.columns, info.passes, affinity, info.self_attention)
-
-
-def _unpack_details(files: Mapping[str, bytes], info: RunInfo) -> Details:
-    kept = info.details
-
-    def layers(name: str) -> LayerMaps | None:
-        if name not in files:
-            return None
-        tensors, found = load(files[name]), {}
-        for layer, entry in info.layers.items():
-            if layer in tensors:
-                maps = tensors[layer].float()  # [steps or heads, rows, cols, columns]
-                _check_shape(tensors, layer, (len(maps), *entry.grid, len(kept.columns)))
-                if name == STEPS:
-                    _check_shape(tensors, layer, (len(kept.steps or ()), *maps.shape[1:]))
-                elif isinstance(kept.heads, tuple):
-                    _check_shape(tensors, layer, (len(kept.heads), *maps.shape[1:]))
-                maps = maps[None] if name == HEADS else maps
-                found[layer] = LayerMap(entry.place, entry.level, entry.heads, maps)
-        if not found:
-            raise InvalidValueError(f"{name} holds no layer of the run")
-        return LayerMaps(found, kept.columns, passes=1)
-
-    numbers = kept.heads if isinstance(kept.heads, tuple) else "all"
-    return Details(layers(STEPS), kept.steps or (), layers(HEADS), numbers)  # type: ignore[arg-type]
-
-
-def _unpack_further(data: bytes, info: RunInfo, name: str) -> Further:
-    further, tensors = info.more[name], load(data)
-    labels = [label for label, _ in further.maps]
-    for key in named(labels):
-        _check_shape(tensors, key, (*tensors[key].shape[:2],))
-    maps = [
-        Heatmap(label, tensors[key].float(), columns)
-        for key, (label, columns) in zip(named(labels), further.maps, strict=True)
-    ]
-    return Further(further.text, maps)
-
-
-def _check_shape(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
-    found = tuple(tensors[name].shape) if name in tensors else None
-    if found != shape:
-        raise InvalidValueError(f"{name} has the shape {found}, where {shape} is expected")
-
-
-def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in ``maps.safetensors``, as ``run.json`` has them."""
-    shapes = {
-        name: (*([entry.heads] if info.preset.each_head else []), *entry.grid, len(info.columns))
-        for name, entry in info.layers.items()
-    }
-    if info.self_attention is None:
-        return shapes
-    rows, cols = info.self_attention
-    return {**shapes, AFFINITY: (rows * cols, rows * cols)}

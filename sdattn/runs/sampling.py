@@ -31,8 +31,8 @@ from ..models.pipeline_call import call_pipeline, one_each, pictures_of, turn
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
-from .info import Captured, RunSettings
 from .run import Run
+from .settings import Captured, RunSettings
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -23,8 +23,8 @@ from sdattn.batch.engines.drawing import Writer
 from sdattn.maps.presets import PRESETS, preset_of
 from sdattn.runs.drawings import USUAL
 from sdattn.runs.imagerun import ImageRun
-from sdattn.runs.info import RunSettings
 from sdattn.runs.packing import pack_run
+from sdattn.runs.settings import RunSettings
 
 IDENTITY = ("id", "line", "fingerprint")  # what generate() does not know of an item
 

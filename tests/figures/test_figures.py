@@ -25,7 +25,7 @@ from sdattn.maps.details import Details
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.prompts.tokens import read_labels
 from sdattn.runs.imagerun import ImageRun
-from sdattn.runs.info import RunSettings
+from sdattn.runs.settings import RunSettings
 
 PROMPT = "a red circle left of a blue square"
 OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 10}

@@ -20,7 +20,8 @@ from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import Preset
 from sdattn.runs.folder import pack_with_page
 from sdattn.runs.imagerun import ImageRun
-from sdattn.runs.info import RunSettings, sealed
+from sdattn.runs.info import sealed
+from sdattn.runs.settings import RunSettings
 
 FORMATS = ("folder", "webdataset", "parquet")
 TOKENIZER = tiny_tokenizer()

@@ -12,7 +12,8 @@ import sdattn
 from sdattn.control.removal import Removal
 from sdattn.edit import AttentionReplace
 from sdattn.hooks.capture import capture
-from sdattn.hooks.keep import Heads, Keep, RunPart, Steps
+from sdattn.hooks.keep import Heads, Keep, Steps
+from sdattn.hooks.run_part import RunPart
 from sdattn.prompts.tokens import read_prompt
 
 PARTS = [(0.5, 1.0), (0.0, 0.5), (0.25, 0.75), (0.0, 1.0), (0.1, 0.3)]

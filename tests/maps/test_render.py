@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sdattn.maps import render
+from sdattn.maps import render, sheets
 
 
 def test_colours_run_from_the_smallest_to_the_largest_value():
@@ -108,7 +108,7 @@ def test_the_grid_has_the_image_and_every_word():
     image = Image.effect_noise((256, 256), 50).convert("RGB")
     maps = [np.random.default_rng(i).random((16, 16)) for i in range(7)]
     tiles = [render.overlay(image, values, str(i)) for i, values in enumerate(maps)]
-    sheet = render.grid(image, tiles, "a prompt")
+    sheet = sheets.grid(image, tiles, "a prompt")
     tile = tiles[0]
     columns = (sheet.width - 6) // (tile.width + 6)
     rows = (sheet.height - 6) // (tile.height + 6)
@@ -162,7 +162,7 @@ def test_rows_go_on_beside_each_other_under_the_same_head(number, across):
 
     head = [tile(250, i) for i in range(3)]
     rows = [[tile(i, j) for j in range(3)] for i in range(number)]
-    sheet = render.bands(head, rows)
+    sheet = sheets.bands(head, rows)
     tiles = [*head * across, *(one for row in rows for one in row)]
     found = [color for _, color in sheet.getcolors(1 << 16) if color != (20, 20, 20)]
     assert sorted(found) == sorted({one.getpixel((0, 0)) for one in tiles})
@@ -177,8 +177,8 @@ def test_rows_go_on_beside_each_other_under_the_same_head(number, across):
 @pytest.mark.parametrize("text", ["", "one", "many words " * 300, "x" * 5000])
 def test_text_above_a_sheet_is_wrapped_to_three_rows(text):
     tile = Image.new("RGB", (300, 200), (200, 0, 0))
-    plain = render.bands([tile], [])
-    headed = render.bands([tile], [], {"A": text, "B": "short"})
+    plain = sheets.bands([tile], [])
+    headed = sheets.bands([tile], [], {"A": text, "B": "short"})
     assert headed.width == plain.width
     top = headed.height - plain.height
     assert 14 * 1.5 * 3 <= top <= 14 * 1.5 * 5 + 1
@@ -191,7 +191,7 @@ def test_a_long_thin_picture_is_not_enlarged_without_end(size):
     image = Image.new("RGB", size)
     drawn = render.caption(render.enlarge(image), "word", "0 to 1")
     assert drawn.width * drawn.height <= max(1024**2, 4 * size[0] * size[1])
-    assert render.grid(image, [drawn] * 3).width <= 3 * max(4096, size[0]) + 24
+    assert sheets.grid(image, [drawn] * 3).width <= 3 * max(4096, size[0]) + 24
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import Preset
 from sdattn.runs.folder import check_target, new_folder, save_run
 from sdattn.runs.imagerun import ImageRun
-from sdattn.runs.info import RunSettings
+from sdattn.runs.settings import RunSettings
 
 PROMPT = 'a "cat"/dog'
 BOTH = Preset("both", ("down", "up"))  # of the layers that runs have here

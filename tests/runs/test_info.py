@@ -17,8 +17,8 @@ from sdattn import diff, load_run
 from sdattn.figures import figure
 from sdattn.files.writing import sha256
 from sdattn.runs.info import read_info, sealed
-from sdattn.runs.packing import READ, unpack_run
 from sdattn.runs.report import report
+from sdattn.runs.unpacking import READ, unpack_run
 
 
 @pytest.fixture(scope="module")

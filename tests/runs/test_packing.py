@@ -18,7 +18,8 @@ from sdattn.maps.presets import PRESETS, Preset
 from sdattn.maps.render import enlarge
 from sdattn.runs.imagerun import Further
 from sdattn.runs.info import MAPS, read_info
-from sdattn.runs.packing import AFFINITY, map_shapes, pack_run, unpack_run
+from sdattn.runs.packing import AFFINITY, pack_run
+from sdattn.runs.unpacking import map_shapes, unpack_run
 
 PROMPTS = ["a red cat and a turquoise dog", "dog dog"]
 OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 2}  # 16x24 cells and coarser ones

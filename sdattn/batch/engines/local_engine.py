@@ -16,7 +16,7 @@ from .worker import Loaded, Worker, check, load
 
 
 class LocalEngine:
-    """Those who draw a run, as :class:`sdattn.batch.run.Engine` says, seen from each of them."""
+    """An :class:`sdattn.batch.engines.engine.Engine`, seen from each of those who draw."""
 
     lost = False  # the team notices that
 

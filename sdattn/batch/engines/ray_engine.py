@@ -90,7 +90,7 @@ class _Call(NamedTuple):
 
 
 class RayEngine:
-    """Those who draw a run, as :class:`sdattn.batch.run.Engine` says, seen from the command."""
+    """An :class:`sdattn.batch.engines.engine.Engine`, seen from the command."""
 
     def __init__(self, request: Request, folder: BatchFolder, job: str):
         self.request = replace(request, out=str(path_of(request.out).resolve()))

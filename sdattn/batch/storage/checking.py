@@ -9,7 +9,7 @@ from safetensors.torch import load
 
 from ...files.writing import sha256
 from ...runs.info import MAPS, RunInfo, read_info
-from ...runs.packing import map_shapes
+from ...runs.unpacking import map_shapes
 from .layouts import Layout
 from .rows import line_of, row_of, sizes_in
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from ...files.terminal import shorter
 from ...files.writing import to_json
-from ...maps import notebook, render
+from ...maps import notebook, render, sheets
 from ...maps.heatmap import Heatmap
 from ...maps.heatmaps import Heatmaps
 from ..folder import new_folder
@@ -97,7 +97,7 @@ class Comparison:
             **({"A | B": ", ".join(differ)} if differ else {}),
             "B - A": "red where B has more, blue where A has more",
         }
-        return render.bands(head, self._rows(a, b), lines)
+        return sheets.bands(head, self._rows(a, b), lines)
 
     def _rows(self, a: Image.Image, b: Image.Image) -> list[list[Image.Image]]:
         """The tiles of each word: in A, in B, and B - A."""

@@ -1,0 +1,104 @@
+"""Pictures with their captions put together on a sheet: in a grid, in columns, in bands of rows."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+
+from PIL import Image, ImageDraw, ImageFont
+
+from .render import FAINT, INK, PAPER, caption, enlarge, fit, font_of
+
+
+def grid(image: Image.Image, overlays: Sequence[Image.Image], title: str = "") -> Image.Image:
+    """The image and the overlays of its words side by side, row by row, in the order given.
+
+    Args:
+        image: the generated image; it comes first, with ``title`` below.
+        overlays: of each word, with a caption, as :func:`overlay` draws them of this image.
+        title: usually the prompt.
+    """
+    tiles = [caption(enlarge(image), title or "image"), *overlays]
+    across = min(len(tiles), max(1, round(math.sqrt(len(tiles) * 1.6))))
+    return _sheet([tiles[i : i + across] for i in range(0, len(tiles), across)])
+
+
+def columns(parts: Sequence[tuple[Image.Image, str, Sequence[Image.Image]]]) -> Image.Image:
+    """Images side by side, below each its overlays: (image, title, overlays) of each column."""
+    heads = [caption(enlarge(image), title or "image") for image, title, _ in parts]
+    nothing = Image.new("RGB", (1, 1), PAPER)
+    below = zip_longest(*(tiles for _, _, tiles in parts), fillvalue=nothing)
+    return _sheet([heads, *below])
+
+
+def _sheet(rows: Sequence[Sequence[Image.Image]]) -> Image.Image:
+    """Tiles of one size in rows."""
+    gap = 6
+    width, height = (side + gap for side in rows[0][0].size)
+    size = max(map(len, rows)) * width + gap, len(rows) * height + gap
+    sheet = Image.new("RGB", size, PAPER)
+    for i, row in enumerate(rows):
+        for j, tile in enumerate(row):
+            sheet.paste(tile, (gap + j * width, gap + i * height))
+    return sheet
+
+
+def bands(
+    head: Sequence[Image.Image],
+    rows: Sequence[Sequence[Image.Image]],
+    lines: Mapping[str, str] | None = None,
+) -> Image.Image:
+    """Rows of tiles of one size below a head row; many rows go on beside each other.
+
+    Args:
+        head: the tiles above the first row; they are repeated where the rows go on.
+        rows: tiles, as many in each row as in the head.
+        lines: text above all, by what it is about; each is wrapped to three rows at most.
+    """
+    width, height = head[0].size
+    across = 1
+    # As many columns of rows as bring the sheet to about two and a half times its width in height.
+    while (math.ceil(len(rows) / across) + 1) * height > 2.5 * across * len(head) * width:
+        across += 1
+    deep = max(1, math.ceil(len(rows) / across))
+    parts = [rows[start : start + deep] for start in range(0, max(1, len(rows)), deep)]
+    sheets = [_sheet([head, *part]) for part in parts]
+    pitch = sheets[0].width + width // 12
+    body = Image.new("RGB", (len(sheets) * pitch - width // 12, sheets[0].height), PAPER)
+    for i, sheet in enumerate(sheets):
+        body.paste(sheet, (i * pitch, 0))
+    return _headed(body, lines) if lines else body
+
+
+def _headed(body: Image.Image, lines: Mapping[str, str]) -> Image.Image:
+    """A picture below lines of text, each with its name on the left."""
+    size = min(36, max(14, body.width // 64))
+    font = font_of(size)
+    left = round(max(map(font.getlength, lines))) + 2 * size
+    rows = [
+        ("" if i else name, row)
+        for name, text in lines.items()
+        for i, row in enumerate(_wrap(text, font, body.width - left - size))
+    ]
+    top = round(1.5 * size * (len(rows) + 1))
+    out = Image.new("RGB", (body.width, body.height + top), PAPER)
+    out.paste(body, (0, top))
+    draw = ImageDraw.Draw(out)
+    for i, (name, row) in enumerate(rows):
+        middle = 1.5 * size * (i + 1)
+        draw.text((size, middle), name, FAINT, font, anchor="lm")
+        draw.text((left, middle), row, INK, font, anchor="lm")
+    return out
+
+
+def _wrap(text: str, font: ImageFont.FreeTypeFont, width: float) -> list[str]:
+    """The text in one to three rows; what has no room there ends in an ellipsis."""
+    rows: list[str] = []
+    words = text.split()
+    while words and len(rows) < 2:
+        number = min(len(words), 100)  # more have no room in any font
+        # As many words as have room in this row.
+        while number > 1 and font.getlength(" ".join(words[:number])) > width:
+            number -= 1
+        rows.append(fit(" ".join(words[:number]), font, width))
+        words = words[number:]
+    return [*rows, fit(" ".join(words), font, width)] if words or not rows else rows

@@ -1,0 +1,154 @@
+"""The files of one image's run read again, each checked against what ``run.json`` says of it."""
+
+import io
+from collections.abc import Mapping
+
+from PIL import Image
+from safetensors.torch import load
+from torch import Tensor
+
+from ..errors import InvalidValueError, MissingFileError
+from ..files.writing import sha256
+from ..maps.details import Details
+from ..maps.heatmap import Heatmap
+from ..maps.layermaps import LayerMap, LayerMaps
+from .drawings import named
+from .imagerun import Further, ImageRun
+from .info import FURTHER, HEADS, MAPS, STEPS, RunInfo, missing, read_info
+from .packing import AFFINITY, heatmaps_from
+
+NEEDED = ("run.json", "image.png", MAPS)
+READ = (*NEEDED, STEPS, HEADS, *(f"{name}/{MAPS}" for name in FURTHER))
+
+
+def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
+    """What :func:`sdattn.runs.packing.pack_run` packed, the heatmaps made anew from the maps.
+
+    Args:
+        files: those of ``READ`` that there are.
+        where: they come from, for errors.
+
+    Raises:
+        FileNotFoundError: ``run.json``, ``image.png`` or ``maps.safetensors`` is missing, or
+            another file of maps that the run wrote.
+        ValueError: it is no run of sdattn, or a part is not what the run wrote.
+    """
+    info = read_info(files, where)
+    _check(files, info, where)
+    files = {name: data for name, data in files.items() if name in info.files}
+    image = _open_png(files["image.png"], f"{where}/image.png")
+    try:
+        layers = _unpack_layers(files[MAPS], info)
+        return ImageRun(
+            image,
+            heatmaps_from(layers, info.read_prompt, info.preset),
+            layers,
+            info,
+            _unpack_details(files, info),
+            {name: _unpack_further(files[f"{name}/{MAPS}"], info, name) for name in info.more},
+        )
+    except Exception as error:  # whatever a document of someone else's making leads to
+        raise InvalidValueError(
+            f"{where}: its maps are not those that its run.json names "
+            f"({type(error).__name__}: {error}). Restore the folder or generate the run again."
+        ) from error
+
+
+def _open_png(data: bytes, where: str) -> Image.Image:
+    """RGB. Nothing but PNG is opened: other readers of Pillow start programs of their own."""
+    try:
+        return Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InvalidValueError(
+            f"{where} is no PNG picture that can be read: {error}. Restore it or generate the run "
+            "again."
+        ) from error
+
+
+def _check(files: Mapping[str, bytes], info: RunInfo, where: str) -> None:
+    for part in NEEDED[1:]:
+        if part not in info.files:
+            raise MissingFileError(f"{where} was saved without {part}, so it cannot be shown.")
+    # A file that run.json names must be there, and be the one that was written.
+    for part in READ[1:]:
+        if part not in info.files:
+            continue
+        if part not in files:
+            raise missing(where, part)
+        if sha256(files[part]) != info.files[part]:
+            raise InvalidValueError(
+                f"{where}/{part} is not what this run wrote: its checksum differs from run.json. "
+                "Restore it or generate the run again."
+            )
+
+
+def _unpack_layers(data: bytes, info: RunInfo) -> LayerMaps:
+    tensors = load(data)  # in an order that changes from call to call
+    shapes = map_shapes(info)
+    for name, shape in shapes.items():
+        _check_shape(tensors, name, shape)
+    if foreign := tensors.keys() - shapes.keys():
+        raise InvalidValueError(f"{min(foreign)} is no layer of the run")
+    layers = {
+        name: LayerMap(layer.place, layer.level, layer.heads, tensors[name].float()[None])
+        for name, layer in info.layers.items()
+    }
+    if info.self_attention is None:
+        return LayerMaps(layers, info.columns, info.passes)
+    affinity = tensors[AFFINITY].float()[None]
+    return LayerMaps(layers, info.columns, info.passes, affinity, info.self_attention)
+
+
+def _unpack_details(files: Mapping[str, bytes], info: RunInfo) -> Details:
+    kept = info.details
+
+    def layers(name: str) -> LayerMaps | None:
+        if name not in files:
+            return None
+        tensors, found = load(files[name]), {}
+        for layer, entry in info.layers.items():
+            if layer in tensors:
+                maps = tensors[layer].float()  # [steps or heads, rows, cols, columns]
+                _check_shape(tensors, layer, (len(maps), *entry.grid, len(kept.columns)))
+                if name == STEPS:
+                    _check_shape(tensors, layer, (len(kept.steps or ()), *maps.shape[1:]))
+                elif isinstance(kept.heads, tuple):
+                    _check_shape(tensors, layer, (len(kept.heads), *maps.shape[1:]))
+                maps = maps[None] if name == HEADS else maps
+                found[layer] = LayerMap(entry.place, entry.level, entry.heads, maps)
+        if not found:
+            raise InvalidValueError(f"{name} holds no layer of the run")
+        return LayerMaps(found, kept.columns, passes=1)
+
+    numbers = kept.heads if isinstance(kept.heads, tuple) else "all"
+    return Details(layers(STEPS), kept.steps or (), layers(HEADS), numbers)  # type: ignore[arg-type]
+
+
+def _unpack_further(data: bytes, info: RunInfo, name: str) -> Further:
+    further, tensors = info.more[name], load(data)
+    labels = [label for label, _ in further.maps]
+    for key in named(labels):
+        _check_shape(tensors, key, (*tensors[key].shape[:2],))
+    maps = [
+        Heatmap(label, tensors[key].float(), columns)
+        for key, (label, columns) in zip(named(labels), further.maps, strict=True)
+    ]
+    return Further(further.text, maps)
+
+
+def _check_shape(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
+    found = tuple(tensors[name].shape) if name in tensors else None
+    if found != shape:
+        raise InvalidValueError(f"{name} has the shape {found}, where {shape} is expected")
+
+
+def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in ``maps.safetensors``, as ``run.json`` has them."""
+    shapes = {
+        name: (*([entry.heads] if info.preset.each_head else []), *entry.grid, len(info.columns))
+        for name, entry in info.layers.items()
+    }
+    if info.self_attention is None:
+        return shapes
+    rows, cols = info.self_attention
+    return {**shapes, AFFINITY: (rows * cols, rows * cols)}
