@@ -2,8 +2,9 @@
 
 `capture` (for any pipeline) installs an observer into each layer; `passes` knows which calls of the
 denoiser are kept and which of their rows; `map_store` holds a `RunningSum` for each layer, cut by
-`keep` and `run_part`. `attention_store`, `step_controller` and `attachment` are the same for prompt-to-prompt
-code, whose processors call the store themselves. `installer` puts things in and takes them out.
+`keep` and `run_part`. `attention_store`, `step_controller` and `attachment` are the same for
+prompt-to-prompt code, whose processors call the store themselves. `installer` puts things in and
+takes them out.
 
 How a layer can be seen, each as an `Attended` of its own (`attended`), which `observers` chooses:
 
