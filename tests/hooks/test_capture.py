@@ -29,6 +29,7 @@ from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 import sdattn.hooks.attended
 from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture, generate
 from sdattn.hooks.observers import LARGE
+from sdattn.models.family import Family
 from sdattn.models.layers import find_layers
 
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
@@ -479,3 +480,14 @@ def test_a_watched_model_can_be_copied(tiny_unet):
         name: type(one) for name, one in before.items()
     }
     assert not any(held[name] is before[name] for name in held)
+
+
+def test_what_is_known_of_the_model_is_looked_up_when_capture_begins(monkeypatch):
+    """Not in each pass, nor in each layer."""
+    pipe, asked = make_pipeline(), []
+    lists = Family.lists
+    monkeypatch.setattr(Family, "lists", lambda *given: asked.append(given) or lists(*given))
+    with capture(pipe) as store:
+        asked.clear()
+        run(pipe, num_inference_steps=2)
+    assert len(store.passes) == 2 and asked == []

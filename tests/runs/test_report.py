@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.page_data import data_of, maps_of
-from helpers.small_runs import small_run
+from helpers.small_runs import edited, small_run
 from random_run import random_run
 
 import sdattn as library
@@ -249,3 +249,13 @@ def test_no_command_is_told_that_would_make_another_run(demo):
         with pytest.raises(ValueError, match=why):
             command_of(changed)
         assert why.split(":")[-1].strip("'") in report(changed).decode().replace("&#39;", "'")
+
+
+def test_an_edit_with_an_option_that_its_command_has_not_is_no_command():
+    asked = edited(prompt="a red cat", targets=["a red dog"])
+    options = {"num_inference_steps": 2, "guidance_scale": 3.0}
+    one = small_run(edited=asked.to_json(), options=options)
+    assert "--steps 2" in command_of(one) and "--set" not in command_of(one)
+    other = replace(one, settings=replace(one.settings, options={**options, "eta": 1.0}))
+    with pytest.raises(ValueError, match="that only Python can: eta"):
+        command_of(other)

@@ -9,6 +9,7 @@ from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
 from sdattn import capture, generate, heatmaps, load_run
 from sdattn.edit import EditRun
+from sdattn.runs.generation import prepare
 from sdattn.runs.run import Run
 
 PROMPT = "a red cat and a dog"
@@ -89,3 +90,15 @@ def test_what_is_not_known_is_left_out():
     run = small_run()
     found = replace(run, settings=replace(run.settings, seed=None, timesteps=None, model=None))
     assert repr(found) == "ImageRun(96x64 of 'a red cat', P, preset default)"
+
+
+def test_a_plan_refuses_folders_that_cannot_be_written_before_anything_runs(tmp_path):
+    pipe = make_pipeline()
+    pipe.unet.register_forward_pre_hook(lambda *_: pytest.fail("it ran"))
+    (tmp_path / "run-1").mkdir()
+    (tmp_path / "run-1" / "thesis.txt").write_text("mine")
+    options = {**QUICK, "num_images_per_prompt": 2}
+    with pytest.raises(FileExistsError, match="run-1 exists already"):
+        prepare(pipe, PROMPT, out=tmp_path / "run", **options)
+    plan = prepare(pipe, PROMPT, out=tmp_path / "other", **options)
+    assert (plan.seeds, plan.prompts[0].text) == ([0, 1], PROMPT)
