@@ -111,3 +111,13 @@ def test_a_column_is_a_whole_number_of_any_library(hm, column):
 def test_what_is_no_column_is_refused_by_name(hm, column):
     with pytest.raises(KeyError, match=r"No token column .*\. Captured: 0 to 76, 77 in all"):
         hm[column]
+
+
+def test_some_columns_are_put_together_as_all_of_them_are(hm):
+    """Of a word in several columns a preset takes the sum, or the mean."""
+    for name in ("default", "daam"):
+        whole = Heatmaps(hm.prompt, hm.maps, preset=PRESETS[name])
+        columns = [column for found in whole.find("a") for column in found.columns]
+        assert len(columns) == 2
+        some = whole.keep(columns)
+        assert some.preset == whole.preset and some["a"].values.equal(whole["a"].values)
