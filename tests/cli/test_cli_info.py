@@ -9,6 +9,7 @@ def test_info_lists_layers_and_bytes(invoke, model):
     assert out.count(".attn2 ") == 16
     assert max(map(len, out.splitlines())) <= 80
     # cells of the 16 cross layers at 16x16: 5*256 + 5*64 + 5*16 + 4, times 77 float32
+    assert "tokenizer: CLIPTokenizer" in out and "77 token columns" in out
     assert f"{(5 * 256 + 5 * 64 + 5 * 16 + 4) * 77 * 4 / 1e6:.1f} MB" in out
 
 

@@ -13,6 +13,7 @@ from sdattn.attention.device_copies import DeviceCopies
 from sdattn.hooks import attended as module
 from sdattn.hooks.attended import AmongKeys, Attended, GivenProbs, QueryKey, SideBySide, row_index
 from sdattn.hooks.keep import Keep
+from sdattn.hooks.recorders import Recorded
 from sdattn.hooks.running_sums import RunningSum
 from sdattn.hooks.sdpa import SdpaCall
 
@@ -67,6 +68,19 @@ def test_every_way_is_the_softmax(way, rows, part, monkeypatch):
         sums = list(some.head_sums(columns))
         assert len(sums) == (HEADS if part == 1 else 1)
         torch.testing.assert_close(sum(sums).double(), wanted.sum(1), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [[1, 2], [2, 0]], ids=str)
+def test_of_sums_that_a_graph_recorded_the_heads_are_not_known(rows):
+    sums = softmax(KEY).sum(1).float()
+    some = Recorded(sums, HEADS).of(row_index(tuple(rows)))
+    assert (some.batch, some.heads, some.cells) == (len(rows), HEADS, N)
+    for columns in (None, [3, 0]):
+        wanted = sums[rows] if columns is None else sums[rows][..., columns]
+        assert sum(some.head_sums(columns)).equal(wanted)
+        assert some.add_to(torch.ones_like(wanted), columns).equal(1 + wanted)
+    with pytest.raises(NotImplementedError):
+        some.probs(slice(None), None)
 
 
 def test_rows_in_a_row_are_a_view():
