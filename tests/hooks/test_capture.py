@@ -491,3 +491,13 @@ def test_what_is_known_of_the_model_is_looked_up_when_capture_begins(monkeypatch
         asked.clear()
         run(pipe, num_inference_steps=2)
     assert len(store.passes) == 2 and asked == []
+
+
+def test_single_steps_are_held_as_small_as_was_asked():
+    pipe, held = make_pipeline(), {}
+    for dtype in (torch.float16, torch.float32):
+        with capture(pipe, steps="all", dtype=dtype) as store:
+            run(pipe, num_inference_steps=2)
+        held[dtype] = store.nbytes
+        assert store.nbytes == store.expected_nbytes
+    assert held[torch.float32] == 2 * held[torch.float16]
