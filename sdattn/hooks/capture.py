@@ -189,13 +189,12 @@ class _Watch:
         from .observers import observing  # torch's compiler comes with it, which takes seconds
 
         inner, observe = layer.module.processor, partial(self.observe, layer)
-        wanted = lambda: layer.name in self.taken  # noqa: E731  a call that is not kept costs this
         look: Look | None = None
         if self.text_states is not None:
             look = OtherTextLook(self.text_states)
         elif layer.kind == "joint":
             look = JointLook(self.passes.spans)
-        observer = observing(inner, observe, look, wanted)
+        observer = observing(inner, observe, look, lambda: layer.name in self.taken)
         for former, old in self.observers:
             if former is layer:  # it may have been set again since, and come to lie inside
                 old.end()

@@ -79,7 +79,7 @@ def load_pipeline(
             pipe = diffusers.DiffusionPipeline.from_pretrained(
                 folder, use_safetensors=True, **absent, **_as_dtype(dtype)
             )
-        # Missing weights would go unnoticed: diffusers leaves them as they were drawn at random.
+        # Weights that the files lack stay without values, on torch's meta device.
         parts = pipe.components.items()
         check_whole(folder, {k: part for k, part in parts if isinstance(part, torch.nn.Module)})
         pipe.register_to_config(_name_or_path=path or str(model))

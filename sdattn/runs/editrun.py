@@ -51,8 +51,8 @@ class EditRun(Run):
         return {name: held for name, held in document.items() if name not in ("format", "runs")}
 
     def _document(self) -> EditInfo:
-        source = vars(self[0].settings.alone()) | {"edited": None}
-        return EditInfo(**{**source, **vars(self.edited)}, runs=self._names())
+        said = {**vars(self[0].settings.alone()), **vars(self.edited), "edited": None}
+        return EditInfo(**said, runs=self._names())
 
     def side_by_side(self) -> Any:
         """The images in a row and below each the heatmaps of the words that the edit is about.
@@ -85,7 +85,7 @@ class EditRun(Run):
             others,
             unit=self.heatmaps[0].preset.unit,
             differing={"words of the edit": words},
-            facts=_facts({**self.settings, "mode": self.mode}),
+            facts=_facts(self.settings),
         )
 
     def _about(self, links: Sequence[Link], source: Picture, target: Picture) -> list[int]:

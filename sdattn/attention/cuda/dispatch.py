@@ -47,8 +47,8 @@ def add_softmax(
         plain.add_softmax(expected, query[:, :, rows], key, _of(mask, rows), scale, columns)
         return _difference(found[:, rows], expected, query)
 
-    fits = key.shape[2] <= MOST_KEYS and (columns is None or len(set(columns)) == len(columns))
     # A kernel holds all keys at once, and adds to each column once.
+    fits = key.shape[2] <= MOST_KEYS and (columns is None or len(set(columns)) == len(columns))
     case = _case("record_softmax", query, key, mask, columns)
     kernel = fits and _agrees(case, query, compare)
     (_kernels() if kernel else plain).add_softmax(total, query, key, mask, scale, columns)
