@@ -198,6 +198,11 @@ def test_what_no_run_made_is_not_adopted(model, tmp_path, run):
     (root / "batch.json").unlink()
     with pytest.raises(ValueError, match="holds items of the format 'folder'"):
         draw(model, root, format="webdataset", adopt=True)
+    (root / "shards").mkdir(exist_ok=True)
+    (root / "shards" / "0.safetensors").write_text("items of another version")
+    with pytest.raises(FileExistsError, match=r"no batch\.json, but shards/0\.safetensors"):
+        draw(model, root, adopt=True)
+    shutil.rmtree(root / "shards")
     (root / "thesis.txt").write_text("mine")
     with pytest.raises(FileExistsError, match=r"no batch\.json, but thesis\.txt"):
         draw(model, root, adopt=True)

@@ -150,6 +150,12 @@ class BatchFolder:
     def _check_names(self, names: set[str]) -> None:
         """Refuse a folder without a ``batch.json`` that a run did not make, or that it did."""
         foreign = sorted(name for name in names if name not in _MADE and not _is_top(name))
+        # Shards of another version are somebody's items, which would be drawn again beside them.
+        shards = [f"shards/{path.name}" for path in (self.root / "shards").glob("*")]
+        known = [format.data for format in FORMATS.values()]
+        foreign += sorted(
+            name for name in shards if not any(fnmatchcase(name, data) for data in known)
+        )
         if foreign or not {"items", "shards"}.intersection(names):
             shown = [*foreign, *sorted(names - {".batch", *foreign})]
             text = (
