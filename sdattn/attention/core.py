@@ -4,6 +4,7 @@ Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1 and section
 """
 
 import math
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +31,18 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
             "Pass the number of heads of the layer that made this tensor."
         )
     return x.unflatten(-1, (heads, width // heads)).transpose(1, 2)  # [B, heads, N, d]
+
+
+def heads_of(x: Tensor, heads: int, norm: Any) -> Tensor:
+    """``[B, N, heads*d]`` as ``[B, heads, N, d]``, normed: each head by itself or, where the norm
+    is as wide as all of them, across them."""
+    if norm is None:
+        return split_heads(x, heads)
+    # diffusers' RMSNorm calls its width dim
+    width = getattr(norm, "normalized_shape", getattr(norm, "dim", None))
+    if isinstance(width, tuple) and width[-1] == x.shape[-1]:
+        return split_heads(norm(x), heads)
+    return cast(Tensor, norm(split_heads(x, heads)))
 
 
 def merge_heads(x: Tensor) -> Tensor:

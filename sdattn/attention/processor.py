@@ -7,26 +7,21 @@ None for self-attention, and gives back the shape of ``hidden_states``.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
 from ..errors import InvalidTypeError, InvalidValueError, RunError
-from .core import attention_probs, fold_heads, merge_heads, split_heads, unfold_heads
+from .core import (
+    attention_probs,
+    fold_heads,
+    heads_of,
+    merge_heads,
+    split_heads,
+    unfold_heads,
+)
 
 Controller = Callable[[Tensor, bool, str], Tensor | None]
-
-
-def heads_of(x: Tensor, heads: int, norm: Any) -> Tensor:
-    """``[B, N, heads*d]`` as ``[B, heads, N, d]``, normed: each head by itself or, where the norm
-    is as wide as all of them, across them."""
-    if norm is None:
-        return split_heads(x, heads)
-    # diffusers' RMSNorm calls its width dim
-    width = getattr(norm, "normalized_shape", getattr(norm, "dim", None))
-    if isinstance(width, tuple) and width[-1] == x.shape[-1]:
-        return split_heads(norm(x), heads)
-    return cast(Tensor, norm(split_heads(x, heads)))
 
 
 def mask_by_head(mask: Tensor, batch: int, heads: int, n_keys: int) -> Tensor:

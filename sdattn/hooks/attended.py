@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ..attention import attention_probs
+from ..attention.core import heads_of
 from ..attention.device_copies import DeviceCopies, chosen
-from ..attention.processor import heads_of, mask_by_head
+from ..attention.processor import mask_by_head
 from ..attention.recording import record_softmax
 
 Rows = slice | tuple[int, ...]  # of the batch

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ from ..models.layers import (
     select_layers,
     unwrapped,
 )
-from .attended import Attended
 from .drawn import PromptWatch
 from .installer import Installation
 from .joint import JointLook, check_backends
@@ -149,7 +147,6 @@ class _Watch:
     text_states: DeviceCopies | None
     prompts: PromptWatch | None  # None where the maps are of another text
     observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
-    taken: frozenset[str] = frozenset()  # layers of which the pass that runs now is kept
     thread: int = field(default_factory=get_ident)
     recorders: Recorders = field(default_factory=Recorders)  # of a model that stays compiled
 
@@ -188,13 +185,13 @@ class _Watch:
     def install(self, layer: AttentionLayer) -> None:
         from .observers import observing  # torch's compiler comes with it, which takes seconds
 
-        inner, observe = layer.module.processor, partial(self.observe, layer)
+        inner, held = layer.module.processor, self.store.sums[layer.name]
         look: Look | None = None
         if self.text_states is not None:
             look = OtherTextLook(self.text_states)
         elif layer.kind == "joint":
             look = JointLook(self.passes.spans)
-        observer = observing(inner, observe, look, lambda: layer.name in self.taken)
+        observer = observing(inner, held.take, look, held.wanted)
         for former, old in self.observers:
             if former is layer:  # it may have been set again since, and come to lie inside
                 old.end()
@@ -225,7 +222,7 @@ class _Watch:
         """
         if get_ident() != self.thread:
             return self.recorders.disturb()
-        self.taken = frozenset()
+        self.store.end_pass()
         self._notice_swaps()
         if not self.store.passes:  # it may have been chosen inside
             check_backends(self.store.layers)
@@ -237,11 +234,12 @@ class _Watch:
         if found is None:
             self.store.skipped += 1
             return
-        self.store.begin_pass(found)
-        if len(self.store.passes) == 1:  # resolutions and sizes are known only now
+        is_first = not self.store.passes
+        if is_first:  # resolutions are known only now
             self.store.layers = select_layers(self.store.layers, *self.selection, found.latent_size)
+        self.store.begin_pass(found)
+        if is_first:
             self._log_bytes()
-        self.taken = self.store.taken()
         if self.passes.call is not None and self.passes.call.text is not None:
             self.recorders.begin(self.store.layers, found, self.passes.call.text.device)
 
@@ -249,21 +247,9 @@ class _Watch:
         """Layers that run now are run again for a gradient (checkpointing): no news."""
         if get_ident() == self.thread:
             if self.passes.call is not None:
-                self.recorders.end(self.taken, self.store)
-            self.passes.call, self.taken = None, frozenset()
-
-    def observe(self, layer: AttentionLayer, attended: Attended) -> None:
-        running = self.store.passes[-1]
-        if attended.batch != running.batch:
-            raise CaptureError(
-                f"{layer.name} ran on {attended.batch} rows in a pass of {running.batch}, so which "
-                "image each row belongs to is not known. Leave this layer out (layers=…)."
-            )
-        if self.store.keep.grad or not torch.is_grad_enabled():
-            self.store.add(layer, attended, running.kept)
-        else:
-            with torch.no_grad():
-                self.store.add(layer, attended, running.kept)
+                self.recorders.end(self.store)
+            self.passes.call = None
+            self.store.end_pass()
 
     def _log_bytes(self) -> None:
         """Work out, before anything is held, how much will be; log it where it is much."""

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ..attention import split_heads
 from ..errors import RunError
-from ..models.denoiser_call import by_name, innermost
+from ..models.denoiser_call import innermost
 from ..models.layers import AttentionLayer
 from .attended import Attended
+from .projections import by_name
 from .sdpa import SdpaCall, SdpaWatch
 
 if TYPE_CHECKING:

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..attention import query_grid
 from ..files.tables import labelled
 from ..models.guidance import Branch
 from ..models.layers import AttentionLayer
-from .attended import Attended, Rows
 from .drawn import HasHeatmaps
 from .keep import Keep, Selection
 from .passes import CaptureError, CaptureWarning, Pass
@@ -27,6 +25,7 @@ class MapStore(HasHeatmaps):
 
     Attributes:
         layers: the attention layers that are watched.
+        sums: what is held of each, by its name.
         passes: one :class:`Pass` for each call of the model for these images, in order, whether its
             maps are kept or not.
         keep: what is kept of steps, heads and columns.
@@ -36,8 +35,6 @@ class MapStore(HasHeatmaps):
         tokens: the key columns that are kept, or None for all.
         drawn: the prompts of the run; None where they are not known: of a bare model, of text
             states passed in their place, before the model runs.
-        n_keys: token columns of the layers that see the text, kept or not, those of image prompts
-            (IP-Adapter) behind those of the text; None before they ran.
         expected_nbytes: bytes that will be held at the end of the run, at most; None before it. Of
             a model without its pipeline, whose number of calls is not known, after one call.
         maps: a mapping, layer name to ``[images, (steps,) (heads,) rows, cols, tokens]``. The
@@ -49,26 +46,24 @@ class MapStore(HasHeatmaps):
     """
 
     def __init__(self, layers: Sequence[AttentionLayer], keep: Keep, levels: int = 4):
-        self.layers = list(layers)
-        self.keep, self.levels = keep, levels
+        self.layers, self.keep = list(layers), keep
+        self.sums = {layer.name: RunningSum(layer, keep, levels) for layer in layers}
         self.passes: list[Pass] = []
         self.skipped = 0
-        self.n_keys: int | None = None
         self.expected_nbytes: int | None = None
-        self._held: dict[str, RunningSum] = {}
 
     def __repr__(self) -> str:
         if not self.passes:
             return f"MapStore({len(self.layers)} layers watched, nothing captured yet)"
         return (
-            f"MapStore({len(self._held)} of {len(self.layers)} layers, {self.images} image(s), "
+            f"MapStore({len(self.maps)} of {len(self.layers)} layers, {self.images} image(s), "
             f"{len(self.passes)} steps run, kept: steps {self.steps}, heads {self.heads}, "
             f"{self.nbytes / 1e6:.2f} MB)"
         )
 
     @property
     def maps(self) -> Mapping[str, Tensor]:
-        return MapsByLayer([layer.name for layer in self.layers], self._held)
+        return MapsByLayer(self.sums)
 
     @property
     def steps(self) -> Selection:
@@ -109,6 +104,13 @@ class MapStore(HasHeatmaps):
         return self.passes[0].latent_size
 
     @property
+    def n_keys(self) -> int | None:
+        """Token columns of the layers that see the text, kept or not, those of image prompts
+        (IP-Adapter) behind those of the text; None before they ran."""
+        keys = [held.keys for held in self.sums.values() if held.layer.kind != "self" and held.keys]
+        return keys[-1] if keys else None
+
+    @property
     def n_text(self) -> int | None:
         """Token columns of the text, without those of image prompts; None before the model ran."""
         return (self.passes[0].n_text or self.n_keys) if self.passes else None
@@ -121,7 +123,7 @@ class MapStore(HasHeatmaps):
     @property
     def nbytes(self) -> int:
         """Bytes held now."""
-        held = (tensor for layer in self._held.values() for tensor in layer.tensors())
+        held = (tensor for layer in self.sums.values() for tensor in layer.tensors())
         return sum(tensor.nbytes for tensor in held)
 
     def begin_pass(self, new: Pass) -> None:
@@ -139,11 +141,14 @@ class MapStore(HasHeatmaps):
                 f"{found[1]}. Enter capture() once for each run."
             )
         self.passes.append(new)
+        if self.keeps(len(self.passes) - 1):
+            for layer in self.layers:
+                self.sums[layer.name].running = new
 
-    def taken(self) -> frozenset[str]:
-        """The names of the layers of which the pass that is running is kept."""
-        kept = bool(self.passes) and self.keeps(len(self.passes) - 1)
-        return frozenset(layer.name for layer in self.layers) if kept else frozenset()
+    def end_pass(self) -> None:
+        """Note that no pass is running."""
+        for held in self.sums.values():
+            held.running = None
 
     def keeps(self, number: int) -> bool:
         """Whether the maps of a pass, counted from 0, are kept. Where it is in the run is read only
@@ -151,38 +156,9 @@ class MapStore(HasHeatmaps):
         steps = self.keep.steps
         return steps.keeps(number, None if steps.part is None else self.passes[number].position)
 
-    def add(self, layer: AttentionLayer, attended: Attended, rows: Rows | None) -> None:
-        """Take in what some rows of one layer's call attended to, None for all."""
-        # In this order: the checks of columns need the layer's keys; a sum is made at the first
-        # call; rows of the other branch are dropped before anything is computed.
-        columns = self._columns(layer, attended)
-        held = self._held.get(layer.name) or self._hold(layer, attended)
-        kept = attended if rows is None else attended.of(rows)
-        if self.keep.among is not None and layer.kind != "self":
-            kept = held.among(kept, self.n_text or attended.keys)
-        held.add(kept, columns)
-
-    def _hold(self, layer: AttentionLayer, attended: Attended) -> RunningSum:
-        size, cells = self.latent_size, attended.cells
-        grid = (1, cells) if size is None else query_grid(cells, size, self.levels)
-        held = self._held[layer.name] = RunningSum(layer.name, self.keep, grid, attended.heads)
-        return held
-
-    def _columns(self, layer: AttentionLayer, attended: Attended) -> Sequence[int] | None:
-        """The key columns that are kept of a layer, None for all."""
-        if layer.kind == "self":
-            return None
-        self.n_keys = attended.keys
-        if self.tokens is not None and max(self.tokens) >= self.n_keys:
-            raise CaptureError(
-                f"Asked for token column {max(self.tokens)} of {layer.name}, which has "
-                f"{self.n_keys} (0 to {self.n_keys - 1})."
-            )
-        return self.tokens
-
     def missing(self) -> list[str]:
         """Names of the watched layers that never ran."""
-        return [layer.name for layer in self.layers if layer.name not in self._held]
+        return [layer.name for layer in self.layers if layer.name not in self.maps]
 
     def check(self) -> None:
         """Raise if nothing was captured, warn if some layers are missing.
@@ -218,7 +194,7 @@ class MapStore(HasHeatmaps):
 
     def _check_calls(self) -> None:
         kept = self.kept_passes
-        ran = {name: held.calls for name, held in self._held.items()}
+        ran = {name: held.calls for name, held in self.sums.items() if held.calls}
         # A cache (DeepCache, FasterCache) skips layers in some steps.
         uneven = [f"{name} in {calls}" for name, calls in ran.items() if calls != kept]
         if uneven:
@@ -275,7 +251,7 @@ class MapStore(HasHeatmaps):
         if not self.passes:
             return f"layers     {len(self.layers)} watched\npasses     none yet"
         first, missing = self.passes[0], self.missing()
-        grids = sorted({held.grid for held in self._held.values()}, reverse=True)
+        grids = sorted({held.grid for held in self.sums.values() if held.grid}, reverse=True)
         layout = " | ".join(chunk or "neither" for chunk in first.layout)
         times = [f"{t:g}" for t in self.timesteps]
         if len(times) > 6:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from ..attention import TorchAttnProcessor, merge_heads, split_heads
 from ..errors import RunError
-from ..models.denoiser_call import by_name, innermost
+from ..models.denoiser_call import innermost
 from .attended import Attended, GivenProbs, QueryKey
 from .image_prompts import beside_images, image_projections
-from .projections import ARRIVED, Projections, named, output_projection, query_and_key
+from .projections import ARRIVED, Projections, by_name, named, output_projection, query_and_key
 from .sdpa import SdpaWatch, exact_call
 from .unknown_processors import ProductWatch, is_plain, misfit, unknown_use, used_in
 
@@ -167,7 +167,7 @@ class ObservingProcessor:
         """What a plain processor attended to, which follows from its query and key."""
         given = by_name(args, kwargs)
         hidden, states = given["hidden_states"], given.get("encoder_hidden_states")
-        adapters = image_projections(inner)
+        adapters = image_projections(inner) if isinstance(inner, nn.Module) else []
         calls: list[Any] = []
         with self.projections.during([*named(attn, QUERY_KEY), *adapters]) as seen:
             # On the CPU the kernel's logsumexp spares a softmax, which pays in large layers only.
@@ -177,7 +177,8 @@ class ObservingProcessor:
                 output = self.inner(attn, *args, **kwargs)
         query, key = query_and_key(seen, self.inner)
         attended: Attended
-        call = exact_call(calls, len(query), attn.heads, query.shape[1], key.shape[1])
+        shape = len(query), attn.heads, query.shape[1], key.shape[1]
+        call = exact_call(calls, *shape) if calls else None
         if call is not None:
             attended = call.attended()
         else:

@@ -114,3 +114,9 @@ class _Hook:
 
 def _nothing(*_: Any) -> None:
     """What is left of a hook in a copy."""
+
+
+def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that a layer hands to its processor, behind itself."""
+    names = "hidden_states", "encoder_hidden_states", "attention_mask"
+    return {**dict(zip(names, args, strict=False)), **kwargs}

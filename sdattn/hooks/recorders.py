@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -151,16 +151,17 @@ class Recorders:
                 sums.zero_()
             recorder.rows = index_on(device, found.rows)
 
-    def end(self, taken: Collection[str], store: MapStore) -> None:
-        """Behind a pass: hand what was recorded of some layers to the store."""
+    def end(self, store: MapStore) -> None:
+        """Behind a pass: hand what was recorded to the store."""
         # Which layers ran can be seen of their sums alone: a skipped one has zeros. It is read in
         # the first pass only, since the device is waited for.
         if self._ran is None:  # read back once
             sums = {name: recorder.sums for name, recorder in self._of.items()}
             self._ran = frozenset(n for n, s in sums.items() if s is not None and bool(s.any()))
         for layer, recorder in self._held(store.layers):
-            if layer.name in taken and layer.name in self._ran:
-                store.add(layer, Recorded(cast(Tensor, recorder.sums), layer.heads), None)
+            held = store.sums[layer.name]
+            if held.wanted() and layer.name in self._ran:
+                held.add(Recorded(cast(Tensor, recorder.sums), layer.heads))
 
     def disturb(self) -> None:
         """Another thread calls the model, which is recorded with the rest."""

@@ -1,17 +1,22 @@
 """What is held of one layer: a running sum over calls and heads, or each that was asked for."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import reduce
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from ..attention import query_grid
 from ..attention.device_copies import DeviceCopies, chosen
 from ..errors import NotFoundError
+from ..models.denoiser_call import Size
+from ..models.layers import AttentionLayer
 from .attended import AmongKeys, Attended, Columns
 from .host_copy import HostCopy, travels
 from .keep import Keep
-from .passes import CaptureError
+from .passes import CaptureError, Pass
 
 
 class RunningSum:
@@ -19,49 +24,101 @@ class RunningSum:
     and over as many heads as are averaged, or a list with one entry a step.
 
     Args:
-        name: of the layer, for errors.
+        layer: whose maps they are.
         keep: what is kept.
-        grid: (rows, cols) of its queries.
-        heads: of the layer.
+        levels: resolutions of its model.
 
     Attributes:
+        running: the pass that runs now, where it is kept of this layer; else None.
         calls: how many calls were added.
+        keys: key columns of the layer, kept or not; None before it ran.
+        grid: (rows, cols) of its queries; None before it ran.
     """
 
-    def __init__(self, name: str, keep: Keep, grid: tuple[int, int], heads: int):
-        self.name, self.keep, self.grid = name, keep, grid
-        self.summed = 1 if keep.heads.each else heads
+    def __init__(self, layer: AttentionLayer, keep: Keep, levels: int = 4):
+        self.layer, self.keep, self.levels = layer, keep, levels
+        self.running: Pass | None = None
         self.calls = 0
+        self.keys: int | None = None
+        self.grid: Size | None = None
         self.total: Tensor | None = None
         self.steps: list[Tensor] = []
         self.copy = HostCopy()
+        self._summed = 1  # heads that are averaged
         self._kept: DeviceCopies | None = None  # of the keys that ``among`` names
+
+    def wanted(self) -> bool:
+        """Whether a call of the layer that begins now is kept."""
+        return self.running is not None
+
+    def take(self, attended: Attended) -> None:
+        """Take in what one call of the layer attended to, in the pass that runs now.
+
+        Raises:
+            CaptureError: the call was of other rows than the pass, or has not the columns or heads
+                that were asked for.
+        """
+        running = cast(Pass, self.running)
+        if attended.batch != running.batch:
+            raise CaptureError(
+                f"{self.layer.name} ran on {attended.batch} rows in a pass of {running.batch}, so "
+                "which image each row belongs to is not known. Leave this layer out (layers=…)."
+            )
+        # Rows of the other branch are dropped before anything is computed.
+        with nullcontext() if self.keep.grad else torch.no_grad():
+            self.add(attended if running.kept is None else attended.of(running.kept))
+
+    def add(self, attended: Attended) -> None:
+        """Take in what the kept rows of one call attended to."""
+        running = cast(Pass, self.running)
+        if not self.calls:
+            self._begin(attended, running.latent_size)
+        columns = self._columns(attended)
+        if self.keep.among is not None and self.layer.kind != "self":
+            attended = self._among(attended, running.n_text or attended.keys)
+        # The usual case: one float32 sum over heads and steps, added where it is computed.
+        if self._in_place:
+            self.total = attended.add_to(None if self.keep.steps.last else self.total, columns)
+        else:
+            self._add_apart(attended, columns)
+        self.calls += 1
+
+    def _begin(self, attended: Attended, size: Size | None) -> None:
+        cells, self.keys = attended.cells, attended.keys
+        self.grid = (1, cells) if size is None else query_grid(cells, size, self.levels)
+        self._summed = 1 if self.keep.heads.each else attended.heads
+
+    def _columns(self, attended: Attended) -> Columns:
+        """The key columns that are kept, None for all."""
+        if self.layer.kind == "self":
+            return None
+        columns = self.keep.tokens
+        if columns is not None and max(columns) >= attended.keys:
+            raise CaptureError(
+                f"Asked for token column {max(columns)} of {self.layer.name}, which has "
+                f"{attended.keys} (0 to {attended.keys - 1})."
+            )
+        return columns
 
     def tensors(self) -> list[Tensor]:
         self._receive()
         return self.steps if self.total is None else [self.total]
 
-    def add(self, attended: Attended, columns: Columns) -> None:
-        """Take in what the kept rows of one call attended to."""
-        # The usual case: one float32 sum over heads and steps, added where it is computed.
-        if self._in_place:
-            self.total = attended.add_to(None if self.keep.steps.last else self.total, columns)
-            self.calls += 1
-            return
-        # Else the call's maps are made first, all heads or their sum a few heads at a time,
+    def _add_apart(self, attended: Attended, columns: Columns) -> None:
+        """Hold the maps of a call one by one, or add them on another device or in another type."""
+        # The call's maps are made first, all heads or their sum a few heads at a time,
         pieces: Iterable[Tensor]  # to be summed, [images, (heads,) N, tokens]
         if self.keep.heads.each:
             pieces = [self._chosen_heads(attended.every_head(columns))]
         else:
             pieces = attended.head_sums(columns)
-        self.calls += 1
         device, dtype = self.keep.device, self.keep.held_dtype
         # then held one by one, or moved. On its way from a GPU a map is not waited for until the
         # next.
         if self.keep.steps.each or device is not None:  # a copy to another device is made once
             step = reduce(self._sum, pieces)
-            if self.keep.steps.each and self.summed > 1:
-                step = step / self.summed
+            if self.keep.steps.each and self._summed > 1:
+                step = step / self._summed
             if not self.keep.grad and travels(step, device):
                 self._receive()
                 self.copy.send(step.to(dtype))
@@ -102,10 +159,10 @@ class RunningSum:
         if self.total is None:
             held = torch.stack(self.steps, dim=1)
         else:
-            held = self.total / (self.summed * (1 if self.keep.steps.last else self.calls))
-        return held.to(self.keep.dtype).unflatten(-2, self.grid)
+            held = self.total / (self._summed * (1 if self.keep.steps.last else self.calls))
+        return held.to(self.keep.dtype).unflatten(-2, cast(Size, self.grid))
 
-    def among(self, attended: Attended, n_text: int) -> Attended:
+    def _among(self, attended: Attended, n_text: int) -> Attended:
         """The softmax over the keys that were chosen for each image.
 
         Raises:
@@ -121,8 +178,8 @@ class RunningSum:
         if len(lists) not in (1, images) or max(map(max, lists)) >= n_text:
             raise CaptureError(
                 f"among has {len(lists)} list(s) of columns up to {max(map(max, lists))}; "
-                f"{self.name} has {images} image(s) and {n_text} columns of text. Pass one list, "
-                "or one for each image."
+                f"{self.layer.name} has {images} image(s) and {n_text} columns of text. Pass one "
+                "list, or one for each image."
             )
         kept = torch.zeros(images, 1, 1, n_text, dtype=torch.bool, device="cpu")
         for image in range(images):
@@ -138,7 +195,7 @@ class RunningSum:
             return probs
         if max(numbers) >= probs.shape[1]:
             raise CaptureError(
-                f"Asked for head {max(numbers)} of {self.name}, which has {probs.shape[1]} "
+                f"Asked for head {max(numbers)} of {self.layer.name}, which has {probs.shape[1]} "
                 f"(0 to {probs.shape[1] - 1})."
             )
         return chosen(probs, 1, numbers)
@@ -147,21 +204,21 @@ class RunningSum:
 class MapsByLayer(Mapping[str, Tensor]):
     """The maps of a store's layers, in their order, each made when it is asked for."""
 
-    def __init__(self, names: Sequence[str], held: Mapping[str, RunningSum]):
-        self._names, self._held = names, held
+    def __init__(self, sums: Mapping[str, RunningSum]):
+        self._sums = sums
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._held:
+        if name not in self:
             raise NotFoundError(
                 f"No map of a layer {name!r}. The store has: {', '.join(self) or 'none yet'}."
             )
-        return self._held[name].map()
+        return self._sums[name].map()
 
     def __contains__(self, name: object) -> bool:
-        return name in self._held  # without making the map
+        return name in list(self)  # without making the map
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._names if name in self._held)
+        return (name for name, held in self._sums.items() if held.calls)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return sum(1 for _ in self)

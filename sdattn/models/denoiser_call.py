@@ -155,9 +155,3 @@ def compiled_parts(model: Any) -> Iterator[tuple[Any, str]]:
             yield module, "forward"  # torch.compile(module)
         if held.get("_compiled_call_impl") is not None:
             yield module, "_compiled_call_impl"  # module.compile()
-
-
-def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that a layer hands to its processor, behind itself."""
-    names = "hidden_states", "encoder_hidden_states", "attention_mask"
-    return {**dict(zip(names, args, strict=False)), **kwargs}

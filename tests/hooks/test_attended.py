@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.capture_runs import run
+from helpers.sums import running_pass, running_sum
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import capture
@@ -12,9 +13,7 @@ from sdattn.attention import merge_heads
 from sdattn.attention.device_copies import DeviceCopies
 from sdattn.hooks import attended as module
 from sdattn.hooks.attended import AmongKeys, Attended, GivenProbs, QueryKey, SideBySide, row_index
-from sdattn.hooks.keep import Keep
 from sdattn.hooks.recorders import Recorded
-from sdattn.hooks.running_sums import RunningSum
 from sdattn.hooks.sdpa import SdpaCall
 
 B, HEADS, N, T, WIDTH = 3, 2, 6, 5, 8
@@ -106,9 +105,10 @@ class Kernel(Attended):
 
 
 def test_a_kernel_need_not_make_the_heads_for_their_mean():
-    held = RunningSum("layer", Keep.of(), (2, 3), HEADS)
+    rows = running_pass(B, rows=(1, 2), size=(2, 3))
+    held = running_sum(running=rows, tokens=[0, 4])
     for key in (KEY, OTHER):
-        held.add(Kernel(softmax(key)).of(slice(1, 3)), [0, 4])
+        held.take(Kernel(softmax(key)))
     expected = (softmax(KEY) + softmax(OTHER))[1:, ..., [0, 4]].mean(1) / 2
     torch.testing.assert_close(held.map().double(), expected.unflatten(1, (2, 3)))
 

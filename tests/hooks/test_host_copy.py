@@ -2,22 +2,15 @@
 
 import pytest
 import torch
+from helpers.sums import probabilities, running_sum
 from helpers.tiny_pipelines import make_unet
 
 from sdattn import capture
 from sdattn.hooks import running_sums as held_module
 from sdattn.hooks.attended import GivenProbs
 from sdattn.hooks.host_copy import HostCopy, travels
-from sdattn.hooks.keep import Keep
-from sdattn.hooks.running_sums import RunningSum
 
 STEPS = ["mean", "last", "all"]
-
-
-def probs(seed):
-    """Float64 ``[2 images, 3 heads, 4 cells, 5 keys]``."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(2, 3, 4, 5, generator=generator, dtype=torch.float64).softmax(-1)
 
 
 def expected(steps, calls):
@@ -46,11 +39,11 @@ class Slow(HostCopy):
 def test_what_is_on_its_way_counts_once(steps, calls, monkeypatch):
     monkeypatch.setattr(held_module, "travels", lambda *_: True)
     monkeypatch.setattr(Slow, "sent", 0)
-    held = RunningSum("layer", Keep.of(steps=steps, device="cpu"), (2, 2), heads=3)
+    held = running_sum(steps=steps, device="cpu")
     held.copy = Slow()
-    given = [probs(seed) for seed in range(calls)]
+    given = [probabilities(seed) for seed in range(calls)]
     for number, one in enumerate(given, 1):
-        held.add(GivenProbs(one), None)
+        held.take(GivenProbs(one))
         assert Slow.sent == number
         if number == 3:  # read in the middle of a run
             found = held.map().double()
@@ -65,10 +58,10 @@ def test_the_buffer_is_let_go_of(monkeypatch):
     """What is held is none of the pinned memory, which would stay taken for ever."""
     monkeypatch.setattr(held_module, "travels", lambda *_: True)
     for steps in STEPS:
-        held, sent = RunningSum("layer", Keep.of(steps=steps, device="cpu"), (2, 2), heads=3), []
+        held, sent = running_sum(steps=steps, device="cpu"), []
         held.copy.take = lambda copy=held.copy, sent=sent: take(copy, sent)
         for seed in range(3):
-            held.add(GivenProbs(probs(seed)), None)
+            held.take(GivenProbs(probabilities(seed)))
         held.map()
         kept = {one.data_ptr() for one in held.tensors()}
         assert sent and not kept & {one.data_ptr() for one in sent}

@@ -148,5 +148,5 @@ def test_a_call_that_nobody_keeps_is_not_looked_at(tiny_unet):
         layer = tiny_unet.get_submodule(MID)
         layer(torch.randn(1, 1, layer.to_q.in_features), encoder_hidden_states=TEXT)  # by itself
     assert store.kept_passes == 1
-    assert store._held[MID].calls == 1
+    assert store.sums[MID].calls == 1
     assert len(find_layers(tiny_unet)) == 32
