@@ -15,7 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from scenes import (
+
+from sdattn.maps.masks import components
+
+from .scenes import (
     BACKGROUNDS,
     COLOURS,
     SHAPES,
@@ -27,8 +30,6 @@ from scenes import (
     holds,
     inside,
 )
-
-from sdattn.maps.masks import components
 
 SIDE = 64  # pictures are looked at in 64 x 64
 SOLID = 6  # pixels of one colour, neighbours and all, that no blurred edge has

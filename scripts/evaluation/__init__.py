@@ -1,1 +1,1 @@
-"""What scripts/evaluate_heatmaps.py measures, and how it tells it."""
+"""What ``evaluate_heatmaps`` measures, and how it tells it."""

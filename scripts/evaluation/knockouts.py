@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from scene_checker import find_objects
-from scenes import Scene
 
 import sdattn
 
+from ..scene_checker import find_objects
+from ..scenes import Scene
 from .landing import Kind, objects_right
 
 Row = dict[Kind, tuple[bool, bool]]  # without the word of this kind: the colour stays, the shape

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from scene_checker import SIDE, find_objects, match
-from scenes import Scene, random_scene
 
 import sdattn
 from sdattn import Heatmaps, MapStore
@@ -31,6 +29,9 @@ from sdattn.models.loading import DEMO_SETTINGS, default_size
 from sdattn.models.pipeline_call import call_pipeline, pictures_of
 from sdattn.models.reading import read_prompts
 from sdattn.prompts.tokens import Prompt
+
+from ..scene_checker import SIDE, find_objects, match
+from ..scenes import Scene, random_scene
 
 BATCH = 10
 FULL = {"steps": "all", "heads": "all", "kinds": ("cross", "self")}

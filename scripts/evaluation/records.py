@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scene_checker import SIDE
-from scenes import Scene
 
 from sdattn import Heatmap, Heatmaps
 
+from ..scene_checker import SIDE
+from ..scenes import Scene
 from .measures import LEVELS, Floats, interval, lands_on_own, score
 from .pictures import Picture
 from .variants import DEFAULT, PEERS

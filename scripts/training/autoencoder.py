@@ -11,10 +11,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from diffusers import AutoencoderKL
-from scenes import random_scene
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..scenes import random_scene
 from .data import SIZE
 from .fit import Fit, note, pick, rank, world
 from .models import NARROW, new_vae

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scenes import Scene, random_scene
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from transformers import CLIPTokenizer
+
+from ..scenes import Scene, random_scene
 
 SIZE = 128  # side of a picture in pixels
 TOKENS = 32  # length of a prompt with its start, end and padding

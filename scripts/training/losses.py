@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from diffusers import DDIMScheduler, UNet2DConditionModel
-from scenes import COLOURS, SHAPES, Scene
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import CLIPTextModel, CLIPTokenizer
 
+from ..scenes import COLOURS, SHAPES, Scene
 from .data import TOKENS, token_ids
 
 # How often a prompt is read as it is, with its end forgotten, or with each word relied on only for

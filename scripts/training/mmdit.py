@@ -24,11 +24,11 @@ from diffusers import (
     StableDiffusion3Pipeline,
     StableDiffusionPipeline,
 )
-from scenes import Scene, random_scene
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
+from ..scenes import Scene, random_scene
 from .autoencoder import as_pixels
 from .data import SIZE, TOKENS, chunk_seed, draw_scenes
 from .fit import FLAT, Fit, note, rank, world

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from diffusers import DiffusionPipeline, StableDiffusionPipeline
-from evaluation.landing import landings, seen_in
 from PIL import Image
-from scenes import Scene, random_scene
 from torch import Tensor
 
 import sdattn
 from sdattn.models.loading import DEMO_SETTINGS
 
+from ..evaluation.landing import landings, seen_in
+from ..scenes import Scene, random_scene
 from .fit import note, rank, world
 from .losses import Caption, diffusion_loss, text_states
 

@@ -136,8 +136,8 @@ class Preset:
 
 
 _ALL = (
-    # Where it points is measured by scripts/evaluate_heatmaps.py: the way up, on grids fine enough
-    # to point with, once the picture has formed.
+    # Where it points is measured by scripts/evaluation/evaluate_heatmaps.py: the way up, on grids
+    # fine enough to point with, once the picture has formed.
     Preset("default", ("up",), or_all=True, least_cells=16, steps=(0.5, 1.0)),
     Preset(
         "daam",

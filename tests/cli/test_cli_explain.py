@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scenes import random_scene
 
+from scripts.scenes import random_scene
 from sdattn import load_run
 from sdattn.cli.options import open_picture
 from sdattn.runs.explaining import explain

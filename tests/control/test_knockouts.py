@@ -11,9 +11,9 @@ from helpers.denoiser_outputs import outputs_recorded
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from helpers.transformer_rows import pixart, sd3
 from PIL import Image
-from scene_checker import find_objects
 
 import sdattn
+from scripts.scene_checker import find_objects
 from sdattn import CaptureError, TorchAttnProcessor
 from sdattn.control import knockouts as causes
 from sdattn.models.layers import find_denoiser

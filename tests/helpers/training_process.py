@@ -3,8 +3,9 @@
 import torch
 import torch.distributed as dist
 from torch import nn
-from training import fit
-from training.fit import Fit
+
+from scripts.training import fit
+from scripts.training.fit import Fit
 
 
 def train(rank, folder):

@@ -7,8 +7,8 @@ from diffusers import EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from helpers.small_pictures import picture
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from PIL import Image
-from scenes import random_scene
 
+from scripts.scenes import random_scene
 from sdattn import capture, generate, load_run
 from sdattn.inversion.invert import invert, psnr
 from sdattn.inversion.pictures import fit

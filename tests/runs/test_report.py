@@ -12,9 +12,9 @@ import pytest
 import torch
 from helpers.page_data import data_of, maps_of
 from helpers.small_runs import edited, small_run
-from random_run import random_run
 
 import sdattn as library
+from scripts.benchmarks.random_run import random_run
 from sdattn import Heatmaps, generate, load_pipeline, load_run
 from sdattn.prompts.tokens import Word
 from sdattn.runs.again import command_of

@@ -1,12 +1,16 @@
-"""The measures of scripts/evaluate_heatmaps.py against their definitions, and a whole small run."""
+"""The measures of evaluate_heatmaps against their definitions, and a whole small run."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from evaluation.knockouts import stays, tells_apart, without_words
-from evaluation.measures import (
+from helpers.tiny_pipelines import make_pipeline
+from PIL import Image
+
+import sdattn
+from scripts.evaluation.knockouts import stays, tells_apart, without_words
+from scripts.evaluation.measures import (
     LEVELS,
     average_precision,
     interval,
@@ -14,14 +18,10 @@ from evaluation.measures import (
     rank_correlation,
     score,
 )
-from evaluation.pictures import noised, unseen_scenes
-from evaluation.records import Records, read_picture
-from evaluation.variants import PEERS
-from helpers.tiny_pipelines import make_pipeline
-from PIL import Image
-from scenes import Scene, SceneObject
-
-import sdattn
+from scripts.evaluation.pictures import noised, unseen_scenes
+from scripts.evaluation.records import Records, read_picture
+from scripts.evaluation.variants import PEERS
+from scripts.scenes import Scene, SceneObject
 from sdattn.maps.masks import otsu
 from sdattn.maps.presets import PRESETS
 from sdattn.models.loading import default_size

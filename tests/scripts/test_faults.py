@@ -1,7 +1,8 @@
 """Faults at random, of one seed: see scripts/fuzzing; scripts/fuzz goes on with others."""
 
 import pytest
-from fuzzing import KINDS, World, choose, try_case
+
+from scripts.fuzzing import KINDS, World, choose, try_case
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +31,7 @@ def test_every_kind_has_its_cases():
 )
 def test_a_fault_that_is_not_found_is_told(world, monkeypatch, problems, told):
     """The cases see what they are for: here nothing is checked, or something else is named."""
-    monkeypatch.setattr("fuzzing.batches.verify", lambda root: (3, problems))
+    monkeypatch.setattr("scripts.fuzzing.batches.verify", lambda root: (3, problems))
     kinds = [(number, choose(SEED, number)[0].name) for number in range(CASES)]
     number = next(number for number, name in kinds if name == "a bit turned, folder")
     missed = try_case(world, SEED, number)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.models import make_bench
 
 import sdattn
+from scripts.benchmarks.models import make_bench
 from sdattn.models.layers import find_layers
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "on_gpu"

@@ -10,8 +10,9 @@ from itertools import product
 import numpy as np
 import pytest
 from PIL import Image, ImageFilter
-from scene_checker import find_objects, match
-from scenes import (
+
+from scripts.scene_checker import find_objects, match
+from scripts.scenes import (
     BACKGROUNDS,
     COLOURS,
     DIRECTIONS,
@@ -22,7 +23,6 @@ from scenes import (
     holds,
     random_scene,
 )
-
 from sdattn.models.loading import unlearnt
 
 RADIUS = 0.3

@@ -9,19 +9,18 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-import train_demo_model
 from helpers import training_process
-from scenes import COLOURS, SHAPES
 from torch import nn
-from train_demo_model import train_from
-from training import autoencoder, fit, record
-from training.autoencoder import even_out, make_latents, train_vae_of, vae_psnr
-from training.data import TOKENS, make_scenes, make_tokenizer, token_ids
-from training.fit import Fit, note
-from training.losses import Caption, captions, middle_times, split, text_states
-from training.models import new_text_encoder, new_vae
 from transformers import CLIPTokenizer
 
+from scripts.scenes import COLOURS, SHAPES
+from scripts.training import autoencoder, fit, record, train_demo_model
+from scripts.training.autoencoder import even_out, make_latents, train_vae_of, vae_psnr
+from scripts.training.data import TOKENS, make_scenes, make_tokenizer, token_ids
+from scripts.training.fit import Fit, note
+from scripts.training.losses import Caption, captions, middle_times, split, text_states
+from scripts.training.models import new_text_encoder, new_vae
+from scripts.training.train_demo_model import train_from
 from sdattn.models.loading import DEMO
 
 pytestmark = pytest.mark.slow

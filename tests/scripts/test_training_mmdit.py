@@ -7,16 +7,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-import train_demo_mmdit
 from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
-from evaluate_demo_model import evaluate, settings
 from safetensors.torch import load_file
-from scenes import random_scene
 from torch import nn
-from training import fit, mmdit
-from training.data import TOKENS, all_scenes, token_ids
-from training.losses import Caption
-from training.mmdit import (
+
+from scripts.evaluation.evaluate_demo_model import evaluate, settings
+from scripts.scenes import random_scene
+from scripts.training import fit, mmdit, train_demo_mmdit
+from scripts.training.data import TOKENS, all_scenes, token_ids
+from scripts.training.losses import Caption
+from scripts.training.mmdit import (
     POOLED,
     ZEROS,
     assemble,
@@ -29,7 +29,6 @@ from training.mmdit import (
     scene_latents,
     snapshot,
 )
-
 from sdattn.models.loading import DEMO, load_pipeline
 
 pytestmark = pytest.mark.slow

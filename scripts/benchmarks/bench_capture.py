@@ -4,8 +4,8 @@ All ways to watch run in turn, round by round, in one process, so that their rat
 machine whose speed drifts. Layers are timed where they run, inside the model's call. What is held,
 and the most memory that a process has, after 1, 10 and 50 calls are measured in a process each.
 
-    scripts/bench_capture.py                                 four models, tables in Markdown
-    scripts/bench_capture.py --models sd15 --dtype float16 --images 8 --compile
+    python -m scripts.benchmarks.bench_capture      four models, tables in Markdown
+    python -m scripts.benchmarks.bench_capture --models sd15 --dtype float16 --images 8 --compile
 """
 
 import argparse
@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.machine import clock, forget_peak, machine_name, peak_bytes
-from benchmarks.models import BENCHES, Bench, make_bench
-from benchmarks.ways import PEERS, Daam, LayerClock, Way, ways_for
 from transformers import CLIPTokenizer
 
 import sdattn
 from sdattn.models.loading import DEMO
+
+from .machine import clock, forget_peak, machine_name, peak_bytes
+from .models import BENCHES, Bench, make_bench
+from .ways import PEERS, Daam, LayerClock, Way, ways_for
 
 Times = dict[str, dict[str, list[float]]]
 IMPORT = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"

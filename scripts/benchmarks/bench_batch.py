@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.machine import machine_name, processor_name
+from .machine import machine_name, processor_name
 
 BATCH = 8
 LAUNCH = "-m accelerate.commands.launch --multi_gpu --num_processes {} --num_machines 1 "
@@ -106,7 +106,18 @@ def measure_pace(items: int, rounds: int, device: str, runs: list[str]) -> dict[
             names = list(found)
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 if name == "plain":
-                    pace = float(run([__file__, "--plain", str(prompts), "--device", device]))
+                    pace = float(
+                        run(
+                            [
+                                "-m",
+                                "scripts.benchmarks.bench_batch",
+                                "--plain",
+                                str(prompts),
+                                "--device",
+                                device,
+                            ]
+                        )
+                    )
                 else:
                     pace = batch(prompts, device, *VARIANTS[name])
                 found[name].append(pace)
@@ -178,11 +189,12 @@ def print_memory(found: dict[str, dict[int, float]]) -> None:
 def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
     """Milliseconds of one core and MB an item, by what is saved."""
     import torch
-    from random_run import random_run
 
     from sdattn.batch.storage.layouts import Folders
     from sdattn.runs.drawings import USUAL
     from sdattn.runs.folder import pack_with_page
+
+    from .random_run import random_run
 
     torch.set_num_threads(1)
     run = random_run()

@@ -5,8 +5,8 @@ short as they can be. Each of its layers that see the text is called again and a
 not in turn, inside a pass of the model; the least of all rounds is taken, in the thread's own time,
 so that a machine that has other work to do tells the same.
 
-    scripts/bench_python.py
-    scripts/bench_python.py --profile      what the time of the watched calls goes to
+    python -m scripts.benchmarks.bench_python
+    python -m scripts.benchmarks.bench_python --profile     where the time of watched calls goes
 """
 
 import argparse
@@ -18,7 +18,6 @@ from time import thread_time_ns
 from typing import Any
 
 import torch
-from benchmarks.models import stable_diffusion
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
@@ -26,6 +25,8 @@ import sdattn
 from sdattn.attention.recording import record_softmax
 from sdattn.models.denoiser_call import innermost
 from sdattn.models.layers import find_layers
+
+from .models import stable_diffusion
 
 ROUNDS, CALLS = 15, 10
 WIDTH, HEADS = 32, 8

@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from benchmarks.machine import processor_name
 from PIL import ImageFilter
-from random_run import random_run
 
 from sdattn.runs.folder import pack_with_page
+
+from .machine import processor_name
+from .random_run import random_run
 
 PARTS = {
     "overlays": ("overlays",),

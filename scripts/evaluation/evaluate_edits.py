@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from scene_checker import Found, find_objects, match
-from scenes import COLOURS, SHAPES, Scene, random_scene
 
 import sdattn
 from sdattn.edit import edit
+
+from ..scene_checker import Found, find_objects, match
+from ..scenes import COLOURS, SHAPES, Scene, random_scene
 
 BATCH = 10  # sources drawn at a time
 # How far a centre may move, in parts of the picture's side: of the object that is to be kept, and

@@ -25,9 +25,11 @@ import torch
 import torch.distributed as dist
 from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusionPipeline
 from safetensors.torch import load_file, save_file
-from scenes import WORDS, Scene
 from torch import Tensor
-from training.autoencoder import (
+from transformers import CLIPTokenizer
+
+from ..scenes import WORDS, Scene
+from .autoencoder import (
     even_out,
     make_latents,
     polish_decoder,
@@ -35,12 +37,11 @@ from training.autoencoder import (
     train_vae_of,
     vae_psnr,
 )
-from training.data import SIZE, make_dataset, make_tokenizer
-from training.fit import rank, say
-from training.models import assemble, new_text_encoder, new_unet
-from training.record import begin_sitting, snapshot, write_record
-from training.stages import refine, train_text, train_unet
-from transformers import CLIPTokenizer
+from .data import SIZE, make_dataset, make_tokenizer
+from .fit import rank, say
+from .models import assemble, new_text_encoder, new_unet
+from .record import begin_sitting, snapshot, write_record
+from .stages import refine, train_text, train_unet
 
 
 def train_from_nothing(

@@ -15,8 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evaluation.knockouts import stays, tells_apart, without_words
-from evaluation.landing import (
+from PIL import Image
+
+import sdattn
+from sdattn import Heatmaps
+from sdattn.models.loading import DEMO_SETTINGS
+
+from ..scenes import Scene, random_scene
+from ..training.autoencoder import vae_psnr
+from .knockouts import stays, tells_apart, without_words
+from .landing import (
     THRESHOLDS,
     Kind,
     Landing,
@@ -25,13 +33,6 @@ from evaluation.landing import (
     landings,
     seen_in,
 )
-from PIL import Image
-from scenes import Scene, random_scene
-from training.autoencoder import vae_psnr
-
-import sdattn
-from sdattn import Heatmaps
-from sdattn.models.loading import DEMO_SETTINGS
 
 BATCH = 10  # pictures drawn at a time
 KINDS: tuple[Kind, Kind] = ("colour", "shape")

@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from diffusers import StableDiffusion3Pipeline
-from train_demo_model import write_model
-from training.data import all_scenes
-from training.fit import rank
-from training.losses import Caption
-from training.mmdit import (
+
+from .data import all_scenes
+from .fit import rank
+from .losses import Caption
+from .mmdit import (
     SETTINGS,
     assemble,
     joint_states,
@@ -35,7 +35,8 @@ from training.mmdit import (
     snapshot,
     train_mmdit,
 )
-from training.record import ANY_TIME, begin_sitting
+from .record import ANY_TIME, begin_sitting
+from .train_demo_model import write_model
 
 PLACES = ("processes", "device")  # where the steps are made, which changes nothing but rounding
 

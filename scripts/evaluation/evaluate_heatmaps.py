@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from evaluation import pictures
-from evaluation.causes import correlations
-from evaluation.records import Records, read_picture
-from evaluation.tables import all_tables, plot
-from evaluation.variants import PEERS, VARIANTS
 
 import sdattn
+
+from . import pictures
+from .causes import correlations
+from .records import Records, read_picture
+from .tables import all_tables, plot
+from .variants import PEERS, VARIANTS
 
 SETTINGS: dict[str, Callable[..., Iterator[pictures.Picture]]] = {
     "generated": pictures.generated,
