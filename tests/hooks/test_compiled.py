@@ -165,17 +165,6 @@ def test_two_threads_are_not_mixed(eagerly):
             other.join()
 
 
-@torch.no_grad()
-def test_another_shape_than_was_expected_is_refused():
-    unet = make_small_unet()
-    layer = unet.get_submodule(MID)
-    recorder = Recorder(layer.processor)
-    recorder.sums, recorder.rows = torch.zeros(1, 16, 76), torch.tensor([1])
-    layer.set_processor(recorder)
-    with pytest.raises(RuntimeError, match="has 64 queries and 77 keys, and its model was called"):
-        unet(SAMPLE, 5, TEXT)
-
-
 # -- what cannot be -------------------------------------------------------------------------------
 
 EAGER = {
