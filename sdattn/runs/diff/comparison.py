@@ -14,9 +14,9 @@ from ...maps.heatmap import Heatmap
 from ...maps.heatmaps import Heatmaps
 from ..folder import new_folder
 from ..report.pair import Counterpart, Picture, pair_page
+from .info import ComparedRun, DiffInfo, WordNumbers
 from .matching import WordDifference
 
-FORMAT = "sdattn-diff-1"
 _FEW = 12  # words; more are drawn smaller
 _HEAD = ("mean A", "mean B", "correlation", "largest B - A")
 
@@ -126,15 +126,9 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """The numbers, as ``run.json`` of :meth:`save` holds them."""
         runs = zip(self.names, self.prompts, (self.image_a, self.image_b), strict=True)
-        return {
-            "format": FORMAT,
-            "runs": [
-                {"name": name, "prompt": prompt, "size": [*image.size]}
-                for name, prompt, image in runs
-            ],
-            "settings": {name: list(pair) for name, pair in self.settings.items()},
-            "words": [_numbers(word) for word in self.words],
-        }
+        compared = [ComparedRun(name, prompt, image.size) for name, prompt, image in runs]
+        words = [WordNumbers.of(word) for word in self.words]
+        return DiffInfo(compared, self.settings, words).to_json()
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write ``diff.html``, the page, ``diff.png``, the sheet, and ``run.json``, the numbers.
@@ -204,17 +198,3 @@ def _texts(word: WordDifference) -> list[str]:
         for number in (word.mean_a, word.mean_b, word.correlation)
     ]
     return [*texts, "-" if word.largest is None else f"{word.largest[0]:+.2g}"]
-
-
-def _numbers(word: WordDifference) -> dict[str, Any]:
-    numbers: dict[str, Any] = {
-        "word": word.label,
-        "mean": [word.mean_a, word.mean_b],
-        "correlation": word.correlation,
-        "largest": None,
-    }
-    if word.difference is not None and word.largest is not None:
-        value, (row, col) = word.largest
-        numbers["largest"] = {"value": value, "cell": [row, col]}
-        numbers["grid"] = [*word.difference.shape]
-    return numbers
