@@ -115,7 +115,9 @@ def test_what_is_loaded_is_known_by_its_weights(model, run):
 def actor(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = run(format="webdataset")
-    return made, RayActor(made.request, "job", str(tmp_path))
+    worker = RayActor(made.request, "job", str(tmp_path))
+    yield made, worker
+    worker.folder.close()  # what the end of an actor's process does
 
 
 def test_an_actor_draws_into_the_folder_of_its_job(actor):
