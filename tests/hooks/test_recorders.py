@@ -115,6 +115,13 @@ def test_what_was_recorded_goes_to_the_store_after_each_pass():
     assert found._of[CROSS[0]].sums is None
 
 
+def test_of_what_was_recorded_rows_can_be_taken():
+    sums = torch.arange(24.0).reshape(3, 2, 4)
+    some = Recorded(sums, heads=5).of((2, 0))
+    assert (some.batch, some.heads, some.cells, some.keys) == (2, 5, 2, 4)
+    assert torch.equal(some.add_to(None, (3, 1)), sums[[2, 0]][..., [3, 1]])
+
+
 def test_passes_that_are_not_kept_are_not_handed_on():
     store, *_ = recorded(calls=3, keep=Keep.of(steps=[1]))
     assert store.sums[CROSS[0]].calls == 1 and len(store.passes) == 3

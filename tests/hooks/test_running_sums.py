@@ -42,6 +42,7 @@ def test_what_is_held_is_what_was_asked_for(keep, expected, moved):
     per_step = keep.get("steps") == "all"
     assert sum(t.numel() for t in held.tensors()) == expected.numel()
     assert len(held.tensors()) == (3 if per_step else 1)
+    assert {t.dtype for t in held.tensors()} == {moved.get("dtype", torch.float32)}
 
 
 def test_sums_of_half_precision_are_held_in_float32():

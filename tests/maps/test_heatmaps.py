@@ -25,6 +25,7 @@ def test_it_says_in_a_line_what_it_is_of(hm):
     assert repr(cat) == f"Heatmaps(1 word of '{PROMPT}', 4x6, preset default)"
     maps, text = hm.maps, "a red\n" + "a " * 40 + "cat"
     long = Heatmaps(read_prompt(tiny_tokenizer(), text), maps, preset=PRESETS["daam"])
+    assert long.keep([0]).preset is PRESETS["daam"]
     assert repr(long).startswith("Heatmaps(43 words of 'a red a")
     assert repr(long).endswith("…', 4x6, preset daam)") and len(repr(long)) < 120
 
