@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
 from ..attention.device_copies import DeviceCopies
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, OptionError
 from ..models.denoiser_call import innermost, is_compiled
 from ..models.layers import (
     TEXT_KINDS,
@@ -57,6 +57,7 @@ def capture(
     dtype: torch.dtype = torch.float32,
     grad: bool = False,
     latent_size: tuple[int, int] | None = None,
+    refine: Literal["self"] | None = None,
 ) -> Iterator[MapStore]:
     """Watch the attention of a model while it runs; its output stays what it was, bit for bit.
 
@@ -96,6 +97,9 @@ def capture(
         grad: keep the graph, so that a loss on the maps reaches the latents.
         latent_size: of a model of yours, the (rows, cols) of its queries; without it they are a
             sequence, a single row. Models of diffusers know it.
+        refine: of joint attention, ``"self"``: each map is spread twice along the picture's own
+            self-attention, in the call that made both, see :mod:`sdattn.hooks.refined`. A UNet's
+            maps are spread afterwards: capture ``kinds=("cross", "self")``.
 
     Yields:
         MapStore: see there for ``maps``; with the defaults its size does not grow with the steps.
@@ -109,7 +113,7 @@ def capture(
     """
     # All that cannot be is refused here, before anything is put into the model.
     denoiser = find_denoiser(target)
-    keep = Keep.of(steps, heads, tokens, among, device, dtype, grad)
+    keep = Keep.of(steps, heads, tokens, among, device, dtype, grad, refine)
     if keep.steps.part is not None and denoiser.pipeline is None:
         raise InvalidValueError(
             f"steps={keep.steps.given}: how many steps a run has is not known of a model without "
@@ -122,6 +126,9 @@ def capture(
     check_backends(chosen)
     if any(layer.kind == "joint" for layer in chosen):
         joint_spans(denoiser, 1, 1)  # refused now where it is not known
+    elif refine:
+        text = "no layer of joint attention was chosen of this {0}. Leave it out; see heatmaps()."
+        raise OptionError("refine", refine, text, type(denoiser.model).__name__)
     store = MapStore(chosen, keep, denoiser.levels)
     passes = Passes(denoiser, branch, latent_size)
     with closing(passes), Installation(found) as installed:  # a user may replace any of them
@@ -190,7 +197,7 @@ class _Watch:
         if self.text_states is not None:
             look = OtherTextLook(self.text_states)
         elif layer.kind == "joint":
-            look = JointLook(self.passes.spans)
+            look = JointLook(self.passes.spans, self.store.keep.refine)
         observer = observing(inner, held.take, look, held.wanted)
         for former, old in self.observers:
             if former is layer:  # it may have been set again since, and come to lie inside

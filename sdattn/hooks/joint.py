@@ -19,6 +19,7 @@ from ..models.denoiser_call import innermost
 from ..models.layers import AttentionLayer
 from .attended import Attended
 from .projections import by_name
+from .refined import Refined
 from .sdpa import SdpaCall, SdpaWatch
 
 if TYPE_CHECKING:
@@ -67,14 +68,16 @@ class JointLook:
 
     Args:
         spans: where the picture's queries and the text's keys are.
+        refine: whether the text's part is spread along the picture's, see
+            :class:`sdattn.hooks.refined.Refined`.
 
     Raises (when called):
         RuntimeError: the processor did not call ``scaled_dot_product_attention`` just once for text
             and picture together, or joined them in another order than ``spans`` says.
     """
 
-    def __init__(self, spans: Spans):
-        self.spans = spans
+    def __init__(self, spans: Spans, refine: bool = False):
+        self.spans, self.refine = spans, refine
         self.checked = False  # where the text's values are, which is read back from the device
 
     def __call__(
@@ -97,7 +100,7 @@ class JointLook:
             self.checked = True
             # Once a layer: the text's values must lie where its keys are said to.
             _check_order(seen, spans[1], attn, projected, type(innermost(observer)).__name__)
-        return output, seen.attended(*spans)
+        return output, Refined.of_call(seen, *spans) if self.refine else seen.attended(*spans)
 
 
 def _whole(calls: Sequence[SdpaCall], length: int, name: str) -> SdpaCall:

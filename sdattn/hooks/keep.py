@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, OptionError
 from ..models.layers import AttentionLayer
 from ..models.pipeline_call import whole
 from .run_part import RunPart, items_of
@@ -140,6 +140,7 @@ class Keep:
         device: where the maps are held; None for where they are computed.
         dtype: of the maps.
         grad: whether their graph is kept.
+        refine: whether joint layers' maps are spread along the picture's self-attention.
     """
 
     steps: Steps
@@ -149,6 +150,7 @@ class Keep:
     device: torch.device | str | None
     dtype: torch.dtype
     grad: bool
+    refine: bool = False
 
     @classmethod
     def of(
@@ -160,6 +162,7 @@ class Keep:
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
         grad: bool = False,
+        refine: str | None = None,
     ) -> Keep:
         """Read the options of :func:`sdattn.capture`; see there.
 
@@ -176,8 +179,16 @@ class Keep:
                 f"dtype={dtype}: maps are shares in [0, 1], which it cannot hold. Pass a floating "
                 "dtype, torch.float16 say."
             )
+        if refine not in (None, "self"):
+            raise OptionError("refine", refine, "pass 'self', or None for the maps as they are.")
+        if refine and lists is not None:
+            raise InvalidValueError(
+                "among=... takes the softmax over some columns of a map that refine='self' has "
+                "spread by then. Leave one of them out."
+            )
         columns = None if tokens is None else _columns(tokens)
-        return cls(Steps.of(steps), Heads.of(heads), columns, lists, device, dtype, grad)
+        chosen = Steps.of(steps), Heads.of(heads)
+        return cls(*chosen, columns, lists, device, dtype, grad, refine is not None)
 
     @cached_property
     def held_dtype(self) -> torch.dtype:

@@ -1,9 +1,11 @@
 """Maps of layers -> one map a token: the formula that a preset is an entry of.
 
 Cells that attend to each other belong together, so a sharper map is the mean of what the cells that
-a cell attends to say of a word. Sources: Wang et al. 2023, "Diffusion Model is Secretly a
-Training-free Open Vocabulary Semantic Segmenter" (DiffSegmenter), equation 5;
-RishiDarkDevil/daam-i2i.
+a cell attends to say of a word. A UNet's maps are spread so here, along the mean of its
+self-attention; those of joint attention while the model runs, see :mod:`sdattn.hooks.refined`.
+
+Sources: Wang et al. 2023, "Diffusion Model is Secretly a Training-free Open Vocabulary Semantic
+Segmenter" (DiffSegmenter), equation 5; RishiDarkDevil/daam-i2i.
 """
 
 import math
@@ -51,7 +53,7 @@ def aggregate(maps: LayerMaps, preset: Preset) -> Tensor:
         by_grid[grid] = by_grid[grid] + part if grid in by_grid else part
     total = sum(_resized(part, finest, preset.resize) for part in by_grid.values())
     values = torch.as_tensor(total) / divisor
-    if preset.refine:
+    if maps.affinity is not None and preset.refine:  # those of joint attention are spread already
         values = spread(values, maps)
     return values * maps.passes if preset.steps == "sum" else values
 
@@ -109,6 +111,12 @@ def contrast(maps: Tensor, columns: Sequence[int], factor: float) -> Tensor:
     return (factor * maps[..., list(columns)]).softmax(-1)
 
 
+def refines_itself(target: Any) -> bool:
+    """Whether a model's maps are spread along the picture's self-attention while it runs, as those
+    of joint attention are: ``capture(refine="self")``."""
+    return any(layer.kind == "joint" for layer in find_denoiser(target).layers)
+
+
 def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], bool]:
     """The layers that refined maps are made of: all that see the text, and the self-attention of
     the way up on the finest grid of at most ``MOST_CELLS`` cells (or the coarsest, if all have
@@ -127,8 +135,8 @@ def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], 
     found = [la for la in denoiser.layers if la.kind == "self" and la.place == PLACE]
     if not found:
         text = (
-            "{refine='self'} spreads the maps along the self-attention of a UNet's way up, and a "
-            "{0} has none."
+            "{refine='self'} spreads the maps along the self-attention of a UNet's way up or of "
+            "joint attention, and a {0} has neither."
         )
         raise InvalidTypeError(Message(text, type(denoiser.model).__name__))
 

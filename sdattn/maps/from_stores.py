@@ -63,7 +63,8 @@ def heatmaps(
             [2], "red dog": [4, 5]}``.
         preset: of :data:`sdattn.maps.presets.PRESETS`, by name, or one of your own.
         refine: ``"self"`` spreads each map along the picture's self-attention, which the store must
-            hold, see :mod:`sdattn.maps.aggregation`.
+            hold, see :mod:`sdattn.maps.aggregation`; of joint attention it is captured so, see
+            :func:`sdattn.capture`.
         latent_size: (rows, cols) of the latent, where maps do not know it: the picture's height
             and width divided by the VAE's scale factor. An attached store knows.
         steps: of an ``AttentionStore``: ``"mean"`` over its steps, the default; ``"last"``, the
@@ -84,7 +85,9 @@ def heatmaps(
             does not fit the number of images, or the number of token columns the tokenizer; another
             prompt than was drawn, or none where that is not known.
     """
-    chosen = preset_of(preset, refine)
+    # What was refined while the model ran stays so.
+    is_refined = isinstance(store, MapStore) and store.keep.refine
+    chosen = preset_of(preset, "self" if is_refined else refine)
     # Two kinds of stores: maps by layer, averaged as the preset asks, or heads folded into the
     # rows.
     drawn = store.drawn if isinstance(store, MapStore | AttentionStore) else None

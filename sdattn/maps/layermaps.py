@@ -48,7 +48,8 @@ class LayerMaps:
         columns: the token columns that the maps have.
         passes: how many calls of the model they are the mean of.
         affinity: float32 ``[images, N, N]``, the mean of the self-attention layers that a refining
-            preset reads; None for any other. Row ``i`` is what cell ``i`` attends to; it sums to 1.
+            preset reads; None for any other, and for maps that were spread while the model ran. Row
+            ``i`` is what cell ``i`` attends to; it sums to 1.
         affinity_grid: (rows, cols) with ``rows * cols = N``.
     """
 
@@ -111,7 +112,7 @@ def layer_maps(
     # What a preset reads of the steps is known only from the passes that ran.
     columns = store.tokens or tuple(range(store.n_keys or 0))
     passes = len(_read_steps(store, preset))
-    if preset.refine is None:
+    if preset.refine is None or store.keep.refine:
         return LayerMaps(found, columns, passes)
     return LayerMaps(found, columns, passes, *_affinity(self_attention or store, preset))
 
@@ -168,8 +169,9 @@ def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, tuple[int, int]]
         raise CaptureError(
             Message(
                 "{refine='self'} spreads the maps along the self-attention, and this store holds "
-                'none. Capture with kinds=("cross", "self") and the layers of '
-                "sdattn.maps.aggregation.refining(pipe); {generate()} does so by itself."
+                'none. Capture a UNet with kinds=("cross", "self") and the layers of '
+                "sdattn.maps.aggregation.refining(pipe), joint attention with refine='self'; "
+                "{generate()} does so by itself."
             )
         )
     finest = min(layer.level for layer in held)

@@ -10,7 +10,7 @@ from ..models.layers import TEXT_KINDS, find_denoiser, select_layers
 from ..models.loading import images_a_prompt
 from ..prompts.tokenizing import PAD
 from ..prompts.tokens import Prompt
-from .aggregation import refining
+from .aggregation import refines_itself, refining
 from .presets import Preset, nothing_read
 
 
@@ -27,7 +27,7 @@ def checked_capture(
         KeyError: a word that is in none of the prompts.
     """
     branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
-    ours = {"text_states", "among"} & set(settings)
+    ours = {"text_states", "among", "refine"} & set(settings)
     if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or ours:
         text = (
             "this shows where the words of the prompt go. For anything else use {capture()} around "
@@ -72,7 +72,9 @@ def capture_settings(
         needs["among"] = [columns_around(prompt) for prompt in prompts for _ in range(images)]
     if preset.contrast:
         needs["tokens"] = None
-    if preset.refine:
+    if preset.refine and refines_itself(pipe):
+        needs["refine"] = "self"
+    elif preset.refine:
         refining(pipe)  # or refuse
     chosen = dict(chosen or {})
     # every step and every head hold what any preset reads of them

@@ -113,7 +113,7 @@ def _watched(
     both = settings.pop("branch", "conditional") == "both"
     found = {"prompt": settings}
     # The columns of self-attention are the picture's own cells: those of words do not apply.
-    if preset.refine:
+    if preset.refine and "refine" not in settings:
         kept = ("steps", "dtype", "device")
         alike = {name: settings[name] for name in kept if name in settings}
         found["self"] = {**alike, "kinds": ("self",), "layers": refining(pipe)}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
-from helpers.transformer_rows import sd3
+from helpers.transformer_rows import sana
 from torch.nn.functional import interpolate
 
 from sdattn import capture, generate, heatmaps
@@ -534,6 +534,6 @@ def test_sdxl_is_refined_on_its_own_grid():
 
 
 def test_a_transformer_has_nothing_to_refine_along():
-    message = "self-attention of a UNet's way up, and a SD3Transformer2DModel has none"
+    message = "a UNet's way up or of joint attention, and a SanaTransformer2DModel has neither"
     with pytest.raises(TypeError, match=message):
-        generate(sd3(), "a cat", refine="self", num_inference_steps=1, max_sequence_length=16)
+        generate(sana(), "a cat", refine="self", num_inference_steps=1)

@@ -1,0 +1,180 @@
+"""Joint attention's maps spread along the picture's own self-attention, against float64."""
+
+import pytest
+import torch
+from helpers.joint_models import COLS, MODELS, N_TEXT, ROWS, first_map, inputs
+from helpers.tiny_pipelines import make_pipeline
+from helpers.transformer_rows import flux, sd3
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sdattn import capture, generate, heatmaps, load_run
+from sdattn.hooks.attended import GivenProbs
+from sdattn.hooks.refined import Refined
+
+CELLS = ROWS * COLS
+
+
+class Calls(TorchFunctionMode):
+    """What torch's attention was called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.of = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is scaled_dot_product_attention:
+            named = kwargs or {}
+            query, key = args[:2] if args else (named["query"], named["key"])
+            self.of.append((query, key, named.get("attn_mask")))
+        return func(*args, **(kwargs or {}))
+
+
+def expected(kind, model, given):
+    """``S_h (S m)`` of the first layer, float64 ``[heads, N, T]``."""
+    with Calls() as calls:
+        model(**given)
+    query, key, mask = calls.of[0]
+    assert mask is None or bool((mask == 0).all() if mask.is_floating_point() else mask.all())
+    picture = slice(CELLS) if kind == "SD3" else slice(N_TEXT, N_TEXT + CELLS)
+    text = slice(CELLS, None) if kind == "SD3" else slice(N_TEXT)
+    query, key = query[0].double(), key[0].double()
+    scores = query[:, picture] @ key.mT / query.shape[-1] ** 0.5
+    maps = scores.softmax(-1)[..., text].mean(0)
+    pairs = scores[..., picture].softmax(-1)
+    return pairs @ (pairs.mean(0) @ maps)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@torch.no_grad()
+def test_maps_are_spread_twice(kind):
+    model = MODELS[kind]().transformer
+    given = inputs(kind, model)
+    wanted = expected(kind, model, given).unflatten(1, (ROWS, COLS))
+    found = first_map(model, given, refine="self")
+    assert (found - first_map(model, given)).abs().max() > 1e-3
+    torch.testing.assert_close(found.double(), wanted.mean(0), atol=1e-6, rtol=1e-5)
+    some = first_map(model, given, refine="self", tokens=[5, 0], heads=[1])
+    torch.testing.assert_close(some[0].double(), wanted[1][..., [5, 0]], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 1), (1, 3, 6), (2, 3, 6)], ids=str)
+def test_a_mask_of_the_cells_counts(shape):
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(*size):
+        return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+    text = noise(2, 3, 6, 9).softmax(-1)
+    query, key = noise(2, 3, 6, 4), noise(2, 3, 6, 4)
+    mask = noise(*shape, 6)
+    pairs = (0.3 * query @ key.mT + mask).softmax(-1)
+    wanted = pairs @ (pairs.mean(1) @ text.mean(1))[:, None]
+    one = Refined(GivenProbs(text), query.float(), key.float(), mask.float(), 0.3)
+    torch.testing.assert_close(one.every_head(None).double(), wanted, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        one.of((1,)).add_to(None, (8, 2)).double(),
+        wanted[[1]].sum(1)[..., [8, 2]],
+        atol=1e-5,
+        rtol=1e-5,
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(
+            one.probs(slice(1, 2), None).double(), wanted[:, 1:2], atol=1e-6, rtol=1e-5
+        )
+
+
+@torch.no_grad()
+def test_the_output_stays_what_it_was():
+    model = sd3().transformer
+    given = inputs("SD3", model)
+    plain = model(**given).sample
+    with capture(model, refine="self"):
+        assert torch.equal(model(**given).sample, plain)
+
+
+def test_the_gradient_goes_through_both_products():
+    model = sd3().transformer.double()
+    given = inputs("SD3", model, torch.float64)
+    given = {k: v.double() if torch.is_tensor(v) else v for k, v in given.items()}
+    text = given["encoder_hidden_states"].requires_grad_()
+
+    def loss(states):
+        kept = {"grad": True, "dtype": torch.float64, "refine": "self"}
+        found = first_map(model, {**given, "encoder_hidden_states": states}, **kept)
+        return found[..., 2].square().sum()
+
+    (slope,) = torch.autograd.grad(loss(text), text)
+    direction = torch.randn(text.shape, generator=torch.Generator().manual_seed(2)).double()
+    with torch.no_grad():
+        step = 1e-3  # the maps are float32
+        numeric = (loss(text + step * direction) - loss(text - step * direction)) / (2 * step)
+    torch.testing.assert_close((slope * direction).sum(), numeric, rtol=2e-2, atol=1e-7)
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that is made."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(one, torch.Tensor):
+                self.numel = max(self.numel, one.numel())
+        return out
+
+
+@torch.no_grad()
+def test_no_matrix_of_cells_by_cells_is_made():
+    model = flux().transformer
+    rows = cols = 32
+    with Largest() as watched, capture(model, refine="self"):
+        model(**inputs("FLUX.1", model, rows=rows, cols=cols))
+    heads = model.config.num_attention_heads
+    assert heads * (rows * cols) ** 2 > 10 * watched.numel
+
+
+PROMPT = "a red cat"
+SHORT = {"num_inference_steps": 2, "height": 32, "width": 32}
+
+
+@pytest.mark.parametrize("make", [sd3, flux])
+def test_a_run_refines_and_comes_back_from_its_folder(make, tmp_path):
+    pipe = make()
+    (plain,) = generate(pipe, PROMPT, seed=1, **SHORT)
+    run = generate(pipe, PROMPT, seed=1, refine="self", **SHORT)
+    (sharper,) = run
+    assert sharper.image.tobytes() == plain.image.tobytes()
+    assert sharper.heatmaps.preset.refine == "self"
+    assert not torch.equal(sharper.heatmaps.maps, plain.heatmaps.maps)
+    run.save(tmp_path / "run")
+    again = load_run(tmp_path / "run")
+    assert again.heatmaps.preset == sharper.heatmaps.preset
+    torch.testing.assert_close(again.heatmaps.maps, sharper.heatmaps.maps, atol=1e-3, rtol=1e-2)
+    with capture(pipe, steps=(0.5, 1.0), refine="self") as store:
+        pipe(PROMPT, generator=torch.Generator().manual_seed(1), output_type="latent", **SHORT)
+    for given in ({}, {"refine": "self"}):
+        (found,) = heatmaps(store, **given)
+        assert torch.equal(found.maps, sharper.heatmaps.maps) and found.preset.refine == "self"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"refine": "cross"}, "refine='cross': pass 'self', or None"),
+        ({"refine": "self", "among": [[0, 1]]}, "among=.* Leave one of them out"),
+    ],
+)
+def test_what_cannot_be_refined_is_refused(options, message):
+    with pytest.raises(ValueError, match=message), capture(sd3(), **options):
+        pass
+
+
+def test_a_unet_is_not_refined_while_it_runs():
+    with (
+        pytest.raises(ValueError, match="no layer of joint attention was chosen of this UNet2D"),
+        capture(make_pipeline(), refine="self"),
+    ):
+        pass
