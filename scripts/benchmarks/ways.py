@@ -118,7 +118,7 @@ PEERS: dict[str, Way] = {"daam": _daam_itself}  # of UNets too
 
 def ways_for(pipe: Any, peer: str | None) -> dict[str, Way]:
     if not hasattr(pipe, "unet"):
-        return OURS
+        return {**OURS, **JOINT}
     return {**OURS, **THEIRS, **({peer: PEERS[peer]} if peer else {})}
 
 

@@ -54,7 +54,7 @@ def generate(
         preset: of :data:`sdattn.maps.presets.PRESETS`, or one of your own. What it reads is
             captured: by default the mean over the second half of the steps.
         refine: ``"self"``: sharper maps, see :mod:`sdattn.maps.aggregation`; 12.6 MB more an image
-            for SD 1.x at 512x512.
+            for SD 1.x at 512x512, nothing more for joint attention.
         ask: another text, ``"wheel, hat"``: where the picture would attend to its words, against
             each other and ``<sos>`` and ``<eos>``; commas are left out. UNets only. In the default
             preset it holds as much as the maps of so many columns: 4 for these, 0.4 MB an image for
