@@ -109,6 +109,10 @@ OURS: dict[str, Way] = {
     "three words": lambda pipe: sdattn.capture(pipe, tokens=[2, 3, 7]),
     "full detail": lambda pipe: sdattn.capture(pipe, steps="all", heads="all"),
 }
+JOINT: dict[str, Way] = {
+    "refined": lambda pipe: sdattn.capture(pipe, refine="self"),
+    "refined, three words": lambda pipe: sdattn.capture(pipe, refine="self", tokens=[2, 3, 7]),
+}
 THEIRS: dict[str, Way] = {  # of UNets
     "seeds' way": lambda pipe: _computing(pipe, Seeds()),
     "DAAM's way": lambda pipe: _computing(pipe, Daam()),
