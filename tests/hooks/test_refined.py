@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sdattn import capture, generate, heatmaps, load_run
 from sdattn.hooks.attended import GivenProbs
 from sdattn.hooks.refined import Refined
+from sdattn.hooks.sdpa import SdpaCall
 
 CELLS = ROWS * COLS
 
@@ -83,6 +84,23 @@ def test_a_mask_of_the_cells_counts(shape):
         torch.testing.assert_close(
             one.probs(slice(1, 2), None).double(), wanted[:, 1:2], atol=1e-6, rtol=1e-5
         )
+
+
+@pytest.mark.parametrize("rows", [1, 11])
+def test_a_mask_of_the_whole_call_is_cut_to_the_picture(rows):
+    generator = torch.Generator().manual_seed(3)
+
+    def noise(*size):
+        return torch.randn(*size, generator=generator)
+
+    picture, text = slice(5, 11), slice(0, 5)
+    call = SdpaCall(noise(2, 3, 11, 4), noise(2, 3, 11, 4), noise(2, 1, rows, 11))
+    scores = call.query.double() @ call.key.double().mT / 2 + call.mask
+    maps = scores.softmax(-1)[:, :, picture, text].mean(1)
+    pairs = scores[:, :, picture, picture].softmax(-1)
+    wanted = (pairs @ (pairs.mean(1) @ maps)[:, None]).sum(1)
+    found = Refined.of_call(call, picture, text).add_to(None, None)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
@@ -170,6 +188,11 @@ def test_a_run_refines_and_comes_back_from_its_folder(make, tmp_path):
 def test_what_cannot_be_refined_is_refused(options, message):
     with pytest.raises(ValueError, match=message), capture(sd3(), **options):
         pass
+
+
+def test_refinement_is_an_option_of_the_run_not_of_its_capture():
+    with pytest.raises(ValueError, match="capture_options=.*For anything else use capture"):
+        generate(sd3(), PROMPT, capture_options={"refine": "self"}, **SHORT)
 
 
 def test_a_unet_is_not_refined_while_it_runs():
