@@ -19,7 +19,7 @@ else:
 PACKAGE = Path(sdattn.__file__).parent
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-OF_CONTRIBUTORS = {"test", "browser", "check", "docs"}
+OF_CONTRIBUTORS = {"test", "browser", "evaluation", "check", "docs"}
 EXTRAS = PROJECT["optional-dependencies"]
 
 
