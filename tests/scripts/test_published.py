@@ -2,11 +2,14 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
+import torch
 from helpers.tiny_pipelines import make_pipeline
+from helpers.tiny_tokenizers import tiny_tokenizer
 from PIL import Image
 from sklearn.metrics import accuracy_score, average_precision_score, confusion_matrix, jaccard_score
 
@@ -20,6 +23,8 @@ from scripts.evaluation.published.scores import (
     iou,
     iou_interval,
 )
+from sdattn import Heatmaps, explain, read_prompt
+from sdattn.models.loading import default_size
 
 RNG = np.random.default_rng(0)
 
@@ -243,3 +248,36 @@ def test_the_command_measures_a_folder(protocol, write, tmp_path, capsys):
     else:
         assert 0 <= figures["mean IoU"] < figures["accuracy"] < 1
     assert f"| {protocol}, {tmp_path / 'model'}, default |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_drawn_words_are_scored_by_themselves_and_by_the_best_map(swapped, tmp_path, monkeypatch):
+    daam(tmp_path)
+    drawing = next(data.coco_gen(tmp_path))
+    cat, dog = (torch.from_numpy(one).float() for one in drawing.masks.values())
+    maps = torch.stack([dog, cat] if not swapped else [cat, dog], dim=-1)
+    prompt = read_prompt(tiny_tokenizer(), drawing.prompt)
+    columns = [prompt.find(word)[0][0] for word in ("dog", "cat")]
+    heatmaps, seeds = Heatmaps(prompt, maps, columns), []
+
+    def generate(_pipe, text, *, seed, **_ways):
+        seeds.append((text, seed))
+        return [SimpleNamespace(heatmaps=heatmaps)]
+
+    monkeypatch.setattr("sdattn.generate", generate)
+    found = protocols.coco_gen([drawing], protocols.Maps(None))
+    assert seeds == [("a red dog and a cat", 3)]
+    other = int((dog * cat).sum()) / int(((dog + cat) > 0).sum())
+    assert found["IoU, labelled, above 0.4"] == pytest.approx(other if swapped else 1)
+    assert found["IoU, unlabelled, above 0.4"] == found["IoU, assigned, above 0.4"] == 1
+
+
+def test_maps_are_the_mean_over_the_papers_seeds():
+    pipe, image = make_pipeline(), Image.fromarray(picture(1, (64, 64)))
+    found = protocols.Maps(pipe, 2, preset="sum").of(image, "a red cat", ["cat", "red"])
+    height, width = default_size(pipe)
+    square = image.resize((width, height), Image.Resampling.BICUBIC)
+    runs = [explain(pipe, square, "a red cat", seed=seed, preset="sum")[0] for seed in (4, 5)]
+    for i, word in enumerate(("cat", "red")):
+        expected = (np.asarray(runs[0].heatmaps[word]) + np.asarray(runs[1].heatmaps[word])) / 2
+        np.testing.assert_allclose(found[i], expected, rtol=1e-5)
