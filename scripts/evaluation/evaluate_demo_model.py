@@ -19,7 +19,6 @@ from PIL import Image
 
 import sdattn
 from sdattn import Heatmaps
-from sdattn.models.loading import DEMO_SETTINGS
 
 from ..scenes import Scene, random_scene
 from ..training.autoencoder import vae_psnr
@@ -33,6 +32,7 @@ from .landing import (
     landings,
     seen_in,
 )
+from .pictures import own_settings
 
 BATCH = 10  # pictures drawn at a time
 KINDS: tuple[Kind, Kind] = ("colour", "shape")
@@ -152,10 +152,9 @@ def unseen(args: argparse.Namespace) -> list[tuple[Scene, str]]:
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the model is drawn with: its own settings, which a folder has beside its weights, and
     what was asked for instead."""
-    own = Path(args.model) / "settings.json"
-    found = json.loads(own.read_text()) if own.exists() else DEMO_SETTINGS
     asked = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
-    return {**found, **{name: value for name, value in asked.items() if value is not None}}
+    given = {name: value for name, value in asked.items() if value is not None}
+    return {**own_settings(args.model), **given}
 
 
 def evaluate(pipe: Any, args: argparse.Namespace) -> tuple[list[Verdict], list[Image.Image]]:

@@ -9,9 +9,11 @@ A batch's maps are made by every variant from one run, which keeps every step an
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,26 +69,32 @@ def unseen_scenes(count: int, seed: int) -> list[Asked]:
     return [(i, scene, scene.caption(rng)) for i, scene in enumerate(scenes)]
 
 
+def own_settings(model: str | Path) -> dict[str, Any]:
+    """What a model of drawn scenes is drawn with: its folder's own settings, or the demo's."""
+    own = Path(model) / "settings.json"
+    return json.loads(own.read_text()) if own.exists() else dict(DEMO_SETTINGS)
+
+
 def generated(
     pipe: Any, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
 ) -> Iterator[Picture]:
     """The pictures that the model draws of the prompts; that of scene ``i`` from seed
     ``seed * 100000 + i``."""
-    for part in _batches(asked):
-        prompts, seeds = [one[2] for one in part], [seed * 100_000 + one[0] for one in part]
+    for part in batches(asked):
+        prompts, seeds = said(part), seeds_of(part, seed)
         with ExitStack() as captures:
             stores = _stores(captures, pipe, prompts)
             images = pictures_of(call_pipeline(pipe, prompts, seeds, DEMO_SETTINGS))
         maps = _by_variant(stores, read_prompts(pipe, prompts), variants)
         for one, at, image, heatmaps in zip(part, seeds, images, maps, strict=True):
-            yield Picture(*one, at, image, _found(one[1], image), heatmaps)
+            yield Picture(*one, at, image, masks_in(one[1], image), heatmaps)
 
 
 def noised(
     pipe: Any, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
 ) -> Iterator[Picture]:
     """The script's own pictures, each noised to the default timesteps of :func:`sdattn.explain`."""
-    for part in _batches(asked):
+    for part in batches(asked):
         prompts, images = [one[2] for one in part], _drawn(pipe, part)
         with ExitStack() as captures:
             stores = _stores(captures, pipe, prompts)
@@ -102,16 +110,27 @@ def inverted(
     """The script's own pictures, each replayed from its inversion; ``seed`` has no effect."""
     settings = {**FULL, "layers": refining(pipe)}
     kept = {name: preset for name, preset in variants.items() if not preset.among_words}
-    for part in _batches(asked):
+    for part in batches(asked):
         prompts, images = [one[2] for one in part], _drawn(pipe, part)
         run = sdattn.explain(pipe, images, prompts, invert=True, capture_options=settings)
         stores = run.store, run.store
         yield from _given(part, images, _by_variant(stores, read_prompts(pipe, prompts), kept))
 
 
-def _batches(asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
+def batches(asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
+    """So many scenes as run at once."""
     for start in range(0, len(asked), BATCH):
         yield asked[start : start + BATCH]
+
+
+def said(part: Sequence[Asked]) -> list[str]:
+    """The prompts."""
+    return [prompt for _, _, prompt in part]
+
+
+def seeds_of(part: Sequence[Asked], seed: int) -> list[int]:
+    """A seed for each picture, another in each series of noises."""
+    return [seed * 100_000 + number for number, _, _ in part]
 
 
 def _drawn(pipe: Any, part: Sequence[Asked]) -> list[Image.Image]:
@@ -127,7 +146,7 @@ def _given(
         yield Picture(*one, -1, image, one[1].masks(SIDE), heatmaps)
 
 
-def _found(scene: Scene, image: Image.Image) -> NDArray[np.bool_] | None:
+def masks_in(scene: Scene, image: Image.Image) -> NDArray[np.bool_] | None:
     """Where the objects are, if the picture has those that were asked for and no other."""
     found = find_objects(image)
     chosen = match(scene, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -75,14 +76,16 @@ def _best(ious: Floats) -> int:
     return int(ious.mean(0).argmax())
 
 
-def read_picture(picture: Picture, setting: str, records: Records) -> None:
-    """Score every variant's maps of the words of the objects; colours in the presets only."""
+def read_picture(
+    picture: Picture, setting: str, records: Records, both: Collection[str] = tuple(PEERS)
+) -> None:
+    """Score every variant's maps of the words of the objects; colours in ``both`` only."""
     right = np.array([float(picture.masks is not None)])
     records.add((setting, "picture", DEFAULT, "right"), picture.number, right)
     if picture.masks is None:
         return
     for variant, heatmaps in picture.heatmaps.items():
-        for kind in ("shape", "colour") if variant in PEERS else ("shape",):
+        for kind in ("shape", "colour") if variant in both else ("shape",):
             key, number = (setting, kind, variant), picture.number
             maps = np.stack([_at_side(one) for one in words_of(picture.scene, heatmaps, kind)])
             for measure, values in score(maps, picture.masks).items():

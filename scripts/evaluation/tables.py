@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def all_tables(figures: Figures, options: Mapping[str, str]) -> str:
     ]
     for setting, title in TITLES.items():
         parts.append(f"**{title}**\n")
-        parts.append(_table(figures[setting]["shape"], PEERS, MEASURES))
+        parts.append(table(figures[setting]["shape"], PEERS, MEASURES))
     parts.append("**How far the default preset is ahead, map by map**\n")
     parts += [_ahead(figures)]
     parts.append(
@@ -47,7 +47,7 @@ def all_tables(figures: Figures, options: Mapping[str, str]) -> str:
     )
     parts.append(_words(figures))
     parts.append("**Layers and steps**, each the mean of all others, in drawn pictures\n")
-    parts.append(_table(figures["generated"]["shape"], PARTS, {**MEASURES, "own": OWN}))
+    parts.append(table(figures["generated"]["shape"], PARTS, {**MEASURES, "own": OWN}))
     return "\n".join(parts)
 
 
@@ -67,7 +67,8 @@ def _cell(figure: Sequence[float] | None, sign: str = "") -> str:
     return f"{mean:{sign}.3f} ± {max(mean - low, high - mean):.3f}"
 
 
-def _table(by_variant: Figures, names: Mapping[str, Any], measures: Mapping[str, str]) -> str:
+def table(by_variant: Figures, names: Iterable[str], measures: Mapping[str, str]) -> str:
+    """A line a variant, as far as there are figures of it."""
     lines = _head("", *measures.values())
     for name in names:
         entry = by_variant.get(name)

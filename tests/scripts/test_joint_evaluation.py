@@ -1,0 +1,91 @@
+"""The evaluation of joint attention: its variants are what generate() and capture() give."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers.transformer_rows import sd3
+
+from scripts.evaluation import evaluate_joint
+from scripts.evaluation.evaluate_joint import drawn, tables, variants
+from scripts.evaluation.measures import score
+from scripts.evaluation.pictures import own_settings, unseen_scenes
+from scripts.evaluation.records import Records
+from sdattn import capture, generate, heatmaps
+from sdattn.models.loading import DEMO_SETTINGS
+
+SHORT = {"num_inference_steps": 4, "height": 32, "width": 32, "max_sequence_length": 16}
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    pipe, asked = sd3(), unseen_scenes(2, seed=5)
+    return pipe, asked, list(drawn(pipe, asked, 0, SHORT))
+
+
+def test_the_default_and_the_refined_maps_are_those_of_generate(pictures):
+    pipe, asked, found = pictures
+    prompts = [prompt for _, _, prompt in asked]
+    for name, refine in (("default", None), ("default, refined", "self")):
+        run = generate(pipe, prompts, seed=0, refine=refine, **SHORT)
+        for picture, one in zip(found, run, strict=True):
+            assert picture.image.tobytes() == one.image.tobytes()
+            own, kept = one.heatmaps, picture.heatmaps[name]
+            columns = [column for column in kept.columns if column in own.columns]
+            torch.testing.assert_close(kept.keep(columns).maps, own.keep(columns).maps)
+
+
+def test_a_block_and_a_part_of_the_steps_are_those_of_a_capture_of_them(pictures):
+    pipe, asked, found = pictures
+    block = "transformer_blocks.1.attn"
+    for name, kept in (
+        ("block 1", {"layers": [block], "steps": (0.5, 1.0)}),
+        ("block 1, refined", {"layers": [block], "steps": (0.5, 1.0), "refine": "self"}),
+        ("steps 1/4 to 2/4", {"steps": (0.25, 0.5)}),
+    ):
+        with capture(pipe, **kept) as store:
+            pipe(
+                [prompt for _, _, prompt in asked],
+                generator=[torch.Generator().manual_seed(seed) for seed in (0, 1)],
+                output_type="latent",
+                **SHORT,
+            )
+        for picture, own in zip(found, heatmaps(store), strict=True):
+            one = picture.heatmaps[name]
+            torch.testing.assert_close(one.maps, own.keep(one.columns).maps)
+
+
+def test_figures_are_of_each_split_and_kind():
+    records, rng = Records(), np.random.default_rng(0)
+    for split in evaluate_joint.SPLITS:
+        records.add((split, "picture", "default", "right"), 0, np.array([1.0]))
+        for kind in ("shape", "colour"):
+            for name in variants(["first", "second"]):
+                maps, masks = rng.random((2, 8, 8)), rng.random((2, 8, 8)) > 0.5
+                for measure, values in score(maps, masks).items():
+                    records.add((split, kind, name, measure), 0, values)
+    text = tables(records.figures())
+    assert text.count("**Scenes") == 2 and text.count("| block 1, refined |") == 4
+    assert "word on its own object" not in text  # of which nothing was noted
+
+
+def test_a_model_is_drawn_with_the_settings_beside_its_weights(tmp_path):
+    assert own_settings("demo") == DEMO_SETTINGS
+    (tmp_path / "settings.json").write_text(json.dumps({"guidance_scale": 3.0}))
+    assert own_settings(tmp_path) == {"guidance_scale": 3.0}
+
+
+def test_the_command_measures_a_folder(tmp_path, capsys):
+    model = tmp_path / "model"
+    sd3().save_pretrained(model)
+    (model / "settings.json").write_text(json.dumps(SHORT))
+    few = ["--scenes", "2", "--noises", "1", "--processes", "1"]
+    evaluate_joint.main(["--model", str(model), *few, "--out", str(tmp_path / "out")])
+    figures = json.loads((tmp_path / "out/figures.json").read_text())["figures"]
+    # A model of random weights draws no objects: all is left out.
+    assert {split: entry["picture"]["default"]["right"][0] for split, entry in figures.items()} == {
+        "for choosing": 0.0,
+        "reported": 0.0,
+    }
+    assert "0.0% of the pictures are right" in capsys.readouterr().out
