@@ -185,6 +185,24 @@ def test_a_run_refines_and_comes_back_from_its_folder(make, tmp_path):
         assert torch.equal(found.maps, sharper.heatmaps.maps) and found.preset.refine == "self"
 
 
+def test_the_negative_prompt_is_refined_too():
+    pipe, ways = sd3(), {"capture_options": {"branch": "both"}, "negative_prompt": "a blue dog"}
+    [run] = generate(pipe, PROMPT, seed=1, refine="self", guidance_scale=3.0, **ways, **SHORT)
+    negative = run.texts["negative"]
+    with capture(pipe, steps=(0.5, 1.0), refine="self", branch="unconditional") as store:
+        pipe(
+            PROMPT,
+            negative_prompt="a blue dog",
+            guidance_scale=3.0,
+            generator=torch.Generator().manual_seed(1),
+            output_type="latent",
+            **SHORT,
+        )
+    (own,) = heatmaps(store, pipe, "a blue dog")
+    assert len(negative.columns) < len(own.columns)
+    torch.testing.assert_close(negative["dog"].values, own["dog"].values)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
