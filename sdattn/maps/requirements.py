@@ -72,11 +72,8 @@ def capture_settings(
         needs["among"] = [columns_around(prompt) for prompt in prompts for _ in range(images)]
     if preset.contrast:
         needs["tokens"] = None
-    usual: dict[str, Any] = {}
     if preset.refine and refines_itself(pipe):
         needs["refine"] = "self"
-        # Each d columns are one more attention: none for padding.
-        usual["tokens"] = sorted({i for one in prompts for i in columns_around(one)}) or None
     elif preset.refine:
         refining(pipe)  # or refuse
     chosen = dict(chosen or {})
@@ -90,7 +87,7 @@ def capture_settings(
         )
     if preset.part is not None and options.get("denoising_end") is None:
         needs["steps"] = astuple(preset.part)  # a run that ends early may have no such part
-    return {**usual, **needs, **chosen}
+    return {**needs, **chosen}
 
 
 def _check_layers(pipe: Any, preset: Preset, chosen: Mapping[str, Any]) -> None:

@@ -119,14 +119,10 @@ def _watched(
         found["self"] = {**alike, "kinds": ("self",), "layers": refining(pipe)}
     if both:  # a capture of its own, since some pipelines run the two in turn
         own: dict[str, Any] = {"branch": "unconditional", "tokens": None, "among": None}
-        if preset.among_words or "refine" in settings:
+        if preset.among_words:
             read = read_negative(pipe, options, len(prompts))
-            columns = [columns_around(prompt) for prompt in read]
-            if preset.among_words:
-                images = images_a_prompt(pipe, options)
-                own["among"] = [some for some in columns for _ in range(images)]
-            else:  # each d columns are one more attention: none for padding
-                own["tokens"] = sorted({column for some in columns for column in some})
+            images = images_a_prompt(pipe, options)
+            own["among"] = [columns_around(prompt) for prompt in read for _ in range(images)]
         found["negative"] = {**settings, **own}
     if asked is not None:
         found["asked"] = {**settings, **asked.settings}

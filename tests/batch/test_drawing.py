@@ -13,7 +13,7 @@ from helpers.batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  #
 from helpers.batch_runs import PROMPT, TOKENIZER, as_layers, files_of, kept_of, rows_of
 from helpers.tiny_pipelines import make_sdxl_pipeline
 from helpers.tiny_tokenizers import tiny_tokenizer
-from helpers.transformer_rows import flux, sd3
+from helpers.transformer_rows import flux, sana, sd3
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -219,11 +219,23 @@ def test_another_preset_is_another_run(model, tmp_path):
 
 
 def test_a_preset_that_the_model_cannot_have_is_refused_before_it_is_loaded(tmp_path):
-    sd3().save_pretrained(tmp_path / "model")
+    sana().save_pretrained(tmp_path / "model")
     for preset in (PRESETS["daam"], preset_of("default", "self")):
         with pytest.raises((TypeError, ValueError), match="daam|way up"):
             draw(tmp_path / "model", tmp_path / "run", ["a cat"], preset=preset)
     assert not (tmp_path / "run").exists()
+
+
+def test_joint_attention_is_refined_in_batches_as_alone(tmp_path):
+    sd3().save_pretrained(tmp_path / "model")
+    preset, prompts = preset_of("default", "self"), ["a cat", "a red dog and a cat"]
+    outcome = draw(tmp_path / "model", tmp_path / "run", prompts, preset=preset)
+    assert outcome.exit_code == 0 and verify(tmp_path / "run") == (2, [])
+    pipe = load_pipeline(tmp_path / "model", device="cpu")
+    for i, (_, item) in enumerate(sorted(open_batch(tmp_path / "run").items())):
+        [alone] = generate(pipe, prompts[i], seed=i, preset=preset, **SMALL).heatmaps
+        assert item.heatmaps.preset == preset and item.heatmaps.columns == alone.columns
+        torch.testing.assert_close(item.heatmaps.maps, alone.maps, atol=2e-3, rtol=0)
 
 
 # Memory
