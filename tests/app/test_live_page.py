@@ -203,7 +203,10 @@ def test_nothing_keeps_people_from_using_it(open_app, width, scheme):
     word = frame.locator(".word").filter(has_text="red")
     before = word.get_attribute("aria-pressed")  # strong words are pinned when it opens
     getattr(word, press)()
-    assert {before, word.get_attribute("aria-pressed")} == {"true", "false"}
+    from playwright.sync_api import expect  # not installed everywhere
+
+    # A tap becomes a click some time after it was made.
+    expect(word).to_have_attribute("aria-pressed", "false" if before == "true" else "true")
 
 
 def test_all_can_be_done_with_the_keyboard(open_app):
