@@ -1,4 +1,4 @@
-"""What the host knows and a device uses, brought there once: a GPU waits for every such copy.
+"""Host data that a device uses, copied there once: a GPU waits for every such copy.
 
     chosen(tensor, dim, numbers)    some places of an axis, by their numbers
     DeviceCopies(tensor).on(device) a tensor of the host on a device
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def chosen(tensor: Tensor, dim: int, numbers: tuple[int, ...]) -> Tensor:
-    """Some places of an axis in the order of their numbers, a tensor of its own."""
+    """The entries of an axis at these indices, in that order, as a new tensor."""
     return tensor.index_select(dim, index_on(tensor.device, numbers))
 
 

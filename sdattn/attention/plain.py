@@ -68,7 +68,7 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
         scale: of the scores.
 
     Returns:
-        ``[B, heads, N]``, float32, of float64 float64.
+        ``[B, heads, N]``, float32, or float64 for float64 inputs.
     """
     images, heads, n, _ = query.shape
     step = max(1, SLICE // (images * heads * key.shape[-2]))
@@ -96,7 +96,7 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
 def _parts(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float, dtype: torch.dtype
 ) -> Iterator[tuple[Tensor, slice]]:
-    """The scores of some heads each, ``[B, heads, N, T]``, in one buffer, and which heads."""
+    """The scores of a few heads at a time, ``[B, heads, N, T]``, in one buffer, and which heads."""
     (batch, heads, n, _), t = query.shape, key.shape[2]
     step = min(heads, max(1, PART // (batch * n * t)))
     buffer = torch.empty(batch * step, n, t, dtype=dtype, device=query.device)

@@ -180,7 +180,7 @@ def _run(output: Output, request: Any) -> None:
 
 def _exit_code(outcome: Any) -> int:
     """Of the outcome. A launcher takes any code but 0 for a crash, so it gets 0 once all
-    is drawn that can be."""
+    that can be drawn is."""
     is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
     return 0 if is_all and not _LAUNCHED.isdisjoint(os.environ) else outcome.exit_code
 

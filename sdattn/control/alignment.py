@@ -39,7 +39,7 @@ def swap(source: Prompt, target: Prompt) -> Tensor:
     pairs = [(a.columns, b.columns) for a, b in zip(source.words, target.words, strict=True)]
     ends = {name: (_special(source, name), _special(target, name)) for name in (SOS, EOS, PAD)}
     # Words, start and end first. A word of three pieces that becomes one of two gives each of the
-    # two a half of each of its three.
+    # new pieces half of each of the old.
     dealt = torch.zeros(len(source.tokens), len(target.tokens))
     for ours, theirs in [*pairs, ends[SOS], ends[EOS]]:
         _deal(dealt, ours, theirs)

@@ -78,7 +78,7 @@ class LocalBlend:
             return x_t
         size = (x_t.shape[-2], x_t.shape[-1])
         maps = self._maps(attention_store, size)  # [prompts, layers*heads, rows, cols, T]
-        # Where the words are, less where those are that are to be left out, which are not spread.
+        # Where the words are, minus where the subtracted words are, whose mask is not spread.
         mask = self._mask(maps, self.alpha, size, spread=True)
         if self.subtracted is not None:
             mask &= ~self._mask(maps, self.subtracted, size, spread=False)

@@ -106,7 +106,7 @@ class AttentionControlEdit(AttentionStore):
                 f"The {len(attn)} rows of attention do not divide among {len(self.prompts)} "
                 "prompts. Run the pipeline on the very prompts that the controller was made for."
             )
-        # An edit in place is what the processor goes on with.
+        # The processor goes on with the tensor as edited in place.
         by_prompt = attn.unflatten(0, (len(self.prompts), -1))  # [prompts, heads, N, T], a view
         source, targets = by_prompt[0], by_prompt[1:]
         if is_cross:
@@ -176,7 +176,7 @@ class AttentionReplace(AttentionControlEdit):
 class AttentionRefine(AttentionControlEdit):
     """A phrase more, or less: words that both prompts share attend where the source's do.
 
-    Takes what :class:`AttentionControlEdit` takes. New words keep the attention of their own.
+    Takes what :class:`AttentionControlEdit` takes. New words keep their own attention.
     """
 
     def __init__(self, prompts: Sequence[Prompt], num_steps: int, *args: Any, **options: Any):

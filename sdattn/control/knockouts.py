@@ -124,7 +124,7 @@ def knockout(
         layers: of the cross-attention, see :func:`sdattn.models.layers.select_layers`; None for
             all. The others keep the processors that they have.
         steps: during which part of the run, 0.5 for the first half, ``(0.5, 1.0)`` for the second;
-            counted in calls of the model, of which an odd one in the middle is of both halves.
+            counted in calls of the model, and of an odd number the middle one is in both halves.
         options: handed to the pipeline, as by :func:`sdattn.generate`.
 
     Returns:
@@ -236,7 +236,7 @@ class KnockoutPlan:
 def prepare(
     pipe: Any, prompt: str, seed: int, layers: LayerSelection, steps: Span, options: dict[str, Any]
 ) -> KnockoutPlan:
-    """All that :func:`knockouts` refuses and that is known before the run; see there."""
+    """Everything that :func:`knockouts` can refuse before the run; see there."""
     if find_denoiser(pipe).pipeline is None or not isinstance(prompt, str):
         raise InvalidTypeError(
             f"A knockout draws pictures of one prompt, and was given a {type(pipe).__name__} and a "

@@ -189,7 +189,7 @@ def check_removal(pipe: Any, layers: LayerSelection, steps: Span) -> RunPart:
 
 
 def _check_layers(pipe: Any, found: list[AttentionLayer], layers: LayerSelection) -> None:
-    """Refuse joint attention, and processors in whose place attention would be another one."""
+    """Refuse joint attention, and processors whose replacement would change the attention."""
     if any(layer.kind == "joint" for layer in found):
         raise InvalidTypeError(
             f"A {type(pipe).__name__} has joint attention, one softmax over text and picture, from "

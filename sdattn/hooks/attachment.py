@@ -174,6 +174,6 @@ def _check_layout(pipeline: Any) -> None:
 
 
 def in_backward() -> bool:
-    """Whether this is called by a backward pass, which runs layers again that are checkpointed."""
+    """Whether a backward pass is calling this; it runs checkpointed layers a second time."""
     # torch.utils.checkpoint and torch.utils.module_tracker ask so; there is no public name for it
     return torch._C._current_graph_task_id() != -1

@@ -95,14 +95,14 @@ def chosen_columns(probs: Tensor, columns: Columns, dim: int = -1) -> Tensor:
 
 
 def new_sums(attended: Attended, like: Tensor, columns: Columns) -> Tensor:
-    """Zeros for what :meth:`Attended.add_to` adds, where ``like`` is."""
+    """Zeros for :meth:`Attended.add_to` to add to, on the device of ``like``."""
     width = attended.keys if columns is None else len(columns)
     shape = attended.batch, attended.cells, width
     return torch.zeros(shape, dtype=torch.float32, device=like.device)
 
 
 def addend(mask: Tensor | None) -> Tensor | None:
-    """A mask as what is added to the scores; of a bool one, True takes part."""
+    """A mask as an addend to the scores; in a bool mask, True takes part."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -math.inf)

@@ -99,7 +99,7 @@ class AttentionStore(StepController, HasHeatmaps):
 
     Raises (when called):
         CaptureError: no layer called an attached store in a pass of its model, or not all that hold
-            its processor, or others than in the first step of the run.
+            its processor did, or others did than in the run's first step.
         ValueError: it is attached, no pipeline runs, and which rows of an even batch are
             unconditional was not said.
         RuntimeError: how many layers call in a pass is not known, so no step would ever end; or,
@@ -231,7 +231,7 @@ class AttentionStore(StepController, HasHeatmaps):
             )
 
     def _say_bytes(self) -> None:
-        """Say once a run, after its first step, if its steps will come to much."""
+        """Warn once a run, after its first step, if its steps will take much memory."""
         passes = 1 if self.attachment is None else self.attachment.passes
         expected = passes * sum(m.nbytes for maps in self.steps[0].values() for m in maps)
         if len(self.steps) == 1 and expected > MUCH:

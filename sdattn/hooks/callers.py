@@ -25,16 +25,16 @@ class Callers:
 
     Those whose processor has the store for its controller are to call it, once in each pass, and
     the same ones all through a run. Of a store that other code has called, by patching the layers,
-    is known whether it was called at all.
+    all that is known is whether it was called at all.
 
     Attributes:
         calls: how often the store was called in this pass, by whatever way.
-        rests: whether this pass is none of the store's, though some layers call it: in others
+        rests: whether the store sits this pass out, though some layers call it: in others
             something was put in the place of its processors for a while.
     """
 
     def __init__(self, layers: Sequence[AttentionLayer]):
-        # the weights go when their pipeline does, not when the last store of theirs goes
+        # so that the weights are freed with their pipeline, not only with its last store
         names = {layer.module: (layer.name, layer.place) for layer in layers}
         self._layers = weakref.WeakKeyDictionary(names)
         self.calls, self.rests = 0, False
@@ -137,7 +137,7 @@ class Callers:
         self._had_its_turn = self._had_its_turn or self.calls > 0
 
     def _is_suspended(self, store: Any) -> bool:
-        """Whether what stands in the place of the store's processors goes away again."""
+        """Whether what has replaced the store's processors will be taken out again."""
         each = (_controllers(module.processor) for module in self._layers)
         return any(one is store for _, *suspended in each for one in suspended)
 
@@ -158,7 +158,7 @@ class Callers:
 
 def _controllers(processor: Any) -> Iterator[Any]:
     """The controller that a layer calls, None for none; then those that it will call again when
-    what was put in their place for a while goes."""
+    what has replaced them for a while is taken out."""
     while processor is not None:
         processor = innermost(processor)
         yield getattr(processor, "controller", None)

@@ -251,7 +251,7 @@ class _Watch:
             self.recorders.begin(self.store.layers, found, self.passes.call.text.device)
 
     def after_pass(self, *_: Any) -> None:
-        """Layers that run now are run again for a gradient (checkpointing): no news."""
+        """Layers that run after this are rerun for a gradient (checkpointing) and are ignored."""
         if get_ident() == self.thread:
             if self.passes.call is not None:
                 self.recorders.end(self.store)

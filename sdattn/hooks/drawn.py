@@ -158,7 +158,7 @@ class PromptWatch:
                 variables, f"negative_{self._argument}", "negative_prompt"
             ),
         }
-        # Of text states that were passed in nobody knows the text.
+        # The text behind text states that were passed in is not known.
         if given["conditional"] is None:  # text states came in its place
             del given["conditional"]
         # Prompt and negative prompt, a call of each encoder for either. More calls are chunks of a
@@ -191,7 +191,7 @@ class PromptWatch:
 
 
 def _text_encoders(pipeline: Any) -> list[tuple[str, nn.Module]]:
-    """By name, in order. One that is compiled as a whole is left alone: for a hook it would be
+    """By name, in order. One that is compiled as a whole is left alone: a hook would have it
     compiled once more."""
     parts = getattr(pipeline, "__dict__", {}).items()
     return sorted(

@@ -28,7 +28,7 @@ class _Place:
         before = self.before
         while hasattr(before, "stands_for"):  # of an installation that has ended meanwhile
             before = before.stands_for
-        # Who still holds one of ours as what was there before is sent on to what was there before
+        # Whoever still holds one of ours as its `before` is sent on to what was there before
         # that.
         for processor in self.ours:
             object.__setattr__(processor, "stands_for", before)
@@ -101,7 +101,7 @@ class Installation:
         return bool(parts)
 
     def replaced(self) -> list[tuple[AttentionLayer, Any]]:
-        """Layers in which what was put last is not at work any more, and what is."""
+        """Layers in which what was put last is no longer in use, and what is used instead."""
         return [
             (place.layer, innermost(place.layer.module.processor))
             for place in self._places.values()

@@ -107,7 +107,7 @@ class Heads:
         return self.each and self.numbers is None
 
     def used(self, heads: int) -> int:
-        """How many heads of a layer with ``heads`` of them the maps are of."""
+        """How many of a layer's ``heads`` heads are in the maps."""
         return len(self.numbers) if self.numbers else heads
 
 
@@ -167,7 +167,7 @@ class Keep:
         """Read the options of :func:`sdattn.capture`; see there.
 
         Raises:
-            ValueError: one that cannot be.
+            ValueError: an option that is not valid.
         """
         lists = None if among is None else [_wholes(columns) for columns in items_of(among)]
         if lists is not None and not (lists and all(lists)):

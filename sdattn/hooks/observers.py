@@ -127,7 +127,7 @@ class ObservingProcessor:
         return self.wanted() and get_ident() == self.thread
 
     def end(self) -> None:
-        """Look no more, and let go of everybody who was shown anything."""
+        """Stop watching, and let go of every callback."""
         self.observe, self.wanted = _nothing, _never
         self.projections.remove()
 
@@ -206,7 +206,7 @@ class ObservingProcessor:
     def _check(self, predicted: Tensor, *arrived: Tensor) -> None:
         """Refuse what did not make the output: at the first call at once; later ones are noted, so
         that the device need not wait."""
-        # What was found is right if it makes, of the values, what came to the output projection.
+        # What was found is right if it turns the values into what reached the output projection.
         fits = len(arrived) == 1 and arrived[0].shape == predicted.shape
         found = misfit(predicted, arrived[0]) if fits else torch.tensor(torch.inf)
         first = self.misfit is None
@@ -275,7 +275,7 @@ def _softmax_of(
 ) -> tuple[Attended, Tensor]:
     """The softmax of the query and key, and what it makes of the values, ``[B, N, heads*d]``.
 
-    A head at a time, since a kernel that is not seen may be there to hold no ``[N, T]``.
+    A head at a time, since an unseen kernel may be in use to avoid holding ``[N, T]``.
     """
     query, key = query_and_key(seen, inner)
     joined = seen.get("to_kv", seen.get("to_qkv"))

@@ -50,7 +50,7 @@ class Schedule:
 
     def index(self, timestep: float | Timestep, scheduler: Any) -> int | None:
         """Which entry a pass is of, as far as the host knows: that which the model got a view of
-        or, where the pipeline reckoned with it (FLUX, Sana), the one that the scheduler has come
+        or, where the pipeline computed with it (FLUX, Sana), the one that the scheduler has come
         to. It moves on between steps only, however often the model is called in one."""
         found = timestep.index_in(self.timesteps) if isinstance(timestep, Timestep) else None
         if found is None:

@@ -19,7 +19,7 @@ class RunPart:
 
     A pass of the model belongs to it where the middle of the pass lies in it, the bounds included.
     So of an odd number of passes the one in the very middle belongs to both halves, and a run of a
-    single pass has it in either. From a point to that same point there is nothing.
+    single pass has it in either. A part that starts where it ends is empty.
     """
 
     first: float

@@ -91,7 +91,7 @@ class ProductWatch(SdpaWatch):
 
 
 def used_in(events: Sequence[Event], arrived: Tensor, heads: int) -> tuple[Attended, Tensor] | None:
-    """What a layer attended to, of which the values came to its output projection.
+    """The attention whose product with the values reached the output projection.
 
     Args:
         events: what was seen of its call, in order.
@@ -145,7 +145,7 @@ def misfit(predicted: Tensor, arrived: Tensor) -> Tensor:
 
 
 def unknown_use(inner: Any) -> str:
-    """What to say of a processor that made its output of no attention that was seen."""
+    """The message for a processor whose output came from no attention that was seen."""
     return (
         f"What reached the layer's to_out from the processor {type(inner).__name__} is not what "
         "any attention that could be seen makes of its values, so what it attended to cannot be "

@@ -1,4 +1,4 @@
-"""What was captured, made heatmaps.
+"""Turning what was captured into heatmaps.
 
 A store's maps -> `layermaps` (one map a layer, averaged as the preset says; `folded` for maps of
 prompt-to-prompt code) -> `aggregation` (one map a token) -> `heatmaps` (class `Heatmaps`, by word)

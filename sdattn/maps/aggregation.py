@@ -1,7 +1,7 @@
 """Maps of layers -> one map a token: the formula that a preset is an entry of.
 
-Cells that attend to each other belong together, so a sharper map is the mean of what the cells that
-a cell attends to say of a word. A UNet's maps are spread so here, along the mean of its
+Cells that attend to each other belong together, so a sharper map gives each cell the mean, over the
+cells it attends to, of a word's map. A UNet's maps are spread so here, along the mean of its
 self-attention; those of joint attention while the model runs, see :mod:`sdattn.hooks.refined`.
 
 Sources: Wang et al. 2023, "Diffusion Model is Secretly a Training-free Open Vocabulary Semantic

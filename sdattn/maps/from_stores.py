@@ -173,7 +173,7 @@ class _Reading:
             positions = [i for i, side in enumerate(branches) if side == branch]
             try:
                 found = self._read(store, [self.given[i] for i in positions], branch)
-            # That another prompt was drawn is the better reason, where it is one.
+            # If another prompt was drawn, that is the more helpful error.
             except InvalidValueError:
                 if self.drawn is not None:
                     self.drawn.check_texts(store.branches, self.given)

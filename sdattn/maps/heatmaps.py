@@ -136,7 +136,7 @@ class Heatmaps(Mapping[str, Heatmap]):
 
     @cached_property
     def top(self) -> float:
-        """The highest value that any content word's map reaches, of all words where none is one
+        """The highest value that any content word's map reaches, or any word's if there is none
         (see :func:`sdattn.prompts.words.is_content_word`): what is drawn at full strength."""
         held = self.held
         content = [word for word in held if is_content_word(word.text)] or held
@@ -203,7 +203,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         Its columns are those of :class:`sdattn.maps.statistics.WordStatistics`: ``word``,
         ``columns``, ``peak``, ``mean``, ``mass``, ``centre_row``, ``centre_col``, ``area``,
         ``entropy``. Centres count from the top and from the left; they and the area are parts of
-        the picture. What a map of 0 has not is NaN.
+        the picture. What an all-zero map lacks is NaN.
 
         Raises:
             ImportError: pandas is not installed.

@@ -118,8 +118,8 @@ def quantile_level(values: Tensor, quantile: float) -> float:
     """The smallest value at or above a quantile in [0, 1); ``inf`` where all values are equal.
 
     The quantile lies between two values in general (type 7 of Hyndman & Fan 1996, "Sample
-    quantiles in statistical packages", as ``numpy.quantile``). The upper one of the two parts the
-    values alike. Raises ValueError for another quantile, and for values as in :func:`otsu`.
+    quantiles in statistical packages", as ``numpy.quantile``). The upper of the two splits the
+    values the same way. Raises ValueError for another quantile, and for values as in :func:`otsu`.
     """
     if not 0 <= quantile < 1:
         raise InvalidValueError(

@@ -75,7 +75,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def framed(page: bytes) -> str:
     """A page in a frame of its own: it can run its script, save files, and reach nothing around
-    it, to which it reports its height, see theme.js."""
+    it except to report its height, see theme.js."""
     style = "width:100%;height:820px;border:0;border-radius:10px"
     return (
         f'<iframe style="{style}" sandbox="allow-scripts allow-downloads" '

@@ -48,7 +48,7 @@ class Preset:
         layers: ``"mean"`` or ``"sum"`` over layers, at the finest grid among them.
         resize: ``"bilinear"`` or ``"bicubic"``, which is cut off at 0.
         among_words: the softmax is over the words, ``<sos>`` and the first ``<eos>`` only.
-        contrast: where it is not 0: the softmax over the words' columns of so many times the maps.
+        contrast: if not 0: the softmax over the words' columns of the maps times this factor.
         sigma: of a Gaussian over 3x3 cells at the end, in cells; 0 for none.
         words: a word of several columns is their ``"sum"`` or their ``"mean"``.
         refine: ``"self"``: spread along the picture's self-attention, see

@@ -149,7 +149,7 @@ def overlay(
     values = np.asarray(values, dtype=np.float32)
     _check_proportions(image, values.shape)
     base, (low, high) = enlarge(image), (float(values.min()), float(values.max()))
-    # The map is stretched to the picture's size first and coloured then: colours would mix.
+    # The map is resized to the picture before it is coloured: resizing would mix colours.
     shades = _normalise(values, scale or ((low, high) if stretch else (0.0, high)))
     heat = np.asarray(Image.fromarray(shades).resize(base.size, Image.Resampling.BILINEAR))
     colours = Image.fromarray(colorize(heat, (0.0, 1.0), colormap))
@@ -196,7 +196,7 @@ def caption(picture: Image.Image, label: str, note: str = "") -> Image.Image:
 
 
 def fit(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
-    """On one line that is so wide at most, in pixels; what has no room ends in an ellipsis."""
+    """The text on one line, at most this many pixels wide; an ellipsis ends what does not fit."""
     text = " ".join(text.split())[:200]
     if font.getlength(text) <= width:
         return text

@@ -56,7 +56,7 @@ def capture_settings(
     """What :func:`sdattn.capture` has to keep for a preset, ``chosen`` options put in.
 
     Raises:
-        ValueError: ``chosen`` has what the preset cannot do with; no layer that it reads.
+        ValueError: ``chosen`` conflicts with the preset, or has no layer that it reads.
         TypeError: the model cannot be refined.
     """
     _check_layers(pipe, preset, chosen or {})

@@ -89,7 +89,7 @@ class WordStatistics(Record):
         return replace(self, **{name: _rounded(getattr(self, name)) for name in names})
 
     def flat(self) -> dict[str, Any]:
-        """``word`` and the numbers by ``NUMBERS``; what there is not is None."""
+        """``word`` and the numbers by ``NUMBERS``; a missing number is None."""
         row, col = self.centre or (None, None)
         numbers = self.peak, self.mean, self.mass, row, col, self.area, self.entropy
         return {"word": self.word, **dict(zip(NUMBERS, numbers, strict=True))}

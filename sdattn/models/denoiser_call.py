@@ -46,7 +46,7 @@ class Timestep:
 
     def index_in(self, schedule: Any) -> int | None:
         """Which entry of a schedule the model got, where it was a view of that very tensor, as
-        pipelines have it that loop over ``scheduler.timesteps``: known by its place in memory,
+        in pipelines that loop over ``scheduler.timesteps``: known by its place in memory,
         without a look at the value. None where it was not."""
         if self._home is None or not isinstance(schedule, Tensor) or schedule.ndim != 1:
             return None
@@ -61,7 +61,7 @@ class Timestep:
 class DenoiserCall:
     """One call of a denoiser.
 
-    What would have to be read back from the model's device, for which it would have to finish its
+    Whatever must be read back from the model's device, which makes the device finish its
     work first, is read when it is asked for.
 
     Attributes:

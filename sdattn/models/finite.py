@@ -1,4 +1,4 @@
-"""Nothing that is not finite is handed on as a picture or a map: where it began, and what to try.
+"""Refuse pictures and maps that are not finite: say where that began, and what to try.
 
     with watch_finite(pipe, options):    a run of the pipeline; raises NotFiniteError at its end
         pipe(...)

@@ -176,7 +176,7 @@ def is_demo(pipe: Any) -> bool:
 def unlearnt(words: Iterable[str]) -> str:
     """Which of the words no picture of the demo's training was described with, so that what the
     model makes of them means nothing, and which words there are; "" if all are known. Punctuation
-    counts for nothing, nor do capitals, which the tokenizer writes small."""
+    is ignored, and so is case, since the tokenizer lowercases."""
     kinds = _demo_words()
     known = {"", *(word for kind in kinds for word in kind)}
     strange = [

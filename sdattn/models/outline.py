@@ -29,7 +29,7 @@ def outline(model: str | Path = "demo") -> Any | None:
 
     Args:
         model: as :func:`sdattn.load_pipeline` takes it. Of a hub id all files are fetched, which
-            spares loading it the same.
+            saves the load from fetching them.
 
     Returns:
         The diffusers pipeline; or None for what has no outline but may well load: a single

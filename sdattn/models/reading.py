@@ -42,7 +42,7 @@ def read_prompts(
         One :class:`sdattn.Prompt` each.
 
     Raises:
-        TypeError: a pipeline of which it is not known how it reads.
+        TypeError: a pipeline whose way of reading prompts is not known.
         ValueError: a prompt without a word or of over :data:`LONGEST` characters; columns that
             cannot be explained; an option that changes the text; labels out of range; or the
             pipeline's tokenizers (SDXL has two) put a word into different columns, which it would
@@ -66,7 +66,7 @@ def read_prompts(
 
 
 def check_text(text: str, name: str) -> None:
-    """Refuse a text that no encoder reads to its end, or that is none.
+    """Refuse a text that no encoder reads to its end, or that is not valid.
 
     Raises:
         ValueError: it has over :data:`LONGEST` characters, or bytes that are not UTF-8 (as the

@@ -20,7 +20,7 @@ DIGITS = 1e-6  # of a logsumexp, as a part of its size
 RELATIVE = 2e-3  # of a probability in half types
 SAMPLE = 64  # queries at either end, which the comparison looks at
 MOST_KEYS = 512  # that the kernel of a whole softmax holds at a time
-COSTLY = 1 << 26  # scores of a layer; to make more of them for a logsumexp alone is said
+COSTLY = 1 << 26  # scores of a layer; computing more for a logsumexp alone is warned of
 
 CHOICE = Choice()
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from ..device_copies import index_on
 from . import kernels
 
-CHUNK = 16  # of a head's width that is multiplied at a time; the width is no constant, for a loop
-# that were unrolled would take all registers for its addresses
+CHUNK = 16  # of a head's width that is multiplied at a time; the width is not constexpr: a loop
+# that is unrolled would take all registers for its addresses
 TILE = 2048  # scores of one head that a program holds
 ROWS = 32  # queries of a program that holds some of the keys
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": True}  # the default of the second is to change
