@@ -30,9 +30,10 @@ from .installer import Installation
 from .joint import JointLook, check_backends
 from .keep import MUCH, Heads, Keep, Selection, Steps
 from .map_store import MapStore
-from .other_text import OtherTextLook, asked_kinds
+from .other_text import OtherTextLook, asked_layers
 from .passes import CaptureError, CaptureWarning, Passes
 from .recorders import Recorders, can_record
+from .text_stream import TextStream
 from .unknown_processors import unknown_use
 
 if TYPE_CHECKING:
@@ -90,8 +91,9 @@ def capture(
         among: for each image (or once for all) the key columns that the softmax is taken over, in
             place of all of them. Not of self-attention.
         text_states: ``[1 or images, T, width]``, of another text than the prompt (or the same): the
-            maps show what the picture would attend to in it, see
-            :class:`sdattn.hooks.other_text.OtherTextLook`. Cross-attention of UNets only.
+            maps show what the picture would attend to in it. Of UNets' cross-attention, see
+            :class:`sdattn.hooks.other_text.OtherTextLook`, and of the joint attention of SD3 and
+            FLUX, each of whose blocks then runs twice, see :mod:`sdattn.hooks.text_stream`.
         device: where the maps are held, by default where they are computed.
         dtype: of the maps; running sums are float32 at least.
         grad: keep the graph, so that a loss on the maps reaches the latents.
@@ -119,9 +121,9 @@ def capture(
             f"steps={keep.steps.given}: how many steps a run has is not known of a model without "
             "its pipeline. Pass indices, or the pipeline."
         )
+    found = every = denoiser.layers
     if text_states is not None:
-        kinds = asked_kinds(denoiser.model, text_states, kinds)
-    found = denoiser.layers
+        found = list(filter(asked_layers(denoiser, text_states, kinds), every))
     chosen = select_layers(found, layers, kinds)
     check_backends(chosen)
     if any(layer.kind == "joint" for layer in chosen):
@@ -131,10 +133,13 @@ def capture(
         raise OptionError("refine", refine, text, type(denoiser.model).__name__)
     store = MapStore(chosen, keep, denoiser.levels)
     passes = Passes(denoiser, branch, latent_size)
-    with closing(passes), Installation(found) as installed:  # a user may replace any of them
+    with closing(passes), Installation(every) as installed:  # a user may replace any of them
         asked = None if text_states is None else DeviceCopies(text_states)
         prompts = PromptWatch(denoiser, installed) if asked is None else None
         watch = _Watch(passes, installed, store, (layers, kinds), asked, prompts)
+        if asked is not None and any(layer.kind == "joint" for layer in found):
+            watch.stream = TextStream(denoiser, asked, grad)
+            watch.stream.follow(installed, found)
         with closing(watch):
             watch.begin(denoiser.model)
             # The model runs in the caller's block.
@@ -156,6 +161,7 @@ class _Watch:
     observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
     thread: int = field(default_factory=get_ident)
     recorders: Recorders = field(default_factory=Recorders)  # of a model that stays compiled
+    stream: TextStream | None = None  # of another text in joint attention
 
     def begin(self, model: Any) -> None:
         """Install the observers, and warn of what is not as a user may expect."""
@@ -194,11 +200,12 @@ class _Watch:
 
         inner, held = layer.module.processor, self.store.sums[layer.name]
         look: Look | None = None
-        if self.text_states is not None:
-            look = OtherTextLook(self.text_states)
-        elif layer.kind == "joint":
+        if layer.kind == "joint":
             look = JointLook(self.passes.spans, self.store.keep.refine)
+        elif self.text_states is not None:
+            look = OtherTextLook(self.text_states)
         observer = observing(inner, held.take, look, held.wanted)
+        observer.stream = self.stream
         for former, old in self.observers:
             if former is layer:  # it may have been set again since, and come to lie inside
                 old.end()
@@ -238,6 +245,8 @@ class _Watch:
         asked = None if self.text_states is None else self.text_states.own
         # Which pass this is: None is the other branch of a guidance that runs in turn.
         found = self.passes.read(model, args, kwargs, asked)
+        if self.stream is not None:
+            self.stream.begin(None if found is None else found.rows)
         if found is None:
             self.store.skipped += 1
             return

@@ -85,6 +85,11 @@ class Installation:
             hook = model.register_forward_hook(torch.compiler.disable(after))
             self._undo.callback(hook.remove)
 
+    def follow(self, module: Any, after: Callable[..., None]) -> None:
+        """Have ``after(module, args, kwargs, output)`` called behind each call of a module."""
+        hook = module.register_forward_hook(torch.compiler.disable(after), with_kwargs=True)
+        self._undo.callback(hook.remove)
+
     def run_eagerly(self, model: Any) -> bool:
         """Leave aside what ``torch.compile`` made of a model or its parts; in the end it is as it
         was, with all its graphs, unless it was compiled anew.

@@ -23,6 +23,7 @@ from .attended import Attended, GivenProbs, QueryKey
 from .image_prompts import beside_images, image_projections
 from .projections import ARRIVED, Projections, by_name, named, output_projection, query_and_key
 from .sdpa import SdpaWatch, exact_call
+from .text_stream import TextStream, running_stream
 from .unknown_processors import ProductWatch, is_plain, misfit, unknown_use, used_in
 
 Observer = Callable[[Attended], None]
@@ -75,6 +76,7 @@ class ObservingProcessor:
         misfit: of a processor that is not known, the largest
             :func:`sdattn.hooks.unknown_processors.misfit` of its calls, a tensor on their device;
             above 1 where what was shown did not make the output.
+        stream: of another text, whose runs of the blocks are looked at in place of the model's.
 
     Raises (when called):
         RuntimeError: what ``inner`` used is unknown: it called none of these projections, or made
@@ -96,6 +98,7 @@ class ObservingProcessor:
         self.projections = Projections()
         self.listeners: list[Callable[[list[Any]], object]] = []
         self.misfit: Tensor | None = None
+        self.stream: TextStream | None = None
 
         # diffusers reads the signature of `processor.__call__` at every call, to choose the keyword
         # arguments that it passes on, so this object has to show the signature of the inner one.
@@ -124,7 +127,8 @@ class ObservingProcessor:
 
     def looks(self) -> bool:
         """Whether a call that begins now, in this thread, is looked at."""
-        return self.wanted() and get_ident() == self.thread
+        mine = running_stream() is self.stream and get_ident() == self.thread
+        return mine and self.wanted()
 
     def end(self) -> None:
         """Stop watching, and let go of every callback."""

@@ -1,4 +1,5 @@
-"""What a picture would attend to in another text than its prompt.
+"""What a picture would attend to in another text than its prompt: by cross-attention here, by joint
+attention in :mod:`sdattn.hooks.text_stream`.
 
 Source: Marcos-Manchón et al. 2024, "Open-Vocabulary Attention Maps with Token Optimization for
 Semantic Segmentation in Diffusion Models", section 3.2.
@@ -6,7 +7,8 @@ Semantic Segmentation in Diffusion Models", section 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,52 +16,61 @@ from torch import Tensor
 
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidTypeError, InvalidValueError, RunError
-from ..models.layers import find_denoiser, is_unet
+from ..models.encoders import option_of
+from ..models.layers import AttentionLayer, Denoiser, find_denoiser, is_unet
 from .attended import Attended, Columns, QueryKey, Rows, chosen_rows
 
 if TYPE_CHECKING:
     from .observers import ObservingProcessor
 
 
-def asked_kinds(model: Any, text_states: Tensor, kinds: Sequence[str]) -> tuple[str, ...]:
-    """Those of ``kinds`` that take the text encoder's states as they are: cross-attention.
+def asked_layers(
+    denoiser: Denoiser, text_states: Tensor, kinds: Sequence[str]
+) -> Callable[[AttentionLayer], bool]:
+    """Which layers can be asked about another text: cross-attention that takes the text encoder's
+    states as they are, and joint attention in blocks that have a stream of their own for the text.
 
     Raises:
-        TypeError: it is no UNet.
-        ValueError: the states are not ``[1 or images, T, width]``, or it is not among ``kinds``.
+        TypeError: the model has neither.
+        ValueError: the states are not ``[1 or images, T, width]``, or these are not of ``kinds``.
     """
-    _check_unet(model)
-    width = model.config.cross_attention_dim
+    kind, width = _asked_kind(denoiser)
     widths = {width} if isinstance(width, int) else set(width)
     if text_states.ndim != 3 or text_states.shape[-1] not in widths:
         raise InvalidValueError(
-            f"text_states are {list(text_states.shape)}; this UNet takes [1 or images, tokens, "
+            f"text_states are {list(text_states.shape)}; this model takes [1 or images, tokens, "
             f"{' or '.join(map(str, sorted(widths)))}]. Encode the text with its own pipeline."
         )
-    if "cross" not in kinds:
-        raise InvalidValueError(f"kinds={kinds!r}: text_states are about cross-attention.")
-    return ("cross",)
+    if kind not in kinds:
+        raise InvalidValueError(f"kinds={kinds!r}: text_states are about {kind} attention.")
+    return lambda layer: layer.kind == kind and layer.place != "single"
 
 
-def _check_unet(model: Any) -> None:
-    if not is_unet(model):
-        raise InvalidTypeError(
-            f"Asked about another text in a {type(model).__name__}, which has layers of its own "
-            "between the text encoder and the attention, or attention over text and picture "
-            "together. This works with the UNets of Stable Diffusion 1, 2 and XL."
-        )
+def _asked_kind(denoiser: Denoiser) -> tuple[str, Any]:
+    """The kind of layers that can be asked about another text, and the width of its states."""
+    model = denoiser.model
+    if is_unet(model):
+        return "cross", model.config.cross_attention_dim
+    if denoiser.family.text_stream is not None:
+        return "joint", model.config.joint_attention_dim
+    raise InvalidTypeError(
+        f"Asked about another text in a {type(model).__name__}, which has layers of its own "
+        "between the text encoder and the attention, or pads each prompt in a way of its own. This "
+        "works with the UNets of Stable Diffusion 1, 2 and XL, Stable Diffusion 3 and FLUX."
+    )
 
 
 def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) -> Tensor:
-    """What the pipeline hands to the cross-attention of a prompt, ``[1, T, width]``.
+    """What the pipeline hands to the model of a prompt, ``[1, T, width]``.
 
     Args:
-        options: of the pipeline's call; ``clip_skip`` and the LoRA's scale are used.
+        options: of the pipeline's call; ``clip_skip``, ``max_sequence_length`` and the LoRA's scale
+            are used.
 
     Raises:
-        TypeError: the pipeline has no UNet, or no ``encode_prompt``.
+        TypeError: the model cannot be asked, or the pipeline has no ``encode_prompt``.
     """
-    _check_unet(find_denoiser(pipe).model)
+    _asked_kind(find_denoiser(pipe))
     if not hasattr(pipe, "encode_prompt"):
         raise InvalidTypeError(
             f"A {type(pipe).__name__} has no encode_prompt, so another text cannot be asked about. "
@@ -67,16 +78,18 @@ def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) 
         )
     given = options or {}
     scale = (given.get("cross_attention_kwargs") or {}).get("scale")
-    named = {"clip_skip": given.get("clip_skip"), "lora_scale": scale}
-    named = {name: value for name, value in named.items() if value is not None}
+    known, length = inspect.signature(pipe.encode_prompt).parameters, "max_sequence_length"
+    # it may be of more columns by itself than the pipeline's call asks it for
+    if length in known and length in inspect.signature(pipe.__call__).parameters:
+        given = {length: option_of(pipe, given, length), **given}
+    named = {**given, "lora_scale": scale}
+    chosen = ("clip_skip", "lora_scale", length)
+    fixed: dict[str, Any] = {name: named[name] for name in chosen if named.get(name) is not None}
+    fixed |= {"num_images_per_prompt": 1, "do_classifier_free_guidance": False}
+    fixed |= {"prompt_2": None, "prompt_3": None}  # the same text for every encoder
+    fixed = {name: value for name, value in fixed.items() if name in known}
     with torch.no_grad():
-        states: Tensor = pipe.encode_prompt(
-            prompt=text,
-            device=pipe._execution_device,
-            num_images_per_prompt=1,
-            do_classifier_free_guidance=False,
-            **named,
-        )[0]
+        states: Tensor = pipe.encode_prompt(prompt=text, device=pipe._execution_device, **fixed)[0]
     return states
 
 

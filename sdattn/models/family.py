@@ -108,6 +108,8 @@ class Family:
         text_options: the arguments beside it that decide what the text encoders get, as readers
             ask for them.
         latents_argument: the argument of the model's call that holds the latents.
+        text_stream: of joint attention, how text states as the model gets them enter the stream
+            beside the picture; None where the blocks have no stream of their own for the text.
 
     Raises:
         ValueError: joint attention without ``joined``, or the reverse.
@@ -127,6 +129,7 @@ class Family:
     text_argument: str = "prompt"
     text_options: tuple[str, ...] = ("max_sequence_length",)
     latents_argument: str = "hidden_states"
+    text_stream: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
         joint = any(kind == "joint" for _, kind in self.layers.values())

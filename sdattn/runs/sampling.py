@@ -25,8 +25,10 @@ from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps, layer_maps
 from ..maps.presets import PRESETS, Preset
 from ..maps.requirements import capture_settings, columns_around
+from ..models.demos import model_name
 from ..models.finite import check_maps
-from ..models.loading import images_a_prompt, is_demo
+from ..models.layers import find_denoiser
+from ..models.loading import images_a_prompt
 from ..models.pipeline_call import call_pipeline, one_each, pictures_of, turn
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
@@ -161,12 +163,13 @@ class _Asked:
         text = " ".join(text.replace(",", " ").split())  # a comma would take part in the softmax
         [self.prompt] = read_prompts(pipe, text, **options)
         columns = columns_around(self.prompt)
-        self.settings = {
+        self.settings: dict[str, Any] = {
             "text_states": encode_text(pipe, text, options),
-            "among": [columns],
             "tokens": None if preset.contrast else columns,
-            "kinds": ("cross",),
         }
+        # in joint attention the picture's own columns compete with the words already
+        if not any(layer.kind == "joint" for layer in find_denoiser(pipe).layers):
+            self.settings["among"] = [columns]
 
 
 def _beside(
@@ -207,7 +210,7 @@ def _described(pipe: Any, store: MapStore, options: Mapping[str, Any]) -> RunSet
     return RunSettings(
         prompt="",
         seed=None,
-        model="demo" if is_demo(pipe) else str(getattr(pipe, "name_or_path", "")),
+        model=model_name(pipe),
         pipeline=type(pipe).__name__,
         scheduler=type(pipe.scheduler).__name__,
         options={key: value for key, value in options.items() if isinstance(value, plain)},

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from diffusers import PixArtSigmaPipeline
 from diffusers.models.attention_processor import AttnProcessor, FusedAttnProcessor2_0
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
-from helpers.transformer_rows import sd3
+from helpers.transformer_rows import pixart
 from helpers.unet_rows import lora
 
 import sdattn
@@ -161,7 +162,7 @@ def test_clip_skip_is_heeded():
 @pytest.mark.parametrize("shape", [(1, 77, 33), (77, 32), (1, 1, 77, 32)])
 def test_states_of_another_width_are_refused(tiny_unet, shape):
     before = tiny_unet.attn_processors
-    message = r"this UNet takes \[1 or images, tokens, 32\]. Encode the text with its own"
+    message = r"this model takes \[1 or images, tokens, 32\]. Encode the text with its own"
     with (
         pytest.raises(ValueError, match=message),
         capture(tiny_unet, text_states=torch.rand(shape)),
@@ -178,15 +179,15 @@ def test_another_number_of_texts_than_images_is_refused(tiny_unet):
     assert_untouched(tiny_unet, before)
 
 
-def test_a_transformer_cannot_be_asked():
-    pipe = sd3()
-    with pytest.raises(TypeError, match="another text in a SD3Transformer2DModel"):
+def test_a_transformer_without_a_stream_for_the_text_cannot_be_asked():
+    pipe = pixart(PixArtSigmaPipeline)
+    with pytest.raises(TypeError, match="another text in a PixArtTransformer2DModel"):
         with capture(pipe, text_states=torch.rand(1, 5, 64)):
             pass
     ran = []
     pipe.transformer.register_forward_pre_hook(lambda *_: ran.append(1))
     with pytest.raises(TypeError, match="This works with the UNets of Stable Diffusion 1, 2 and"):
-        generate(pipe, PROMPT, ask="dog", num_inference_steps=1, max_sequence_length=16)
+        generate(pipe, PROMPT, ask="dog", num_inference_steps=1)
     assert not ran
 
 

@@ -33,6 +33,7 @@ FAMILY = Family(
     timestep_unit=1000.0,
     patch=2,  # cut by the pipelines; the model's own patches are of 1
     readers={"Flux": read_flux, "FluxPriorRedux": refuse_unknown},
+    text_stream=lambda model, states: model.context_embedder(states),
     guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
     text_argument="prompt_2",  # T5's; CLIP gives no columns
 )

@@ -78,6 +78,7 @@ FAMILY = Family(
     timestep_unit=1000.0,
     patch=2,  # cut by the pipelines; the model's own patches are of 1
     readers={"Flux2": read_flux2, "Flux2Klein": read_klein},
+    text_stream=lambda model, states: model.context_embedder(states),
     guidance=dict.fromkeys(
         ("Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinInpaintPipeline"), IN_TURN
     ),

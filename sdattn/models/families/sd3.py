@@ -37,5 +37,6 @@ FAMILY = Family(
     joined="picture first",
     grid=grid_of_patches,
     readers={"StableDiffusion3": read_sd3},
+    text_stream=lambda model, states: model.context_embedder(states),
     guidance=dict.fromkeys(_PIPELINES.split(), NEGATIVE_FIRST),
 )

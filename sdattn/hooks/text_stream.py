@@ -1,0 +1,117 @@
+"""Another text beside the prompt in joint attention, which the picture never attends to.
+
+A block of joint attention carries the text on as it carries the picture, in a stream of its own.
+Once the model has run a block, it is run again here with the picture that came in and the other
+text in place of the prompt: the text that comes out goes to the next block, the picture is thrown
+away. So the maps show what the picture would pay to that text, and the text is read as a prompt is.
+
+Source: Helbling et al. 2025, "ConceptAttention" (arXiv:2502.04320), for a stream of concepts beside
+that of the prompt. There a concept is one token without its sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.device_copies import DeviceCopies
+from ..errors import InvalidValueError, RunError
+from ..models.denoiser_call import arguments, unwrapped
+from ..models.layers import AttentionLayer, Denoiser
+from .installer import Installation
+
+TEXT = "encoder_hidden_states"
+_running: ContextVar[TextStream | None] = ContextVar("text stream", default=None)
+
+
+def running_stream() -> TextStream | None:
+    """The stream whose block runs again now; None while the model runs."""
+    return _running.get()
+
+
+class TextStream:
+    """The stream of another text through the blocks of a model.
+
+    Args:
+        denoiser: of a family that says how text enters its stream.
+        text_states: ``[1 or images, T, width]``, what the model's call would get for that text; T
+            is that of the run, so that rotary embeddings fit.
+        grad: whether the graph is kept.
+
+    Raises (when the model runs):
+        ValueError: as many columns as the run has not, or texts as it has not images.
+        RuntimeError: a block that is run in a way in which it cannot be run again.
+    """
+
+    def __init__(self, denoiser: Denoiser, text_states: DeviceCopies, grad: bool):
+        self.model, self.enter = unwrapped(denoiser.model), denoiser.family.text_stream
+        self.text_states, self.grad = text_states, grad
+        self.thread = get_ident()
+        self.rows: tuple[int, ...] | None = None  # of the batch that is watched; None for no pass
+        self.now: Tensor | None = None  # what goes into the next block
+
+    def follow(self, installed: Installation, layers: list[AttentionLayer]) -> None:
+        """Have each block that these layers are of run again behind itself.
+
+        Raises:
+            RuntimeError: hooks of diffusers keep state in a block, which another run would change.
+        """
+        for layer in layers:
+            block = self.model.get_submodule(layer.name.rpartition(".")[0])
+            if held := getattr(getattr(block, "_diffusers_hook", None), "hooks", None):
+                raise RunError(
+                    f"Asked about another text, for which each block runs twice, and {layer.name} "
+                    f"has hooks of diffusers that would count that ({', '.join(held)}). Take out "
+                    "caching and group offloading first, model.disable_cache()."
+                )
+            installed.follow(block, self.run_again)
+
+    def begin(self, rows: tuple[int, ...] | None) -> None:
+        """A pass begins, of which these rows are watched, None for none."""
+        self.rows, self.now = rows, None
+
+    def run_again(
+        self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], _made: Any
+    ) -> None:
+        """The forward hook of a block."""
+        if self.rows is None or running_stream() is not None or get_ident() != self.thread:
+            return
+        given = arguments(block, args, kwargs)
+        with torch.set_grad_enabled(self.grad and torch.is_grad_enabled()):
+            text = self._entered(given[TEXT]) if self.now is None else self.now
+            token = _running.set(self)
+            try:
+                made = block.forward(**{**given, TEXT: text})
+            finally:
+                _running.reset(token)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise RunError(
+                f"A {type(block).__name__} gave no pair of text and picture, so where the other "
+                "text is in it cannot be known."
+            )
+        self.now = made[0]
+        if self.now is None:  # the last block has no use for the text that it made
+            self.rows = None
+
+    def _entered(self, prompt: Tensor) -> Tensor:
+        """The other text where the prompt's ``[B, T, features]`` enters the first block."""
+        assert self.rows is not None and self.enter is not None
+        states = self.text_states.on(prompt.device, prompt.dtype)
+        if states.shape[1] != prompt.shape[1] or len(states) not in (1, len(self.rows)):
+            raise InvalidValueError(
+                f"text_states are of {len(states)} text(s) and {states.shape[1]} columns, and the "
+                f"run has {len(self.rows)} image(s) and {prompt.shape[1]} columns. Encode the text "
+                "as the pipeline does the prompt, one for all images or one for each."
+            )
+        entered = self.enter(self.model, states)
+        whole = entered[:1].repeat(len(prompt), 1, 1)
+        return whole.index_copy(
+            0,
+            torch.tensor(self.rows, device=whole.device),
+            entered.expand(len(self.rows), -1, -1),
+        )
