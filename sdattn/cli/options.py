@@ -31,8 +31,8 @@ def list_of(*names: str) -> Callable[[str], list[str]]:
 Model = Annotated[
     str,
     typer.Option(
-        help="demo, a diffusers folder, a .safetensors file, or a hub id.",
-        autocompletion=_one_of("demo"),
+        help="demo, demo-mmdit, a diffusers folder, a .safetensors file, or a hub id.",
+        autocompletion=_one_of("demo", "demo-mmdit"),
     ),
 ]
 Device = Annotated[
@@ -81,7 +81,7 @@ Settings = Annotated[
     ),
 ]
 Preset = Annotated[
-    Literal["default", "daam", "p2p", "attend-and-excite", "ovam", "sum"],
+    Literal["default", "daam", "p2p", "attend-and-excite", "ovam", "sum", "output"],
     typer.Option(help="How maps are made."),
 ]
 Refine = Annotated[

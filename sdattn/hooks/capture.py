@@ -28,7 +28,7 @@ from ..models.layers import (
 from .drawn import PromptWatch
 from .installer import Installation
 from .joint import JointLook, check_backends
-from .keep import MUCH, Heads, Keep, Selection, Steps
+from .keep import MUCH, Heads, Keep, Selection, Space, Steps
 from .map_store import MapStore
 from .other_text import OtherTextLook, asked_layers
 from .passes import CaptureError, CaptureWarning, Passes
@@ -59,6 +59,7 @@ def capture(
     grad: bool = False,
     latent_size: tuple[int, int] | None = None,
     refine: Literal["self"] | None = None,
+    space: Space = "attention",
 ) -> Iterator[MapStore]:
     """Watch the attention of a model while it runs; its output stays what it was, bit for bit.
 
@@ -102,6 +103,9 @@ def capture(
         refine: of joint attention, ``"self"``: each map is spread twice along the picture's own
             self-attention, in the call that made both, see :mod:`sdattn.hooks.refined`. A UNet's
             maps are spread afterwards: capture ``kinds=("cross", "self")``.
+        space: of joint attention, ``"output"``: not what a cell pays to a token but how alike what
+            they both get is, the product of their outputs before the output projection, a feature's
+            mean, of any sign, see :mod:`sdattn.hooks.output_space`.
 
     Yields:
         MapStore: see there for ``maps``; with the defaults its size does not grow with the steps.
@@ -115,7 +119,7 @@ def capture(
     """
     # All that cannot be is refused here, before anything is put into the model.
     denoiser = find_denoiser(target)
-    keep = Keep.of(steps, heads, tokens, among, device, dtype, grad, refine)
+    keep = Keep.of(steps, heads, tokens, among, device, dtype, grad, refine, space)
     if keep.steps.part is not None and denoiser.pipeline is None:
         raise InvalidValueError(
             f"steps={keep.steps.given}: how many steps a run has is not known of a model without "
@@ -128,9 +132,10 @@ def capture(
     check_backends(chosen)
     if any(layer.kind == "joint" for layer in chosen):
         joint_spans(denoiser, 1, 1)  # refused now where it is not known
-    elif refine:
+    elif refine or space == "output":
+        name, value = ("refine", refine) if refine else ("space", space)
         text = "no layer of joint attention was chosen of this {0}. Leave it out; see heatmaps()."
-        raise OptionError("refine", refine, text, type(denoiser.model).__name__)
+        raise OptionError(name, value, text, type(denoiser.model).__name__)
     store = MapStore(chosen, keep, denoiser.levels)
     passes = Passes(denoiser, branch, latent_size)
     with closing(passes), Installation(every) as installed:  # a user may replace any of them
@@ -201,7 +206,7 @@ class _Watch:
         inner, held = layer.module.processor, self.store.sums[layer.name]
         look: Look | None = None
         if layer.kind == "joint":
-            look = JointLook(self.passes.spans, self.store.keep.refine)
+            look = JointLook(self.passes.spans, self.store.keep.refine, self.store.keep.space)
         elif self.text_states is not None:
             look = OtherTextLook(self.text_states)
         observer = observing(inner, held.take, look, held.wanted)

@@ -18,6 +18,8 @@ from ..errors import RunError
 from ..models.denoiser_call import innermost
 from ..models.layers import AttentionLayer
 from .attended import Attended
+from .keep import Space
+from .output_space import OutputSpace
 from .projections import by_name
 from .refined import Refined
 from .sdpa import SdpaCall, SdpaWatch
@@ -70,14 +72,16 @@ class JointLook:
         spans: where the picture's queries and the text's keys are.
         refine: whether the text's part is spread along the picture's, see
             :class:`sdattn.hooks.refined.Refined`.
+        space: ``"attention"``, or ``"output"`` for how alike the outputs of both are, see
+            :class:`sdattn.hooks.output_space.OutputSpace`.
 
     Raises (when called):
         RuntimeError: the processor did not call ``scaled_dot_product_attention`` just once for text
             and picture together, or joined them in another order than ``spans`` says.
     """
 
-    def __init__(self, spans: Spans, refine: bool = False):
-        self.spans, self.refine = spans, refine
+    def __init__(self, spans: Spans, refine: bool = False, space: Space = "attention"):
+        self.spans, self.refine, self.space = spans, refine, space
         self.checked = False  # where the text's values are, which is read back from the device
 
     def __call__(
@@ -100,7 +104,16 @@ class JointLook:
             self.checked = True
             # Once a layer: the text's values must lie where its keys are said to.
             _check_order(seen, spans[1], attn, projected, type(innermost(observer)).__name__)
-        return output, Refined.of_call(seen, *spans) if self.refine else seen.attended(*spans)
+        return output, self._shown(seen, *spans)
+
+    def _shown(self, seen: SdpaCall, picture: slice, text: slice) -> Attended:
+        """Of one call for text and picture together, and where in it each of them is."""
+        if self.space == "output":
+            outputs = (seen.output[:, :, part] for part in (picture, text))
+            shown: Attended = OutputSpace(*outputs)
+        else:
+            shown = seen.attended(picture, text)
+        return Refined.of_call(seen, picture, shown) if self.refine else shown
 
 
 def _whole(calls: Sequence[SdpaCall], length: int, name: str) -> SdpaCall:

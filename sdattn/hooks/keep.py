@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -17,6 +17,7 @@ from .run_part import RunPart, items_of
 
 MUCH = 1e9  # bytes; a warning is logged where more will be held
 # "mean", "all", indices; of steps also "last", or a part of the run, (0.5, 1.0)
+Space = Literal["attention", "output"]
 Selection = str | Sequence[int] | tuple[float, float]
 
 
@@ -141,6 +142,7 @@ class Keep:
         dtype: of the maps.
         grad: whether their graph is kept.
         refine: whether joint layers' maps are spread along the picture's self-attention.
+        space: ``"attention"``, or ``"output"`` for joint layers' products of outputs.
     """
 
     steps: Steps
@@ -151,6 +153,7 @@ class Keep:
     dtype: torch.dtype
     grad: bool
     refine: bool = False
+    space: Space = "attention"
 
     @classmethod
     def of(
@@ -163,6 +166,7 @@ class Keep:
         dtype: torch.dtype = torch.float32,
         grad: bool = False,
         refine: str | None = None,
+        space: Space = "attention",
     ) -> Keep:
         """Read the options of :func:`sdattn.capture`; see there.
 
@@ -181,14 +185,17 @@ class Keep:
             )
         if refine not in (None, "self"):
             raise OptionError("refine", refine, "pass 'self', or None for the maps as they are.")
-        if refine and lists is not None:
+        if space not in get_args(Space):
+            raise OptionError("space", space, "pass 'attention' or 'output'.")
+        if lists is not None and (refine or space == "output"):
             raise InvalidValueError(
                 "among=... takes the softmax over some columns of a map that refine='self' has "
-                "spread by then. Leave one of them out."
+                "spread by then, or that space='output' has without a softmax. Leave one of them "
+                "out."
             )
         columns = None if tokens is None else _columns(tokens)
         chosen = Steps.of(steps), Heads.of(heads)
-        return cls(*chosen, columns, lists, device, dtype, grad, refine is not None)
+        return cls(*chosen, columns, lists, device, dtype, grad, refine is not None, space)
 
     @cached_property
     def held_dtype(self) -> torch.dtype:

@@ -49,14 +49,15 @@ class Refined(Attended):
         self.mask, self.scale = mask, scale
 
     @classmethod
-    def of_call(cls, call: SdpaCall, picture: slice, text: slice) -> Refined:
-        """Of one call for text and picture together, and where in it each of them is."""
+    def of_call(cls, call: SdpaCall, picture: slice, text: Attended) -> Refined:
+        """Of one call for text and picture together, where in it the picture is, and what is known
+        of the text."""
         mask = addend(call.mask)
         if mask is not None:
             mask = mask[(None,) * (4 - mask.ndim)][..., picture]
             mask = mask if mask.shape[2] == 1 else mask[:, :, picture]
         query, key = call.query[:, :, picture], call.key[:, :, picture]
-        return cls(call.attended(picture, text), query, key, mask, call.scale)
+        return cls(text, query, key, mask, call.scale)
 
     def of(self, rows: Rows) -> Attended:
         query, key = chosen_rows(self.query, rows), chosen_rows(self.key, rows)

@@ -47,7 +47,8 @@ class SdpaCall:
         logsumexp: ``[B, heads, N]`` of the scaled scores, None where the kernel did not give it, or
             not exactly enough.
         plain: whether there was no dropout, no causal mask and a key head for each query head.
-        value: ``[B, heads, T, d]``, and output, what was returned; set by those who need them.
+        value: ``[B, heads, T, d]``.
+        output: what was returned, ``[B, heads, N, d]``.
     """
 
     query: Tensor
@@ -204,5 +205,5 @@ class SdpaWatch(TorchFunctionMode):
         else:
             output = attend()
         self.calls.append(SdpaCall(query, key, attn_mask, scale, logsumexp, plain))
-        self.calls[-1].value = value
+        self.calls[-1].value, self.calls[-1].output = value, output
         return output

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from ..attention import HALF_TYPES, merge_heads
 from .attended import Attended, GivenProbs
@@ -80,9 +79,7 @@ class ProductWatch(SdpaWatch):
         self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
     ) -> Any:
         output = super().__torch_function__(func, types, args, kwargs)
-        if func is scaled_dot_product_attention:
-            self.calls[-1].output = output
-        elif func in PRODUCTS and not kwargs:
+        if func in PRODUCTS and not kwargs:
             factors = args[1:] if func is torch.einsum else args
             factors = factors[0] if isinstance(factors[0], (list, tuple)) else factors
             if len(factors) == 2 and output.ndim in (3, 4):

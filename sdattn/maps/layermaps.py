@@ -127,6 +127,8 @@ def _check_kept(store: MapStore, preset: Preset) -> None:
         missing.append("among=[...], the columns of each image's words, <sos> and <eos>")
     if preset.contrast and store.tokens is not None:
         missing.append("tokens=None")
+    if preset.space != store.keep.space:
+        missing.append(f"space={preset.space!r}")
     if missing:
         text = (
             "{0} reads what this store has not kept. Capture with {1}; {generate()} with {preset} "

@@ -3,7 +3,8 @@
 Sources: Tang et al. 2022, "What the DAAM: Interpreting Stable Diffusion Using Cross Attention" and
 its code (castorini/daam); Hertz et al. 2022, "Prompt-to-Prompt", ``aggregate_attention`` of
 google/prompt-to-prompt; Chefer et al. 2023, "Attend-and-Excite"; Marcos-Manchón et al. 2024,
-"Open-Vocabulary Attention Maps" (vpulab/ovam); wooyeolBaek/attention-map-diffusers.
+"Open-Vocabulary Attention Maps" (vpulab/ovam); wooyeolBaek/attention-map-diffusers; Helbling et al.
+2025, "ConceptAttention" (arXiv:2502.04320).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ..errors import InvalidValueError, OptionError
+from ..hooks.keep import Space
 from ..hooks.run_part import RunPart
 
 UNET = ("down", "mid", "up")
@@ -25,6 +27,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "resize": ("bilinear", "bicubic"),
     "words": ("sum", "mean"),
     "refine": (None, "self"),
+    "space": ("attention", "output"),
 }
 
 
@@ -51,6 +54,8 @@ class Preset:
         contrast: if not 0: the softmax over the words' columns of the maps times this factor.
         sigma: of a Gaussian over 3x3 cells at the end, in cells; 0 for none.
         words: a word of several columns is their ``"sum"`` or their ``"mean"``.
+        space: ``"attention"``; ``"output"``: of joint attention, how alike what a word and a cell
+            get is, see :mod:`sdattn.hooks.output_space`, which needs ``contrast``.
         refine: ``"self"``: spread along the picture's self-attention, see
             :mod:`sdattn.maps.aggregation`; None for as they are.
 
@@ -74,6 +79,7 @@ class Preset:
     sigma: float = 0.0
     words: Literal["sum", "mean"] = "sum"
     refine: Literal["self"] | None = None
+    space: Space = "attention"
 
     def __post_init__(self) -> None:
         chosen = {name: getattr(self, name) for name in _CHOICES}
@@ -87,6 +93,11 @@ class Preset:
                 raise InvalidValueError(
                     f"The preset {self.name!r} has {name}={value!r}: pass {choices}{more}."
                 )
+        if self.space == "output" and not self.contrast:
+            raise InvalidValueError(
+                f"The preset {self.name!r} has space='output', whose values are of any sign, and "
+                "contrast=0. Pass contrast=10.0 for the softmax over the words."
+            )
         if not self.places or isinstance(self.places, str):
             raise InvalidValueError(
                 f"Preset {self.name!r} has places={self.places!r}: pass a tuple."
@@ -101,7 +112,8 @@ class Preset:
     def unit(self) -> str:
         """What the values of its maps are, for a colour bar."""
         if self.contrast:
-            return f"softmax over words of {self.contrast:g} \N{MULTIPLICATION SIGN} attention"
+            what = "likeness of outputs" if self.space == "output" else "attention"
+            return f"softmax over words of {self.contrast:g} \N{MULTIPLICATION SIGN} {what}"
         what = "attention among words" if self.among_words else "attention"
         summed = [name for name in ("steps", "heads", "layers") if getattr(self, name) == "sum"]
         if not summed:
@@ -161,6 +173,7 @@ _ALL = (
     ),
     Preset("ovam", ("down", "up"), steps="sum", heads="sum", layers="sum", among_words=True),
     Preset("sum", (*UNET, "block", "double"), heads="sum"),
+    Preset("output", ("double", "single"), space="output", contrast=10.0),
 )
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from ..errors import InvalidValueError, OptionError
+from ..errors import InvalidTypeError, InvalidValueError, OptionError
 from ..hooks.keep import Heads, Steps
 from ..models.layers import TEXT_KINDS, find_denoiser, select_layers
 from ..models.loading import images_a_prompt
@@ -27,7 +27,7 @@ def checked_capture(
         KeyError: a word that is in none of the prompts.
     """
     branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
-    ours = {"text_states", "among", "refine"} & set(settings)
+    ours = {"text_states", "among", "refine", "space"} & set(settings)
     if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or ours:
         text = (
             "this shows where the words of the prompt go. For anything else use {capture()} around "
@@ -57,7 +57,7 @@ def capture_settings(
 
     Raises:
         ValueError: ``chosen`` conflicts with the preset, or has no layer that it reads.
-        TypeError: the model cannot be refined.
+        TypeError: the model cannot be refined, or has no outputs of words.
     """
     _check_layers(pipe, preset, chosen or {})
     # What the preset reads must be kept; what the user chose is kept as well, unless it shuts that
@@ -72,10 +72,7 @@ def capture_settings(
         needs["among"] = [columns_around(prompt) for prompt in prompts for _ in range(images)]
     if preset.contrast:
         needs["tokens"] = None
-    if preset.refine and refines_itself(pipe):
-        needs["refine"] = "self"
-    elif preset.refine:
-        refining(pipe)  # or refuse
+    needs |= _of_joint_attention(pipe, preset)
     chosen = dict(chosen or {})
     # every step and every head hold what any preset reads of them
     every = {name for name, option in chosen.items() if getattr(option, "every", False)}
@@ -88,6 +85,25 @@ def capture_settings(
     if preset.part is not None and options.get("denoising_end") is None:
         needs["steps"] = astuple(preset.part)  # a run that ends early may have no such part
     return {**needs, **chosen}
+
+
+def _of_joint_attention(pipe: Any, preset: Preset) -> dict[str, Any]:
+    """What of a preset is done while joint attention runs."""
+    needs: dict[str, Any] = {}
+    is_joint = refines_itself(pipe)
+    if preset.space == "output":
+        needs["space"] = "output"
+        if not is_joint:
+            raise InvalidTypeError(
+                f"The preset {preset.name!r} compares the outputs that joint attention makes of "
+                f"text and picture, and a {type(find_denoiser(pipe).model).__name__} has none. "
+                "Choose another preset."
+            )
+    if preset.refine and is_joint:
+        needs["refine"] = "self"
+    elif preset.refine:
+        refining(pipe)  # or refuse
+    return needs
 
 
 def _check_layers(pipe: Any, preset: Preset, chosen: Mapping[str, Any]) -> None:

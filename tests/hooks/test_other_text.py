@@ -6,6 +6,7 @@ import pytest
 import torch
 from diffusers import PixArtSigmaPipeline
 from diffusers.models.attention_processor import AttnProcessor, FusedAttnProcessor2_0
+from helpers.presets import OF_ATTENTION
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 from helpers.transformer_rows import pixart
 from helpers.unet_rows import lora
@@ -14,7 +15,6 @@ import sdattn
 from sdattn import TorchAttnProcessor, capture, generate, heatmaps, load_run
 from sdattn.hooks.keep import Keep
 from sdattn.hooks.other_text import encode_text
-from sdattn.maps.presets import PRESETS
 from sdattn.models.layers import find_layers
 
 PROMPT = "a red cat"
@@ -253,7 +253,7 @@ def test_a_store_that_was_asked_is_read_like_any_other():
     torch.testing.assert_close(found["cat"].values, torch.stack(layers).mean(0)[..., 2])
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", OF_ATTENTION)
 def test_every_preset_and_refining_go_with_it(name, tmp_path):
     pipe = make_pipeline()
     one = generate(pipe, PROMPT, ask="dog cat", preset=name, refine="self", **SMALL)

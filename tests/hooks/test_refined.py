@@ -99,7 +99,7 @@ def test_a_mask_of_the_whole_call_is_cut_to_the_picture(rows):
     maps = scores.softmax(-1)[:, :, picture, text].mean(1)
     pairs = scores[:, :, picture, picture].softmax(-1)
     wanted = (pairs @ (pairs.mean(1) @ maps)[:, None]).sum(1)
-    found = Refined.of_call(call, picture, text).add_to(None, None)
+    found = Refined.of_call(call, picture, call.attended(picture, text)).add_to(None, None)
     torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
 
 

@@ -12,7 +12,7 @@ from sdattn.maps.presets import PRESETS, Preset, preset_of
 
 
 def test_the_presets_are_those_of_the_field():
-    assert list(PRESETS) == ["default", "daam", "p2p", "attend-and-excite", "ovam", "sum"]
+    assert list(PRESETS) == ["default", "daam", "p2p", "attend-and-excite", "ovam", "sum", "output"]
     assert all(preset.name == name for name, preset in PRESETS.items())
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.overlays import overlaid
+from helpers.presets import OF_ATTENTION
 from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
 from safetensors.torch import load
@@ -45,7 +46,8 @@ def packed(run, image):
     return pack_run(run.image_run(image), ("image", "maps")).files
 
 
-CASES = [*itertools.product([*PRESETS.values(), OWN], [None, "self"])]
+READ = [PRESETS[name] for name in OF_ATTENTION]
+CASES = [*itertools.product([*READ, OWN], [None, "self"])]
 
 
 @pytest.mark.parametrize(
