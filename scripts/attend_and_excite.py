@@ -22,8 +22,8 @@ import sdattn
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import layer_maps
 from sdattn.maps.presets import UNET, Preset
+from sdattn.models.demos import demo_settings
 from sdattn.models.layers import AttentionLayer
-from sdattn.models.loading import DEMO_SETTINGS, is_demo
 from sdattn.prompts.tokens import Prompt
 
 # The paper's code: 3x3, standard deviation 0.5 by its own formula, reflected at the border.
@@ -86,7 +86,7 @@ def draw(pipe: Any, args: argparse.Namespace, seed: int, step_size: float) -> tu
         generator=torch.Generator("cpu").manual_seed(seed),
         callback_on_step_end=excite,
         callback_on_step_end_tensor_inputs=["latents", "prompt_embeds"],
-        **(DEMO_SETTINGS if is_demo(pipe) else {}),
+        **demo_settings(pipe),
     ).images[0]
     return image, float(np.mean(excite.lowest))
 

@@ -26,7 +26,7 @@ import torch
 from transformers import CLIPTokenizer
 
 import sdattn
-from sdattn.models.loading import DEMO
+from sdattn.models.demos import DEMO
 
 from .machine import clock, forget_peak, machine_name, peak_bytes
 from .models import BENCHES, Bench, make_bench

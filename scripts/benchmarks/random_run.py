@@ -10,7 +10,7 @@ from sdattn.maps.aggregation import aggregate
 from sdattn.maps.details import Details
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import PRESETS
-from sdattn.models.loading import DEMO
+from sdattn.models.demos import DEMO
 from sdattn.runs.imagerun import ImageRun
 from sdattn.runs.settings import RunSettings
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from sdattn import Heatmap
 from sdattn.control.knockouts import knockouts
-from sdattn.models.loading import DEMO_SETTINGS
+from sdattn.models.demos import demo_settings
 
 from .measures import rank_correlation
 from .pictures import Asked, generated
@@ -31,9 +31,8 @@ def correlations(pipe: Any, asked: Sequence[Asked], seed: int, records: Records)
             continue
         words = list(dict.fromkeys(one.shape for one in picture.scene.objects))
         for span, steps in SPANS.items():
-            done = knockouts(
-                pipe, picture.prompt, words, picture.seed, steps=steps, **DEMO_SETTINGS
-            )
+            settings = demo_settings(pipe)
+            done = knockouts(pipe, picture.prompt, words, picture.seed, steps=steps, **settings)
             for variant, heatmaps in picture.heatmaps.items():
                 key = "causes", "shape", variant
                 found = [_agreement(heatmaps[one.word], one.heatmap) for one in done]

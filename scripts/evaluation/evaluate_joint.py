@@ -1,5 +1,5 @@
 """Which maps of joint attention point at the right thing? An MM-DiT of drawn scenes, whose truth is
-known: text columns as they are and refined, by block and by step.
+known: text columns as they are and refined, by block and by step, and output space.
 
     python -m scripts.evaluation.evaluate_joint --model MODEL
 
@@ -40,6 +40,7 @@ from .variants import DEFAULT
 
 JOB = 20  # scenes
 SPLITS = {"for choosing": 0, "reported": 1}
+FACTORS = (3.0, 10.0, 30.0, 100.0)  # of the softmax over words, in output space
 QUARTERS = {f"steps {a}/4 to {a + 1}/4": (a / 4, (a + 1) / 4) for a in range(4)}
 _PLAIN = PRESETS[DEFAULT]
 WAYS: dict[str, Preset] = {
@@ -56,6 +57,10 @@ def variants(blocks: Sequence[str]) -> dict[str, tuple[str, Preset, str | None]]
     for store, ending in (("plain", ""), ("refined", ", refined")):
         found |= {name + ending: (store, way, None) for name, way in WAYS.items()}
         found |= {f"block {i}{ending}": (store, _PLAIN, name) for i, name in enumerate(blocks)}
+    for factor in FACTORS:
+        way = replace(PRESETS["output"], contrast=factor)
+        found |= {f"output, {factor:g}": ("output", way, None)}
+        found |= {f"output, {factor:g}, refined": ("output refined", way, None)}
     return found
 
 
@@ -68,11 +73,20 @@ def drawn(
         read = read_prompts(pipe, prompts, **settings)
         tokens = sorted({column for one in read for column in columns_around(one)})
         kept: dict[str, Any] = {"steps": "all", "tokens": tokens}
+        outputs: dict[str, Any] = {"space": "output"}
+        options = {
+            "plain": kept,
+            "refined": {**kept, "refine": "self"},
+            "output": outputs,
+            "output refined": {**outputs, "refine": "self"},
+        }
         with ExitStack() as captures:
-            plain = captures.enter_context(sdattn.capture(pipe, **kept))
-            refined = captures.enter_context(sdattn.capture(pipe, refine="self", **kept))
+            stores = {
+                name: captures.enter_context(sdattn.capture(pipe, **one))
+                for name, one in options.items()
+            }
             images = pictures_of(call_pipeline(pipe, prompts, seeds, settings))
-        stores = {"plain": plain, "refined": refined}
+        plain = stores["plain"]
         by_name: dict[str, Any] = {}
         layers: dict[Any, LayerMaps] = {}  # variants differ in little of what they read
         for name, (of, preset, block) in variants([layer.name for layer in plain.layers]).items():

@@ -27,7 +27,8 @@ from sdattn.maps.from_stores import heatmaps_of
 from sdattn.maps.layermaps import LayerMaps, layer_maps
 from sdattn.maps.presets import Preset
 from sdattn.maps.requirements import columns_around
-from sdattn.models.loading import DEMO_SETTINGS, default_size
+from sdattn.models.demos import DEMOS, RECORD, demo_settings
+from sdattn.models.loading import default_size
 from sdattn.models.pipeline_call import call_pipeline, pictures_of
 from sdattn.models.reading import read_prompts
 from sdattn.prompts.tokens import Prompt
@@ -70,9 +71,9 @@ def unseen_scenes(count: int, seed: int) -> list[Asked]:
 
 
 def own_settings(model: str | Path) -> dict[str, Any]:
-    """What a model of drawn scenes is drawn with: its folder's own settings, or the demo's."""
-    own = Path(model) / "settings.json"
-    return json.loads(own.read_text()) if own.exists() else dict(DEMO_SETTINGS)
+    """What a demo model, or a folder of one just trained, says it is drawn with."""
+    folder = DEMOS.get(str(model)) or Path(model)
+    return json.loads((folder / RECORD).read_text())["settings"]
 
 
 def generated(
@@ -84,7 +85,7 @@ def generated(
         prompts, seeds = said(part), seeds_of(part, seed)
         with ExitStack() as captures:
             stores = _stores(captures, pipe, prompts)
-            images = pictures_of(call_pipeline(pipe, prompts, seeds, DEMO_SETTINGS))
+            images = pictures_of(call_pipeline(pipe, prompts, seeds, demo_settings(pipe)))
         maps = _by_variant(stores, read_prompts(pipe, prompts), variants)
         for one, at, image, heatmaps in zip(part, seeds, images, maps, strict=True):
             yield Picture(*one, at, image, masks_in(one[1], image), heatmaps)

@@ -33,7 +33,7 @@ _STEPS = [
 ]
 EVERY = _all_but("all layers, all steps")
 
-_OF_UNETS = [one for one in PRESETS.values() if one.space == "attention"]
+_OF_UNETS = [one for one in PRESETS.values() if one.places[0] != "double"]
 PEERS = {one.name: one for one in (*_OF_UNETS, *_REFINED)}
 PARTS = {one.name: one for one in (EVERY, *_PLACES, *_GRIDS, *_STEPS)}
 VARIANTS = {**PEERS, **PARTS}

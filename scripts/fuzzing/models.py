@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 import sdattn
+from sdattn.models.demos import DEMO
 from sdattn.models.finite import NotFiniteError
-from sdattn.models.loading import DEMO
 from sdattn.models.outline import outline
 
 from . import PROMPTS, World, kind

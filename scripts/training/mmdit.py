@@ -34,12 +34,13 @@ from .data import SIZE, TOKENS, chunk_seed, draw_scenes
 from .fit import FLAT, Fit, note, rank, world
 from .losses import LAST_READINGS, READINGS, Caption, captions, read_states
 from .models import FACTOR, WIDTH
+from .models import SETTINGS as OF_THE_FIRST
 from .stages import often
 from .watch import report_pictures
 
 ZEROS = 8  # columns of zeros behind the text, where T5's would be
 POOLED = 8  # width of each encoder's pooled state, which is zero
-SETTINGS = {"num_inference_steps": 20, "guidance_scale": 2.0, "max_sequence_length": ZEROS}
+SETTINGS = {**OF_THE_FIRST, "max_sequence_length": ZEROS}
 BATCH = 32
 PICTURES = 16  # drawn by each process to see how it does
 
@@ -235,7 +236,7 @@ def train_mmdit(
     def watch(step: int) -> None:
         report(step)
         if step % 1000 == 0 or step == steps:
-            report_pictures(averaged, "mmdit", step, work, PICTURES, SETTINGS)
+            report_pictures(averaged, "mmdit", step, work, SETTINGS, PICTURES)
 
     modules = {"transformer": pipe.transformer}
     Fit("mmdit", modules, (1.5e-3,), loss, steps, FLAT["mmdit"], mean, watch).run(work)

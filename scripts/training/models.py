@@ -15,6 +15,8 @@ from .data import SIZE, TOKENS
 
 WIDTH = 128  # of the text encoder
 FACTOR = 8  # pixels a side of a latent's cell
+SETTINGS = {"num_inference_steps": 20, "guidance_scale": 2.0}
+INVERSION = {"learning_rate": 5e-2}  # 1e-2 is for 50 steps
 NARROW = -6.0  # log variance of latents: exp(-6 / 2) is 5 % of one
 
 

@@ -26,7 +26,7 @@ from .fit import FLAT
 from .models import assemble, new_text_encoder, new_unet
 
 RECORD = "training.json"
-ANY_TIME = ("out", "work", "snapshot")  # options that do not change what is learnt
+ANY_TIME = ("out", "work", "snapshot", "lean")  # options that do not change what is learnt
 STAGES = ("vae", "decoder", "text", "unet", "refine", "mmdit")
 PACKAGES = ("torch", "diffusers", "transformers", "tokenizers", "safetensors", "numpy")
 
@@ -108,6 +108,12 @@ def commit() -> str:
         return subprocess.run(git, cwd=here, capture_output=True, text=True).stdout.strip()
     except OSError:
         return ""
+
+
+def write_digests(out: Path) -> None:
+    """Write anew into ``training.json`` what its folder holds."""
+    told = json.loads((out / RECORD).read_text())
+    (out / RECORD).write_text(json.dumps({**told, "sha256": digests(out)}, indent=1) + "\n")
 
 
 def write_record(work: Path, out: Path) -> None:

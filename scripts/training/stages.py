@@ -22,7 +22,7 @@ from .losses import (
     noisy_times,
     text_states,
 )
-from .models import LatentReader, PlaceProbe, assemble, new_text_encoder, new_unet
+from .models import SETTINGS, LatentReader, PlaceProbe, assemble, new_text_encoder, new_unet
 from .watch import report_pictures, report_use_of_text
 
 
@@ -85,7 +85,7 @@ def train_unet(
     def watch(step: int) -> None:
         report_use_of_text(averaged, scenes, latents, "unet", step, work)
         if step % 1000 == 0 or step == steps:
-            report_pictures(averaged, "unet", step, work)
+            report_pictures(averaged, "unet", step, work, SETTINGS)
 
     modules = {"unet": pipe.unet, "probe": probe}
     Fit("unet", modules, (1e-3, 1e-3), loss, steps, FLAT["unet"], mean, watch).run(work)
@@ -129,7 +129,7 @@ def refine(
 
     def watch(step: int) -> None:
         report_use_of_text(averaged, scenes, latents, "refine", step, work)
-        report_pictures(averaged, "refine", step, work)
+        report_pictures(averaged, "refine", step, work, SETTINGS)
 
     rates, flat = (4e-4, 2.5e-4) if again else (8e-4, 5e-4), FLAT["refine"]
     Fit("refine", modules, rates, loss, steps, flat, mean, watch, memory=0.998).run(work)

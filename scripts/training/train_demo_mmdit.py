@@ -12,7 +12,6 @@ holds to ``--out``, which ``StableDiffusion3Pipeline.from_pretrained`` reads.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +19,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from diffusers import StableDiffusion3Pipeline
+from safetensors.torch import load_file, save_file
+
+from sdattn.models.demos import LENT
 
 from .data import all_scenes
 from .fit import rank
@@ -35,7 +37,7 @@ from .mmdit import (
     snapshot,
     train_mmdit,
 )
-from .record import ANY_TIME, begin_sitting
+from .record import ANY_TIME, begin_sitting, write_digests
 from .train_demo_model import write_model
 
 PLACES = ("processes", "device")  # where the steps are made, which changes nothing but rounding
@@ -65,9 +67,23 @@ def train(process: int, args: argparse.Namespace) -> None:
 
 
 def write(made: StableDiffusion3Pipeline, work: Path, out: Path) -> None:
-    """The model's folder with the record of how it was made, and the options it is drawn with."""
-    write_model(made, work, out)
-    (out / "settings.json").write_text(json.dumps(SETTINGS, indent=1) + "\n")
+    """The model's folder, with the record of how it was made and of what it is drawn with."""
+    write_model(made, work, out, SETTINGS, {})
+
+
+def leave_out_what_is_lent(folder: Path, demo: Path) -> None:
+    """Leave the weights that the first demo has out of a written folder, as it ships; what is left
+    is read by ``sdattn.load_pipeline("demo-mmdit")`` alone."""
+    for part, source in LENT.items():
+        [own], [lent] = (place.glob("*.safetensors") for place in (folder / part, demo / source))
+        weights, theirs = load_file(own), load_file(lent)
+        for name in weights.keys() & theirs.keys():
+            if not torch.equal(weights[name], theirs[name]):
+                raise ValueError(f"{own}: {name} is not that of {lent}. It was made from another.")
+        own.unlink()
+        if left := {name: one for name, one in weights.items() if name not in theirs}:
+            save_file(left, own, metadata={"format": "pt"})
+    write_digests(folder)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -105,8 +121,15 @@ def main() -> None:
         action="store_true",
         help="write what the last checkpoint holds; train nothing",
     )
+    parser.add_argument(
+        "--lean",
+        action="store_true",
+        help="leave the weights that --start has out of the folder in --out, as it ships",
+    )
     args = parser.parse_args()
-    if args.snapshot:
+    if args.lean:
+        leave_out_what_is_lent(args.out, args.start)
+    elif args.snapshot:
         write(snapshot(args.work, args.start), args.work, args.out)
     else:
         run(args)

@@ -19,7 +19,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,8 @@ from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusionPipeline
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import CLIPTokenizer
+
+from sdattn.models.demos import RECORD
 
 from ..scenes import WORDS, Scene
 from .autoencoder import (
@@ -39,7 +43,7 @@ from .autoencoder import (
 )
 from .data import SIZE, make_dataset, make_tokenizer
 from .fit import rank, say
-from .models import assemble, new_text_encoder, new_unet
+from .models import INVERSION, SETTINGS, assemble, new_text_encoder, new_unet
 from .record import begin_sitting, snapshot, write_record
 from .stages import refine, train_text, train_unet
 
@@ -103,11 +107,17 @@ def train(process: int, args: argparse.Namespace) -> None:
     scenes, pictures = make_dataset(args.seed, args.chunks, args.work)
     made = (train_from if args.start else train_from_nothing)(args, scenes, pictures)
     if process == 0:
-        write_model(made, args.work, args.out)
+        write_model(made, args.work, args.out, SETTINGS, INVERSION)
 
 
-def write_model(made: DiffusionPipeline, work: Path, out: Path) -> None:
-    """The model's folder as it ships, with the record of how it was made."""
+def write_model(
+    made: DiffusionPipeline,
+    work: Path,
+    out: Path,
+    settings: Mapping[str, Any],
+    inversion: Mapping[str, Any],
+) -> None:
+    """The model's folder, with the record of how it was made and of what it is drawn with."""
     tokenizer = made.tokenizer.backend_tokenizer
     tokenizer.no_padding()  # as in its last use, otherwise
     tokenizer.no_truncation()
@@ -116,7 +126,8 @@ def write_model(made: DiffusionPipeline, work: Path, out: Path) -> None:
         name_as_before(encoder / "model.safetensors")
     for folder in out.glob("tokenizer*"):
         tokenizer.model.save(str(folder))  # the two files that older readers know
-    (out / "words.json").write_text(json.dumps(WORDS, indent=1) + "\n")
+    record = {"settings": settings, "inversion": inversion, "words": WORDS}
+    (out / RECORD).write_text(json.dumps(record, indent=1) + "\n")
     write_record(work, out)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     say(f"{out}: {size / 1e6:.1f} MB")

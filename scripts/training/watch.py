@@ -14,7 +14,6 @@ from PIL import Image
 from torch import Tensor
 
 import sdattn
-from sdattn.models.loading import DEMO_SETTINGS
 
 from ..evaluation.landing import landings, seen_in
 from ..scenes import Scene, random_scene
@@ -50,11 +49,11 @@ def report_pictures(
     stage: str,
     step: int,
     work: Path,
+    options: Mapping[str, Any],
     count: int = 32,
-    options: Mapping[str, Any] = DEMO_SETTINGS,
 ) -> None:
-    """Draw unseen prompts in each process, note how many are right and how many words are on
-    their own objects, keep a sheet of them."""
+    """Draw unseen prompts in each process with these options, note how many are right and how many
+    words are on their own objects, keep a sheet of them."""
     rng = np.random.default_rng((99, rank()))
     scenes = [random_scene(rng, held_out=True, n_objects=2) for _ in range(count)]
     prompts = [scene.caption(rng) for scene in scenes]

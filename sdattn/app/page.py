@@ -12,8 +12,9 @@ from typing import Any
 from ..errors import in_python, is_bug, worded
 from ..maps.notebook import framed
 from ..maps.presets import PRESETS
+from ..models.demos import demo_of, demo_settings
 from ..models.layers import find_denoiser
-from ..models.loading import DEMO_SETTINGS, default_size, is_demo, size_unit
+from ..models.loading import default_size, size_unit
 from ..models.pipeline_call import turn
 from ..runs.generation import generate
 from ..runs.option_names import PIPELINE
@@ -77,7 +78,7 @@ def build_app(pipe: Any, kept: RecentRuns) -> Any:
             )
             button = gradio.Button("Draw", variant="primary", min_width=100)
             stop = gradio.Button("Stop", min_width=100)
-        examples = gradio.Examples(_EXAMPLES[is_demo(pipe)], prompt)
+        examples = gradio.Examples(_EXAMPLES[demo_of(pipe) is not None], prompt)
         settings = _settings(pipe)
         seen = gradio.BrowserState([], storage_key="sdattn-runs")  # keys of kept runs
         drawn = gradio.State()  # a run, until it is kept
@@ -160,7 +161,7 @@ def _defaults(pipe: Any) -> dict[str, Any]:
     """Of the options of the pipeline's call."""
     options = inspect.signature(pipe.__call__).parameters
     usual = {name: option.default for name, option in options.items()}
-    return usual | (DEMO_SETTINGS if is_demo(pipe) else {})
+    return {**usual, **demo_settings(pipe)}
 
 
 @dataclass(frozen=True)

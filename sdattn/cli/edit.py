@@ -96,12 +96,13 @@ def _parsed_weight(text: str) -> tuple[str, float]:
 def _invert(pipe: Any, picture: Any, source: str, given: dict[str, Any], null_text: bool) -> Any:
     """Take out of ``given`` what an inversion fixes, and invert."""
     from ..edit import invert
-    from ..models.loading import DEMO_INVERSION, DEMO_SETTINGS, is_demo
+    from ..models.demos import demo_of
 
     if fixed := {"width", "height", "negative_prompt"} & set(given):
         names = ", ".join(f"--{name.removesuffix('_prompt')}" for name in sorted(fixed))
         raise typer.BadParameter(f"{names}: with --image the picture decides.")
-    settings: dict[str, Any] = {**DEMO_SETTINGS, **DEMO_INVERSION} if is_demo(pipe) else {}
+    demo = demo_of(pipe)
+    settings: dict[str, Any] = {**demo.settings, **demo.inversion} if demo else {}
     for name in ("num_inference_steps", "guidance_scale"):
         if name in given:
             settings[name] = given.pop(name)

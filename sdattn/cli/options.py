@@ -81,7 +81,17 @@ Settings = Annotated[
     ),
 ]
 Preset = Annotated[
-    Literal["default", "daam", "p2p", "attend-and-excite", "ovam", "sum", "output"],
+    Literal[
+        "default",
+        "daam",
+        "p2p",
+        "attend-and-excite",
+        "ovam",
+        "sum",
+        "output",
+        "seg4diff",
+        "rescaled",
+    ],
     typer.Option(help="How maps are made."),
 ]
 Refine = Annotated[

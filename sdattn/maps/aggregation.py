@@ -19,6 +19,8 @@ from torch.nn.functional import adaptive_avg_pool2d
 from ..errors import InvalidTypeError, Message
 from ..hooks.passes import CaptureError
 from ..models.layers import TEXT_KINDS, AttentionLayer, find_denoiser
+from ..prompts.tokenizing import EOS, SOS
+from ..prompts.tokens import Prompt
 from .layermaps import LayerMap, LayerMaps, resize_maps
 from .presets import Preset, nothing_read
 
@@ -70,6 +72,9 @@ def read_by(maps: LayerMaps, preset: Preset) -> dict[str, LayerMap]:
     }
     if preset.or_all:
         chosen = chosen or dict(every)
+    if preset.depth is not None and chosen:  # blocks in the order in which they run
+        names = [*chosen]
+        chosen = {name: chosen[name] for name in [names[int(preset.depth * len(names))]]}
     if not chosen:
         raise CaptureError(
             nothing_read(preset, [(layer.place, layer.level) for layer in every.values()])
@@ -109,6 +114,23 @@ def contrast(maps: Tensor, columns: Sequence[int], factor: float) -> Tensor:
         ``[rows, cols, len(columns)]``; a cell's sum is 1.
     """
     return (factor * maps[..., list(columns)]).softmax(-1)
+
+
+def rescaled(maps: Tensor, prompt: Prompt) -> Tensor:
+    """Maps of all columns ``[rows, cols, T]`` divided, cell by cell, by that of the start token, or
+    of the end token where there is no start.
+
+    Raises:
+        CaptureError: the text has neither.
+    """
+    for kind in (SOS, EOS):
+        for column, token in enumerate(prompt.tokens):
+            if token.special == kind:
+                return maps / maps[..., [column]].clamp(min=torch.finfo(maps.dtype).tiny)
+    raise CaptureError(
+        f"A map is to be divided by that of the start or end token, and the prompt {prompt.text!r} "
+        "was read without either. Choose another preset."
+    )
 
 
 def refines_itself(target: Any) -> bool:

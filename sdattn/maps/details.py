@@ -40,7 +40,7 @@ def details_of(store: MapStore, number: int, heatmaps: Heatmaps) -> Details:
     preset = heatmaps.preset
     held = store.tokens or tuple(range(store.n_keys or 0))
     words = {column for word in heatmaps.prompt.seen for column in word.columns}
-    columns = [column for column in held if column in words or preset.contrast]
+    columns = [column for column in held if column in words or preset.needs_all_columns]
     positions = [held.index(column) for column in columns]
 
     def kept(maps_of: Callable[[Tensor], Tensor]) -> LayerMaps:

@@ -15,7 +15,7 @@ from ..models.reading import read_prompts
 from ..prompts.chunks import read_long_prompt
 from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, read_prompt
-from .aggregation import aggregate, contrast
+from .aggregation import aggregate, contrast, rescaled
 from .folded import Folded, FoldedMaps, StepChoice, folded_maps
 from .heatmaps import Heatmaps
 from .layermaps import LayerMaps, layer_maps
@@ -245,6 +245,8 @@ def finish(
     if preset.contrast:
         columns = [i for i, token in enumerate(prompt.tokens) if not token.special]
         maps = contrast(maps, columns, preset.contrast)
+    if preset.rescale:
+        maps = rescaled(maps, prompt)
     if preset.sigma:
         maps = smooth(maps.movedim(-1, 0), preset.sigma, radius=1).movedim(0, -1)
     return Heatmaps(prompt, maps, columns, preset=preset)

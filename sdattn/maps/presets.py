@@ -4,7 +4,8 @@ Sources: Tang et al. 2022, "What the DAAM: Interpreting Stable Diffusion Using C
 its code (castorini/daam); Hertz et al. 2022, "Prompt-to-Prompt", ``aggregate_attention`` of
 google/prompt-to-prompt; Chefer et al. 2023, "Attend-and-Excite"; Marcos-Manchón et al. 2024,
 "Open-Vocabulary Attention Maps" (vpulab/ovam); wooyeolBaek/attention-map-diffusers; Helbling et al.
-2025, "ConceptAttention" (arXiv:2502.04320).
+2025, "ConceptAttention" (arXiv:2502.04320); "Seg4Diff" (arXiv:2509.18096); "GoCA"
+(arXiv:2603.06178), for the division by the start token's map.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ class Preset:
         contrast: if not 0: the softmax over the words' columns of the maps times this factor.
         sigma: of a Gaussian over 3x3 cells at the end, in cells; 0 for none.
         words: a word of several columns is their ``"sum"`` or their ``"mean"``.
+        depth: read only the block at this part of the way through them, in [0, 1); None for all.
+        rescale: a map is divided, cell by cell, by that of the start token, which takes what a cell
+            has to give away; by that of the end token where a text has no start (T5).
         space: ``"attention"``; ``"output"``: of joint attention, how alike what a word and a cell
             get is, see :mod:`sdattn.hooks.output_space`, which needs ``contrast``.
         refine: ``"self"``: spread along the picture's self-attention, see
@@ -80,6 +84,8 @@ class Preset:
     words: Literal["sum", "mean"] = "sum"
     refine: Literal["self"] | None = None
     space: Space = "attention"
+    depth: float | None = None
+    rescale: bool = False
 
     def __post_init__(self) -> None:
         chosen = {name: getattr(self, name) for name in _CHOICES}
@@ -93,6 +99,11 @@ class Preset:
                 raise InvalidValueError(
                     f"The preset {self.name!r} has {name}={value!r}: pass {choices}{more}."
                 )
+        if self.depth is not None and not 0 <= self.depth < 1:
+            raise InvalidValueError(
+                f"The preset {self.name!r} has depth={self.depth!r}: pass a number from 0 to below "
+                "1, or None for all blocks."
+            )
         if self.space == "output" and not self.contrast:
             raise InvalidValueError(
                 f"The preset {self.name!r} has space='output', whose values are of any sign, and "
@@ -109,8 +120,15 @@ class Preset:
         return None if isinstance(self.steps, str) else RunPart.of(self.steps)
 
     @property
+    def needs_all_columns(self) -> bool:
+        """Whether a word's map depends on the columns of others."""
+        return bool(self.contrast or self.rescale)
+
+    @property
     def unit(self) -> str:
         """What the values of its maps are, for a colour bar."""
+        if self.rescale:
+            return "attention as a multiple of the start token's"
         if self.contrast:
             what = "likeness of outputs" if self.space == "output" else "attention"
             return f"softmax over words of {self.contrast:g} \N{MULTIPLICATION SIGN} {what}"
@@ -174,6 +192,9 @@ _ALL = (
     Preset("ovam", ("down", "up"), steps="sum", heads="sum", layers="sum", among_words=True),
     Preset("sum", (*UNET, "block", "double"), heads="sum"),
     Preset("output", ("double", "single"), space="output", contrast=10.0),
+    # of SD3-medium block 9 of 24, counted from 0, and step 20 of 28: the eighth from the end
+    Preset("seg4diff", ("double",), depth=9 / 24, steps=(0.7, 0.76), words="mean"),
+    Preset("rescaled", ("double", "single"), rescale=True),
 )
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})
 

@@ -1,11 +1,14 @@
 """What a run has `capture()` keep: what was asked for, and what its preset reads."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
 from ..errors import InvalidTypeError, InvalidValueError, OptionError
 from ..hooks.keep import Heads, Steps
+from ..hooks.run_part import RunPart
+from ..models.encoders import option_of
 from ..models.layers import TEXT_KINDS, find_denoiser, select_layers
 from ..models.loading import images_a_prompt
 from ..prompts.tokenizing import PAD
@@ -56,7 +59,8 @@ def capture_settings(
     """What :func:`sdattn.capture` has to keep for a preset, ``chosen`` options put in.
 
     Raises:
-        ValueError: ``chosen`` conflicts with the preset, or has no layer that it reads.
+        ValueError: ``chosen`` conflicts with the preset, or has no layer that it reads; the run has
+            none of the steps that it reads.
         TypeError: the model cannot be refined, or has no outputs of words.
     """
     _check_layers(pipe, preset, chosen or {})
@@ -70,7 +74,7 @@ def capture_settings(
     if preset.among_words:
         images = images_a_prompt(pipe, options)
         needs["among"] = [columns_around(prompt) for prompt in prompts for _ in range(images)]
-    if preset.contrast:
+    if preset.needs_all_columns:
         needs["tokens"] = None
     needs |= _of_joint_attention(pipe, preset)
     chosen = dict(chosen or {})
@@ -84,7 +88,24 @@ def capture_settings(
         )
     if preset.part is not None and options.get("denoising_end") is None:
         needs["steps"] = astuple(preset.part)  # a run that ends early may have no such part
+        _check_part(pipe, preset, preset.part, options)
     return {**needs, **chosen}
+
+
+def _check_part(pipe: Any, preset: Preset, part: RunPart, options: Mapping[str, Any]) -> None:
+    """Refuse so few steps that none of them is in the part of the run that a preset reads."""
+    known = inspect.signature(pipe.__call__).parameters
+    chosen = {"timesteps", "sigmas", "strength"}  # by which a run may have other steps
+    if "num_inference_steps" not in known or any(options.get(name) for name in chosen):
+        return
+    steps = option_of(pipe, options, "num_inference_steps")
+    # a scheduler of second order calls the model twice a step, but for the last
+    if steps and not (part.passes(steps) or part.passes(2 * steps - 1)):
+        text = (
+            "the preset {0!r} reads the part of the run from {1:.3g} to {2:.3g}, in which none of "
+            "so few steps has its middle. Take more, or another preset."
+        )
+        raise OptionError("num_inference_steps", steps, text, preset.name, *astuple(part))
 
 
 def _of_joint_attention(pipe: Any, preset: Preset) -> dict[str, Any]:

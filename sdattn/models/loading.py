@@ -1,13 +1,10 @@
-"""Load a pipeline, the demo model among them, and what is known of it: sizes, numbers, limits."""
+"""Load a pipeline, the demo models among them, and what is known of it: sizes, numbers, limits."""
 
 import inspect
-import json
 import math
 import re
-import string
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import InvalidTypeError, InvalidValueError, MissingFileError
+from .demos import DEMOS, lent_parts
 from .devices import checked_device
 from .encoders import option_of
 from .families import family_of, registered
@@ -22,13 +20,10 @@ from .families.unet import CHECKPOINTS, TEXT_TO_IMAGE
 from .guidance import guided_order
 from .hub import needs_the_hub
 from .layers import find_denoiser, what_it_holds
-from .model_index import check_whole, named_errors, read_index, without_weights
+from .model_index import absent_parts, check_whole, named_errors, read_index, without_weights
 from .quiet import no_torchvision_notices
 from .reading import read_prompts
 
-DEMO = Path(__file__).parent / "demo"
-DEMO_SETTINGS = {"num_inference_steps": 20, "guidance_scale": 2.0}
-DEMO_INVERSION = {"learning_rate": 5e-2}  # 1e-2 is for 50 steps
 UNSEEN = {"linear": "they have no softmax", "temporal": "they look at frames, not at the text"}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
@@ -43,9 +38,10 @@ def load_pipeline(
     """Load a pipeline of diffusers.
 
     Args:
-        model: ``"demo"``, the small model inside this package; a folder that diffusers saved; a
-            single ``.safetensors`` checkpoint of SD 1.x, 2.x or SDXL (diffusers fetches its
-            configuration from the hub); or a hub id, ``"owner/name"``.
+        model: ``"demo"`` or ``"demo-mmdit"``, the small models inside this package, Stable
+            Diffusion 1 and 3 in miniature; a folder that diffusers saved; a single ``.safetensors``
+            checkpoint of SD 1.x, 2.x or SDXL (diffusers fetches its configuration from the hub); or
+            a hub id, ``"owner/name"``.
         device: by default CUDA where there is one, else MPS, else the CPU.
         dtype: by default float16 on CUDA, float32 elsewhere.
 
@@ -71,17 +67,15 @@ def load_pipeline(
         folder = path or download(str(model))
         # Judged by its files first: diffusers would run code that they name.
         index = read_index(folder)
-        # diffusers refuses an SD 3 that was saved without T5, unless None is passed for it
-        kind = inspect.signature(getattr(diffusers, index["_class_name"]))
-        absent = {name: None for name in kind.parameters if index.get(name) == [None, None]}
+        parts = {**absent_parts(index), **lent_parts(folder, index, dtype)}
         with named_errors(folder):
             _check_family(folder, index)
             pipe = diffusers.DiffusionPipeline.from_pretrained(
-                folder, use_safetensors=True, **absent, **_as_dtype(dtype)
+                folder, use_safetensors=True, **parts, **_as_dtype(dtype)
             )
         # Weights that the files lack stay without values, on torch's meta device.
-        parts = pipe.components.items()
-        check_whole(folder, {k: part for k, part in parts if isinstance(part, torch.nn.Module)})
+        models = pipe.components.items()
+        check_whole(folder, {k: part for k, part in models if isinstance(part, torch.nn.Module)})
         pipe.register_to_config(_name_or_path=path or str(model))
     find_denoiser(pipe)
     return pipe.to(device)
@@ -109,7 +103,7 @@ def find_model(model: str | Path) -> Path | None:
         FileNotFoundError: there is neither, and it is no hub id.
         ValueError: the folder holds no pipeline.
     """
-    path = DEMO if model == "demo" else Path(model).expanduser()
+    path = DEMOS.get(str(model)) or Path(model).expanduser()
     if path.is_dir() and not (path / "model_index.json").is_file():
         raise InvalidValueError(
             f"{path} is a folder without model_index.json, so it holds no pipeline. Pass a "
@@ -120,8 +114,8 @@ def find_model(model: str | Path) -> Path | None:
     if _HUB_ID.fullmatch(str(model)):
         return None
     raise MissingFileError(
-        f"There is no model at {model}. Pass 'demo', a diffusers folder, a .safetensors file, "
-        "or a hub id such as owner/name."
+        f"There is no model at {model}. Pass {' or '.join(map(repr, DEMOS))}, a diffusers folder, "
+        "a .safetensors file, or a hub id such as owner/name."
     )
 
 
@@ -166,36 +160,6 @@ def _as_dtype(dtype: torch.dtype) -> dict[str, torch.dtype]:
     """The option of ``from_pretrained``; diffusers before 0.40 ignores ``dtype``."""
     release = tuple(map(int, version("diffusers").split(".")[:2]))
     return {"dtype" if release >= (0, 40) else "torch_dtype": dtype}
-
-
-def is_demo(pipe: Any) -> bool:
-    """Whether ``pipe`` is the model inside this package."""
-    return Path(str(getattr(pipe, "name_or_path", ""))) == DEMO
-
-
-def unlearnt(words: Iterable[str]) -> str:
-    """Which of the words no picture of the demo's training was described with, so that what the
-    model makes of them means nothing, and which words there are; "" if all are known. Punctuation
-    is ignored, and so is case, since the tokenizer lowercases."""
-    kinds = _demo_words()
-    known = {"", *(word for kind in kinds for word in kind)}
-    strange = [
-        word for word in dict.fromkeys(words) if word.strip(string.punctuation).lower() not in known
-    ]
-    if not strange:
-        return ""
-    learnt = "; ".join(", ".join(kind) for kind in kinds)
-    return (
-        f"The demo model never learnt {', '.join(map(repr, strange))}: what it draws for that, and "
-        f"its heatmaps, mean nothing. It knows only: {learnt}."
-    )
-
-
-@cache
-def _demo_words() -> tuple[tuple[str, ...], ...]:
-    """Colours, shapes, backgrounds and further words, as the model's training wrote them."""
-    words = json.loads((DEMO / "words.json").read_text(encoding="utf-8"))
-    return tuple(map(tuple, words.values()))
 
 
 def cell_size(pipe: Any) -> int:

@@ -4,6 +4,7 @@ A model is data. diffusers would also run Python that lies in the folder, import
 index names, and read pickles, which run code: some of its versions without being asked to.
 """
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -51,6 +52,15 @@ def named_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def absent_parts(index: Mapping[str, Any]) -> dict[str, None]:
+    """The parts that a pipeline was saved without, None each: diffusers refuses an SD 3 without T5,
+    unless None is passed for it."""
+    import diffusers
+
+    taken = inspect.signature(getattr(diffusers, index["_class_name"])).parameters
+    return {name: None for name in taken if index.get(name) == [None, None]}
+
+
 def check_whole(folder: Path, models: Mapping[str, Any]) -> None:
     """Refuse models that have no values for some of their weights.
 
@@ -65,19 +75,19 @@ def check_whole(folder: Path, models: Mapping[str, Any]) -> None:
             )
 
 
-def without_weights(cls: Any, folder: Path) -> Any | None:
-    """A model of diffusers or transformers from its ``config.json``; None for a class that holds
-    several models and has none."""
+def without_weights(cls: Any, folder: Path, device: str = "meta") -> Any | None:
+    """A model of diffusers or transformers from its ``config.json``, with random weights on any
+    device but meta; None for a class that holds several models and has none."""
     import torch
 
     if hasattr(cls, "config_class"):  # of transformers
         config = cls.config_class.from_pretrained(folder)
-        with torch.device("meta"):
+        with torch.device(device):
             return cls(config)
     if not hasattr(cls, "load_config"):
         return None
     config = cls.load_config(folder)
-    with torch.device("meta"):
+    with torch.device(device):
         return cls.from_config(config)
 
 

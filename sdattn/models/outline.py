@@ -14,7 +14,7 @@ import torch
 
 from .layers import find_denoiser
 from .loading import download, find_model
-from .model_index import named_errors, read_index, without_weights
+from .model_index import absent_parts, named_errors, read_index, without_weights
 from .quiet import only_errors
 
 
@@ -54,10 +54,12 @@ def _build(folder: Path, name: str | Path) -> Any | None:
     from diffusers import DiffusionPipeline
 
     with only_errors(), named_errors(folder):
-        models = _models(folder, read_index(folder))
+        index = read_index(folder)
+        models = _models(folder, index)
         if None in models.values():
             return None
-        pipe = DiffusionPipeline.from_pretrained(folder, use_safetensors=True, **models)
+        parts = {**models, **absent_parts(index)}
+        pipe = DiffusionPipeline.from_pretrained(folder, use_safetensors=True, **parts)
         pipe.register_to_config(_name_or_path=name)
     return pipe
 

@@ -15,10 +15,11 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from ..errors import InvalidValueError, Message, OptionError, option_names
+from .demos import demo_settings
 from .encoders import option_of
 from .finite import watch_finite
 from .layers import held_model
-from .loading import DEMO_SETTINGS, default_size, images_a_prompt, is_demo, size_unit
+from .loading import default_size, images_a_prompt, size_unit
 from .reading import check_text
 
 LARGEST_SEED = 2**63 - 1  # of a torch.Generator
@@ -62,9 +63,8 @@ def checked_options(pipe: Any, options: Mapping[str, Any], *, prompts: int = 1) 
         ValueError: an option that is not free here, a size or a number of steps or of pictures that
             cannot be, pictures that this machine's memory cannot hold, a text that is too long.
     """
-    if is_demo(pipe):
-        options = {**DEMO_SETTINGS, **options}
-    options = {name: _plain(value) for name, value in options.items()}
+    given = {**demo_settings(pipe), **options}
+    options = {name: _plain(value) for name, value in given.items()}
     if taken := sorted({"generator", "output_type", "prompt_embeds", "return_dict"} & set(options)):
         raise InvalidValueError(
             Message(

@@ -11,7 +11,8 @@ from ..control.knockouts import KnockoutPlan
 from ..errors import InvalidValueError, Message, OptionError, SdattnWarning
 from ..maps.presets import Preset, preset_of
 from ..maps.requirements import capture_settings, checked_capture
-from ..models.loading import images_a_prompt, is_demo, unlearnt
+from ..models.demos import demo_of
+from ..models.loading import images_a_prompt
 from ..models.pipeline_call import (
     checked_options,
     checked_seeds,
@@ -168,7 +169,8 @@ def prepare(
         read_negative(pipe, options, len(read))
     settings = capture_settings(pipe, chosen, read, options, watch)
     texts = (word.text for prompt in read for word in prompt.words)
-    if is_demo(pipe) and (warning := unlearnt(texts)):
+    demo = demo_of(pipe)
+    if demo and (warning := demo.unlearnt(texts)):
         warnings.warn(warning, SdattnWarning, stacklevel=4)
     plans = _causal_plans(pipe, read, seeds, options) if causal else []
     return GenerationPlan(pipe, read, seeds, options, settings, chosen, ask, words, plans)

@@ -77,7 +77,7 @@ class ImageRun:
         """With the maps of some token columns of the prompt only; those of the layers stay whole
         where a preset has words stand against each other."""
         heatmaps, layers = self.heatmaps.keep(columns), self.layers
-        if not heatmaps.preset.contrast:
+        if not heatmaps.preset.needs_all_columns:
             layers = layers.keep(columns)
         return replace(self, heatmaps=heatmaps, layers=layers)
 

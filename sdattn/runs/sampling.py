@@ -165,7 +165,7 @@ class _Asked:
         columns = columns_around(self.prompt)
         self.settings: dict[str, Any] = {
             "text_states": encode_text(pipe, text, options),
-            "tokens": None if preset.contrast else columns,
+            "tokens": None if preset.needs_all_columns else columns,
         }
         # in joint attention the picture's own columns compete with the words already
         if not any(layer.kind == "joint" for layer in find_denoiser(pipe).layers):

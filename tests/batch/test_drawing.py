@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  # noqa: F401
 from helpers.batch_runs import PROMPT, TOKENIZER, as_layers, files_of, kept_of, rows_of
-from helpers.presets import OF_ATTENTION
+from helpers.presets import OF_UNETS
 from helpers.tiny_pipelines import make_sdxl_pipeline
 from helpers.tiny_tokenizers import tiny_tokenizer
 from helpers.transformer_rows import flux, sana, sd3
@@ -195,7 +195,7 @@ def test_options_that_are_tuples_make_no_other_run(tmp_path):
 @pytest.mark.parametrize(
     ("name", "format"),
     [
-        *((name, "folder") for name in [*OF_ATTENTION, "default, refined"]),
+        *((name, "folder") for name in [*OF_UNETS, "default, refined"]),
         ("daam, refined", "webdataset"),
     ],
 )

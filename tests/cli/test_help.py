@@ -13,7 +13,7 @@ from sdattn.cli import options, show
 from sdattn.edit.editing import Mode
 from sdattn.figures import KINDS
 from sdattn.inversion.invert import invert
-from sdattn.models.loading import DEMO_SETTINGS
+from sdattn.models.demos import DEMOS, demo_named
 from sdattn.runs.drawings import PARTS
 
 COMMANDS = typer.main.get_command(cli.commands).commands
@@ -88,8 +88,9 @@ def test_choices_of_single_commands_are_those_of_the_library():
 @pytest.mark.parametrize("command", ["generate", "edit", "batch"])
 def test_the_defaults_of_steps_and_guidance_are_told(command):
     steps, guidance = option(command, "steps").help, option(command, "guidance").help
-    assert f"by default {DEMO_SETTINGS['num_inference_steps']} of the demo" in steps
-    assert f"by default {DEMO_SETTINGS['guidance_scale']:g} of the demo" in guidance
+    for settings in (demo_named(name).settings for name in DEMOS):
+        assert f"by default {settings['num_inference_steps']} of the demo" in steps
+        assert f"by default {settings['guidance_scale']:g} of the demo" in guidance
     assert "the pipeline's own" in steps and "the pipeline's own" in guidance
 
 

@@ -1,5 +1,6 @@
-"""Presets by what they can be read from."""
+"""Presets by the models that they are of."""
 
 from sdattn.maps.presets import PRESETS
 
-OF_ATTENTION = [name for name, preset in PRESETS.items() if preset.space == "attention"]
+JOINT = ["output", "seg4diff", "rescaled"]  # those of joint attention alone
+OF_UNETS = [name for name in PRESETS if name not in JOINT]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import PixArtSigmaPipeline
 from diffusers.models.attention_processor import AttnProcessor, FusedAttnProcessor2_0
-from helpers.presets import OF_ATTENTION
+from helpers.presets import OF_UNETS
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 from helpers.transformer_rows import pixart
 from helpers.unet_rows import lora
@@ -253,7 +253,7 @@ def test_a_store_that_was_asked_is_read_like_any_other():
     torch.testing.assert_close(found["cat"].values, torch.stack(layers).mean(0)[..., 2])
 
 
-@pytest.mark.parametrize("name", OF_ATTENTION)
+@pytest.mark.parametrize("name", OF_UNETS)
 def test_every_preset_and_refining_go_with_it(name, tmp_path):
     pipe = make_pipeline()
     one = generate(pipe, PROMPT, ask="dog cat", preset=name, refine="self", **SMALL)

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
-from helpers.presets import OF_ATTENTION
+from helpers.presets import OF_UNETS
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 from helpers.transformer_rows import sana
 from torch.nn.functional import interpolate
@@ -188,7 +188,7 @@ def close(found, expected):
     torch.testing.assert_close(found.double(), expected, atol=1e-7, rtol=2e-5)
 
 
-@pytest.mark.parametrize("name", OF_ATTENTION)
+@pytest.mark.parametrize("name", OF_UNETS)
 def test_a_run_has_the_maps_of_the_formula(reference, name):
     run = reference.run(name)
     for found, expected in zip(run.heatmaps, FORMULAS[name](reference), strict=True):
@@ -206,7 +206,7 @@ def test_the_run_can_tell_formulas_apart(reference):
         assert (one / one.mean() - other / other.mean()).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("name", OF_ATTENTION)
+@pytest.mark.parametrize("name", OF_UNETS)
 def test_words_are_sums_of_their_tokens_and_in_daam_means(reference, name):
     run = reference.run(name)
     maps = FORMULAS[name](reference)[0]
@@ -220,7 +220,7 @@ def test_words_are_sums_of_their_tokens_and_in_daam_means(reference, name):
         assert run.heatmaps[0][word].columns == tuple(places)
 
 
-@pytest.mark.parametrize("name", [name for name in OF_ATTENTION if name != "ovam"])
+@pytest.mark.parametrize("name", [name for name in OF_UNETS if name != "ovam"])
 def test_a_store_of_everything_is_read_the_same(reference, name):
     found = heatmaps(reference.store, reference.pipe, PROMPTS, preset=name)
     for one, other in zip(found, reference.run(name).heatmaps, strict=True):

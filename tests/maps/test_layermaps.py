@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.presets import OF_ATTENTION
+from helpers.presets import OF_UNETS
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import sd3
 
@@ -49,7 +49,7 @@ def test_every_layer_that_sees_the_text_is_there_in_order(everything):
     assert found.affinity is None
 
 
-@pytest.mark.parametrize("name", OF_ATTENTION)
+@pytest.mark.parametrize("name", OF_UNETS)
 def test_the_heads_are_there_for_a_preset_that_reads_each(everything, name):
     preset = PRESETS[name]
     if preset.among_words:

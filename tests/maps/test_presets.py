@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.presets import JOINT
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import generate
@@ -12,7 +13,7 @@ from sdattn.maps.presets import PRESETS, Preset, preset_of
 
 
 def test_the_presets_are_those_of_the_field():
-    assert list(PRESETS) == ["default", "daam", "p2p", "attend-and-excite", "ovam", "sum", "output"]
+    assert list(PRESETS) == ["default", "daam", "p2p", "attend-and-excite", "ovam", "sum", *JOINT]
     assert all(preset.name == name for name, preset in PRESETS.items())
 
 

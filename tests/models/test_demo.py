@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 import sdattn
+from sdattn.models.demos import DEMO
 from sdattn.models.layers import find_layers
-from sdattn.models.loading import DEMO
 
 PROMPT = "a red circle left of a blue square"
 

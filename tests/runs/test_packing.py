@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.overlays import overlaid
-from helpers.presets import OF_ATTENTION
+from helpers.presets import OF_UNETS
 from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
 from safetensors.torch import load
@@ -46,7 +46,7 @@ def packed(run, image):
     return pack_run(run.image_run(image), ("image", "maps")).files
 
 
-READ = [PRESETS[name] for name in OF_ATTENTION]
+READ = [PRESETS[name] for name in OF_UNETS]
 CASES = [*itertools.product([*READ, OWN], [None, "self"])]
 
 

@@ -13,7 +13,7 @@ from scripts.evaluation.measures import score
 from scripts.evaluation.pictures import own_settings, unseen_scenes
 from scripts.evaluation.records import Records
 from sdattn import capture, generate, heatmaps
-from sdattn.models.loading import DEMO_SETTINGS
+from sdattn.models.demos import RECORD, demo_named
 
 SHORT = {"num_inference_steps": 4, "height": 32, "width": 32, "max_sequence_length": 16}
 
@@ -71,15 +71,15 @@ def test_figures_are_of_each_split_and_kind():
 
 
 def test_a_model_is_drawn_with_the_settings_beside_its_weights(tmp_path):
-    assert own_settings("demo") == DEMO_SETTINGS
-    (tmp_path / "settings.json").write_text(json.dumps({"guidance_scale": 3.0}))
+    assert own_settings("demo") == demo_named("demo").settings
+    (tmp_path / RECORD).write_text(json.dumps({"settings": {"guidance_scale": 3.0}}))
     assert own_settings(tmp_path) == {"guidance_scale": 3.0}
 
 
 def test_the_command_measures_a_folder(tmp_path, capsys):
     model = tmp_path / "model"
     sd3().save_pretrained(model)
-    (model / "settings.json").write_text(json.dumps(SHORT))
+    (model / RECORD).write_text(json.dumps({"settings": SHORT}))
     few = ["--scenes", "2", "--noises", "1", "--processes", "1"]
     evaluate_joint.main(["--model", str(model), *few, "--out", str(tmp_path / "out")])
     figures = json.loads((tmp_path / "out/figures.json").read_text())["figures"]

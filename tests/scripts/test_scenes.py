@@ -23,7 +23,7 @@ from scripts.scenes import (
     holds,
     random_scene,
 )
-from sdattn.models.loading import unlearnt
+from sdattn.models.demos import DEMOS, demo_named
 
 RADIUS = 0.3
 
@@ -102,7 +102,9 @@ def test_a_picture_is_the_mean_of_points_of_the_whole_square():
         assert abs(scene.draw(size, fine) - wanted).max() <= 0.5 + 1e-9
 
 
-def test_no_word_of_a_prompt_is_strange_and_words_of_none_are():
+@pytest.mark.parametrize("name", DEMOS)
+def test_no_word_of_a_prompt_is_strange_and_words_of_none_are(name):
+    unlearnt = demo_named(name).unlearnt
     rng = np.random.default_rng(9)
     said = {
         word for _ in range(300) for text in random_scene(rng).prompts() for word in text.split()

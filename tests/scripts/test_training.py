@@ -21,7 +21,7 @@ from scripts.training.fit import Fit, note
 from scripts.training.losses import Caption, captions, middle_times, split, text_states
 from scripts.training.models import new_text_encoder, new_vae
 from scripts.training.train_demo_model import train_from
-from sdattn.models.loading import DEMO
+from sdattn.models.demos import DEMO
 
 pytestmark = pytest.mark.slow
 

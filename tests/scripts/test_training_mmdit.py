@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from scripts.evaluation.evaluate_demo_model import evaluate, settings
+from scripts.evaluation.pictures import own_settings
 from scripts.scenes import random_scene
 from scripts.training import fit, mmdit, train_demo_mmdit
 from scripts.training.data import TOKENS, all_scenes, token_ids
@@ -29,7 +30,8 @@ from scripts.training.mmdit import (
     scene_latents,
     snapshot,
 )
-from sdattn.models.loading import DEMO, load_pipeline
+from sdattn.models.demos import DEMO
+from sdattn.models.loading import load_pipeline
 
 pytestmark = pytest.mark.slow
 PROMPTS = ["a red circle left of a blue square", "an orange star", ""]
@@ -257,7 +259,7 @@ def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_pa
     for name in ("text_encoder", "text_encoder_2"):  # transformers 4 knows no other names
         saved = load_file(out / name / "model.safetensors")
         assert saved.keys() == getattr(pipe, name).state_dict().keys()
-    options = json.loads((out / "settings.json").read_text())
+    options = own_settings(out)
     assert pipe(PROMPTS[0], **{**options, "num_inference_steps": 2}).images[0].size == (128, 128)
     seen = tmp_path / "seen"
     options = ["--set", f"max_sequence_length={ZEROS}", "--steps", "2", "--device", "cpu"]

@@ -1,0 +1,102 @@
+"""The demo models inside this package, and what is recorded of each beside its weights.
+
+demo_named("demo-mmdit")        by its name
+demo_of(pipe)                   the one that a pipeline is, None for any other
+"""
+
+import json
+import string
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .model_index import without_weights
+
+HOME = Path(__file__).parent
+DEMO = HOME / "demo"
+DEMOS = {"demo": DEMO, "demo-mmdit": HOME / "demo-mmdit"}
+RECORD = "demo.json"
+# Parts of the MM-DiT, and the parts of the first demo whose weights they have.
+LENT = {"vae": "vae", "text_encoder": "text_encoder", "text_encoder_2": "text_encoder"}
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What is recorded of a demo model beside its weights, in ``demo.json``.
+
+    Attributes:
+        name: as :func:`sdattn.load_pipeline` takes it.
+        settings: options of the pipeline's call which it is drawn with where nothing else is said.
+        inversion: options of :func:`sdattn.edit.invert` for as many steps.
+        words: the words of its training's prompts, by kind (colours, shapes, ...).
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    inversion: Mapping[str, Any]
+    words: Mapping[str, list[str]]
+
+    def unlearnt(self, words: Iterable[str]) -> str:
+        """Which of the words no picture of its training was described with, so that what the model
+        makes of them means nothing, and which words there are; "" if all are known. Punctuation
+        is ignored, and so is case, since the tokenizer lowercases."""
+        known = {"", *(word for kind in self.words.values() for word in kind)}
+        said = dict.fromkeys(words)
+        strange = [word for word in said if word.strip(string.punctuation).lower() not in known]
+        if not strange:
+            return ""
+        learnt = "; ".join(", ".join(kind) for kind in self.words.values())
+        return (
+            f"The demo model never learnt {', '.join(map(repr, strange))}: what it draws for that, "
+            f"and its heatmaps, mean nothing. It knows only: {learnt}."
+        )
+
+
+@cache
+def demo_named(name: str) -> Demo | None:
+    """The demo model of that name; None if there is none."""
+    if name not in DEMOS:
+        return None
+    return Demo(name, **json.loads((DEMOS[name] / RECORD).read_text(encoding="utf-8")))
+
+
+def demo_of(pipe: Any) -> Demo | None:
+    """The demo model inside this package that a pipeline is; None for any other."""
+    folder = Path(str(getattr(pipe, "name_or_path", "")))
+    return next((demo_named(name) for name, place in DEMOS.items() if place == folder), None)
+
+
+def demo_settings(pipe: Any) -> Mapping[str, Any]:
+    """Options of the pipeline's call which a demo model is drawn with; empty for any other."""
+    demo = demo_of(pipe)
+    return demo.settings if demo else {}
+
+
+def model_name(pipe: Any) -> str:
+    """How a run's record names a model: a demo by its name, any other by its folder or hub id."""
+    demo = demo_of(pipe)
+    return demo.name if demo else str(getattr(pipe, "name_or_path", ""))
+
+
+def lent_parts(folder: Path, index: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
+    """The parts of the MM-DiT whose weights the first demo has, on the CPU; none of any other
+    folder. Its own files have what the first demo lacks: configurations, and the projections
+    of its text encoders."""
+    import diffusers
+    import torch
+    import transformers
+    from safetensors.torch import load_file
+
+    if folder != DEMOS["demo-mmdit"]:
+        return {}
+    found, libraries = {}, {"diffusers": diffusers, "transformers": transformers}
+    for part, source in LENT.items():
+        library, kind = index[part]
+        model: Any = without_weights(getattr(libraries[library], kind), folder / part, "cpu")
+        files = [*(DEMO / source).glob("*.safetensors"), *(folder / part).glob("*.safetensors")]
+        weights = {name: one for file in files for name, one in load_file(file).items()}
+        model.load_state_dict({name: weights[name] for name in model.state_dict()})
+        found[part] = torch.nn.Module.to(model.eval(), dtype)  # diffusers' own warns
+    return found

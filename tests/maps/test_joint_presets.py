@@ -1,0 +1,103 @@
+"""Presets of joint attention against their formulas, written out from single columns."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.presets import JOINT
+from helpers.tiny_pipelines import make_pipeline
+from helpers.transformer_rows import flux, sd3
+
+from sdattn import PRESETS, capture, generate, heatmaps, load_run
+from sdattn.maps.aggregation import read_by, rescaled
+from sdattn.maps.layermaps import LayerMap, LayerMaps
+from sdattn.prompts.tokens import Prompt
+
+PROMPT = "a red cat on the turquoise sofa"
+STEPS = {"num_inference_steps": 9, "max_sequence_length": 32}
+
+
+def every_step(pipe):
+    """All steps of a run, float64 ``[blocks][steps, rows, cols, T]``."""
+    with capture(pipe, steps="all") as store:
+        generate(pipe, PROMPT, seed=1, **STEPS)
+    return [maps[0].double() for maps in store.maps.values()]
+
+
+def test_seg4diff_is_the_mean_of_a_words_columns_in_one_block_and_step():
+    pipe = sd3()
+    blocks = every_step(pipe)
+    [found] = generate(pipe, PROMPT, seed=1, preset="seg4diff", **STEPS).heatmaps
+    # of three blocks the one that 9 of 24 lies in, of 9 steps the one whose middle is 6.5 / 9
+    assert len(blocks) == 3 and 0.7 < 6.5 / 9 < 0.76
+    own = blocks[1][6]
+    for word in ("cat", "turquoise"):
+        columns = list(found[word].columns)
+        torch.testing.assert_close(
+            found[word].values.double(), own[..., columns].mean(-1), atol=1e-6, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize(("depth", "name"), [(9 / 24, "9"), (0.0, "0"), (0.999, "23")])
+def test_a_depth_is_a_part_of_the_way_through_the_blocks(depth, name):
+    ones = torch.ones(1, 2, 2, 3)
+    layers = {str(i): LayerMap("double", 0, 1, ones) for i in range(24)}
+    held = LayerMaps(layers, (0, 1, 2), passes=1)
+    assert list(read_by(held, replace(PRESETS["seg4diff"], depth=depth))) == [name]
+
+
+@pytest.mark.parametrize(("make", "sink"), [(sd3, "<sos>"), (flux, "<eos>")])
+def test_rescaled_is_a_multiple_of_what_the_start_or_end_token_gets(make, sink, tmp_path):
+    pipe = make()
+    mean = torch.stack(every_step(pipe)).mean((0, 1))
+    run = generate(pipe, PROMPT, seed=1, preset="rescaled", **STEPS)
+    [found] = run.heatmaps
+    column = next(i for i, one in enumerate(found.prompt.tokens) if one.special == sink)
+    assert all(one.special != "<sos>" for one in found.prompt.tokens[:column])
+    wanted = mean / mean[..., [column]]
+    for word in ("cat", "turquoise"):
+        columns = list(found[word].columns)
+        torch.testing.assert_close(
+            found[word].values.double(), wanted[..., columns].sum(-1), atol=1e-6, rtol=1e-4
+        )
+    assert found.preset.unit == "attention as a multiple of the start token's"
+    [folder] = run.save(tmp_path / "run")
+    back = load_run(folder).heatmaps["cat"].values
+    torch.testing.assert_close(back, found["cat"].values, atol=0, rtol=4e-3)
+
+
+def test_a_text_without_start_and_end_cannot_be_rescaled():
+    with pytest.raises(RuntimeError, match="the prompt 'cat' was read without either"):
+        rescaled(torch.ones(2, 2, 1), Prompt("cat", (), ()))
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_a_unet_has_no_such_blocks(name):
+    with pytest.raises(ValueError, match=f"{name!r} reads layers of the places double"):
+        generate(make_pipeline(), PROMPT, preset=name, num_inference_steps=1)
+
+
+@pytest.mark.parametrize("name", ["output", "rescaled"])
+def test_words_alone_are_too_few_columns(name):
+    pipe = sd3()
+    with pytest.raises(ValueError, match=r"decides on words \(tokens\)"):
+        generate(pipe, PROMPT, preset=name, words=["cat"], **STEPS)
+    with capture(pipe, tokens=[1, 2], space=PRESETS[name].space) as store:
+        pipe(PROMPT, **STEPS)
+    with pytest.raises(RuntimeError, match="Capture with tokens=None"):
+        heatmaps(store, pipe, PROMPT, preset=name)
+
+
+def test_a_depth_that_is_none_is_refused():
+    for depth in (1.0, -0.1):
+        with pytest.raises(ValueError, match=f"has depth={depth}: pass a number from 0 to below"):
+            replace(PRESETS["seg4diff"], depth=depth)
+
+
+def test_too_few_steps_for_a_preset_are_refused_before_the_model_runs():
+    pipe, ran = sd3(), []
+    pipe.transformer.register_forward_pre_hook(lambda *_: ran.append(1))
+    message = r"num_inference_steps=4: the preset 'seg4diff' reads the part of the run from 0.7 to"
+    with pytest.raises(ValueError, match=message):
+        generate(pipe, PROMPT, preset="seg4diff", **{**STEPS, "num_inference_steps": 4})
+    assert not ran
