@@ -1,7 +1,8 @@
 """Which maps of joint attention point at the right thing? An MM-DiT of drawn scenes, whose truth is
-known: text columns as they are and refined, by block and by step, and output space.
+known: text columns as they are and refined, by block and by step, the presets of joint attention,
+and another text than the prompt, "a red circle and a blue square".
 
-    python -m scripts.evaluation.evaluate_joint --model MODEL
+    python -m scripts.evaluation.evaluate_joint
 
 The scenes are those that training never saw; masks are found by colour in what the model draws, and
 pictures without the objects that were asked for are left out. The first half of the scenes (even
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 
 import sdattn
+from sdattn.hooks.other_text import encode_text
 from sdattn.maps.from_stores import heatmaps_of
 from sdattn.maps.layermaps import LayerMaps, layer_maps
 from sdattn.maps.presets import PRESETS, Preset
@@ -33,6 +35,7 @@ from sdattn.maps.requirements import columns_around
 from sdattn.models.pipeline_call import call_pipeline, pictures_of
 from sdattn.models.reading import read_prompts
 
+from ..scenes import Scene
 from .pictures import Asked, Picture, batches, masks_in, own_settings, said, seeds_of, unseen_scenes
 from .records import Records, read_picture
 from .tables import MEASURES, OWN, table
@@ -40,7 +43,7 @@ from .variants import DEFAULT
 
 JOB = 20  # scenes
 SPLITS = {"for choosing": 0, "reported": 1}
-FACTORS = (3.0, 10.0, 30.0, 100.0)  # of the softmax over words, in output space
+FACTORS = (3.0, 10.0, 30.0)  # of the softmax over words, in output space
 QUARTERS = {f"steps {a}/4 to {a + 1}/4": (a / 4, (a + 1) / 4) for a in range(4)}
 _PLAIN = PRESETS[DEFAULT]
 WAYS: dict[str, Preset] = {
@@ -57,11 +60,17 @@ def variants(blocks: Sequence[str]) -> dict[str, tuple[str, Preset, str | None]]
     for store, ending in (("plain", ""), ("refined", ", refined")):
         found |= {name + ending: (store, way, None) for name, way in WAYS.items()}
         found |= {f"block {i}{ending}": (store, _PLAIN, name) for i, name in enumerate(blocks)}
+    found |= {name: ("plain", PRESETS[name], None) for name in ("seg4diff", "rescaled")}
     for factor in FACTORS:
         way = replace(PRESETS["output"], contrast=factor)
         found |= {f"output, {factor:g}": ("output", way, None)}
-        found |= {f"output, {factor:g}, refined": ("output refined", way, None)}
+    found |= {"asked": ("asked", _PLAIN, None), "asked, refined": ("asked, refined", _PLAIN, None)}
     return found
+
+
+def other_text(scene: Scene) -> str:
+    """The objects of a scene, told in another way than its prompt, without where they are."""
+    return " and ".join(f"a {one.colour} {one.shape}" for one in scene.objects)
 
 
 def drawn(
@@ -70,15 +79,18 @@ def drawn(
     """The model's pictures with every variant's heatmaps."""
     for part in batches(asked):
         prompts, seeds = said(part), seeds_of(part, seed)
-        read = read_prompts(pipe, prompts, **settings)
+        texts = [other_text(scene) for _, scene, _ in part]
+        read, others = (read_prompts(pipe, some, **settings) for some in (prompts, texts))
         tokens = sorted({column for one in read for column in columns_around(one)})
         kept: dict[str, Any] = {"steps": "all", "tokens": tokens}
-        outputs: dict[str, Any] = {"space": "output"}
+        states = torch.cat([encode_text(pipe, text, settings) for text in texts])
+        asked_about: dict[str, Any] = {"text_states": states, "steps": (0.5, 1.0)}
         options = {
-            "plain": kept,
+            "plain": {"steps": "all"},
             "refined": {**kept, "refine": "self"},
-            "output": outputs,
-            "output refined": {**outputs, "refine": "self"},
+            "output": {"space": "output"},
+            "asked": asked_about,
+            "asked, refined": {**asked_about, "refine": "self"},
         }
         with ExitStack() as captures:
             stores = {
@@ -96,7 +108,7 @@ def drawn(
             held = layers[key]
             if block is not None:
                 held = replace(held, layers={block: held.layers[block]})
-            by_name[name] = heatmaps_of(stores[of], held, preset, read)
+            by_name[name] = heatmaps_of(stores[of], held, preset, others if "asked" in of else read)
         for i, (one, at, image) in enumerate(zip(part, seeds, images, strict=True)):
             maps = {name: found[i] for name, found in by_name.items()}
             yield Picture(*one, at, image, masks_in(one[1], image), maps)
@@ -138,12 +150,16 @@ def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True, help="the folder of an MM-DiT of drawn scenes")
+    parser.add_argument(
+        "--model",
+        default="demo-mmdit",
+        help="demo-mmdit, or the folder of an MM-DiT of drawn scenes",
+    )
     parser.add_argument("--scenes", type=int, default=200)
     parser.add_argument("--noises", type=int, default=3, help="seeds of noise for each scene")
     parser.add_argument("--seed", type=int, default=2027, help="which unseen scenes")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path, default=Path("outputs/joint-evaluation"))
+    parser.add_argument("--out", type=Path, default=Path("outputs/evaluation/joint"))
     args = parser.parse_args(given)
     asked, began, records = unseen_scenes(args.scenes, args.seed), time.time(), Records()
     jobs = [
