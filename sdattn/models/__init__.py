@@ -3,7 +3,8 @@
 A `Family` (`family`, a file each in `families`) says of a kind of denoiser where its attention is,
 how a call is read, how its pipelines read prompts and run guidance. `layers` finds a pipeline's
 denoiser and its layers, `reading` its prompts' columns, `guidance` which rows are whose, `loading`
-loads it, `outline` loads it without weights, `pipeline_call` calls it with checked options.
+loads it, `outline` loads it without weights, `pipeline_call` calls it with checked options; `demos`
+knows the two models inside this package.
 :func:`register` adds a family.
 """
 

@@ -57,9 +57,10 @@ def generate(
         refine: ``"self"``: sharper maps, see :mod:`sdattn.maps.aggregation`; 12.6 MB more an image
             for SD 1.x at 512x512, nothing more for joint attention.
         ask: another text, ``"wheel, hat"``: where the picture would attend to its words, against
-            each other and ``<sos>`` and ``<eos>``; commas are left out. UNets only. In the default
-            preset it holds as much as the maps of so many columns: 4 for these, 0.4 MB an image for
-            SD 1.x at 512x512, however many steps.
+            each other and ``<sos>`` and ``<eos>``; commas are left out. In the default preset it
+            holds as much as the maps of so many columns: 4 for these, 0.4 MB an image for SD 1.x at
+            512x512, however many steps. In joint attention (SD3, FLUX) what it would pay to them as
+            to a prompt, for about twice the time, see :mod:`sdattn.hooks.text_stream`.
         causal: draw the picture again without each of the words, in the second half of the steps,
             and see where it changes, see :func:`sdattn.knockout`; a picture more for each word.
         capture_options: handed to :func:`sdattn.capture`, ``{"layers": ("mid", "up")}`` say. With
@@ -78,7 +79,7 @@ def generate(
         KeyError: a word that is in none of the prompts.
         TypeError: a model that cannot be refined, asked, or have words knocked out.
 
-    With the demo model a ``UserWarning`` names the words of the prompt that it never learnt.
+    With a demo model a ``UserWarning`` names the words of the prompt that it never learnt.
     """
     plan = prepare(
         pipe,
