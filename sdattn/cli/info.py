@@ -101,9 +101,10 @@ def _tokenizers(pipe: Any) -> dict[str, str]:
 
 def _columns(pipe: Any) -> int | None:
     """How many token columns are made of a prompt; None where that is not known."""
+    from ..models.demos import demo_settings
     from ..models.reading import read_prompts
 
     try:
-        return len(read_prompts(pipe, "a")[0].tokens)
+        return len(read_prompts(pipe, "a", **demo_settings(pipe))[0].tokens)
     except SdattnError:
         return None

@@ -22,3 +22,10 @@ def test_info_of_a_transformer_tells_what_does_not_apply(invoke, tmp_path):
     assert "300 token columns" in said
     assert "2 linear attention layers cannot be captured" in said
     assert "found a SanaPipeline" in said
+
+
+def test_info_of_a_demo_counts_the_columns_that_it_is_drawn_with(invoke):
+    code, out, _ = invoke("info", "demo-mmdit")
+    assert code == 0
+    # 32 of CLIP, and 8 of zeros in T5's place
+    assert "40 token columns" in out
