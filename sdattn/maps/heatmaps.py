@@ -71,7 +71,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         rows, cols = self.maps.shape[:2]
         words = f"{len(self.held)} word{'' if len(self.held) == 1 else 's'}"
         prompt = shorter(self.prompt.text, 60)
-        return f"Heatmaps({words} of {prompt!r}, {rows}x{cols}, preset {self.preset.name})"
+        return f"Heatmaps({words} of {prompt!r}, {rows}x{cols}, preset {self.preset.title})"
 
     @property
     def columns(self) -> tuple[int, ...]:

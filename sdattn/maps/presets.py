@@ -115,6 +115,11 @@ class Preset:
             )
 
     @property
+    def title(self) -> str:
+        """The name, and whether its maps are refined."""
+        return f"{self.name}, refined" if self.refine else self.name
+
+    @property
     def part(self) -> RunPart | None:
         """The part of the run that it reads; None where it names none."""
         return None if isinstance(self.steps, str) else RunPart.of(self.steps)

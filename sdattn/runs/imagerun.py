@@ -150,7 +150,7 @@ def described(runs: Sequence[ImageRun]) -> str:
         settings.model or settings.pipeline,
         f"{len(settings.timesteps)} steps" if settings.timesteps else None,
         f"seed {' to '.join(map(str, dict.fromkeys(seeds[:1] + seeds[-1:])))}" if seeds else None,
-        f"preset {preset.name}",
+        f"preset {preset.title}",
     ]
     return ", ".join(part for part in said if part)
 

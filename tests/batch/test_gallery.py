@@ -129,7 +129,7 @@ def test_what_failed_is_told(tmp_path, errors, told):
 def test_the_head_tells_of_the_run(tmp_path):
     root, rows = tmp_path / "run", [row(line) for line in range(1, 1235)]
     text = text_of(written(root, rows, model="some/<model>") / "index.html")
-    assert "1,234 items · model some/<model> · preset plain" in text
+    assert "1,234 items · model some/<model> · preset plain, refined" in text
     text = text_of(written(root, rows[:1], input={"items": 7}) / "index.html")
     assert "1 of 7 items · model" in text
     text = text_of(written(root, rows[:2], input={"items": 1}) / "index.html")  # after --force

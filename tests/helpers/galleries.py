@@ -7,6 +7,7 @@ from helpers.batch_runs import manifest
 from helpers.browser import list_troubles, page_opener, start_browser, wait_for  # noqa: F401
 from sdattn.batch.gallery import write_gallery
 from sdattn.batch.storage.folder import BatchFolder
+from sdattn.maps.presets import Preset
 
 USUAL = ("grid", "image", "maps", "overlays")
 HOSTILE = (
@@ -27,6 +28,8 @@ HOSTILE = (
     "W" * 2000,
 )
 
+PLAIN = Preset("plain", ("up",), refine="self")
+
 
 def row(line, prompt="a red circle", *, item=None, **changes):
     item = item or f"{line:06d}"
@@ -43,7 +46,7 @@ def written(root, rows, *, errors=(), input=(), **settings):
     told = {"items": len(rows), "bad_lines": bad, **dict(input), "save": [*USUAL], **settings}
     folder = BatchFolder(root)
     folder.temporary.mkdir(parents=True, exist_ok=True)
-    folder.write_manifest(manifest(**told, preset={"name": "plain"}))
+    folder.write_manifest(manifest(**told, preset=PLAIN.to_json()))
     for name, lines in (("metadata", rows), ("errors", errors)):
         text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines)
         (root / f"{name}.jsonl").write_text(text, encoding="utf-8")

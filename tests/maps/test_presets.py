@@ -77,3 +77,7 @@ def test_unknown_names_are_refused_before_the_model_runs(options, message):
 def test_a_preset_of_ones_own_is_checked(change, message):
     with pytest.raises(ValueError, match=message):
         replace(PRESETS["default"], **change)
+
+
+def test_its_title_says_whether_maps_are_refined():
+    assert PRESETS["daam"].title == "daam" and preset_of("daam", "self").title == "daam, refined"

@@ -124,7 +124,7 @@ def _reads(run: ImageRun) -> str:
     groups = dict.fromkeys(
         f"{layer.place} {layer.grid[0]}{_TIMES}{layer.grid[1]}" for layer in layers
     )
-    return f"preset {preset.name}: {', '.join(groups)}"
+    return f"preset {preset.title}: {', '.join(groups)}"
 
 
 def _units(preset: Preset) -> dict[str, str]:
@@ -191,7 +191,7 @@ def _settings(run: ImageRun) -> dict[str, str]:
         "scheduler": settings.scheduler,
         "size": f"{run.image.width}x{run.image.height} pixels",
         **{_SHORT.get(name, name): value for name, value in (settings.options or {}).items()},
-        "preset": preset.name + (", refined" if preset.refine else ""),
+        "preset": preset.title,
         "maps": f"{_means(run)['heatmap']}, {len(run.layers.layers)} layers",
         "device": ", ".join(filter(None, (settings.device, settings.dtype))) or None,
         "item": settings.id,
