@@ -91,8 +91,10 @@ Preset = Annotated[
         "output",
         "seg4diff",
         "rescaled",
+        "joint",
+        "columns",
     ],
-    typer.Option(help="How maps are made."),
+    typer.Option(help="How maps are made; default: what points best in the model's family."),
 ]
 Refine = Annotated[
     Literal["self"] | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -28,18 +27,17 @@ from ..models.layers import (
 from .drawn import PromptWatch
 from .installer import Installation
 from .joint import JointLook, check_backends
-from .keep import MUCH, Heads, Keep, Selection, Space, Steps
+from .keep import Heads, Keep, Selection, Space, Steps
 from .map_store import MapStore
 from .other_text import OtherTextLook, asked_layers
 from .passes import CaptureError, CaptureWarning, Passes
 from .recorders import Recorders, can_record
+from .refined import Spreading
 from .text_stream import TextStream
 from .unknown_processors import unknown_use
 
 if TYPE_CHECKING:
     from .observers import Look, ObservingProcessor
-
-logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -100,9 +98,9 @@ def capture(
         grad: keep the graph, so that a loss on the maps reaches the latents.
         latent_size: of a model of yours, the (rows, cols) of its queries; without it they are a
             sequence, a single row. Models of diffusers know it.
-        refine: of joint attention, ``"self"``: each map is spread twice along the picture's own
-            self-attention, in the call that made both, see :mod:`sdattn.hooks.refined`. A UNet's
-            maps are spread afterwards: capture ``kinds=("cross", "self")``.
+        refine: of joint attention, ``"self"``: maps are spread twice along the picture's own
+            self-attention while the model runs, see :mod:`sdattn.hooks.refined`. A UNet's maps are
+            spread afterwards: capture ``kinds=("cross", "self")``.
         space: of joint attention, ``"output"``: not what a cell pays to a token but how alike what
             they both get is, the product of their outputs before the output projection, a feature's
             mean, of any sign, see :mod:`sdattn.hooks.output_space`.
@@ -145,6 +143,7 @@ def capture(
         if asked is not None and any(layer.kind == "joint" for layer in found):
             watch.stream = TextStream(denoiser, asked, grad)
             watch.stream.follow(installed, found)
+        watch.spreading = Spreading() if refine else None
         with closing(watch):
             watch.begin(denoiser.model)
             # The model runs in the caller's block.
@@ -167,6 +166,7 @@ class _Watch:
     thread: int = field(default_factory=get_ident)
     recorders: Recorders = field(default_factory=Recorders)  # of a model that stays compiled
     stream: TextStream | None = None  # of another text in joint attention
+    spreading: Spreading | None = None  # of joint attention that is refined
 
     def begin(self, model: Any) -> None:
         """Install the observers, and warn of what is not as a user may expect."""
@@ -206,7 +206,7 @@ class _Watch:
         inner, held = layer.module.processor, self.store.sums[layer.name]
         look: Look | None = None
         if layer.kind == "joint":
-            look = JointLook(self.passes.spans, self.store.keep.refine, self.store.keep.space)
+            look = JointLook(self.passes.spans, self.spreading, self.store.keep.space)
         elif self.text_states is not None:
             look = OtherTextLook(self.text_states)
         observer = observing(inner, held.take, look, held.wanted)
@@ -259,10 +259,16 @@ class _Watch:
         if is_first:  # resolutions are known only now
             self.store.layers = select_layers(self.store.layers, *self.selection, found.latent_size)
         self.store.begin_pass(found)
-        if is_first:
-            self._log_bytes()
-        if self.passes.call is not None and self.passes.call.text is not None:
-            self.recorders.begin(self.store.layers, found, self.passes.call.text.device)
+        if self.spreading is not None:
+            self.spreading.begin_pass()
+        call = self.passes.call
+        # how many queries a mere sequence has is not known before its layers run
+        if is_first and call is not None and found.latent_size is not None:
+            own = self.text_states is None
+            columns = call.n_text + call.n_image if own else self.store.n_text
+            self.store.foresee(columns or 0, self.passes.scheduled)
+        if call is not None and call.text is not None:
+            self.recorders.begin(self.store.layers, found, call.text.device)
 
     def after_pass(self, *_: Any) -> None:
         """Layers that run after this are rerun for a gradient (checkpointing) and are ignored."""
@@ -271,25 +277,6 @@ class _Watch:
                 self.recorders.end(self.store)
             self.passes.call = None
             self.store.end_pass()
-
-    def _log_bytes(self) -> None:
-        """Work out, before anything is held, how much will be; log it where it is much."""
-        store, call = self.store, self.passes.call
-        if store.latent_size is None or call is None:
-            return  # how many queries a sequence has is not known before its layers run
-        every = call.n_text + call.n_image if self.text_states is None else store.n_text
-        keys = (every or 0) if store.tokens is None else len(store.tokens)
-        passes = self.passes.scheduled
-        store.expected_nbytes = store.keep.nbytes(
-            store.layers, store.latent_size, keys, images=store.images, passes=passes
-        )
-        if store.expected_nbytes > MUCH:
-            logger.warning(
-                "Capture will hold up to %.1f GB by the end of this run of %d model calls. Choose "
-                "layers, tokens, steps or heads to hold less.",
-                store.expected_nbytes / 1e9,
-                passes,
-            )
 
     def _notice_swaps(self) -> None:
         found = [pair for pair in self.installed.replaced() if pair[0] in self.store.layers]

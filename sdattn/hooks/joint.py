@@ -21,7 +21,7 @@ from .attended import Attended
 from .keep import Space
 from .output_space import OutputSpace
 from .projections import by_name
-from .refined import Refined
+from .refined import Refined, Spreading
 from .sdpa import SdpaCall, SdpaWatch
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class JointLook:
 
     Args:
         spans: where the picture's queries and the text's keys are.
-        refine: whether the text's part is spread along the picture's, see
-            :class:`sdattn.hooks.refined.Refined`.
+        spreading: of a capture whose maps are spread along the picture's own attention, see
+            :mod:`sdattn.hooks.refined`; None for maps as they are.
         space: ``"attention"``, or ``"output"`` for how alike the outputs of both are, see
             :class:`sdattn.hooks.output_space.OutputSpace`.
 
@@ -80,8 +80,10 @@ class JointLook:
             and picture together, or joined them in another order than ``spans`` says.
     """
 
-    def __init__(self, spans: Spans, refine: bool = False, space: Space = "attention"):
-        self.spans, self.refine, self.space = spans, refine, space
+    def __init__(
+        self, spans: Spans, spreading: Spreading | None = None, space: Space = "attention"
+    ):
+        self.spans, self.spreading, self.space = spans, spreading, space
         self.checked = False  # where the text's values are, which is read back from the device
 
     def __call__(
@@ -113,7 +115,9 @@ class JointLook:
             shown: Attended = OutputSpace(*outputs)
         else:
             shown = seen.attended(picture, text)
-        return Refined.of_call(seen, picture, shown) if self.refine else shown
+        if self.spreading is None:
+            return shown
+        return Refined.of_call(seen, picture, shown, self.spreading)
 
 
 def _whole(calls: Sequence[SdpaCall], length: int, name: str) -> SdpaCall:

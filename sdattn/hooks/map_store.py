@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,14 @@ from ..files.tables import labelled
 from ..models.guidance import Branch
 from ..models.layers import AttentionLayer
 from .drawn import HasHeatmaps
-from .keep import Keep, Selection
+from .keep import MUCH, Keep, Selection
 from .passes import CaptureError, CaptureWarning, Pass
 from .running_sums import MapsByLayer, RunningSum
 
 if TYPE_CHECKING:
     import xarray as xr
+
+logger = logging.getLogger(__name__)
 
 
 class MapStore(HasHeatmaps):
@@ -155,6 +158,26 @@ class MapStore(HasHeatmaps):
         where that matters."""
         steps = self.keep.steps
         return steps.keeps(number, None if steps.part is None else self.passes[number].position)
+
+    def foresee(self, columns: int, passes: int) -> None:
+        """Work out, before anything is held, how much will be; log it where it is much.
+
+        Args:
+            columns: token columns of the layers that see the text.
+            passes: calls of the model in the run.
+        """
+        assert self.latent_size is not None
+        keys = columns if self.tokens is None else len(self.tokens)
+        self.expected_nbytes = self.keep.nbytes(
+            self.layers, self.latent_size, keys, images=self.images, passes=passes
+        )
+        if self.expected_nbytes > MUCH:
+            logger.warning(
+                "Capture will hold up to %.1f GB by the end of this run of %d model calls. Choose "
+                "layers, tokens, steps or heads to hold less.",
+                self.expected_nbytes / 1e9,
+                passes,
+            )
 
     def missing(self) -> list[str]:
         """Names of the watched layers that never ran."""

@@ -1,8 +1,11 @@
-"""Text columns spread along the picture's own self-attention, in the call that made both.
+"""Text columns spread along the picture's own self-attention, while the model runs.
 
 Cells that attend to each other belong together. Where text and picture share one softmax, the
 picture's part of it is there beside the text's, so that a map can be spread at once, and no
 ``[N, N]`` matrix is made or kept: ``S m`` is one more attention, whose values are the maps.
+
+Each block sees other things in the picture. So what a call spreads is the mean over all blocks, of
+the pass before, since that of its own pass is not there yet.
 
 Source: GoCA (arXiv:2603.06178), for two products with the picture's self-attention.
 """
@@ -19,17 +22,45 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from .attended import Attended, Columns, Rows, addend, chosen_mask, chosen_rows
 from .sdpa import SdpaCall
 
-PRODUCTS = 2
+
+class Spreading:
+    """What the layers of a capture spread: means over the layers of the last pass that was kept.
+
+    With ``m_l`` what the cells pay to the text in layer ``l`` and ``S_l`` what they pay to each
+    other, both means over heads, pass ``t`` has the maps ``m_t = mean_l m_l``,
+    ``s_t = mean_l S_l m_(t-1)`` and, in each layer, ``S_l s_(t-1)``, which is what is shown. The
+    first pass has none before it: there a layer spreads its own, ``S_l (S_l m_l)``.
+    """
+
+    def __init__(self) -> None:
+        self.before: tuple[Tensor, Tensor] | None = None  # (m, s) of a pass, [images, N, T] each
+        self._sums: tuple[Tensor, Tensor] | None = None  # of the pass that runs, over its layers
+        self._layers = 0
+
+    def begin_pass(self) -> None:
+        """Have the pass that ends now, if any of it was kept, be the one before."""
+        if self._sums is not None:
+            text, spread = self._sums
+            self.before = text / self._layers, spread / self._layers
+        self._sums, self._layers = None, 0
+
+    def add(self, text: Tensor, spread: Tensor) -> None:
+        """Take in what one layer of the pass that runs made, ``[images, N, T]`` each."""
+        new, sums = (text.detach(), spread.detach()), self._sums
+        if sums is not None:  # layers of one model may lie on several devices
+            new = sums[0] + new[0].to(sums[0].device), sums[1] + new[1].to(sums[1].device)
+        self._sums = new
+        self._layers += 1
 
 
 class Refined(Attended):
-    """``S (S m)``: ``m`` is what the cells pay to the text, ``[N, T]``, ``S`` what they pay to each
-    other, ``[N, N]``, each row of which sums to 1; both are means over the layer's heads.
+    """``S s``, where ``s`` is a map of the text that was spread before, see :class:`Spreading`.
 
-    Of a single head it is ``S_h (S m)``, so that the mean over heads is the above.
+    Of a single head it is ``S_h s``, so that the mean over heads is the above.
 
     Args:
         text: what the picture's queries pay to the text.
+        spreading: what the layers of all passes spread.
         query: the picture's, ``[B, heads, N, d]``.
         key: the picture's, of the same shape.
         mask: None or the addend to the scores of ``S``, ``[B or 1, heads or 1, N or 1, N]``.
@@ -39,17 +70,20 @@ class Refined(Attended):
     def __init__(
         self,
         text: Attended,
+        spreading: Spreading,
         query: Tensor,
         key: Tensor,
         mask: Tensor | None = None,
         scale: float | None = None,
     ):
         super().__init__(text.batch, text.heads, text.cells, text.keys)
-        self.text, self.query, self.key = text, query, key
+        self.text, self.spreading, self.query, self.key = text, spreading, query, key
         self.mask, self.scale = mask, scale
 
     @classmethod
-    def of_call(cls, call: SdpaCall, picture: slice, text: Attended) -> Refined:
+    def of_call(
+        cls, call: SdpaCall, picture: slice, text: Attended, spreading: Spreading
+    ) -> Refined:
         """Of one call for text and picture together, where in it the picture is, and what is known
         of the text."""
         mask = addend(call.mask)
@@ -57,35 +91,40 @@ class Refined(Attended):
             mask = mask[(None,) * (4 - mask.ndim)][..., picture]
             mask = mask if mask.shape[2] == 1 else mask[:, :, picture]
         query, key = call.query[:, :, picture], call.key[:, :, picture]
-        return cls(text, query, key, mask, call.scale)
+        return cls(text, spreading, query, key, mask, call.scale)
 
     def of(self, rows: Rows) -> Attended:
         query, key = chosen_rows(self.query, rows), chosen_rows(self.key, rows)
-        return Refined(self.text.of(rows), query, key, chosen_mask(self.mask, rows), self.scale)
+        text, mask = self.text.of(rows), chosen_mask(self.mask, rows)
+        return Refined(text, self.spreading, query, key, mask, self.scale)
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
+        return self.every_head(columns)[:, heads]
+
+    def _parts(self, columns: Columns) -> Iterator[Tensor]:
+        # All heads at once: what each of them spreads is the mean of all.
         if torch.is_grad_enabled():  # add_to() has no graph
             summed = reduce(torch.add, self.text.head_sums(columns))
         else:
             summed = self.text.add_to(None, columns)
-        maps = summed / self.heads
-        for _ in range(PRODUCTS - 1):
-            maps = self._spread(maps, slice(None)).mean(1)
-        return self._spread(maps, heads)
+        own = summed / self.heads  # [B, N, T]
+        if self.spreading.before is None:
+            once = self._spread(own)
+            twice = self._spread(once.mean(1))
+        else:
+            both = torch.cat(self.spreading.before, dim=-1).to(own.device)
+            once, twice = self._spread(both).split(own.shape[-1], dim=-1)
+        self.spreading.add(own, once.mean(1))
+        yield twice
 
-    def _parts(self, columns: Columns) -> Iterator[Tensor]:
-        # All heads at once: what each of them spreads is the mean of all.
-        yield self.probs(slice(None), columns)
-
-    def _spread(self, maps: Tensor, heads: slice) -> Tensor:
-        """``[B, N, T]`` as each of some heads spreads it, ``[B, heads, N, T]``."""
-        query, key = self.query[:, heads].float(), self.key[:, heads].float()
-        mask = self.mask if self.mask is None or self.mask.shape[1] == 1 else self.mask[:, heads]
+    def _spread(self, maps: Tensor) -> Tensor:
+        """``[B, N, T]`` as each head spreads it, ``[B, heads, N, T]``."""
+        query, key = self.query.float(), self.key.float()
         # Kernels that make no matrix want values as wide as keys: so many columns at a time.
         width = query.shape[-1]
         found = []
         for some in maps.split(width, dim=-1):
             values = pad(some, (0, width - some.shape[-1]))[:, None].expand_as(key)
-            spread = scaled_dot_product_attention(query, key, values, mask, scale=self.scale)
+            spread = scaled_dot_product_attention(query, key, values, self.mask, scale=self.scale)
             found.append(spread[..., : some.shape[-1]])
         return torch.cat(found, dim=-1)

@@ -133,6 +133,14 @@ def rescaled(maps: Tensor, prompt: Prompt) -> Tensor:
     )
 
 
+def sharpened(maps: Tensor, power: float) -> Tensor:
+    """Each map ``[rows, cols, T]``, from its lowest value ``a`` to its highest ``b``, as
+    ``b ((m - a) / (b - a))^power``: in [0, b], and 0 where it is flat."""
+    low, high = maps.amin((0, 1)), maps.amax((0, 1))
+    apart = (high - low).clamp(min=torch.finfo(maps.dtype).tiny)
+    return high * ((maps - low) / apart) ** power
+
+
 def refines_itself(target: Any) -> bool:
     """Whether a model's maps are spread along the picture's self-attention while it runs, as those
     of joint attention are: ``capture(refine="self")``."""

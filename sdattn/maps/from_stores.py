@@ -15,7 +15,7 @@ from ..models.reading import read_prompts
 from ..prompts.chunks import read_long_prompt
 from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, read_prompt
-from .aggregation import aggregate, contrast, rescaled
+from .aggregation import aggregate, contrast, rescaled, sharpened
 from .folded import Folded, FoldedMaps, StepChoice, folded_maps
 from .heatmaps import Heatmaps
 from .layermaps import LayerMaps, layer_maps
@@ -87,7 +87,8 @@ def heatmaps(
     """
     # What was refined while the model ran stays so.
     is_refined = isinstance(store, MapStore) and store.keep.refine
-    chosen = preset_of(preset, "self" if is_refined else refine)
+    way = ("self", "joint") if is_refined else (refine,)
+    chosen = preset_of(preset, *way)
     # Two kinds of stores: maps by layer, averaged as the preset asks, or heads folded into the
     # rows.
     drawn = store.drawn if isinstance(store, MapStore | AttentionStore) else None
@@ -247,6 +248,8 @@ def finish(
         maps = contrast(maps, columns, preset.contrast)
     if preset.rescale:
         maps = rescaled(maps, prompt)
+    if preset.sharpen != 1:
+        maps = sharpened(maps, preset.sharpen)
     if preset.sigma:
         maps = smooth(maps.movedim(-1, 0), preset.sigma, radius=1).movedim(0, -1)
     return Heatmaps(prompt, maps, columns, preset=preset)

@@ -89,6 +89,8 @@ def capture_settings(
     if preset.part is not None and options.get("denoising_end") is None:
         needs["steps"] = astuple(preset.part)  # a run that ends early may have no such part
         _check_part(pipe, preset, preset.part, options)
+    if "refine" in needs and prompts and not preset.needs_all_columns:
+        needs["tokens"] = columns_around(*prompts)  # what is spread costs by the column
     return {**needs, **chosen}
 
 
@@ -155,6 +157,8 @@ def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
     return sorted(columns)
 
 
-def columns_around(prompt: Prompt) -> list[int]:
-    """The columns of the words and of what is around them, without padding."""
-    return [i for i, token in enumerate(prompt.tokens) if token.special != PAD]
+def columns_around(*prompts: Prompt) -> list[int]:
+    """The columns of the words of any of the prompts and of what is around them, without those that
+    are padding in all."""
+    found = {i for one in prompts for i, token in enumerate(one.tokens) if token.special != PAD}
+    return sorted(found)

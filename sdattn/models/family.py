@@ -110,6 +110,7 @@ class Family:
         latents_argument: the argument of the model's call that holds the latents.
         text_stream: of joint attention, how text states as the model gets them enter the stream
             beside the picture; None where the blocks have no stream of their own for the text.
+        preset: the name of that of :data:`sdattn.maps.presets.PRESETS` which points best.
 
     Raises:
         ValueError: joint attention without ``joined``, or the reverse.
@@ -130,6 +131,7 @@ class Family:
     text_options: tuple[str, ...] = ("max_sequence_length",)
     latents_argument: str = "hidden_states"
     text_stream: Callable[[Any, Any], Any] | None = None
+    preset: str = "default"
 
     def __post_init__(self) -> None:
         joint = any(kind == "joint" for _, kind in self.layers.values())

@@ -113,10 +113,11 @@ def _maps(settings: RunSettings, preset: Preset) -> dict[str, Any]:
     known = PRESETS.get(preset.name)
     if known and settings.explained:  # which reads the timesteps that were chosen
         known = replace(known, steps=preset.steps)
-    if known != replace(preset, refine=None):
+    if known is None or replace(known, refine=None) != replace(preset, refine=None):
         raise InvalidValueError(f"The preset {preset.name!r} was made in Python.")
     name = None if preset.name == "default" else preset.name
-    return {"preset": name, "refine": preset.refine, "ask": settings.asked}
+    refine = None if known.refine else preset.refine
+    return {"preset": name, "refine": refine, "ask": settings.asked}
 
 
 def _explained(settings: RunSettings, explained: Explained, steps: int | None) -> dict[str, Any]:

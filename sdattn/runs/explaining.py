@@ -23,7 +23,7 @@ from ..errors import InvalidValueError, Message, OptionError, option_names
 from ..inversion import invert as inversion
 from ..inversion.ddim import ddim, in_place
 from ..inversion.pictures import at_own_size, encode, fit
-from ..maps.presets import Preset, preset_of
+from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.loading import check_text_to_image
 from ..models.pipeline_call import checked_options, checked_seeds, named_bar, one_at_a_time
@@ -102,7 +102,7 @@ def explain(
     images, prompts = _paired(pipe, image, prompt)
     options = _checked_options(pipe, options, chosen_timesteps, images[0].size)
     read = read_prompts(pipe, prompts, **options)
-    chosen = preset_of(preset, refine)
+    chosen = preset_for(pipe, preset, refine)
     if chosen.part is not None and not invert:
         chosen = replace(chosen, steps="mean")
     watch = checked_capture(capture_options or {}, words, read, ("conditional",))

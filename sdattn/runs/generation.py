@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..control import knockouts
 from ..control.knockouts import KnockoutPlan
 from ..errors import InvalidValueError, Message, OptionError, SdattnWarning
-from ..maps.presets import Preset, preset_of
+from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.demos import demo_of
 from ..models.loading import images_a_prompt
@@ -160,7 +160,7 @@ def prepare(
     seeds = checked_seeds(seed, len(read) * (options.get("num_images_per_prompt") or 1))
     for folder in run_folders(out, len(read) * images_a_prompt(pipe, options)) if out else ():
         check_target(folder, force=force)
-    chosen = preset_of(preset, refine)
+    chosen = preset_for(pipe, preset, refine)
     watch = checked_capture(capture_options or {}, words, read)
     if watch.get("branch") == "both":
         if not options.get("negative_prompt"):

@@ -93,7 +93,10 @@ def sample(
         made = replace(settings_of_images[i], blanked=i in blanked or None)
         more = {name: Further(maps.prompt.text, maps.occurrences()) for name, maps in own.items()}
         details = details_of(store, i, heatmaps)
-        image_runs.append(ImageRun(images[i], heatmaps, layers.image(i), made, details, more, own))
+        one = ImageRun(images[i], heatmaps, layers.image(i), made, details, more, own)
+        if store.tokens == tuple(columns_around(*prompts)):  # padding was left out
+            one = one.keep(columns_around(heatmaps.prompt))  # its own, whatever is drawn with it
+        image_runs.append(one)
     return Run(image_runs, store, layers)
 
 

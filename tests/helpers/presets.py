@@ -2,5 +2,5 @@
 
 from sdattn.maps.presets import PRESETS
 
-JOINT = ["output", "seg4diff", "rescaled"]  # those of joint attention alone
+JOINT = ["output", "seg4diff", "rescaled", "joint", "columns"]  # those of joint attention alone
 OF_UNETS = [name for name in PRESETS if name not in JOINT]

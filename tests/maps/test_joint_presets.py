@@ -9,7 +9,7 @@ from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import flux, sd3
 
 from sdattn import PRESETS, capture, generate, heatmaps, load_run
-from sdattn.maps.aggregation import read_by, rescaled
+from sdattn.maps.aggregation import read_by, rescaled, sharpened
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.prompts.tokens import Prompt
 
@@ -86,6 +86,59 @@ def test_words_alone_are_too_few_columns(name):
         pipe(PROMPT, **STEPS)
     with pytest.raises(RuntimeError, match="Capture with tokens=None"):
         heatmaps(store, pipe, PROMPT, preset=name)
+
+
+@pytest.mark.parametrize("make", [sd3, flux])
+def test_the_default_of_joint_attention_is_refined_and_sharpened(make):
+    pipe = make()
+    [found] = generate(pipe, PROMPT, seed=1, **STEPS).heatmaps
+    assert found.preset == PRESETS["joint"] and found.preset.unit == "share of attention, sharpened"
+    with capture(pipe, steps=(0.5, 1.0), refine="self", tokens=found.columns) as store:
+        generate(pipe, PROMPT, seed=1, preset="columns", **STEPS)
+    spread = torch.stack([maps[0].double() for maps in store.maps.values()]).mean(0)
+    for column in range(spread.shape[-1]):
+        one = spread[..., column]
+        wanted = one.max() * ((one - one.min()) / (one.max() - one.min())) ** 5
+        peak = float(one.max())
+        torch.testing.assert_close(
+            found.maps[..., column].double(), wanted, atol=1e-2 * peak, rtol=0
+        )
+        assert (one - wanted).abs().max() > 0.2 * peak
+    [own] = heatmaps(store, pipe, PROMPT)
+    assert torch.equal(own.maps, found.maps) and own.preset == found.preset
+
+
+def test_a_flat_map_is_sharpened_to_nothing_and_a_power_of_one_changes_nothing():
+    maps = torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(0))
+    flat = torch.full((3, 4, 1), 0.2)
+    assert torch.equal(sharpened(flat, 5.0), torch.zeros(3, 4, 1))
+    power = sharpened(maps, 2.0)
+    assert torch.equal(power.amax((0, 1)), maps.amax((0, 1))) and bool((power >= 0).all())
+    for wrong in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"has sharpen={wrong}: pass a number above 0"):
+            replace(PRESETS["joint"], sharpen=wrong)
+
+
+def test_the_default_is_of_the_family_and_columns_are_one_option_away():
+    [unet] = generate(make_pipeline(), PROMPT, num_inference_steps=1).heatmaps
+    assert unet.preset == PRESETS["default"]
+    [plain] = generate(sd3(), PROMPT, seed=1, preset="columns", **STEPS).heatmaps
+    assert plain.preset == PRESETS["columns"] and plain.preset.refine is None
+    mean = torch.stack(every_step(sd3())).mean(0)[4:].mean(0)  # the middle step is in both halves
+    torch.testing.assert_close(plain.maps.double(), mean, atol=1e-6, rtol=1e-5)
+
+
+def test_prompts_drawn_together_have_the_columns_that_each_has_alone():
+    pipe, texts = sd3(), [PROMPT, "a cat"]
+    [long, short] = generate(pipe, texts, seed=1, **STEPS)
+    [alone] = generate(pipe, texts[1], seed=2, **STEPS)
+    assert short.heatmaps.columns == alone.heatmaps.columns
+    assert len(short.heatmaps.columns) < len(long.heatmaps.columns)
+    assert {one.maps.shape[-1] for one in short.layers.layers.values()} == {
+        len(short.heatmaps.columns)
+    }
+    cat, own = short.heatmaps["cat"].values, alone.heatmaps["cat"].values
+    torch.testing.assert_close(cat, own, atol=0.02 * float(own.max()), rtol=0)
 
 
 def test_a_depth_that_is_none_is_refused():

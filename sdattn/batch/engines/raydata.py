@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ...errors import InvalidValueError, RunError
-from ...maps.presets import Preset, preset_of
+from ...maps.presets import Preset, preset_for, preset_of
 from ...models.loading import load_pipeline
 from ...models.quiet import quiet_libraries
 from ...runs.imagerun import ImageRun
@@ -60,11 +60,13 @@ class Draw:
     ):
         if unknown := sorted(set(save) - set(PARTS)):
             raise InvalidValueError(f"save={unknown}: choose of {', '.join(PARTS)}.")
-        self.preset, self.options = preset_of(preset), dict(options or {})
+        self.options = dict(options or {})
+        preset_of(preset)  # or refuse, before the model is loaded
         self.seed, self.save = seed, save
         quiet_libraries(prompts=True)
         self.pipe = load_pipeline(model, device=device, dtype=dtype)
         self.pipe.set_progress_bar_config(disable=True)
+        self.preset = preset_for(self.pipe, preset)
         self._drawer = BatchDrawer(self.pipe, self.preset, self._store, self._fail)
         self._drawn: dict[str, dict[str, Any]] = {}  # by the number of the row in its batch
 

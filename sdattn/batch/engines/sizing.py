@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...maps.presets import Preset
+from ...maps.presets import Preset, preset_for
 from ...models.loading import default_size
 from ...models.reading import read_prompts
 from ...runs.sampling import sample
@@ -33,6 +33,7 @@ def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, share: int) 
     """
     most = min(_MOST, max(1, share))
     best, least, size = 1, float("inf"), 1
+    preset = preset_for(pipe, preset)
     largest = _largest(pipe, jobs, preset)
     while largest is not None and size <= most:
         try:

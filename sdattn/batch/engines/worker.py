@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from ...maps.presets import preset_for
 from ...maps.requirements import capture_settings, columns_of
 from ...models.loading import load_pipeline
 from ...runs.folder import pack_with_page
@@ -52,7 +53,7 @@ def check(pipe: Any, items: Iterable[Item], request: Request) -> tuple[list[Job]
     Raises:
         ValueError: it can draw none with the preset and options that are asked for.
     """
-    capture_settings(pipe, request.preset, (), request.options)
+    capture_settings(pipe, preset_for(pipe, request.preset), (), request.options)
     return check_items(pipe, items, request.options)
 
 
@@ -93,7 +94,8 @@ class Worker:
         self.folder, self.name, self.request = folder, name, request
         self.layout, self.tally = folder.layout, Tally(folder.hidden)
         self.writer = writer_for(size)
-        self.drawer = BatchDrawer(pipe, request.preset, self._store, self._fail)
+        preset = preset_for(pipe, request.preset)
+        self.drawer = BatchDrawer(pipe, preset, self._store, self._fail)
         self.wanted: Mapping[str, str] = {}
 
     def __enter__(self) -> Worker:

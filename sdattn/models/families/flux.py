@@ -34,6 +34,7 @@ FAMILY = Family(
     patch=2,  # cut by the pipelines; the model's own patches are of 1
     readers={"Flux": read_flux, "FluxPriorRedux": refuse_unknown},
     text_stream=lambda model, states: model.context_embedder(states),
+    preset="joint",
     guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
     text_argument="prompt_2",  # T5's; CLIP gives no columns
 )

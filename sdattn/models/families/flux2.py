@@ -79,6 +79,7 @@ FAMILY = Family(
     patch=2,  # cut by the pipelines; the model's own patches are of 1
     readers={"Flux2": read_flux2, "Flux2Klein": read_klein},
     text_stream=lambda model, states: model.context_embedder(states),
+    preset="joint",
     guidance=dict.fromkeys(
         ("Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinInpaintPipeline"), IN_TURN
     ),

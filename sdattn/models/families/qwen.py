@@ -67,5 +67,6 @@ FAMILY = Family(
     timestep_unit=1000.0,
     patch=2,  # cut by the pipelines
     readers={"QwenImage": read_qwen, "QwenImage21": refuse_unknown, "QwenImageEdit": refuse_images},
+    preset="joint",
     guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
 )

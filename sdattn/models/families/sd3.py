@@ -38,5 +38,6 @@ FAMILY = Family(
     grid=grid_of_patches,
     readers={"StableDiffusion3": read_sd3},
     text_stream=lambda model, states: model.context_embedder(states),
+    preset="joint",
     guidance=dict.fromkeys(_PIPELINES.split(), NEGATIVE_FIRST),
 )
