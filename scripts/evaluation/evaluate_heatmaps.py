@@ -5,6 +5,9 @@ pictures, and by the script, with exact masks, which the model then explains fro
 each of a few timesteps or from its inversion. Each word's map is compared with its object's mask,
 and with where the picture changes when the word is knocked out.
 
+Of an MM-DiT (``--model demo-mmdit``) the model's own pictures are looked at, in two halves: one to
+choose by, one to report.
+
 Prints the tables of docs/trust.md and docs/causes.md and writes all figures (.json), the tables
 (.md) and a plot (.png).
 """
@@ -25,8 +28,9 @@ from typing import Any
 import torch
 
 import sdattn
+from sdattn.models.demos import DEMOS
 
-from . import pictures
+from . import joint, pictures
 from .causes import correlations
 from .records import Records, read_picture
 from .tables import all_tables, plot
@@ -37,14 +41,17 @@ SETTINGS: dict[str, Callable[..., Iterator[pictures.Picture]]] = {
     "noised": pictures.noised,
     "inverted": pictures.inverted,
 }
-CHUNK = 50  # scenes a job
+CHUNK = 25  # scenes a job
+JOINT = "joint"
 
 
-def measure(setting: str, seed: int, asked: Sequence[pictures.Asked]) -> Records:
+def measure(model: str, setting: str, seed: int, asked: Sequence[pictures.Asked]) -> Records:
     """One job, in a process of its own: some scenes in one setting with one seed."""
     torch.set_num_threads(1)
-    pipe = sdattn.load_pipeline("demo", device="cpu")
+    pipe = sdattn.load_pipeline(model, device="cpu")
     pipe.set_progress_bar_config(disable=True)
+    if setting == JOINT:
+        return joint.measured(pipe, model, seed, asked)
     records = Records()
     if setting == "causes":
         correlations(pipe, asked, seed, records)
@@ -55,21 +62,34 @@ def measure(setting: str, seed: int, asked: Sequence[pictures.Asked]) -> Records
     return records
 
 
-def jobs(args: argparse.Namespace) -> list[tuple[str, int, list[pictures.Asked]]]:
+def is_joint(model: str) -> bool:
+    """Whether the demo model of a name or folder has joint attention."""
+    folder = Path(DEMOS.get(model, model))
+    return (folder / "transformer").is_dir()
+
+
+def jobs(args: argparse.Namespace) -> list[tuple[str, str, int, list[pictures.Asked]]]:
     """The longest first."""
     asked = pictures.unseen_scenes(args.scenes, args.seed)
     seeds = {"inverted": 1, "causes": 1, "generated": args.noises, "noised": args.noises}
+    if is_joint(args.model):
+        seeds = {JOINT: args.noises}
     counts = {"causes": args.causes}
-    return [
-        (setting, seed, asked[start : min(start + CHUNK, counts.get(setting, args.scenes))])
-        for setting, number in seeds.items()
-        for seed in range(number)
-        for start in range(0, counts.get(setting, args.scenes), CHUNK)
-    ]
+    found = []
+    for setting, number in seeds.items():
+        most = counts.get(setting, args.scenes)
+        for seed in range(number):
+            for start in range(0, most, CHUNK):
+                part = asked[start : min(start + CHUNK, most)]
+                found.append((args.model, setting, seed, part))
+    return found
 
 
-def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+def options(given: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="demo", help="a demo model, or the folder of one")
     parser.add_argument("--scenes", type=int, default=500)
     parser.add_argument("--noises", type=int, default=3, help="seeds of noise for each scene")
     parser.add_argument("--causes", type=int, default=250, help="scenes with knockouts")
@@ -78,7 +98,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="24 scenes, one seed")
     parser.add_argument("--again", action="store_true", help="only the tables of --out, again")
     parser.add_argument("--out", type=Path, default=Path("outputs/heatmaps-evaluation"))
-    args = parser.parse_args()
+    args = parser.parse_args(given)
     if args.quick:
         args.scenes, args.noises, args.causes = 24, 1, 12
     return args
@@ -101,8 +121,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    args = options()
+def main(given: list[str] | None = None) -> None:
+    args = options(given)
     saved = args.out / "figures.json"
     if args.again:
         document = json.loads(saved.read_text())
@@ -110,12 +130,14 @@ def main() -> None:
         document = run(args)
         args.out.mkdir(parents=True, exist_ok=True)
         saved.write_text(json.dumps(document, indent=1) + "\n")
-    text = all_tables(document["figures"], document["options"])
-    made = f"{document['seconds']} s with {document['options']['processes']} processes"
+    figures, told = document["figures"], document["options"]
+    text = joint.tables(figures) if is_joint(args.model) else all_tables(figures, told)
+    made = f"{document['seconds']} s with {told['processes']} processes"
     text += f"\n{made} on {document['machine']}\n"
     print(text)
     (args.out / "tables.md").write_text(text)
-    plot(document["figures"], args.out / "plot.png")
+    if not is_joint(args.model):
+        plot(figures, args.out / "plot.png")
     print(args.out)
 
 

@@ -16,10 +16,10 @@ import sdattn
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from .evaluate_joint import drawn
+from .joint import drawn
 from .pictures import own_settings, unseen_scenes
 
-WAYS = ("default", "default, refined", "output, 3", "rescaled", "asked, refined")
+WAYS = ("default", "columns", "output, 3", "rescaled", "asked")
 OUT = Path("outputs/evaluation/joint/sheet.png")
 SCENES = 3
 

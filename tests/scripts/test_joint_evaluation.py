@@ -7,8 +7,8 @@ import pytest
 import torch
 from helpers.transformer_rows import sd3
 
-from scripts.evaluation import evaluate_joint
-from scripts.evaluation.evaluate_joint import drawn, tables, variants
+from scripts.evaluation import evaluate_heatmaps, joint
+from scripts.evaluation.joint import drawn, tables, variants
 from scripts.evaluation.measures import score
 from scripts.evaluation.pictures import own_settings, unseen_scenes
 from scripts.evaluation.records import Records
@@ -24,11 +24,11 @@ def pictures():
     return pipe, asked, list(drawn(pipe, asked, 0, SHORT))
 
 
-def test_the_default_and_the_refined_maps_are_those_of_generate(pictures):
+def test_the_default_and_the_columns_are_those_of_generate(pictures):
     pipe, asked, found = pictures
     prompts = [prompt for _, _, prompt in asked]
-    for name, refine in (("default", None), ("default, refined", "self")):
-        run = generate(pipe, prompts, seed=0, refine=refine, **SHORT)
+    for name in ("default", "columns"):
+        run = generate(pipe, prompts, seed=0, preset=name, **SHORT)
         for picture, one in zip(found, run, strict=True):
             assert picture.image.tobytes() == one.image.tobytes()
             own, kept = one.heatmaps, picture.heatmaps[name]
@@ -41,7 +41,6 @@ def test_a_block_and_a_part_of_the_steps_are_those_of_a_capture_of_them(pictures
     block = "transformer_blocks.1.attn"
     for name, kept in (
         ("block 1", {"layers": [block], "steps": (0.5, 1.0)}),
-        ("block 1, refined", {"layers": [block], "steps": (0.5, 1.0), "refine": "self"}),
         ("steps 1/4 to 2/4", {"steps": (0.25, 0.5)}),
     ):
         with capture(pipe, **kept) as store:
@@ -58,7 +57,7 @@ def test_a_block_and_a_part_of_the_steps_are_those_of_a_capture_of_them(pictures
 
 def test_figures_are_of_each_split_and_kind():
     records, rng = Records(), np.random.default_rng(0)
-    for split in evaluate_joint.SPLITS:
+    for split in joint.SPLITS:
         records.add((split, "picture", "default", "right"), 0, np.array([1.0]))
         for kind in ("shape", "colour"):
             for name in variants(["first", "second"]):
@@ -66,7 +65,7 @@ def test_figures_are_of_each_split_and_kind():
                 for measure, values in score(maps, masks).items():
                     records.add((split, kind, name, measure), 0, values)
     text = tables(records.figures())
-    assert text.count("**Scenes") == 2 and text.count("| block 1, refined |") == 4
+    assert text.count("**Scenes") == 2 and text.count("| block 1, spread |") == 4
     assert "word on its own object" not in text  # of which nothing was noted
 
 
@@ -81,7 +80,7 @@ def test_the_command_measures_a_folder(tmp_path, capsys):
     sd3().save_pretrained(model)
     (model / RECORD).write_text(json.dumps({"settings": SHORT}))
     few = ["--scenes", "2", "--noises", "1", "--processes", "1"]
-    evaluate_joint.main(["--model", str(model), *few, "--out", str(tmp_path / "out")])
+    evaluate_heatmaps.main(["--model", str(model), *few, "--out", str(tmp_path / "out")])
     figures = json.loads((tmp_path / "out/figures.json").read_text())["figures"]
     # A model of random weights draws no objects: all is left out.
     assert {split: entry["picture"]["default"]["right"][0] for split, entry in figures.items()} == {
