@@ -170,11 +170,14 @@ def test_other_pipelines_run_alike(name, tmp_path):
     make().save_pretrained(tmp_path / "model")
     options = {"num_inference_steps": 1, "height": 64, "width": 64, **more}
     prompts = ("a cat", "red dog")
-    outcome = draw(tmp_path / "model", tmp_path / "run", prompts, options=options)
+    # sharpened, maps of random weights, which are nearly flat, would show what float16 rounds
+    preset = preset_of("default") if name == "SDXL" else preset_of("columns", "self")
+    way = {"options": options, "preset": preset}
+    outcome = draw(tmp_path / "model", tmp_path / "run", prompts, **way)
     assert (outcome.whole, outcome.exit_code) == (2, 0)
     pipe = load_pipeline(tmp_path / "model", device="cpu")
     for seed, one in enumerate(open_batch(tmp_path / "run").values()):
-        alone = generate(pipe, prompts[seed], seed=seed, **options)
+        alone = generate(pipe, prompts[seed], seed=seed, preset=preset, **options)
         assert one.info["prompt"] == prompts[seed]
         assert one.info["options"] == alone.info[0]["options"]
         expected = alone.heatmaps[0].maps

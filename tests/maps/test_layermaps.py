@@ -216,7 +216,7 @@ def test_presets_of_unets_are_refused_for_a_transformer(name):
         heatmaps(store, pipe, PROMPT, preset=name, max_sequence_length=16)
 
 
-@pytest.mark.parametrize("name", ["default", "sum"])
+@pytest.mark.parametrize("name", ["columns", "sum"])
 def test_the_others_read_a_transformer_too(name):
     pipe = sd3()
     run_ = generate(pipe, PROMPT, preset=name, max_sequence_length=16, **SMALL)
