@@ -23,6 +23,7 @@ from ..attention import level_grids
 from ..errors import InvalidTypeError, InvalidValueError
 from .denoiser_call import DenoiserCall, Timestep, arguments, unwrapped
 from .encoders import Reader
+from .image_latents import ImageLatents
 
 Place = Literal["down", "mid", "up", "double", "single", "block"]
 Kind = Literal["cross", "joint", "self", "temporal", "linear"]
@@ -110,6 +111,8 @@ class Family:
         latents_argument: the argument of the model's call that holds the latents.
         text_stream: of joint attention, how text states as the model gets them enter the stream
             beside the picture; None where the blocks have no stream of their own for the text.
+        image_latents: how its text-to-image pipelines take a picture that is there already; None
+            where that is not known.
 
     Raises:
         ValueError: joint attention without ``joined``, or the reverse.
@@ -130,6 +133,7 @@ class Family:
     text_options: tuple[str, ...] = ("max_sequence_length",)
     latents_argument: str = "hidden_states"
     text_stream: Callable[[Any, Any], Any] | None = None
+    image_latents: ImageLatents | None = None
 
     def __post_init__(self) -> None:
         joint = any(kind == "joint" for _, kind in self.layers.values())
@@ -196,6 +200,14 @@ class Family:
     def latents(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The latents in the arguments of a call, as the model gets them."""
         return arguments(model, args, kwargs)[self.latents_argument]
+
+    def with_latents(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], latents: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call with other latents, which are the first or have their name."""
+        if self.latents_argument in kwargs:
+            return args, {**kwargs, self.latents_argument: latents}
+        return (latents, *args[1:]), dict(kwargs)
 
     def read_call(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -17,15 +17,16 @@ from typing import Any, Literal
 
 import torch
 from PIL import Image
-from torch import Tensor
 
 from ..errors import InvalidValueError, Message, OptionError, option_names
 from ..inversion import invert as inversion
-from ..inversion.ddim import ddim, in_place
 from ..inversion.pictures import at_own_size, encode, fit
+from ..inversion.schedules import schedule_of
+from ..inversion.stand_ins import Noised, noised
 from ..maps.presets import Preset, preset_of
 from ..maps.requirements import capture_settings, checked_capture
-from ..models.loading import check_text_to_image
+from ..models.families import image_latents_of, unguided_options
+from ..models.layers import find_denoiser
 from ..models.pipeline_call import checked_options, checked_seeds, named_bar, one_at_a_time
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
@@ -33,12 +34,10 @@ from .run import Run
 from .sampling import sample
 from .settings import Explained
 
-TIMESTEPS = (0.05, 0.15, 0.25)  # of the training schedule: where the model looks by default
-
 # What is free in a run that draws: here the picture decides, or nothing is drawn at all.
 _DECIDED = {"callback_on_step_end", "denoising_end", "eta", "generator", "guidance_rescale"}
 _DECIDED |= {"guidance_scale", "height", "latents", "num_images_per_prompt", "num_inference_steps"}
-_DECIDED |= {"sigmas", "width"}
+_DECIDED |= {"image", "mu", "sigmas", "true_cfg_scale", "width"}
 
 
 @one_at_a_time
@@ -96,7 +95,7 @@ def explain(
             option that cannot be.
         KeyError: a word that is in none of the prompts. All of them before the model runs.
     """
-    check_text_to_image(pipe)
+    image_latents_of(pipe)
     # As in generate(): all that can be refused is, before the model runs.
     chosen_timesteps = _checked_timesteps(pipe, timesteps, invert)
     images, prompts = _paired(pipe, image, prompt)
@@ -122,46 +121,15 @@ def explain(
     return _told(run, given, images, "inversion" if invert else "noise", scheduler)
 
 
-class Noised:
-    """A scheduler with which a pipeline stays at its latents and shows them to the model noised.
-
-    Args:
-        down: a scheduler with the noise schedule, such as :func:`sdattn.inversion.ddim.ddim` makes.
-        timesteps: to be shown, whatever number of steps is asked for.
-        seeds: one for each picture of the batch.
-    """
-
-    order, init_noise_sigma = 1, 1.0
-
-    def __init__(self, down: Any, timesteps: Sequence[int], seeds: Sequence[int]):
-        self.down, self.config = down, down.config
-        self.timesteps, self.seeds = torch.tensor(timesteps), seeds
-
-    def set_timesteps(self, num_inference_steps: int, device: Any = None) -> None:
-        self.timesteps = self.timesteps.to(device)
-
-    def scale_model_input(self, sample: Tensor, timestep: Any) -> Tensor:
-        """``sample`` is [B, C, rows, cols], a row for each seed."""
-        at, most = int(timestep), self.config.num_train_timesteps
-        draws = []
-        for seed in self.seeds:
-            generator = torch.Generator("cpu").manual_seed((seed * most + at) % 2**63)
-            draws.append(torch.randn(sample.shape[1:], generator=generator))
-        noise, times = torch.stack(draws).to(sample.device), self.timesteps.new_tensor([at])
-        noised: Tensor = self.down.add_noise(sample.float(), noise, times)
-        return noised.to(sample.dtype)
-
-    def step(self, output: Tensor, timestep: Any, sample: Tensor, return_dict: Any = None) -> Any:
-        return (sample,)
-
-
 @contextmanager
 def _noised(
     pipe: Any, images: Sequence[Image.Image], seeds: Sequence[int], timesteps: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """Inside, a run of the pipeline with these options is one pass at each timestep."""
-    latents = torch.cat([encode(pipe, image) for image in images]).to(pipe.unet.dtype)
-    with in_place(pipe, Noised(ddim(pipe), timesteps, seeds)):
+    schedule = schedule_of(pipe)
+    shown = Noised(schedule.config, schedule.mix, schedule.timesteps(list(timesteps)), seeds)
+    latents = encode(pipe, images).to(find_denoiser(pipe).model.dtype)
+    with noised(pipe, shown):
         yield {"latents": latents}
 
 
@@ -188,7 +156,7 @@ def _told(
 ) -> Run:
     """The run with the pictures in place of what came back, and with how it was made;
     ``images`` are those that were given as the pipeline saw them."""
-    timesteps = [int(t) for t in run.store.timesteps]
+    timesteps = [round(t) for t in run.store.timesteps]
     image_runs = []
     for image_run, original, image in zip(run, given, images, strict=True):
         settings, near = image_run.settings, None
@@ -244,7 +212,8 @@ def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
     if invert:
         return []
     if timesteps is None:
-        return sorted({round(part * most) for part in TIMESTEPS}, reverse=True)
+        parts = schedule_of(pipe).default_timesteps
+        return sorted({round(part * most) for part in parts}, reverse=True)
     given = list(timesteps) if hasattr(timesteps, "__iter__") else []
     whole = all(isinstance(t, Integral) and not isinstance(t, bool) for t in given)
     if not given or not whole or not all(0 < t < most for t in given):
@@ -270,7 +239,7 @@ def _checked_options(
         names = option_names(sorted(taken))
         advice = "Leave it out; to draw with it, use {generate()}."
         raise InvalidValueError(Message(f"{why} {names}. {advice}"))
-    decided = {"guidance_scale": 1.0, "width": size[0], "height": size[1]}
+    decided = {**unguided_options(pipe), "width": size[0], "height": size[1]}
     if timesteps:
         decided["num_inference_steps"] = len(timesteps)
     return checked_options(pipe, {**options, **decided})
