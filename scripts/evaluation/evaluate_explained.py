@@ -1,12 +1,12 @@
-"""Where should explain() look in a picture that is there already? Pictures that the script draws, with
-exact masks, noised to one timestep after another, to several of them, and inverted.
+"""Where should explain() look in a picture that is there already? Pictures that the script draws,
+with exact masks, noised to one timestep after another, to several of them, and inverted.
 
     python -m scripts.evaluation.evaluate_explained
     python -m scripts.evaluation.evaluate_explained --solvers 20   # how near inversions come back
 
-The scenes are those that training never saw. The first half of them (even numbers) is for choosing,
-the other is for what is reported of the choice. The maps at several timesteps are the means of those
-at each, since the noise at a timestep depends on no other.
+The scenes are those that training never saw. Half of them (even numbers) are for choosing, the
+others for what is reported of the choice. The maps at several timesteps are the means of those at
+each, since the noise at a timestep depends on no other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DDIM on a pipeline's noise schedule: noise mixed into latents, steps down to the picture and up."""
+"""DDIM on a pipeline's noise schedule: noise mixed into latents, steps down and up."""
 
 from typing import Any
 

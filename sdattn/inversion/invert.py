@@ -219,7 +219,9 @@ def _checked_call(pipe: Any, options: Kwargs) -> Kwargs:
         raise InvalidValueError(
             Message(f"The inversion decides on {option_names(taken)}. Leave it out.")
         )
-    return checked_options(pipe, options)
+    # A demo model's own options are among these, also those that the inversion was asked for.
+    own = ("num_inference_steps", "guidance_scale")
+    return {name: one for name, one in checked_options(pipe, options).items() if name not in own}
 
 
 def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:

@@ -14,4 +14,4 @@ def schedule_of(pipe: Any) -> DDIM | Flow:
         TypeError: a pipeline that makes its picture of more than noise and prompts, or of a family
             whose latents are not known.
     """
-    return {"diffusion": DDIM, "flow": Flow}[image_latents_of(pipe).noise](pipe)
+    return Flow(pipe) if image_latents_of(pipe).noise == "flow" else DDIM(pipe)

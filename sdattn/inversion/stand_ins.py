@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.layers import find_denoiser, held_model
+from ..models.layers import find_denoiser
 
 Kwargs = dict[str, Any]
 
@@ -24,7 +24,9 @@ def in_place(pipe: Any, scheduler: Any, before_pass: Any = None) -> Iterator[Non
         pipe.scheduler = scheduler
         if before_pass is not None:
             before_pass = torch.compiler.disable(before_pass)
-            hook = held_model(pipe).register_forward_pre_hook(before_pass, with_kwargs=True)
+            hook = find_denoiser(pipe).model.register_forward_pre_hook(
+                before_pass, with_kwargs=True
+            )
             undo.callback(hook.remove)
         yield
 
@@ -77,6 +79,7 @@ class Noised(StandIn):
         sigmas: Any = None,
         mu: Any = None,
     ) -> None:
+        """Whatever is asked for; FLUX asks by ``sigmas`` and ``mu``."""
         self.timesteps, self.step_index = self.timesteps.to(device), 0
 
     def noised(self, latents: Tensor) -> Tensor:

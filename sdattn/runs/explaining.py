@@ -2,8 +2,9 @@
 
 A diffusion model that removes noise from a picture looks for the words in it, whoever made the
 picture. So its latent is noised to a few timesteps, and the model looks at each of them once (as
-Tang et al. 2023, "Emergent Correspondence from Image Diffusion", do for its features); or DDIM
-inversion finds the noise that leads to the picture, and the model is watched all the way back.
+Tang et al. 2023, "Emergent Correspondence from Image Diffusion", do for its features); or, with
+UNets, DDIM inversion finds the noise that leads to the picture, and the model is watched all the way
+back.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from .settings import Explained
 # What is free in a run that draws: here the picture decides, or nothing is drawn at all.
 _DECIDED = {"callback_on_step_end", "denoising_end", "eta", "generator", "guidance_rescale"}
 _DECIDED |= {"guidance_scale", "height", "latents", "num_images_per_prompt", "num_inference_steps"}
-_DECIDED |= {"image", "mu", "sigmas", "true_cfg_scale", "width"}
+_DECIDED |= {"mu", "sigmas", "true_cfg_scale", "width"}
 
 
 @one_at_a_time
@@ -59,22 +60,26 @@ def explain(
     """See where each word of a prompt goes in a picture of your own.
 
     By default the picture's latent ``x0`` is noised, ``sqrt(abar_t) x0 + sqrt(1 - abar_t) eps``
-    (Ho et al. 2020, eq. 4), and the model runs once, without guidance, at each of a few timesteps.
-    The maps are the mean over these, as they are the mean over the steps of a run that draws.
+    (Ho et al. 2020, eq. 4) or, for a model of flow matching, ``(1 - t/T) x0 + (t/T) eps`` (Esser et
+    al. 2024, eq. 13), and the model runs once, without guidance, at each of a few timesteps. The
+    maps are the mean over these, as they are the mean over the steps of a run that draws.
 
     Args:
-        pipe: a text-to-image pipeline of SD 1.x, 2.x or SDXL. Whatever its scheduler, its noise
-            schedule is used.
+        pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL, SD3, FLUX.1, FLUX.2 or Qwen-Image.
+            Whatever its scheduler, its noise schedule is used. The guidance that FLUX takes as an
+            input stays at the pipeline's default.
         image: any size and mode, see :func:`sdattn.inversion.pictures.fit`; or several that come
             to one size there, which run in one batch.
         prompt: what the picture shows; as many prompts as pictures.
         seed: of the first picture's noise; the next picture has the next seed. The noise of a
             picture at timestep ``t`` is drawn on the CPU, with the seed ``seed * T + t`` for the
             ``T`` timesteps of training, so that it depends on no other picture and timestep.
-        timesteps: where to look, between 0 (no noise) and ``T``; :data:`TIMESTEPS` by default.
+        timesteps: where to look, between 0 (no noise) and ``T``; by default
+            those of :class:`sdattn.inversion.ddim.DDIM` or :class:`sdattn.inversion.flow.Flow`.
+            With flow matching they are of the model, whatever the shift of its schedule.
         invert: find the noise that leads to the picture by DDIM inversion, and watch the run back
-            to it. No chance is in it, so the seed does not matter. It takes five passes of the
-            model a step.
+            to it; of UNets only. No chance is in it, so the seed does not matter. It takes five
+            passes of the model a step.
         words: keep the maps of these words and phrases only.
         preset, refine, ask: as in :func:`sdattn.generate`. A preset that reads a part of the steps
             reads all timesteps here, since they were chosen; with ``invert`` that part of the run.
@@ -203,6 +208,12 @@ def _paired(pipe: Any, image: Any, prompt: Any) -> tuple[list[Image.Image], list
 def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
     """The noisiest first; none for an inversion, which has its own."""
     most = pipe.scheduler.config.num_train_timesteps
+    if invert and image_latents_of(pipe).noise == "flow":
+        text = (
+            "a {0} follows a flow, on which maps of the way back point no better than those of the "
+            "noised picture, for 20 times the passes. Leave it out."
+        )
+        raise OptionError("invert", invert, text, type(pipe).__name__)
     if invert and timesteps is not None:
         text = (
             "an inversion goes through its own. Pass {num_inference_steps} for their number, or "

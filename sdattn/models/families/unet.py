@@ -133,7 +133,7 @@ FAMILY = UNets(
         "StableDiffusionInstructPix2PixPipeline": _THREE_WAY,
     },
     image_latents=ImageLatents(
-        pipelines=dict.fromkeys(TEXT_TO_IMAGE, {"guidance_scale": 1.0}),
+        pipelines={name: {"guidance_scale": 1.0} for name in TEXT_TO_IMAGE},
         encode=_encode,
         noise="diffusion",
         invertible=True,
