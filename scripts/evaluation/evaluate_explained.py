@@ -21,9 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 import sdattn
 from sdattn import Heatmaps
+from sdattn.edit import invert
+from sdattn.models.demos import demo_settings
 
 from .evaluate_joint import SPLITS
 from .pictures import Asked, Picture, batches, said, script_pictures, unseen_scenes
@@ -59,7 +62,7 @@ def explained(pipe: Any, asked: Sequence[Asked], seed: int, inverts: bool) -> It
             ).heatmaps
             for one in PARTS
         }
-        inverted = sdattn.explain(pipe, *given, invert=True).heatmaps if inverts else None
+        inverted = _replayed(pipe, *given) if inverts else None
         for i, (one, image) in enumerate(zip(part, given[0], strict=True)):
             maps = {f"at {share:g}": found[i] for share, found in at.items()}
             maps |= {_name(parts): _mean([at[share][i] for share in parts]) for parts in SEVERAL}
@@ -67,6 +70,19 @@ def explained(pipe: Any, asked: Sequence[Asked], seed: int, inverts: bool) -> It
             if inverted is not None:
                 maps["inverted"] = inverted[i]
             yield Picture(*one, -1, image, one[1].masks(64), maps)
+
+
+def _replayed(
+    pipe: Any, images: Sequence[Image.Image], prompts: Sequence[str]
+) -> Sequence[Heatmaps]:
+    """Of the second half of the way back from the pictures' inversions, without guidance."""
+    ways: dict[str, Any] = {"guidance_scale": 1.0, "null_text": False}
+    ways["num_inference_steps"] = demo_settings(pipe)["num_inference_steps"]
+    pairs = zip(images, prompts, strict=True)
+    found = [invert(pipe, *pair, **ways) for pair in pairs]
+    options = {**found[0].options(), "latents": torch.cat([one.noise for one in found])}
+    with found[0].replay(pipe):
+        return sdattn.generate(pipe, list(prompts), **options).heatmaps
 
 
 def _name(parts: Sequence[float]) -> str:

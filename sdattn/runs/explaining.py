@@ -3,8 +3,8 @@
 A diffusion model that removes noise from a picture looks for the words in it, whoever made the
 picture. So its latent is noised to a few timesteps, and the model looks at each of them once (as
 Tang et al. 2023, "Emergent Correspondence from Image Diffusion", do for its features); or, with
-UNets, DDIM inversion finds the noise that leads to the picture, and the model is watched all the way
-back.
+UNets, DDIM inversion finds the noise that leads to the picture, and the model is watched all the
+way back.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tiny text-to-image pipelines of flow matching that make 128x128 pictures, whose VAEs have a scale,
-a shift and statistics that are not those of doing nothing."""
+"""Tiny text-to-image pipelines of flow matching that make 128x128 pictures. Their VAEs have a
+scale, a shift and statistics that are not those of doing nothing."""
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler

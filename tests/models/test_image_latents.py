@@ -1,4 +1,4 @@
-"""How pictures become latents: undone by the pipelines' own decoding, and by diffusers' own way in."""
+"""How pictures become latents: undone by the pipelines' own decoding, and by the formulas."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Maps of given pictures under flow matching: what the models are shown, and what is left behind."""
+"""Maps of given pictures under flow matching: what models are shown, and what is left behind."""
 
 import numpy as np
 import pytest

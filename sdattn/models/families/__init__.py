@@ -133,10 +133,7 @@ def image_latents_of(pipe: Any, *, invertible: bool = False) -> ImageLatents:
     for cls in type(pipe).__mro__:
         if cls.__name__ in known:
             return known[cls.__name__]
-    raise InvalidTypeError(
-        f"This needs a pipeline that makes a picture of noise and prompts alone, a "
-        f"{' or '.join(known)}; found a {type(pipe).__name__}."
-    )
+    raise InvalidTypeError(f"This needs a {' or '.join(known)}; found a {type(pipe).__name__}.")
 
 
 def unguided_options(pipe: Any) -> Mapping[str, Any]:
