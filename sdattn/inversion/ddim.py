@@ -13,7 +13,6 @@ class DDIM:
         pipe: of diffusers; whatever its scheduler, of that the betas are used.
     """
 
-    default_timesteps = (0.05, 0.15, 0.25)  # of the training's, where explain() looks
     null_text, refinements = True, 3
 
     def __init__(self, pipe: Any):

@@ -17,7 +17,6 @@ class Flow:
         pipe: of diffusers; whatever its scheduler, of that the shift of the schedule is used.
     """
 
-    default_timesteps = (0.05, 0.15, 0.25)
     null_text, refinements = False, 1
 
     def __init__(self, pipe: Any):

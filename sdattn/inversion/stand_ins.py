@@ -42,7 +42,7 @@ class StandIn:
     timesteps: Tensor
 
     def __init__(self, config: Any):
-        self.config, self.step_index = config, 0
+        self.config = config
 
     def set_begin_index(self, begin_index: int = 0) -> None:
         """Every run begins with the first step."""
@@ -71,6 +71,7 @@ class Noised(StandIn):
         super().__init__(config)
         self.timesteps, self.seeds, self.mix = timesteps, seeds, mix
         self.shown = [int(t) for t in timesteps]
+        self.step_index = 0  # by which captures tell steps apart
 
     def set_timesteps(
         self,
@@ -80,7 +81,7 @@ class Noised(StandIn):
         mu: Any = None,
     ) -> None:
         """Whatever is asked for; FLUX asks by ``sigmas`` and ``mu``."""
-        self.timesteps, self.step_index = self.timesteps.to(device), 0
+        self.timesteps = self.timesteps.to(device)
 
     def noised(self, latents: Tensor) -> Tensor:
         """The latents ``[B, ...]``, a row for each seed, as they are shown in this step."""

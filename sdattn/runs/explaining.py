@@ -35,6 +35,10 @@ from .run import Run
 from .sampling import sample
 from .settings import Explained
 
+# Of the training schedule: where the model looks by default. With flow matching none points better
+# than these either, see scripts/evaluation/evaluate_explained.py.
+TIMESTEPS = (0.05, 0.15, 0.25)
+
 # What is free in a run that draws: here the picture decides, or nothing is drawn at all.
 _DECIDED = {"callback_on_step_end", "denoising_end", "eta", "generator", "guidance_rescale"}
 _DECIDED |= {"guidance_scale", "height", "latents", "num_images_per_prompt", "num_inference_steps"}
@@ -74,9 +78,8 @@ def explain(
         seed: of the first picture's noise; the next picture has the next seed. The noise of a
             picture at timestep ``t`` is drawn on the CPU, with the seed ``seed * T + t`` for the
             ``T`` timesteps of training, so that it depends on no other picture and timestep.
-        timesteps: where to look, between 0 (no noise) and ``T``; by default
-            those of :class:`sdattn.inversion.ddim.DDIM` or :class:`sdattn.inversion.flow.Flow`.
-            With flow matching they are of the model, whatever the shift of its schedule.
+        timesteps: where to look, between 0 (no noise) and ``T``; :data:`TIMESTEPS` by default. With
+            flow matching they are the model's own, whatever the shift of its schedule.
         invert: find the noise that leads to the picture by DDIM inversion, and watch the run back
             to it; of UNets only. No chance is in it, so the seed does not matter. It takes five
             passes of the model a step.
@@ -223,8 +226,7 @@ def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
     if invert:
         return []
     if timesteps is None:
-        parts = schedule_of(pipe).default_timesteps
-        return sorted({round(part * most) for part in parts}, reverse=True)
+        return sorted({round(part * most) for part in TIMESTEPS}, reverse=True)
     given = list(timesteps) if hasattr(timesteps, "__iter__") else []
     whole = all(isinstance(t, Integral) and not isinstance(t, bool) for t in given)
     if not given or not whole or not all(0 < t < most for t in given):

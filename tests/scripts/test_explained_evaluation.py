@@ -1,5 +1,5 @@
-"""Where explain() should look: the means that are compared are those of explain(), and the solvers are
-those of their papers."""
+"""Where explain() should look: the means that are compared are those of explain(), and the solvers
+are those of their papers."""
 
 import math
 
