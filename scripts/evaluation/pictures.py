@@ -96,7 +96,7 @@ def noised(
 ) -> Iterator[Picture]:
     """The script's own pictures, each noised to the default timesteps of :func:`sdattn.explain`."""
     for part in batches(asked):
-        prompts, images = [one[2] for one in part], _drawn(pipe, part)
+        prompts, images = [one[2] for one in part], script_pictures(pipe, part)
         with ExitStack() as captures:
             stores = _stores(captures, pipe, prompts)
             sdattn.explain(pipe, images, prompts, seed=seed * 100_000 + part[0][0])
@@ -112,7 +112,7 @@ def inverted(
     settings = {**FULL, "layers": refining(pipe)}
     kept = {name: preset for name, preset in variants.items() if not preset.among_words}
     for part in batches(asked):
-        prompts, images = [one[2] for one in part], _drawn(pipe, part)
+        prompts, images = [one[2] for one in part], script_pictures(pipe, part)
         run = sdattn.explain(pipe, images, prompts, invert=True, capture_options=settings)
         stores = run.store, run.store
         yield from _given(part, images, _by_variant(stores, read_prompts(pipe, prompts), kept))
@@ -134,7 +134,7 @@ def seeds_of(part: Sequence[Asked], seed: int) -> list[int]:
     return [seed * 100_000 + number for number, _, _ in part]
 
 
-def _drawn(pipe: Any, part: Sequence[Asked]) -> list[Image.Image]:
+def script_pictures(pipe: Any, part: Sequence[Asked]) -> list[Image.Image]:
     """The script's own pictures, in the size that the model makes."""
     size, _ = default_size(pipe)
     return [Image.fromarray(scene.draw(size)) for _, scene, _ in part]

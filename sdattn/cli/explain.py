@@ -14,7 +14,8 @@ def explain(
     image: Annotated[Path, typer.Argument(help="The picture's file.")],
     prompt: Annotated[str, typer.Argument(help="What the picture shows.")],
     invert: Annotated[
-        bool, typer.Option("--invert", help="Find the noise behind the picture; slower.")
+        bool,
+        typer.Option("--invert", help="Find the noise behind the picture; slower; UNets only."),
     ] = False,
     timesteps: Annotated[
         str | None, typer.Option(help="Where to look, as 100,300: 1 shows nearly the picture.")

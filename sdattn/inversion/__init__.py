@@ -1,5 +1,7 @@
-"""A picture back to its noise.
+"""A picture back to its noise, or shown to the model as noised as it likes.
 
-`invert` goes up the DDIM steps (`ddim`) from a picture (`pictures`) and, under guidance, optimises
-the unconditional states (`nulltext`), so that an edit begins where the picture came from.
+`pictures` makes a picture what a pipeline can take; `schedules` says whether its model removes
+noise (`ddim`) or follows a flow (`flow`); `stand_ins` puts schedulers in a pipeline for a run.
+`invert` goes up the steps from a picture and, under guidance, optimises the unconditional states
+(`nulltext`), so that an edit begins where the picture came from.
 """

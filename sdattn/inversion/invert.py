@@ -7,6 +7,7 @@
 DDIM run upwards finds noise that leads back to the picture without guidance (Song et al. 2020);
 null-text optimisation finds unconditional text states with which it also does so under guidance
 (Mokady et al. 2022, "Null-text Inversion for Editing Real Images using Guided Diffusion Models").
+Of Stable Diffusion 3 the steps are Euler's along the flow, and there is no null-text optimisation.
 """
 
 import math
@@ -20,13 +21,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..errors import InvalidValueError, OptionError, RunError
-from ..models.loading import check_text_to_image
-from ..models.pipeline_call import named_bar, one_at_a_time
+from ..errors import InvalidValueError, Message, OptionError, RunError, option_names
+from ..models.denoiser_call import arguments
+from ..models.families import image_latents_of, unguided_options
+from ..models.layers import find_denoiser
+from ..models.pipeline_call import checked_options, named_bar, one_at_a_time
 from ..models.reading import read_prompts
-from .ddim import Upwards, ddim, in_place
 from .nulltext import guided_rows, optimise, replaced_rows
 from .pictures import encode, fit
+from .schedules import schedule_of
+from .stand_ins import Upwards, in_place
 
 Kwargs = dict[str, Any]
 
@@ -43,6 +47,7 @@ class Inversion:
         null_states: float32 ``[steps, T, width]``, the unconditional text states in the order of
             sampling (the noisiest step first); None without null-text optimisation.
         guidance_scale, num_inference_steps: what it was made for.
+        call: further options of the pipeline's call, ``{"max_sequence_length": 8}`` say.
     """
 
     prompt: str
@@ -51,6 +56,7 @@ class Inversion:
     null_states: Tensor | None = field(repr=False)
     guidance_scale: float
     num_inference_steps: int
+    call: Kwargs = field(default_factory=dict)
 
     @property
     def noise(self) -> Tensor:
@@ -61,15 +67,17 @@ class Inversion:
         """What to call the pipeline with inside :meth:`replay`, for ``images`` images in all."""
         (width, height), steps = self.image.size, self.num_inference_steps
         sizes = {"latents": self.noise.repeat(images, 1, 1, 1), "height": height, "width": width}
-        return {**sizes, "num_inference_steps": steps, "guidance_scale": self.guidance_scale}
+        scale = {"num_inference_steps": steps, "guidance_scale": self.guidance_scale}
+        return {**self.call, **sizes, **scale}
 
     @contextmanager
     def replay(self, pipe: Any) -> Iterator[None]:
         """Inside, one run of the pipeline with :meth:`options` goes back down the trajectory.
 
-        Meanwhile the pipeline has a DDIM scheduler, and the unconditional rows of each call of its
-        UNet hold the null-text state of that step, so that a negative prompt has no effect. On
-        leaving, by any way, the scheduler is the very object it was.
+        Meanwhile the pipeline has the scheduler whose steps were inverted, and with null-text
+        optimisation the unconditional rows of each call of its UNet hold the null-text state of
+        that step, so that a negative prompt has no effect. On leaving, by any way, the scheduler is
+        the very object it was.
 
         Raises:
             ValueError: before the first step: no guidance, or text states of another shape than
@@ -88,16 +96,16 @@ class Inversion:
             calls += 1
             return args, {**kwargs, "encoder_hidden_states": text}
 
-        with in_place(pipe, ddim(pipe), before_pass):
+        with in_place(pipe, schedule_of(pipe).down(), before_pass):
             yield
         if not calls:
-            raise RunError("The UNet was never called. Call the pipeline inside replay().")
+            raise RunError("The model was never called. Call the pipeline inside replay().")
 
     def _check_call(self, calls: int, steps: int, text: Tensor) -> None:
         if steps != self.num_inference_steps or calls == steps:
             raise RunError(
                 f"The inversion has {self.num_inference_steps} steps, and this is call {calls + 1} "
-                f"of the UNet, in a run of {steps} steps. Call the pipeline once inside each "
+                f"of the model, in a run of {steps} steps. Call the pipeline once inside each "
                 "replay(), with **inversion.options()."
             )
         if self.null_states is not None and text.shape[1:] != self.null_states.shape[1:]:
@@ -116,38 +124,50 @@ def invert(
     prompt: str,
     *,
     num_inference_steps: int = 50,
-    guidance_scale: float = 7.5,
-    null_text: bool = True,
+    guidance_scale: float | None = None,
+    null_text: bool | None = None,
     inner_steps: int = 10,
     learning_rate: float = 1e-2,
-    refinements: int = 3,
+    refinements: int | None = None,
+    **options: Any,
 ) -> Inversion:
     """Find the noise of a picture and, with ``null_text``, the states that lead back to it.
 
     To see what the words attend to in the picture, capture its replay, not the inversion.
 
     Args:
-        pipe: a text-to-image pipeline of SD 1.x, 2.x or SDXL. Whatever its scheduler, inversion
-            takes DDIM steps on the same noise schedule.
+        pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL or SD3. Whatever its scheduler,
+            inversion takes DDIM steps on the same noise schedule, for SD3 Euler's.
         image: any size and mode; see :func:`sdattn.inversion.pictures.fit`.
         prompt: what the picture shows, with the words that are to be edited.
-        num_inference_steps, guidance_scale: of the replay; there is no guidance on the way up.
+        num_inference_steps, guidance_scale: of the replay; there is no guidance on the way up. The
+            scale is 7.5 by default; 1, which is none, where nothing is optimised for it (SD3).
+        null_text: by default for UNets; joint attention has none.
         inner_steps: of the optimiser in each step, at most; each costs a pass with gradients.
         learning_rate: of Adam in the first step, falling to half. The default is the paper's, for
             50 steps; fewer steps need more: 5e-2 for the demo model's 20.
         refinements: further passes in each step up, which make it the exact inverse of the step
             down. With 0 it is plain DDIM inversion, whose noise is off the more, the fewer steps.
+            By default 3, for SD3 1: there more drift apart in the noisiest steps.
+        options: handed to the pipeline on the way up and in the replay, ``max_sequence_length``
+            say; a demo model's own by default.
 
     Raises:
         TypeError: another kind of pipeline, or ``image`` is no PIL image.
         ValueError: an empty picture or prompt, or a setting that cannot be.
         RuntimeError: the latents stopped being finite.
     """
+    schedule = schedule_of(pipe)
+    null_text = schedule.null_text if null_text is None else null_text
+    if guidance_scale is None:
+        guidance_scale = 7.5 if schedule.null_text else 1.0
     _check(pipe, num_inference_steps, guidance_scale, null_text, inner_steps)
-    image = fit(pipe, image)
-    read_prompts(pipe, prompt)
-    start = encode(pipe, image).to(pipe.unet.dtype)
-    found = Inversion(prompt, image, start, None, float(guidance_scale), num_inference_steps)
+    image, call = fit(pipe, image), _checked_call(pipe, options)
+    read_prompts(pipe, prompt, **call)
+    start = encode(pipe, [image]).to(find_denoiser(pipe).model.dtype)
+    found = Inversion(prompt, image, start, None, float(guidance_scale), num_inference_steps, call)
+    if refinements is None:
+        refinements = schedule.refinements
     found.trajectory = _climb(pipe, found, refinements)
     if null_text:
         found.null_states = optimise(
@@ -172,7 +192,13 @@ def psnr(image: Image.Image, other: Image.Image) -> float:
 
 
 def _check(pipe: Any, steps: int, guidance: float, null_text: bool, inner: int) -> None:
-    check_text_to_image(pipe)
+    image_latents_of(pipe, invertible=True)
+    if null_text and not schedule_of(pipe).null_text:
+        text = (
+            "a {0} has no null-text optimisation: it was made for the cross-attention of UNets. "
+            "Leave it out."
+        )
+        raise OptionError("null_text", null_text, text, type(pipe).__name__)
     most = pipe.scheduler.config.num_train_timesteps
     if not 1 <= steps <= most:
         raise OptionError(
@@ -186,22 +212,37 @@ def _check(pipe: Any, steps: int, guidance: float, null_text: bool, inner: int) 
         raise OptionError("inner_steps", inner, "pass at least 1, or {null_text=False}.")
 
 
+def _checked_call(pipe: Any, options: Kwargs) -> Kwargs:
+    """Further options of the pipeline's call, a demo model's own among them."""
+    decided = {"latents", "height", "width", "sigmas", "num_images_per_prompt"}
+    if taken := sorted(name for name in options if name in decided or name.startswith("negative_")):
+        raise InvalidValueError(
+            Message(f"The inversion decides on {option_names(taken)}. Leave it out.")
+        )
+    # A demo model's own options are among these, also those that the inversion was asked for.
+    own = ("num_inference_steps", "guidance_scale")
+    return {name: one for name, one in checked_options(pipe, options).items() if name not in own}
+
+
 def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
     """Run the pipeline from the picture's latent to noise; ``[steps + 1, C, rows, cols]``."""
-    trajectory, scheduler = [found.noise], Upwards(ddim(pipe))
+    schedule, family = schedule_of(pipe), find_denoiser(pipe).family
+    trajectory, scheduler = [found.noise], Upwards(schedule.down(), schedule.factors)
 
-    def before_pass(unet: Any, args: Any, kwargs: Kwargs) -> Any:
+    def before_pass(model: Any, args: Any, kwargs: Kwargs) -> Any:
         # A step up takes the model's output at its own end, which is not known yet: guess it, step,
         # and take where that leads as the next guess.
-        (latents, timestep), guess = args, args[0]
+        given = arguments(model, args, kwargs)
+        latents = guess = given[family.latents_argument]
         for _ in range(refinements):
-            output = unet.forward(guess, timestep, **kwargs)[0]
-            (guess,) = scheduler.step(output, timestep, latents)
-        return (guess, timestep), kwargs
+            args, kwargs = family.with_latents(args, kwargs, guess)
+            output = model.forward(*args, **kwargs)[0]
+            (guess,) = scheduler.step(output, given["timestep"].flatten()[0], latents)
+        return family.with_latents(args, kwargs, guess)
 
     def keep(_: Any, step: int, timestep: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if not tensors["latents"].isfinite().all():
-            other = "" if pipe.unet.dtype == torch.float32 else "float32, or "
+            other = "" if found.noise.dtype == torch.float32 else "float32, or "
             raise RunError(
                 f"The latents stopped being finite in step {step}, at timestep {int(timestep)}. "
                 f"Use {other}a noise schedule and prediction type whose steps can be inverted."
@@ -209,7 +250,7 @@ def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
         trajectory.append(tensors["latents"])
         return tensors
 
-    options = {**found.options(), "guidance_scale": 1.0, "output_type": "latent"}
+    options = {**found.options(), **unguided_options(pipe), "output_type": "latent"}
     with named_bar(pipe, "inverting"), in_place(pipe, scheduler, before_pass):
         pipe(found.prompt, callback_on_step_end=keep, **options)
     return torch.cat(trajectory)

@@ -15,7 +15,8 @@ from torch import Tensor
 from ..errors import OptionError
 from ..models.guidance import Branch, branch_order, branch_rows
 from ..models.pipeline_call import named_bar
-from .ddim import ddim, in_place
+from .ddim import DDIM
+from .stand_ins import in_place
 
 # The paper's code starts here and grows to 1e-3, which ends the last steps short of the picture.
 ENOUGH = 1e-5
@@ -54,7 +55,7 @@ def optimise(
 
     with ExitStack() as undo:
         undo.enter_context(named_bar(pipe, "null-text"))
-        undo.enter_context(in_place(pipe, ddim(pipe), before_pass))
+        undo.enter_context(in_place(pipe, DDIM(pipe).down(), before_pass))
         for weight in pipe.unet.parameters():
             undo.callback(weight.requires_grad_, weight.requires_grad)
             weight.requires_grad_(False)

@@ -1,6 +1,7 @@
 """A picture of the user's own, made what a pipeline can take, and its latent."""
 
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,6 +11,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from ..errors import InvalidTypeError, InvalidValueError
+from ..models.families import image_latents_of
 from ..models.loading import default_size, size_unit
 
 LONGEST_SIDE = 1536  # pixels of a picture that is kept to be shown
@@ -65,17 +67,20 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 @torch.no_grad()
-def encode(pipe: Any, image: Image.Image) -> Tensor:
-    """The latent that the pipeline decodes to the picture, float32 ``[1, C, rows, cols]``."""
-    vae, dtype, config = pipe.vae, pipe.vae.dtype, pipe.vae.config
-    pixels = pipe.image_processor.preprocess(image).to(pipe._execution_device)  # [1, 3, H, W]
+def encode(pipe: Any, images: Sequence[Image.Image]) -> Tensor:
+    """The latents that a text-to-image pipeline decodes to the pictures, all of one size.
+
+    Returns:
+        float32 ``[B, C, rows, cols]`` or packed ``[B, patches, C]``, as the pipeline's call takes
+        them, on its device.
+    """
+    vae, dtype, encoded = pipe.vae, pipe.vae.dtype, image_latents_of(pipe).encode
     with ExitStack() as undo:
         if dtype != torch.float32:  # SDXL's overflows in float16
             undo.callback(vae.to, dtype)
             vae.to(torch.float32)
-        encoded = vae.encode(pixels)  # AutoencoderTiny has no distribution
-        latent = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latents
-    if getattr(config, "latents_mean", None) is not None:
-        mean, std = latent.new_tensor([config.latents_mean, config.latents_std])[..., None, None]
-        latent = (latent - mean) / std
-    return latent * config.scaling_factor
+        found = []
+        for image in images:  # one at a time, for as little memory as that takes
+            pixels = pipe.image_processor.preprocess(image)  # [1, 3, H, W]
+            found.append(encoded(pipe, pixels.to(pipe._execution_device)))
+    return torch.cat(found)

@@ -5,9 +5,10 @@ how a call is read, how its pipelines read prompts and run guidance. `layers` fi
 denoiser and its layers, `reading` its prompts' columns, `guidance` which rows are whose, `loading`
 loads it, `outline` loads it without weights, `pipeline_call` calls it with checked options; `demos`
 knows the two models inside this package.
-:func:`register` adds a family.
+:func:`register` adds a family; `image_latents` says how its pipelines take a picture.
 """
 
 from .families import register as register
 from .families import unregister as unregister
 from .family import Family as Family
+from .image_latents import ImageLatents as ImageLatents

@@ -23,6 +23,7 @@ from ..attention import level_grids
 from ..errors import InvalidTypeError, InvalidValueError
 from .denoiser_call import DenoiserCall, Timestep, arguments, unwrapped
 from .encoders import Reader
+from .image_latents import ImageLatents
 
 Place = Literal["down", "mid", "up", "double", "single", "block"]
 Kind = Literal["cross", "joint", "self", "temporal", "linear"]
@@ -111,6 +112,8 @@ class Family:
         text_stream: of joint attention, how text states as the model gets them enter the stream
             beside the picture; None where the blocks have no stream of their own for the text.
         preset: the name of that of :data:`sdattn.maps.presets.PRESETS` which points best.
+        image_latents: how its text-to-image pipelines take a picture that is there already; None
+            where that is not known.
 
     Raises:
         ValueError: joint attention without ``joined``, or the reverse.
@@ -132,6 +135,7 @@ class Family:
     latents_argument: str = "hidden_states"
     text_stream: Callable[[Any, Any], Any] | None = None
     preset: str = "default"
+    image_latents: ImageLatents | None = None
 
     def __post_init__(self) -> None:
         joint = any(kind == "joint" for _, kind in self.layers.values())
@@ -198,6 +202,14 @@ class Family:
     def latents(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The latents in the arguments of a call, as the model gets them."""
         return arguments(model, args, kwargs)[self.latents_argument]
+
+    def with_latents(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], latents: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call with other latents, which are the first or have their name."""
+        if self.latents_argument in kwargs:
+            return args, {**kwargs, self.latents_argument: latents}
+        return (latents, *args[1:]), dict(kwargs)
 
     def read_call(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]

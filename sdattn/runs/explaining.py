@@ -2,8 +2,9 @@
 
 A diffusion model that removes noise from a picture looks for the words in it, whoever made the
 picture. So its latent is noised to a few timesteps, and the model looks at each of them once (as
-Tang et al. 2023, "Emergent Correspondence from Image Diffusion", do for its features); or DDIM
-inversion finds the noise that leads to the picture, and the model is watched all the way back.
+Tang et al. 2023, "Emergent Correspondence from Image Diffusion", do for its features); or, with
+UNets, DDIM inversion finds the noise that leads to the picture, and the model is watched all the
+way back.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from typing import Any, Literal
 
 import torch
 from PIL import Image
-from torch import Tensor
 
 from ..errors import InvalidValueError, Message, OptionError, option_names
 from ..inversion import invert as inversion
-from ..inversion.ddim import ddim, in_place
 from ..inversion.pictures import at_own_size, encode, fit
+from ..inversion.schedules import schedule_of
+from ..inversion.stand_ins import Noised, noised
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
-from ..models.loading import check_text_to_image
+from ..models.families import image_latents_of, unguided_options
+from ..models.layers import find_denoiser
 from ..models.pipeline_call import checked_options, checked_seeds, named_bar, one_at_a_time
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
@@ -33,12 +35,14 @@ from .run import Run
 from .sampling import sample
 from .settings import Explained
 
-TIMESTEPS = (0.05, 0.15, 0.25)  # of the training schedule: where the model looks by default
+# Of the training schedule: where the model looks by default. With flow matching none points better
+# than these either, see scripts/evaluation/evaluate_explained.py.
+TIMESTEPS = (0.05, 0.15, 0.25)
 
 # What is free in a run that draws: here the picture decides, or nothing is drawn at all.
 _DECIDED = {"callback_on_step_end", "denoising_end", "eta", "generator", "guidance_rescale"}
 _DECIDED |= {"guidance_scale", "height", "latents", "num_images_per_prompt", "num_inference_steps"}
-_DECIDED |= {"sigmas", "width"}
+_DECIDED |= {"mu", "sigmas", "true_cfg_scale", "width"}
 
 
 @one_at_a_time
@@ -60,22 +64,25 @@ def explain(
     """See where each word of a prompt goes in a picture of your own.
 
     By default the picture's latent ``x0`` is noised, ``sqrt(abar_t) x0 + sqrt(1 - abar_t) eps``
-    (Ho et al. 2020, eq. 4), and the model runs once, without guidance, at each of a few timesteps.
-    The maps are the mean over these, as they are the mean over the steps of a run that draws.
+    (Ho et al. 2020, eq. 4) or, for a model of flow matching, ``(1 - t/T) x0 + (t/T) eps`` (Esser et
+    al. 2024, eq. 13), and the model runs once, without guidance, at each of a few timesteps. The
+    maps are the mean over these, as they are the mean over the steps of a run that draws.
 
     Args:
-        pipe: a text-to-image pipeline of SD 1.x, 2.x or SDXL. Whatever its scheduler, its noise
-            schedule is used.
+        pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL, SD3, FLUX.1, FLUX.2 or Qwen-Image.
+            Whatever its scheduler, its noise schedule is used. The guidance that FLUX takes as an
+            input stays at the pipeline's default.
         image: any size and mode, see :func:`sdattn.inversion.pictures.fit`; or several that come
             to one size there, which run in one batch.
         prompt: what the picture shows; as many prompts as pictures.
         seed: of the first picture's noise; the next picture has the next seed. The noise of a
             picture at timestep ``t`` is drawn on the CPU, with the seed ``seed * T + t`` for the
             ``T`` timesteps of training, so that it depends on no other picture and timestep.
-        timesteps: where to look, between 0 (no noise) and ``T``; :data:`TIMESTEPS` by default.
+        timesteps: where to look, between 0 (no noise) and ``T``; :data:`TIMESTEPS` by default. With
+            flow matching they are the model's own, whatever the shift of its schedule.
         invert: find the noise that leads to the picture by DDIM inversion, and watch the run back
-            to it. No chance is in it, so the seed does not matter. It takes five passes of the
-            model a step.
+            to it; of UNets only. No chance is in it, so the seed does not matter. It takes five
+            passes of the model a step.
         words: keep the maps of these words and phrases only.
         preset, refine, ask: as in :func:`sdattn.generate`. A preset that reads a part of the steps
             reads all timesteps here, since they were chosen; with ``invert`` that part of the run.
@@ -96,7 +103,7 @@ def explain(
             option that cannot be.
         KeyError: a word that is in none of the prompts. All of them before the model runs.
     """
-    check_text_to_image(pipe)
+    image_latents_of(pipe)
     # As in generate(): all that can be refused is, before the model runs.
     chosen_timesteps = _checked_timesteps(pipe, timesteps, invert)
     images, prompts = _paired(pipe, image, prompt)
@@ -122,46 +129,15 @@ def explain(
     return _told(run, given, images, "inversion" if invert else "noise", scheduler)
 
 
-class Noised:
-    """A scheduler with which a pipeline stays at its latents and shows them to the model noised.
-
-    Args:
-        down: a scheduler with the noise schedule, such as :func:`sdattn.inversion.ddim.ddim` makes.
-        timesteps: to be shown, whatever number of steps is asked for.
-        seeds: one for each picture of the batch.
-    """
-
-    order, init_noise_sigma = 1, 1.0
-
-    def __init__(self, down: Any, timesteps: Sequence[int], seeds: Sequence[int]):
-        self.down, self.config = down, down.config
-        self.timesteps, self.seeds = torch.tensor(timesteps), seeds
-
-    def set_timesteps(self, num_inference_steps: int, device: Any = None) -> None:
-        self.timesteps = self.timesteps.to(device)
-
-    def scale_model_input(self, sample: Tensor, timestep: Any) -> Tensor:
-        """``sample`` is [B, C, rows, cols], a row for each seed."""
-        at, most = int(timestep), self.config.num_train_timesteps
-        draws = []
-        for seed in self.seeds:
-            generator = torch.Generator("cpu").manual_seed((seed * most + at) % 2**63)
-            draws.append(torch.randn(sample.shape[1:], generator=generator))
-        noise, times = torch.stack(draws).to(sample.device), self.timesteps.new_tensor([at])
-        noised: Tensor = self.down.add_noise(sample.float(), noise, times)
-        return noised.to(sample.dtype)
-
-    def step(self, output: Tensor, timestep: Any, sample: Tensor, return_dict: Any = None) -> Any:
-        return (sample,)
-
-
 @contextmanager
 def _noised(
     pipe: Any, images: Sequence[Image.Image], seeds: Sequence[int], timesteps: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """Inside, a run of the pipeline with these options is one pass at each timestep."""
-    latents = torch.cat([encode(pipe, image) for image in images]).to(pipe.unet.dtype)
-    with in_place(pipe, Noised(ddim(pipe), timesteps, seeds)):
+    schedule = schedule_of(pipe)
+    shown = Noised(schedule.config, schedule.mix, schedule.timesteps(list(timesteps)), seeds)
+    latents = encode(pipe, images).to(find_denoiser(pipe).model.dtype)
+    with noised(pipe, shown):
         yield {"latents": latents}
 
 
@@ -188,7 +164,7 @@ def _told(
 ) -> Run:
     """The run with the pictures in place of what came back, and with how it was made;
     ``images`` are those that were given as the pipeline saw them."""
-    timesteps = [int(t) for t in run.store.timesteps]
+    timesteps = [round(t) for t in run.store.timesteps]
     image_runs = []
     for image_run, original, image in zip(run, given, images, strict=True):
         settings, near = image_run.settings, None
@@ -235,6 +211,12 @@ def _paired(pipe: Any, image: Any, prompt: Any) -> tuple[list[Image.Image], list
 def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
     """The noisiest first; none for an inversion, which has its own."""
     most = pipe.scheduler.config.num_train_timesteps
+    if invert and image_latents_of(pipe).noise == "flow":
+        text = (
+            "a {0} follows a flow, on which maps of the way back point no better than those of the "
+            "noised picture, for 20 times the passes. Leave it out."
+        )
+        raise OptionError("invert", invert, text, type(pipe).__name__)
     if invert and timesteps is not None:
         text = (
             "an inversion goes through its own. Pass {num_inference_steps} for their number, or "
@@ -270,7 +252,7 @@ def _checked_options(
         names = option_names(sorted(taken))
         advice = "Leave it out; to draw with it, use {generate()}."
         raise InvalidValueError(Message(f"{why} {names}. {advice}"))
-    decided = {"guidance_scale": 1.0, "width": size[0], "height": size[1]}
+    decided = {**unguided_options(pipe), "width": size[0], "height": size[1]}
     if timesteps:
         decided["num_inference_steps"] = len(timesteps)
     return checked_options(pipe, {**options, **decided})

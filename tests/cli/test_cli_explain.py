@@ -50,6 +50,18 @@ def test_the_command_with_choices_of_its_own(explained):
     assert json.loads(Path("run/run.json").read_text())["explained"]["way"] == "inversion"
 
 
+def test_the_command_takes_a_model_of_flow_matching(explained):
+    options = ("--model", "demo-mmdit", "--device", "cpu", "--out", "run", "--force")
+    for more in ((), ("--refine", "self", "--ask", "star"), ("--preset", "seg4diff")):
+        code, out, err = explained("My photo.png", "a red circle", *options, *more)
+        assert code == 0, err
+        assert "circle" in out
+        told = load_run("run").info
+        assert told["explained"]["timesteps"] == [250, 150, 50]
+        assert told["pipeline"] == "StableDiffusion3Pipeline"
+        assert told["explained"]["reconstruction_psnr"] > 20
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -59,6 +71,7 @@ def test_the_command_with_choices_of_its_own(explained):
         ((".", "a cat"), 1, "Is a directory"),
         (("My photo.png", " "), 1, "is empty"),
         (("My photo.png", "a cat", "--timesteps", "0"), 1, "1 to 999"),
+        (("My photo.png", "a cat", "--invert", "--model", "demo-mmdit"), 1, "--invert: a Stable"),
         (("My photo.png", "a cat", "--timesteps", "1,two"), 2, "not a list of whole numbers"),
         (("My photo.png", "a cat", "--timesteps", "5", "--invert"), 2, "choose --steps"),
         (("My photo.png", "a cat", "--steps", "5"), 2, "unless with --invert"),

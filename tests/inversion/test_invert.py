@@ -245,5 +245,5 @@ def test_a_replay_that_does_not_fit_is_refused(pipe, found):
     with pytest.raises(RuntimeError, match="has 4 steps, and this is call 5"), found.replay(pipe):
         for _ in range(2):
             pipe(PROMPT, output_type="latent", **found.options())
-    with pytest.raises(RuntimeError, match="The UNet was never called"), found.replay(pipe):
+    with pytest.raises(RuntimeError, match="The model was never called"), found.replay(pipe):
         pass

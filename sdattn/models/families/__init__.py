@@ -3,6 +3,7 @@
 A module in this folder that holds a ``FAMILY`` is found by itself.
 """
 
+from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
@@ -11,6 +12,7 @@ from ...errors import InvalidTypeError, InvalidValueError
 from ..denoiser_call import unwrapped
 from ..encoders import Reader, refuse_unknown
 from ..family import Family, Guidance
+from ..image_latents import ImageLatents
 
 _registered: tuple[Family, ...] = tuple(
     import_module(f".{module.name}", __name__).FAMILY for module in iter_modules(__path__)
@@ -115,3 +117,26 @@ def guidance_of(pipe: Any) -> Guidance:
         "UNet or transformer instead (capture(pipe.unet)): every batch row is then an image of "
         "its own."
     )
+
+
+def image_latents_of(pipe: Any, *, invertible: bool = False) -> ImageLatents:
+    """How a text-to-image pipeline takes a picture: as its class or the nearest base that a family
+    names; with ``invertible`` of those alone whose way back to the noise is known.
+
+    Raises:
+        TypeError: no family names any; the message lists what they name.
+    """
+    found = [family.image_latents for family in _registered if family.image_latents]
+    known = {
+        name: one for one in found if one.invertible or not invertible for name in one.pipelines
+    }
+    for cls in type(pipe).__mro__:
+        if cls.__name__ in known:
+            return known[cls.__name__]
+    raise InvalidTypeError(f"This needs a {' or '.join(known)}; found a {type(pipe).__name__}.")
+
+
+def unguided_options(pipe: Any) -> Mapping[str, Any]:
+    """The options with which a text-to-image pipeline runs without guidance."""
+    pipelines = image_latents_of(pipe).pipelines
+    return next(pipelines[cls.__name__] for cls in type(pipe).__mro__ if cls.__name__ in pipelines)

@@ -5,6 +5,7 @@ from ...prompts.tokens import Prompt, read_source
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, refuse_unknown
 from ..family import IN_TURN, Family
+from ..image_latents import ImageLatents, packed, shifted_latents
 
 
 def read_flux(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -37,4 +38,10 @@ FAMILY = Family(
     preset="joint",
     guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
     text_argument="prompt_2",  # T5's; CLIP gives no columns
+    image_latents=ImageLatents(
+        # guidance_scale is an input of the model, which keeps its default
+        pipelines={"FluxPipeline": {"true_cfg_scale": 1.0}},
+        encode=lambda pipe, pixels: packed(pipe, shifted_latents(pipe, pixels)),
+        noise="flow",
+    ),
 )

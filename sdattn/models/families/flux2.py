@@ -1,6 +1,9 @@
 """FLUX.2 and FLUX.2 klein: joint attention; prompts inside a chat."""
 
 from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
 
 from ...errors import InvalidValueError
 from ...prompts.tokenizing import filled
@@ -9,6 +12,7 @@ from ...prompts.words import Source
 from ..denoiser_call import grid_of_ids
 from ..encoders import PLACEHOLDER, TextCall
 from ..family import IN_TURN, Family
+from ..image_latents import ImageLatents, vae_latents
 
 
 def read_klein(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -65,6 +69,14 @@ def _rendered(text: str, render: Callable[[str], str]) -> Source:
     )
 
 
+def _encode(pipe: Any, pixels: Tensor) -> Tensor:
+    """Patches of 2x2 cells as channels, ``[B, 4 C, rows / 2, cols / 2]``, normed by the statistics
+    of the VAE's batch norm. Source: pipeline_flux2.py, ``_encode_vae_image``."""
+    latents, norm = pipe._patchify_latents(vae_latents(pipe.vae, pixels)), pipe.vae.bn
+    mean, variance = (one[:, None, None] for one in (norm.running_mean, norm.running_var))
+    return (latents - mean) / (variance + pipe.vae.config.batch_norm_eps).sqrt()
+
+
 FAMILY = Family(
     name="FLUX.2",
     denoisers=("Flux2Transformer2DModel",),
@@ -82,5 +94,11 @@ FAMILY = Family(
     preset="joint",
     guidance=dict.fromkeys(
         ("Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinInpaintPipeline"), IN_TURN
+    ),
+    image_latents=ImageLatents(
+        # Flux2Pipeline's guidance_scale is an input of the model, which keeps its default
+        pipelines={"Flux2Pipeline": {}, "Flux2KleinPipeline": {"guidance_scale": 1.0}},
+        encode=_encode,
+        noise="flow",
     ),
 )

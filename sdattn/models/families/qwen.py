@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from ...errors import InvalidTypeError, Message
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..encoders import PLACEHOLDER, TextCall, refuse_unknown, zeros
 from ..family import IN_TURN, Family
+from ..image_latents import ImageLatents, packed, vae_latents
 
 
 def read_qwen(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -52,6 +55,15 @@ def _grid_of_shapes(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(shape if isinstance(shape[0], int) else shape[0])
 
 
+def _encode(pipe: Any, pixels: Tensor) -> Tensor:
+    """One frame of a VAE for videos, ``(z - mean) / std`` by channel, packed. Source:
+    pipeline_qwenimage_img2img.py, ``_encode_vae_image``."""
+    latents, config = vae_latents(pipe.vae, pixels[:, :, None])[:, :, 0], pipe.vae.config
+    known = latents.new_tensor([config.latents_mean, config.latents_std])
+    mean, std = known[..., None, None]  # [C, 1, 1] each
+    return packed(pipe, (latents - mean) / std)
+
+
 _PIPELINES = """
 QwenImagePipeline QwenImageImg2ImgPipeline QwenImageInpaintPipeline QwenImageControlNetPipeline
 QwenImageControlNetInpaintPipeline QwenImageEditPipeline QwenImageEditInpaintPipeline
@@ -69,4 +81,7 @@ FAMILY = Family(
     readers={"QwenImage": read_qwen, "QwenImage21": refuse_unknown, "QwenImageEdit": refuse_images},
     preset="joint",
     guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
+    image_latents=ImageLatents(
+        pipelines={"QwenImagePipeline": {"true_cfg_scale": 1.0}}, encode=_encode, noise="flow"
+    ),
 )

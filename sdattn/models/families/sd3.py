@@ -6,6 +6,7 @@ from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches
 from ..encoders import TextCall, read_clip, zeros
 from ..family import NEGATIVE_FIRST, Family
+from ..image_latents import ImageLatents, shifted_latents
 
 
 def read_sd3(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -40,4 +41,10 @@ FAMILY = Family(
     text_stream=lambda model, states: model.context_embedder(states),
     preset="joint",
     guidance=dict.fromkeys(_PIPELINES.split(), NEGATIVE_FIRST),
+    image_latents=ImageLatents(
+        pipelines={"StableDiffusion3Pipeline": {"guidance_scale": 1.0}},
+        encode=shifted_latents,
+        noise="flow",
+        invertible=True,
+    ),
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..denoiser_call import DenoiserCall, Timestep, arguments, innermost, unwrapped
 from ..encoders import read_clip
 from ..family import NEGATIVE_FIRST, PLACES, AttentionLayer, Family, Guidance, Kind
+from ..image_latents import ImageLatents, vae_latents
 
 
 def is_unet(model: Any) -> bool:
@@ -82,6 +83,17 @@ def _cells(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return given["sample"].shape[-2], given["sample"].shape[-1]  # frames are rows of the batch
 
 
+def _encode(pipe: Any, pixels: Tensor) -> Tensor:
+    """``z * scale``, or ``(z - mean) / std * scale`` where a VAE knows its mean and deviation.
+    Source: ``prepare_latents`` of the image-to-image pipelines."""
+    latents, config = vae_latents(pipe.vae, pixels), pipe.vae.config
+    if getattr(config, "latents_mean", None) is not None:
+        known = latents.new_tensor([config.latents_mean, config.latents_std])
+        mean, std = known[..., None, None]  # [C, 1, 1] each
+        latents = (latents - mean) / std
+    return latents * config.scaling_factor
+
+
 _READ_CLIP = """
 StableDiffusion StableUnCLIP SDXL LatentConsistencyModel AnimateDiff TextToVideo VideoToVideoSD
 PIA LEditsPP SemanticStableDiffusion CycleDiffusion AltDiffusion
@@ -120,4 +132,10 @@ FAMILY = UNets(
         **dict.fromkeys(_NEGATIVE_FIRST.split(), NEGATIVE_FIRST),
         "StableDiffusionInstructPix2PixPipeline": _THREE_WAY,
     },
+    image_latents=ImageLatents(
+        pipelines={name: {"guidance_scale": 1.0} for name in TEXT_TO_IMAGE},
+        encode=_encode,
+        noise="diffusion",
+        invertible=True,
+    ),
 )

@@ -1,0 +1,17 @@
+"""Which noise schedule a pipeline's model was trained on."""
+
+from typing import Any
+
+from ..models.families import image_latents_of
+from .ddim import DDIM
+from .flow import Flow
+
+
+def schedule_of(pipe: Any) -> DDIM | Flow:
+    """DDIM's steps or a flow's, as the pipeline's family says.
+
+    Raises:
+        TypeError: a pipeline that makes its picture of more than noise and prompts, or of a family
+            whose latents are not known.
+    """
+    return Flow(pipe) if image_latents_of(pipe).noise == "flow" else DDIM(pipe)

@@ -1,0 +1,137 @@
+"""Schedulers that stand in a pipeline's place for one run, and take its scheduler's calls.
+
+with in_place(pipe, scheduler, before_pass):    the scheduler there, and a hook of the model
+    pipe(...)
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..models.layers import find_denoiser
+
+Kwargs = dict[str, Any]
+
+
+@contextmanager
+def in_place(pipe: Any, scheduler: Any, before_pass: Any = None) -> Iterator[None]:
+    """Put a scheduler and perhaps a pre-hook of the denoiser in place, and take both out again."""
+    with ExitStack() as undo:
+        undo.callback(setattr, pipe, "scheduler", pipe.scheduler)
+        pipe.scheduler = scheduler
+        if before_pass is not None:
+            before_pass = torch.compiler.disable(before_pass)
+            hook = find_denoiser(pipe).model.register_forward_pre_hook(
+                before_pass, with_kwargs=True
+            )
+            undo.callback(hook.remove)
+        yield
+
+
+class StandIn:
+    """What a pipeline asks of its scheduler, of whatever family.
+
+    Args:
+        config: of the scheduler whose place it takes.
+    """
+
+    order, init_noise_sigma = 1, 1.0
+    timesteps: Tensor
+
+    def __init__(self, config: Any):
+        self.config = config
+
+    def set_begin_index(self, begin_index: int = 0) -> None:
+        """Every run begins with the first step."""
+
+    def scale_model_input(self, sample: Tensor, timestep: Any) -> Tensor:
+        return sample
+
+
+class Noised(StandIn):
+    """A scheduler with which a pipeline stays at its latents and shows them to the model noised.
+
+    Args:
+        config: of the scheduler whose place it takes.
+        mix: latents and noise at a timestep, such as :meth:`sdattn.inversion.flow.Flow.mix`.
+        timesteps: to be shown, whatever number of steps is asked for.
+        seeds: one for each picture of the batch.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        mix: Callable[[Tensor, Tensor, int], Tensor],
+        timesteps: Tensor,
+        seeds: Sequence[int],
+    ):
+        super().__init__(config)
+        self.timesteps, self.seeds, self.mix = timesteps, seeds, mix
+        self.shown = [int(t) for t in timesteps]
+        self.step_index = 0  # by which captures tell steps apart
+
+    def set_timesteps(
+        self,
+        num_inference_steps: Any = None,
+        device: Any = None,
+        sigmas: Any = None,
+        mu: Any = None,
+    ) -> None:
+        """Whatever is asked for; FLUX asks by ``sigmas`` and ``mu``."""
+        self.timesteps = self.timesteps.to(device)
+
+    def noised(self, latents: Tensor) -> Tensor:
+        """The latents ``[B, ...]``, a row for each seed, as they are shown in this step."""
+        at, most = self.shown[self.step_index], self.config.num_train_timesteps
+        draws = []
+        for seed in self.seeds:
+            generator = torch.Generator("cpu").manual_seed((seed * most + at) % 2**63)
+            draws.append(torch.randn(latents.shape[1:], generator=generator))
+        mixed = self.mix(latents.float(), torch.stack(draws).to(latents.device), at)
+        return mixed.to(latents.dtype)
+
+    def step(self, output: Tensor, timestep: Any, sample: Tensor, return_dict: Any = None) -> Any:
+        self.step_index += 1
+        return (sample,)
+
+
+@contextmanager
+def noised(pipe: Any, scheduler: Noised) -> Iterator[None]:
+    """Inside, a run of the pipeline shows its latents to the model noised."""
+    family = find_denoiser(pipe).family
+
+    def before_pass(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        latents = scheduler.noised(family.latents(model, args, kwargs))
+        return family.with_latents(args, kwargs, latents)
+
+    with in_place(pipe, scheduler, before_pass):
+        yield
+
+
+class Upwards(StandIn):
+    """A scheduler that takes another's steps backwards, from the picture to the noise.
+
+    A step down is ``x_prev = a x + b f(x)``, linear in the model's output ``f``, so that ``x`` is
+    ``(x_prev - b f(x)) / a``. With ``f(x_prev)`` for ``f(x)`` that is plain inversion (DDIM's: Song
+    et al. 2020, eq. 12); iterated, it is exact (Pan et al. 2023, "Effective Real Image Editing with
+    Accelerated Iterative Diffusion Inversion").
+
+    Args:
+        down: the scheduler whose steps these are.
+        factors: a and b of the step that ``down`` takes from a timestep.
+    """
+
+    def __init__(self, down: Any, factors: Callable[[Any, Any], tuple[Any, Any]]):
+        super().__init__(down.config)
+        self.down, self.factors = down, factors
+
+    def set_timesteps(self, num_inference_steps: Any, device: Any = None, **shift: Any) -> None:
+        self.down.set_timesteps(num_inference_steps, device, **shift)
+        self.timesteps = self.down.timesteps.flip(0)
+
+    def step(self, output: Tensor, timestep: Any, sample: Tensor, return_dict: Any = None) -> Any:
+        a, b = self.factors(self.down, timestep)
+        return (((sample.float() - b * output.float()) / a).to(sample.dtype),)

@@ -1,0 +1,55 @@
+"""How the text-to-image pipelines of a family take a picture that is there already.
+
+A family's record has one :class:`ImageLatents`; what several families share is below it: what a VAE
+makes of pictures, its scale, and the packing of 2x2 cells into one patch.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+NoiseKind = Literal["diffusion", "flow"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageLatents:
+    """What is known of pipelines that make a picture of noise and prompts alone.
+
+    Attributes:
+        pipelines: names of their classes, and the options with which each runs without guidance: a
+            scale that the model itself takes as an input (FLUX's) is none of them.
+        encode: the latents of pictures as the pipeline's call takes them, float32
+            ``[B, C, rows, cols]`` or packed ``[B, patches, C]``, from the pipeline and RGB pixels,
+            float32 ``[B, 3, height, width]`` from -1 to 1. The VAE is in float32 meanwhile.
+        noise: how training mixed noise into latents: ``"diffusion"``, by the scheduler's betas (Ho
+            et al. 2020), or ``"flow"``, along a straight line (Esser et al. 2024, eq. 13).
+        invertible: whether :func:`sdattn.edit.invert` knows the way back to the noise.
+    """
+
+    pipelines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    encode: Callable[[Any, Tensor], Tensor]
+    noise: NoiseKind
+    invertible: bool = False
+
+
+def vae_latents(vae: Any, pixels: Tensor) -> Tensor:
+    """What a VAE makes of pixels, without chance: the mode of its distribution."""
+    encoded = vae.encode(pixels)
+    if not hasattr(encoded, "latent_dist"):  # AutoencoderTiny's
+        return encoded.latents
+    return encoded.latent_dist.mode()
+
+
+def shifted_latents(pipe: Any, pixels: Tensor) -> Tensor:
+    """``(z - shift) * scale``, ``[B, C, rows, cols]``. Source: ``prepare_latents`` of
+    pipeline_stable_diffusion_3_img2img.py, ``_encode_vae_image`` of pipeline_flux_img2img.py."""
+    config = pipe.vae.config
+    return (vae_latents(pipe.vae, pixels) - config.shift_factor) * config.scaling_factor
+
+
+def packed(pipe: Any, latents: Tensor) -> Tensor:
+    """``[B, C, rows, cols]`` as patches of 2x2 cells, ``[B, rows / 2 * cols / 2, 4 C]``, by the
+    pipeline's own method, which FLUX.1 and Qwen-Image have."""
+    return pipe._pack_latents(latents, *latents.shape)

@@ -1,0 +1,223 @@
+"""Maps of given pictures under flow matching: what models are shown, and what is left behind."""
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler
+from helpers.flow_pipelines import FLOWS, Seen, flow_pipeline
+from helpers.small_pictures import picture
+from PIL import Image
+
+from scripts.scenes import random_scene
+from sdattn import capture, load_pipeline, load_run
+from sdattn.inversion.pictures import encode
+from sdattn.runs.explaining import explain
+
+PROMPT = "a red cat"
+
+
+@pytest.fixture(scope="module")
+def mmdit():
+    pipe = load_pipeline("demo-mmdit", device="cpu")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def expected_latents(pipe, image, seed, timestep):
+    """By diffusers' own scale_noise, of the latents in the layout that the transformer gets."""
+    latents = encode(pipe, [image])
+    if type(pipe).__name__.startswith("Flux2"):
+        latents = pipe._pack_latents(latents)
+    generator = torch.Generator().manual_seed(seed * 1000 + timestep)
+    noise = torch.randn(latents.shape[1:], generator=generator)[None]
+    unshifted = FlowMatchEulerDiscreteScheduler()  # sigma is timestep / 1000
+    return unshifted.scale_noise(latents, torch.tensor([float(timestep)]), noise)
+
+
+# -- what the model is shown ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_the_model_is_shown_the_noised_latents(name):
+    pipe, options = flow_pipeline(name)
+    image, asked = picture((160, 96)), [40, 700, 300]
+    with Seen(pipe) as seen:
+        run = explain(pipe, image, PROMPT, seed=3, timesteps=asked, **options)
+    assert len(seen) == 3  # one pass each: no guidance
+    unit = 1 if name == "SD3" else 1000
+    for given, timestep in zip(seen, sorted(asked, reverse=True), strict=True):
+        assert float(given["timestep"][0]) * unit == pytest.approx(timestep, rel=1e-6)
+        expected = expected_latents(pipe, image, 3, timestep)
+        torch.testing.assert_close(given["hidden_states"], expected, atol=1e-6, rtol=1e-6)
+    assert run.info[0]["explained"]["timesteps"] == [700, 300, 40]
+    assert run.heatmaps[0]["cat"].values.shape == (6, 10)
+
+
+@torch.no_grad()
+def test_the_maps_are_those_of_the_model_called_by_hand():
+    pipe, options = flow_pipeline("SD3")
+    run = explain(pipe, picture(), PROMPT, timesteps=[100, 500], **options)
+    text, _, pooled, _ = pipe.encode_prompt(
+        PROMPT, PROMPT, PROMPT, do_classifier_free_guidance=False, **options
+    )
+    total = {}
+    for timestep in (100, 500):
+        shown = expected_latents(pipe, picture(), 0, timestep)
+        with capture(pipe.transformer) as store:
+            pipe.transformer(shown, text, pooled, torch.tensor([float(timestep)]))
+        for layer, maps in store.maps.items():
+            total[layer] = total.get(layer, 0) + maps / 2
+    assert set(total) == set(run.store.maps)
+    for layer, maps in total.items():
+        torch.testing.assert_close(run.store.maps[layer], maps, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["SD3", "FLUX.1"])
+def test_neither_scheduler_nor_shift_matter(name):
+    plain, options = flow_pipeline(name)
+    first = explain(plain, picture(), PROMPT, **options)
+    shifted, _ = flow_pipeline(name, use_dynamic_shifting=True, shift=3.0)
+    heun, _ = flow_pipeline(name)
+    heun.scheduler = FlowMatchHeunDiscreteScheduler()
+    for other in (shifted, heun):
+        again = explain(other, picture(), PROMPT, **options)
+        for layer, maps in first.store.maps.items():
+            assert torch.equal(maps, again.store.maps[layer])
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_a_picture_in_a_batch_is_shown_as_alone(name):
+    pipe, options = flow_pipeline(name)
+    images, prompts = [picture(seed=1), picture(seed=2)], ["a red cat", "a red dog"]
+    both = explain(pipe, images, prompts, seed=7, timesteps=[200], **options)
+    assert [one["seed"] for one in both.info] == [7, 8]
+    for i in range(2):
+        alone = explain(pipe, images[i], prompts[i], seed=7 + i, timesteps=[200], **options)
+        torch.testing.assert_close(
+            both.heatmaps[i]["red"].map, alone.heatmaps[0]["red"].map, atol=1e-5, rtol=0
+        )
+
+
+def test_what_is_seen_at_a_timestep_depends_on_no_other():
+    pipe, options = flow_pipeline("FLUX.1")
+    low, high, both = (
+        explain(pipe, picture(), PROMPT, timesteps=t, **options) for t in ([900], [100], [100, 900])
+    )
+    for layer, maps in low.store.maps.items():
+        mean = (maps + high.store.maps[layer]) / 2
+        torch.testing.assert_close(both.store.maps[layer], mean, atol=1e-5, rtol=0)
+
+
+def test_the_guidance_that_a_model_takes_as_an_input_keeps_its_default():
+    pipe, options = flow_pipeline("FLUX.1")
+    with Seen(pipe) as seen:
+        explain(pipe, picture(), PROMPT, timesteps=[200], **options)
+    assert seen[0]["guidance"].tolist() == [3.5]
+
+
+def test_bfloat16():
+    pipe, options = flow_pipeline("SD3")
+    exact = explain(pipe, picture(), PROMPT, **options)
+    pipe.to(torch.bfloat16)
+    run = explain(pipe, picture(), PROMPT, **options)
+    # of maps near 1/101 each; 8 bits of mantissa in queries and keys
+    for layer, maps in exact.store.maps.items():
+        torch.testing.assert_close(run.store.maps[layer], maps, atol=2e-3, rtol=0)
+
+
+def test_other_ways_to_read_a_picture():
+    pipe, options = flow_pipeline("SD3")
+    run = explain(pipe, picture(), PROMPT, words=["cat"], refine="self", ask="a dog", **options)
+    assert run.heatmaps[0].words == ("cat",)
+    assert run.asked_heatmaps[0].words == ("a", "dog")
+    for preset in ("seg4diff", "rescaled"):
+        run = explain(pipe, picture(), PROMPT, preset=preset, **options)
+        assert run.store.kept_passes == 3  # all the timesteps that were chosen
+
+
+def test_a_run_is_saved_and_read(tmp_path):
+    pipe, options = flow_pipeline("Qwen-Image")
+    run = explain(pipe, picture(), PROMPT, seed=5, **options)
+    run.save(tmp_path / "run")
+    saved = load_run(tmp_path / "run")
+    assert saved.info["explained"] == run.info[0]["explained"]
+    assert saved.info["scheduler"] == "FlowMatchEulerDiscreteScheduler"
+
+
+# -- what the maps are good for -------------------------------------------------------------------
+
+
+def test_words_point_at_their_own_objects_in_drawn_pictures(mmdit):
+    rng = np.random.default_rng(3)
+    scenes = [random_scene(rng, held_out=True, n_objects=2) for _ in range(10)]
+    images = [Image.fromarray(scene.draw(128)) for scene in scenes]
+    run = explain(mmdit, images, [scene.caption(rng) for scene in scenes])
+    right = []
+    for scene, heatmaps in zip(scenes, run.heatmaps, strict=True):
+        masks = torch.from_numpy(scene.masks())
+        for thing, own, other in zip(scene.objects, masks, masks.flip(0), strict=True):
+            if thing.colour != scene.objects[0].colour or thing is scene.objects[0]:
+                values = heatmaps.find(thing.colour)[0].resize((64, 64))
+                right.append(bool(values[own].mean() > values[other].mean()))
+    assert len(right) >= 16
+    assert np.mean(right) > 0.9
+    assert all(one["explained"]["reconstruction_psnr"] > 25 for one in run.info)
+
+
+# -- nothing is left behind -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["SD3", "FLUX.1"])
+@pytest.mark.parametrize("failing", [None, "transformer", "vae.encoder", "vae.decoder"])
+def test_explaining_restores_the_pipeline(failing, name):
+    pipe, options = flow_pipeline(name)
+    scheduler, named = pipe.scheduler, pipe.config["scheduler"]
+    processors = pipe.transformer.attn_processors
+
+    class BoomError(RuntimeError):
+        pass
+
+    def fail(*_):
+        raise BoomError
+
+    if failing is None:
+        explain(pipe, picture(), PROMPT, **options)
+    else:
+        part, _, of = failing.partition(".")
+        module = getattr(getattr(pipe, part), of) if of else getattr(pipe, part)
+        hook = module.register_forward_hook(fail)
+        with pytest.raises(BoomError):
+            explain(pipe, picture(), PROMPT, **options)
+        hook.remove()
+    assert pipe.scheduler is scheduler
+    assert pipe.config["scheduler"] == named
+    after = pipe.transformer.attn_processors
+    assert all(after[name] is one for name, one in processors.items())
+    hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in pipe.transformer.modules()]
+    assert sum(hooks) == 0
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "error", "message"),
+    [
+        ("FLUX.1", {"true_cfg_scale": 4.0}, ValueError, "decide on true_cfg_scale"),
+        ("FLUX.1", {"guidance_scale": 4.0}, ValueError, "decide on guidance_scale"),
+        ("SD3", {"mu": 1.0}, ValueError, "decide on mu"),
+        ("SD3", {"timesteps": [1000]}, ValueError, "1 to 999"),
+        ("SD3", {"invert": True}, ValueError, "invert=True"),
+        ("FLUX.1", {"invert": True}, ValueError, "invert=True"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(name, changes, error, message):
+    pipe, options = flow_pipeline(name)
+
+    def never(*_):
+        raise AssertionError("the model ran")
+
+    for one in (pipe.transformer, pipe.vae.encoder):
+        one.register_forward_pre_hook(never)
+    with pytest.raises(error, match=message):
+        explain(pipe, picture(), PROMPT, **options, **changes)
