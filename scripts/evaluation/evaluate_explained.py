@@ -28,7 +28,7 @@ from sdattn import Heatmaps
 from sdattn.edit import invert
 from sdattn.models.demos import demo_settings
 
-from .evaluate_joint import SPLITS
+from .joint import SPLITS
 from .pictures import Asked, Picture, batches, said, script_pictures, unseen_scenes
 from .records import Records, read_picture
 from .solvers import reconstructions

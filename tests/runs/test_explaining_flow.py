@@ -56,7 +56,7 @@ def test_the_model_is_shown_the_noised_latents(name):
 @torch.no_grad()
 def test_the_maps_are_those_of_the_model_called_by_hand():
     pipe, options = flow_pipeline("SD3")
-    run = explain(pipe, picture(), PROMPT, timesteps=[100, 500], **options)
+    run = explain(pipe, picture(), PROMPT, timesteps=[100, 500], preset="columns", **options)
     text, _, pooled, _ = pipe.encode_prompt(
         PROMPT, PROMPT, PROMPT, do_classifier_free_guidance=False, **options
     )
@@ -89,10 +89,11 @@ def test_neither_scheduler_nor_shift_matter(name):
 def test_a_picture_in_a_batch_is_shown_as_alone(name):
     pipe, options = flow_pipeline(name)
     images, prompts = [picture(seed=1), picture(seed=2)], ["a red cat", "a red dog"]
-    both = explain(pipe, images, prompts, seed=7, timesteps=[200], **options)
+    ways = {"timesteps": [200], "preset": "columns", **options}
+    both = explain(pipe, images, prompts, seed=7, **ways)
     assert [one["seed"] for one in both.info] == [7, 8]
     for i in range(2):
-        alone = explain(pipe, images[i], prompts[i], seed=7 + i, timesteps=[200], **options)
+        alone = explain(pipe, images[i], prompts[i], seed=7 + i, **ways)
         torch.testing.assert_close(
             both.heatmaps[i]["red"].map, alone.heatmaps[0]["red"].map, atol=1e-5, rtol=0
         )
@@ -101,7 +102,8 @@ def test_a_picture_in_a_batch_is_shown_as_alone(name):
 def test_what_is_seen_at_a_timestep_depends_on_no_other():
     pipe, options = flow_pipeline("FLUX.1")
     low, high, both = (
-        explain(pipe, picture(), PROMPT, timesteps=t, **options) for t in ([900], [100], [100, 900])
+        explain(pipe, picture(), PROMPT, timesteps=t, preset="columns", **options)
+        for t in ([900], [100], [100, 900])
     )
     for layer, maps in low.store.maps.items():
         mean = (maps + high.store.maps[layer]) / 2

@@ -19,7 +19,8 @@ def test_the_maps_at_several_timesteps_are_those_of_explain():
     prompts = [prompt for _, _, prompt in asked]
     images = script_pictures(pipe, asked)
     for parts, name in ((SEVERAL[0], "mean of 0.05, 0.15, 0.25"), (PARTS[2:3], "at 0.1")):
-        run = explain(pipe, images, prompts, timesteps=[round(1000 * part) for part in parts])
+        chosen = [round(1000 * part) for part in parts]
+        run = explain(pipe, images, prompts, timesteps=chosen, preset="columns")
         for picture, own in zip(found, run.heatmaps, strict=True):
             torch.testing.assert_close(picture.heatmaps[name].maps, own.maps)
 
