@@ -56,10 +56,10 @@ def explained(pipe: Any, asked: Sequence[Asked], seed: int, inverts: bool) -> It
     most = pipe.scheduler.config.num_train_timesteps
     for part in batches(asked):
         given = script_pictures(pipe, part), said(part)
+        # columns as they are: each look is then one pass of its own, whose mean is that of several
+        ways = {"seed": seed * 100_000 + part[0][0], "preset": "columns"}
         at = {
-            one: sdattn.explain(
-                pipe, *given, seed=seed * 100_000 + part[0][0], timesteps=[round(one * most)]
-            ).heatmaps
+            one: sdattn.explain(pipe, *given, timesteps=[round(one * most)], **ways).heatmaps
             for one in PARTS
         }
         inverted = _replayed(pipe, *given) if inverts else None
