@@ -82,7 +82,7 @@ def _replayed(
     found = [invert(pipe, *pair, **ways) for pair in pairs]
     options = {**found[0].options(), "latents": torch.cat([one.noise for one in found])}
     with found[0].replay(pipe):
-        return sdattn.generate(pipe, list(prompts), **options).heatmaps
+        return sdattn.generate(pipe, list(prompts), preset="columns", **options).heatmaps
 
 
 def _name(parts: Sequence[float]) -> str:
