@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..attention.processor import Controller, TorchAttnProcessor
+from ..attention import TorchAttnProcessor
+from ..attention.controlled import Controller
 from ..errors import InvalidValueError, Message, RunError
 from ..hooks.attachment import refuse_broken_step, unet_layers
 from ..hooks.attention_store import AttentionStore
