@@ -51,7 +51,9 @@ class ControlledProcessor:
         """``[B, heads, N, T]`` as the controller leaves them."""
         if self.controller is None or not self.asks:
             return probs
-        place = self._place(attn, len(probs))
+        return self._edited_whole(probs, is_cross, self._place(attn, len(probs)))
+
+    def _edited_whole(self, probs: Tensor, is_cross: bool, place: str) -> Tensor:
         folded = fold_heads(probs).contiguous()  # [B*heads, N, T]
         return self._edited(folded, is_cross, place).to(probs.dtype).view_as(probs)
 
