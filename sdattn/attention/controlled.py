@@ -1,6 +1,7 @@
 """`ControlledProcessor`: what attention processors open to a controller have in common."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -69,6 +70,20 @@ class ControlledProcessor:
                 f"layer of class {type(attn).__name__} did. {self.controller.HOW}"  # type: ignore[union-attr]
             )
         return self.place or known
+
+
+@contextmanager
+def unasked(processors: Iterable[Any]) -> Iterator[None]:
+    """Leave the controllers of these processors unasked for the length of a block."""
+    open_ones = [one for one in processors if isinstance(one, ControlledProcessor)]
+    before = [one.asks for one in open_ones]
+    for one in open_ones:
+        one.asks = False
+    try:
+        yield
+    finally:
+        for one, asks in zip(open_ones, before, strict=True):
+            one.asks = asks
 
 
 def mask_by_head(mask: Tensor, batch: int, heads: int, n_keys: int) -> Tensor:

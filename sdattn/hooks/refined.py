@@ -89,3 +89,26 @@ class Refined(Attended):
             spread = scaled_dot_product_attention(query, key, values, mask, scale=self.scale)
             found.append(spread[..., : some.shape[-1]])
         return torch.cat(found, dim=-1)
+
+
+class RefinedProbs(Refined):
+    """The same, where the picture's part of the softmax was made.
+
+    A cell that pays the picture nothing that its dtype can hold is spread nowhere: its row is zero.
+
+    Args:
+        text: what the picture's queries pay to the text.
+        picture: what they pay to the picture's keys, ``[B, heads, N, N]``.
+    """
+
+    def __init__(self, text: Attended, picture: Tensor):
+        Attended.__init__(self, text.batch, text.heads, text.cells, text.keys)
+        self.text, self.picture = text, picture
+
+    def of(self, rows: Rows) -> Attended:
+        return RefinedProbs(self.text.of(rows), chosen_rows(self.picture, rows))
+
+    def _spread(self, maps: Tensor, heads: slice) -> Tensor:
+        shares = self.picture[:, heads].float()
+        tiny = torch.finfo(shares.dtype).tiny  # of a row that pays nothing to the picture
+        return shares / shares.sum(-1, keepdim=True).clamp_min(tiny) @ maps[:, None]
