@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..attention import TorchAttnProcessor
 from ..attention.controlled import Controller
 from ..errors import InvalidValueError, Message, RunError
-from ..hooks.attachment import refuse_broken_step, unet_layers
+from ..hooks.attachment import controlled_layers, refuse_broken_step
 from ..hooks.attention_store import AttentionStore
 from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError, CaptureWarning
@@ -51,7 +51,7 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
             torch attention would leave out.
         RuntimeError: a controller is registered in a ``with`` block that is still open.
     """
-    denoiser, layers = unet_layers(target)
+    denoiser, layers = controlled_layers(target)
     former = getattr(innermost(layers[0].module.processor), "handle", None)
     if former is not None:
         former.supersede()

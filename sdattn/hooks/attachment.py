@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
+from ..attention.joining import check_layer
+from ..attention.joint_processor import Spans
 from ..errors import InvalidTypeError, InvalidValueError, RunError
-from ..models.guidance import branch_order, branch_rows, guided_order
+from ..models.denoiser_call import DenoiserCall, Size
+from ..models.guidance import GuidanceWatch, Order, branch_rows, guided_order
 from ..models.layers import (
     AttentionLayer,
     Denoiser,
     Place,
     find_denoiser,
     is_unet,
+    joint_order,
+    ordered_spans,
 )
 from .callers import Callers
 from .drawn import PromptWatch
 from .installer import Installation
+from .latent_sizes import LatentSizes
 from .run_watch import RunWatch
 
 
@@ -30,24 +37,33 @@ class Attachment:
     with :meth:`remove` or with the store, whichever is first.
 
     Args:
-        target: a pipeline of SD 1.x, 2.x or SDXL, or its UNet.
+        target: a pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its
+            UNet or transformer.
         store: is held weakly.
 
     Raises:
         TypeError: ``target`` is no model of which the places of all layers are known.
-        ValueError: how this class of pipeline lays out guidance is not known.
+        ValueError: how this class of pipeline lays out guidance is not known, or the store was
+            made for another layout.
     """
 
     def __init__(self, target: Any, store: Any):
-        denoiser, layers = unet_layers(target)
-        if denoiser.pipeline is not None:
-            _check_layout(denoiser.pipeline)
-        self.levels, self._family = denoiser.levels, denoiser.family
-        self.callers = Callers(layers)
+        denoiser, layers = controlled_layers(target)
         pipeline = denoiser.pipeline
+        self._guidance: GuidanceWatch | None = None
+        if pipeline is not None:
+            _check_layout(pipeline)
+            self._guidance = GuidanceWatch(pipeline)
+            _check_guidance(pipeline, self._guidance, store)
+        self.levels, self._family = denoiser.levels, denoiser.family
+        is_joint = any(layer.kind == "joint" for layer in layers)
+        self._joined = joint_order(denoiser) if is_joint else None
+        self.callers = Callers(layers)
         self._pipeline: Any = (lambda: None) if pipeline is None else weakref.ref(pipeline)
         self._runs = RunWatch()
-        self._sample: Any = None  # the shape of the latent, until the first layer of a pass calls
+        self._sizes = LatentSizes()
+        self._call: DenoiserCall | None = None  # until the first layer of a pass calls
+        self._spans: Spans | None = None  # of this pass, in joint attention
         self._store = weakref.ref(store)
         installed = Installation()
         installed.watch(denoiser.model, self._before_pass, self._after_pass)
@@ -81,45 +97,67 @@ class Attachment:
         self.callers.calls += 1
         return not self.callers.rests
 
+    @property
+    def skips(self) -> bool:
+        """Whether this pass is of no prompt: of the negative one alone, or with layers skipped."""
+        return self.callers.skips
+
+    def joint_spans(self, layer: nn.Module) -> Spans | None:
+        """Where the picture's tokens and the text's are in a layer's call that runs now; no text,
+        ``slice(0, 0)``, in self-attention. None for a layer of another model."""
+        kind = self.callers.kind(layer)
+        return self._spans if kind in (None, "joint") else (slice(0, 0), slice(0, 0))
+
     def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not in_backward():
-            self._sample = self._family.latents(model, args, kwargs).shape
+            self._call = self._family.read_call(model, args, kwargs)
             self.callers.begin_pass()
 
     def _begin_pass(self) -> None:
         """Once a pass, when its first layer calls: hooks of the model that set processors have all
         run by then."""
-        store, sample, self._sample = self._store(), self._sample, None
-        if store is None or sample is None:
+        store, call, self._call = self._store(), self._call, None
+        if store is None or call is None:
             return
+        is_new = self._runs.begins(self._pipeline())
+        size = cast(Size, self._sizes.of(call, self._runs.schedule is not None and not is_new))
+        if self._joined is not None:
+            self._spans = ordered_spans(self._joined, math.prod(size), call.n_text)
         callers = self.callers.look(store)
         if not callers:  # the store rests, or is called in another way
             return
-        is_new = self._runs.begins(self._pipeline())
+        order = self._order()
+        self.callers.skips = call.skips_layers or order == ("unconditional",)
         if is_new and (store.cur_step or store.cur_att_layer):
             store.reset()
         refuse_broken_step(store)
         self.callers.check_run(store)
+        if self.callers.skips:
+            return
         store.num_att_layers = callers
-        prompts = self._rows(store, sample[0])
+        prompts = self._rows(store, order, call.batch)
         # where every row is kept, the first may be those of the negative prompts
-        is_known = store.guidance is not None or prompts == slice(0, sample[0])
+        is_known = store.guidance is not None or prompts == slice(0, call.batch)
         if not (store.cur_step or store.cur_att_layer):
             store.drawn = self._prompts.drawn() if is_known else None
-        store.begin_pass(sample[0], tuple(sample[-2:]), self.levels, prompts)
+        store.begin_pass(call.batch, size, self.levels, prompts, self.callers.places)
 
     def _after_pass(self, *_: Any) -> None:
-        store = self._store()
+        store, self._call = self._store(), None
         if store is not None:
             self.callers.end_pass(store)
 
-    def _rows(self, store: Any, batch: int) -> slice | None:
-        """The rows of the batch that are the prompts'; None where no pipeline knows them."""
-        pipeline = self._pipeline()
+    def _order(self) -> Order | None:
+        """The branches of the batch of this pass; None where no pipeline knows them."""
+        if self._guidance is None or self._guidance.pipeline is None:
+            return None
         try:
-            order = None if pipeline is None else branch_order(pipeline)
+            return self._guidance.order()
         except AttributeError:  # it has not run yet: the model is called by hand
-            order = None
+            return None
+
+    def _rows(self, store: Any, order: Order | None, batch: int) -> slice | None:
+        """The rows of the batch that are the prompts'; None where no pipeline knows them."""
         if order is not None:
             return branch_rows(order, batch)["conditional"]
         if store.guidance == "auto" and batch % 2 == 0:
@@ -132,21 +170,28 @@ class Attachment:
         return None
 
 
-def unet_layers(target: Any) -> tuple[Denoiser, list[AttentionLayer]]:
-    """A UNet of self- and cross-attention in down, mid and up blocks, and its layers in order.
+def controlled_layers(target: Any) -> tuple[Denoiser, list[AttentionLayer]]:
+    """A model whose layers a controller of prompt-to-prompt can be called by, and its layers in the
+    order in which they run: a UNet of self- and cross-attention, or a transformer of joint
+    attention whose order its family knows.
 
     Raises:
         TypeError: ``target`` is no such model.
     """
     denoiser = find_denoiser(target)
     layers = denoiser.layers
-    strange = sorted({layer.kind for layer in layers} - {"cross", "self"})
-    if strange or not is_unet(denoiser.model):
+    kinds = {layer.kind for layer in layers}
+    if "joint" in kinds and kinds <= {"joint", "self"}:
+        joint_order(denoiser)
+        for layer in layers:
+            check_layer(layer.module)
+    elif not kinds <= {"cross", "self"} or not is_unet(denoiser.model):
+        strange = sorted(kinds - {"cross", "self"})
         raise InvalidTypeError(
-            f"A {type(denoiser.model).__name__} is no UNet of Stable Diffusion, or has "
-            f"{' and '.join(strange) or 'other'} attention in other places, which the "
-            "controllers of prompt-to-prompt do not know. Pass a UNet of SD 1.x, 2.x or SDXL, or "
-            "its pipeline."
+            f"A {type(denoiser.model).__name__} is no UNet of Stable Diffusion and has no joint "
+            f"attention alone, but {' and '.join(strange) or 'other'} attention in other places, "
+            "which the controllers of prompt-to-prompt do not know. Pass a pipeline of SD 1.x, "
+            "2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its UNet or transformer."
         )
     return denoiser, layers
 
@@ -159,6 +204,15 @@ def refuse_broken_step(controller: Any) -> None:
             f"The {type(controller).__name__} is in the middle of a step: {begun} layers have "
             "called, and the model starts anew. After a run that was broken off, reset() the "
             "controller."
+        )
+
+
+def _check_guidance(pipeline: Any, guidance: GuidanceWatch, store: Any) -> None:
+    if guidance.in_turn and store.guidance == "passes":
+        raise InvalidValueError(
+            f"guidance='passes' is of models that run for the negative prompt first, and a "
+            f"{type(pipeline).__name__} runs for the prompt first, if in two passes at all. Leave "
+            "guidance= out: the pipeline says which pass is which."
         )
 
 
