@@ -54,7 +54,7 @@ class TorchAttnProcessor(ControlledProcessor):
         if getattr(attn, "add_k_proj", None) is not None:
             raise InvalidTypeError(
                 "TorchAttnProcessor computes self- and cross-attention; this layer's is joint (it "
-                "has add_k_proj). Leave its own processor in place; capture() can watch it."
+                "has add_k_proj). TorchJointProcessor does; or leave its own processor in place."
             )
         residual = hidden_states
         if getattr(attn, "spatial_norm", None) is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import weakref
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,8 +11,8 @@ from torch import nn
 from ..attention.joining import check_layer
 from ..attention.joint_processor import Spans
 from ..errors import InvalidTypeError, InvalidValueError, RunError
-from ..models.denoiser_call import DenoiserCall, Size
-from ..models.guidance import GuidanceWatch, Order, branch_rows, guided_order
+from ..models.denoiser_call import DenoiserCall
+from ..models.guidance import guided_order
 from ..models.layers import (
     AttentionLayer,
     Denoiser,
@@ -21,13 +20,11 @@ from ..models.layers import (
     find_denoiser,
     is_unet,
     joint_order,
-    ordered_spans,
 )
 from .callers import Callers
+from .controlled_passes import ControlledPass, ControlledPasses
 from .drawn import PromptWatch
 from .installer import Installation
-from .latent_sizes import LatentSizes
-from .run_watch import RunWatch
 
 
 class Attachment:
@@ -50,18 +47,12 @@ class Attachment:
     def __init__(self, target: Any, store: Any):
         denoiser, layers = controlled_layers(target)
         pipeline = denoiser.pipeline
-        self._guidance: GuidanceWatch | None = None
         if pipeline is not None:
             _check_layout(pipeline)
-            self._guidance = GuidanceWatch(pipeline)
-            _check_guidance(pipeline, self._guidance, store)
+        self._passes = ControlledPasses(denoiser)
+        self._passes.check_guidance(store)
         self.levels, self._family = denoiser.levels, denoiser.family
-        is_joint = any(layer.kind == "joint" for layer in layers)
-        self._joined = joint_order(denoiser) if is_joint else None
         self.callers = Callers(layers)
-        self._pipeline: Any = (lambda: None) if pipeline is None else weakref.ref(pipeline)
-        self._runs = RunWatch()
-        self._sizes = LatentSizes()
         self._call: DenoiserCall | None = None  # until the first layer of a pass calls
         self._spans: Spans | None = None  # of this pass, in joint attention
         self._store = weakref.ref(store)
@@ -73,7 +64,8 @@ class Attachment:
     @property
     def passes(self) -> int:
         """How many steps the schedule of the run has; 1 where there is none."""
-        return 1 if self._runs.schedule is None else len(self._runs.schedule)
+        schedule = self._passes.runs.schedule
+        return 1 if schedule is None else len(schedule)
 
     def begin_layer(self, layer: nn.Module) -> Place | None:
         """Take note of a layer that is about to call.
@@ -119,55 +111,42 @@ class Attachment:
         store, call, self._call = self._store(), self._call, None
         if store is None or call is None:
             return
-        is_new = self._runs.begins(self._pipeline())
-        size = cast(Size, self._sizes.of(call, self._runs.schedule is not None and not is_new))
-        if self._joined is not None:
-            self._spans = ordered_spans(self._joined, math.prod(size), call.n_text)
+        found = self._passes.read(call)
+        self._spans = found.spans
         callers = self.callers.look(store)
         if not callers:  # the store rests, or is called in another way
             return
-        order = self._order()
-        self.callers.skips = call.skips_layers or order == ("unconditional",)
-        if is_new and (store.cur_step or store.cur_att_layer):
+        self.callers.skips = found.of_no_prompt
+        if found.begins_run and (store.cur_step or store.cur_att_layer):
             store.reset()
         refuse_broken_step(store)
         self.callers.check_run(store)
-        if self.callers.skips:
+        if found.of_no_prompt:
             return
         store.num_att_layers = callers
-        prompts = self._rows(store, order, call.batch)
+        prompts = self._rows(store, found)
         # where every row is kept, the first may be those of the negative prompts
-        is_known = store.guidance is not None or prompts == slice(0, call.batch)
+        is_known = store.guidance is not None or prompts == slice(0, found.batch)
         if not (store.cur_step or store.cur_att_layer):
             store.drawn = self._prompts.drawn() if is_known else None
-        store.begin_pass(call.batch, size, self.levels, prompts, self.callers.places)
+        store.begin_pass(found.batch, found.size, self.levels, prompts, self.callers.places)
 
     def _after_pass(self, *_: Any) -> None:
         store, self._call = self._store(), None
         if store is not None:
             self.callers.end_pass(store)
 
-    def _order(self) -> Order | None:
-        """The branches of the batch of this pass; None where no pipeline knows them."""
-        if self._guidance is None or self._guidance.pipeline is None:
-            return None
-        try:
-            return self._guidance.order()
-        except AttributeError:  # it has not run yet: the model is called by hand
-            return None
-
-    def _rows(self, store: Any, order: Order | None, batch: int) -> slice | None:
+    def _rows(self, store: Any, found: ControlledPass) -> slice | None:
         """The rows of the batch that are the prompts'; None where no pipeline knows them."""
-        if order is not None:
-            return branch_rows(order, batch)["conditional"]
-        if store.guidance == "auto" and batch % 2 == 0:
+        batch = found.batch
+        if found.order is None and store.guidance == "auto" and batch % 2 == 0:
             raise InvalidValueError(
                 f"The model was called with a batch of {batch} outside of its pipeline, so whether "
                 f"its first half is unconditional is not known. Make the {type(store).__name__} "
                 "with guidance=None (every row is an image), 'batch' (it is) or 'passes' (the "
                 "first of two passes is)."
             )
-        return None
+        return found.prompts
 
 
 def controlled_layers(target: Any) -> tuple[Denoiser, list[AttentionLayer]]:
@@ -204,15 +183,6 @@ def refuse_broken_step(controller: Any) -> None:
             f"The {type(controller).__name__} is in the middle of a step: {begun} layers have "
             "called, and the model starts anew. After a run that was broken off, reset() the "
             "controller."
-        )
-
-
-def _check_guidance(pipeline: Any, guidance: GuidanceWatch, store: Any) -> None:
-    if guidance.in_turn and store.guidance == "passes":
-        raise InvalidValueError(
-            f"guidance='passes' is of models that run for the negative prompt first, and a "
-            f"{type(pipeline).__name__} runs for the prompt first, if in two passes at all. Leave "
-            "guidance= out: the pipeline says which pass is which."
         )
 
 
