@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..attention import TorchAttnProcessor, TorchJointProcessor
 from ..errors import InvalidValueError
 from ..hooks.controlled_passes import ControlledPasses
 from ..models.layers import AttentionLayer, Denoiser, is_unet
 
-if TYPE_CHECKING:
-    from .registration import ControlHandle
 
-
-class Registered(TorchAttnProcessor):
+class _Registered(TorchAttnProcessor):
     """Of self- and cross-attention."""
 
-    def __init__(self, handle: ControlHandle, place: str):
+    def __init__(self, handle: Any, place: str):
         super().__init__(handle.controller, place)
         self.handle = handle
 
 
-class RegisteredJoint(TorchJointProcessor):
+class _RegisteredJoint(TorchJointProcessor):
     """Of joint attention, both of whose blocks are shown."""
 
-    def __init__(self, handle: ControlHandle, place: str):
+    def __init__(self, handle: Any, place: str):
         super().__init__(handle.controller, place, spans=handle.spans, picture=True)
         self.handle = handle
 
 
-def registered(handle: ControlHandle, layer: AttentionLayer) -> Registered | RegisteredJoint:
-    kind = RegisteredJoint if layer.kind == "joint" else Registered
+def registered(handle: Any, layer: AttentionLayer) -> _Registered | _RegisteredJoint:
+    kind = _RegisteredJoint if layer.kind == "joint" else _Registered
     return kind(handle, layer.place)
 
 
