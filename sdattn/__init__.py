@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from . import figures as figures
     from . import models as models
     from .attention import TorchAttnProcessor as TorchAttnProcessor
+    from .attention import TorchJointProcessor as TorchJointProcessor
     from .control.knockouts import Knockout as Knockout
     from .control.knockouts import knockout as knockout
     from .edit import CalledModule as _CalledModule
@@ -74,6 +75,7 @@ _PUBLIC = {
     "SavedRun": "runs.folder",
     "SdattnError": "errors",
     "TorchAttnProcessor": "attention",
+    "TorchJointProcessor": "attention",
     "TruncationWarning": "prompts.tokens",
     "Word": "prompts.tokens",
     "aggregate_attention": "maps.folded",

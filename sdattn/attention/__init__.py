@@ -5,6 +5,7 @@
     scaled_dot_product_attention(...)  -> output [..., N, d_v], weights [..., N, T]
     MultiHeadAttention(64, heads=4)    -> a module, self or cross: output and weights
     TorchAttnProcessor(controller)     -> the same for layers of diffusers, open to a controller
+    TorchJointProcessor(controller)    -> for those of joint attention, text and picture in one
 
 Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1 and section 3.2.2.
 """
@@ -22,6 +23,7 @@ from .core import (
     split_heads,
     unfold_heads,
 )
+from .joint_processor import TorchJointProcessor
 from .module import MultiHeadAttention
 from .processor import TorchAttnProcessor
 
@@ -29,6 +31,7 @@ __all__ = [
     "HALF_TYPES",
     "MultiHeadAttention",
     "TorchAttnProcessor",
+    "TorchJointProcessor",
     "attention_probs",
     "causal_mask",
     "fold_heads",

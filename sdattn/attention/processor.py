@@ -6,39 +6,16 @@ A processor is called by its attention layer as
 None for self-attention, and gives back the shape of ``hidden_states``.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import InvalidTypeError, InvalidValueError, RunError
-from .core import (
-    attention_probs,
-    fold_heads,
-    heads_of,
-    merge_heads,
-    split_heads,
-    unfold_heads,
-)
-
-Controller = Callable[[Tensor, bool, str], Tensor | None]
+from ..errors import InvalidTypeError
+from .controlled import ControlledProcessor, mask_by_head, projected_out
+from .core import attention_probs, heads_of, merge_heads, split_heads
 
 
-def mask_by_head(mask: Tensor, batch: int, heads: int, n_keys: int) -> Tensor:
-    """A layer's mask, ``[B, 1 or N, T]`` or folded ``[B*heads, 1 or N, T]``, as 4-D."""
-    if mask.ndim == 3 and mask.shape[0] == batch * heads and heads > 1:
-        mask = unfold_heads(mask, heads)  # [B, heads, 1 or N, T]
-    elif mask.ndim == 3 and mask.shape[0] in (1, batch):
-        mask = mask.unsqueeze(1)  # [B, 1, 1 or N, T]
-    if mask.ndim != 4 or mask.shape[-1] != n_keys:
-        raise InvalidValueError(
-            f"An attention mask of shape {list(mask.shape)} does not fit {batch} images, {heads} "
-            f"heads and {n_keys} keys. Pass [batch, 1 or queries, keys]."
-        )
-    return mask
-
-
-class TorchAttnProcessor:
+class TorchAttnProcessor(ControlledProcessor):
     """Attention in pure torch, open to a controller that reads or edits the probabilities.
 
     It imports no diffusers and works in any module with ``to_q``, ``to_k``, ``to_v``, ``to_out``
@@ -64,11 +41,6 @@ class TorchAttnProcessor:
         ValueError: the controller returned another shape; a mask that does not fit.
     """
 
-    def __init__(self, controller: Controller | None = None, place: str = ""):
-        self.controller = controller
-        self.place = place
-        self.watchers: list[Callable[[Tensor], object]] = []  # shown the probs [B, heads, N, T]
-
     def __call__(
         self,
         attn: Any,
@@ -82,7 +54,7 @@ class TorchAttnProcessor:
         if getattr(attn, "add_k_proj", None) is not None:
             raise InvalidTypeError(
                 "TorchAttnProcessor computes self- and cross-attention; this layer's is joint (it "
-                "has add_k_proj). Leave its own processor in place; capture() can watch it."
+                "has add_k_proj). TorchJointProcessor does; or leave its own processor in place."
             )
         residual = hidden_states
         if getattr(attn, "spatial_norm", None) is not None:
@@ -101,11 +73,10 @@ class TorchAttnProcessor:
         probs = self._controlled(attn, probs, is_cross=encoder_hidden_states is not None)
         if attn.training and getattr(attn, "attention_dropout", 0.0):
             probs = nn.functional.dropout(probs, attn.attention_dropout)
-        for watcher in (*self.watchers, *getattr(attn, "watchers", ())):
-            watcher(probs)
+        self._show(attn, probs)
         hidden_states = merge_heads(probs @ value)  # [B, N, heads*d]
 
-        hidden_states = _to_out(attn, hidden_states)
+        hidden_states = projected_out(attn.to_out, hidden_states)
         if residual.ndim == 4:
             hidden_states = hidden_states.transpose(1, 2).reshape(residual.shape)
         if getattr(attn, "residual_connection", False):
@@ -123,41 +94,3 @@ class TorchAttnProcessor:
         query = heads_of(attn.to_q(hidden_states), attn.heads, norm_q)
         key = heads_of(attn.to_k(text_states), attn.heads, norm_k)
         return query, key, split_heads(attn.to_v(text_states), attn.heads)
-
-    def _controlled(self, attn: Any, probs: Tensor, is_cross: bool) -> Tensor:
-        if self.controller is None:
-            return probs
-        place = self._place(attn, len(probs))
-        # The contract of prompt-to-prompt: heads folded into the batch, and an edit in place
-        # counts.
-        folded = fold_heads(probs).contiguous()
-        edited = self.controller(folded, is_cross, place)
-        if edited is None:
-            edited = folded
-        if edited.shape != folded.shape:
-            raise InvalidValueError(
-                f"The controller {type(self.controller).__name__} was given attention "
-                f"{list(folded.shape)} ([batch*heads, queries, keys]) and returned "
-                f"{list(edited.shape)}. Return the same shape, or None after an edit in place."
-            )
-        return edited.to(probs.dtype).view_as(probs)
-
-    def _place(self, attn: Any, batch: int) -> str:
-        """The layer's place: the one given, or what a store that knows the layer says."""
-        begin_layer = getattr(self.controller, "begin_layer", None)
-        if begin_layer is None:
-            return self.place
-        known = begin_layer(attn, batch)
-        if not (self.place or known):
-            raise RunError(
-                f"The {type(self.controller).__name__} does not know which layers call it, and a "
-                f"layer of class {type(attn).__name__} did. {self.controller.HOW}"  # type: ignore[union-attr]
-            )
-        return self.place or known
-
-
-def _to_out(attn: Any, hidden_states: Tensor) -> Tensor:
-    layers = attn.to_out if isinstance(attn.to_out, nn.ModuleList) else [attn.to_out]
-    for layer in layers:  # a linear projection and, in diffusers, a dropout
-        hidden_states = layer(hidden_states)
-    return hidden_states

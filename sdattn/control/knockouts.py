@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ..attention.joint_processor import Queries
 from ..errors import InvalidTypeError, InvalidValueError, RunError
 from ..files.terminal import shorter
 from ..hooks.run_part import Span
@@ -89,6 +90,7 @@ def knockout(
     *,
     layers: LayerSelection = None,
     steps: Span = (0.0, 1.0),
+    queries: Queries | None = None,
     **options: Any,
 ) -> Knockout:
     """Draw a picture again without the attention to a word, and map where it changes.
@@ -96,10 +98,11 @@ def knockout(
         found = sdattn.knockout(pipe, "a red circle left of a blue square", "circle")
         found.heatmap.overlay(found.image)
 
-    In the chosen layers and steps the word's columns of the cross-attention are set to zero and
-    the rest of each row is divided by what is left, which is the same as to mask these keys out of
-    the softmax. Both pictures are rows of one batch, go through the same processors and share
-    their noise, so the removal is all that they differ by.
+    In the chosen layers and steps the word's columns of the attention are set to zero and the rest
+    of each row is divided by what is left, which is the same as to mask these keys out of the
+    softmax. In joint attention that rest is of the picture too. Both pictures are rows of one
+    batch, go through the same processors and share their noise, so the removal is all that they
+    differ by.
 
     What this removes is the look at the word's own columns, not the word. The text encoder has
     read the whole prompt before: the columns behind the word, "<eos>" and the padding among them,
@@ -115,16 +118,20 @@ def knockout(
     the edit of the probabilities during sampling.
 
     Args:
-        pipe: a pipeline whose denoiser has cross-attention: Stable Diffusion 1, 2 and XL with
-            their variants (image to image, inpainting, ControlNet, ...), PixArt, Sana.
+        pipe: a pipeline whose denoiser has cross-attention (Stable Diffusion 1, 2 and XL with
+            their variants, PixArt, Sana) or joint attention (Stable Diffusion 3, FLUX, Qwen-Image).
         prompt: one text.
         word: a word or phrase of it, all occurrences together; ``"<sos>"``, ``"<eos>"`` and
             ``"<pad>"`` are the special columns.
         seed: of the noise, which is drawn on the CPU.
-        layers: of the cross-attention, see :func:`sdattn.models.layers.select_layers`; None for
+        layers: of those that see the text, see :func:`sdattn.models.layers.select_layers`; None for
             all. The others keep the processors that they have.
         steps: during which part of the run, 0.5 for the first half, ``(0.5, 1.0)`` for the second;
-            counted in calls of the model, and of an odd number the middle one is in both halves.
+            counted in calls of the model for the prompt, and of an odd number the middle one is in
+            both halves.
+        queries: of joint attention, who may not look at the word: ``"all"`` (the default) or the
+            ``"picture"`` alone. With ``"picture"`` the words of the prompt go on reading each
+            other in every block, and the picture reads it off them.
         options: handed to the pipeline, as by :func:`sdattn.generate`.
 
     Returns:
@@ -132,7 +139,7 @@ def knockout(
 
     Raises:
         KeyError: the word is empty, not in the prompt, or was cut off.
-        TypeError: joint attention (SD3, FLUX, Qwen-Image), or no pipeline.
+        TypeError: joint attention of another kind than theirs, or no pipeline.
         ValueError: an option, a layer or a part of the run that cannot be; a processor with
             weights of its own (IP-Adapter) in a chosen layer. All of them before the first step.
         CaptureError: the latents or pictures that were passed differ from row to row; the run was
@@ -140,7 +147,15 @@ def knockout(
         RuntimeError: the safety checker blanked a picture.
     """
     [found] = knockouts(
-        pipe, prompt, [word], seed, layers=layers, steps=steps, batch_size=2, **options
+        pipe,
+        prompt,
+        [word],
+        seed,
+        layers=layers,
+        steps=steps,
+        queries=queries,
+        batch_size=2,
+        **options,
     )
     return found
 
@@ -154,6 +169,7 @@ def knockouts(
     *,
     layers: LayerSelection = None,
     steps: Span = (0.0, 1.0),
+    queries: Queries | None = None,
     batch_size: int = 4,
     **options: Any,
 ) -> list[Knockout]:
@@ -166,7 +182,7 @@ def knockouts(
     Args:
         words: words and phrases, in any order.
         batch_size: pictures that are drawn at once, 1 or more.
-        pipe, prompt, seed, layers, steps, options: as for :func:`knockout`.
+        pipe, prompt, seed, layers, steps, queries, options: as for :func:`knockout`.
 
     Returns:
         One :class:`Knockout` a word, in the order of ``words``.
@@ -179,7 +195,8 @@ def knockouts(
             f"words={words!r}, batch_size={batch_size}: pass a list of one word or more, and at "
             "least 1 picture a batch."
         )
-    return draw_without(prepare(pipe, prompt, seed, layers, steps, options), words, batch_size)
+    plan = prepare(pipe, prompt, seed, layers, steps, options, queries)
+    return draw_without(plan, words, batch_size)
 
 
 def draw_without(plan: KnockoutPlan, words: Sequence[str], batch_size: int = 4) -> list[Knockout]:
@@ -231,10 +248,17 @@ class KnockoutPlan:
     layers: LayerSelection
     steps: Span
     options: dict[str, Any]
+    queries: Queries | None = None
 
 
 def prepare(
-    pipe: Any, prompt: str, seed: int, layers: LayerSelection, steps: Span, options: dict[str, Any]
+    pipe: Any,
+    prompt: str,
+    seed: int,
+    layers: LayerSelection,
+    steps: Span,
+    options: dict[str, Any],
+    queries: Queries | None = None,
 ) -> KnockoutPlan:
     """Everything that :func:`knockouts` can refuse before the run; see there."""
     if find_denoiser(pipe).pipeline is None or not isinstance(prompt, str):
@@ -249,9 +273,9 @@ def prepare(
             "num_images_per_prompt and call it once for each seed; videos are not supported."
         )
     [read] = read_prompts(pipe, prompt, **options)
-    check_removal(pipe, layers, steps)
+    check_removal(pipe, layers, steps, queries)
     [seed] = checked_seeds(seed)
-    return KnockoutPlan(pipe, read, seed, layers, steps, options)
+    return KnockoutPlan(pipe, read, seed, layers, steps, options, queries)
 
 
 def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image], tuple[int, int]]:
@@ -260,7 +284,8 @@ def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image]
     Returns:
         the pictures, and (rows, cols) of the latent cells.
     """
-    removal = Removal(plan.pipe, rows, len(plan.prompt.tokens), plan.layers, plan.steps)
+    n_text = len(plan.prompt.tokens)
+    removal = Removal(plan.pipe, rows, n_text, plan.layers, plan.steps, plan.queries)
     options = {name: _for_each(name, option, len(rows)) for name, option in plan.options.items()}
     with removal, named_bar(plan.pipe, "without words"):
         texts, seeds = [plan.prompt.text] * len(rows), [plan.seed] * len(rows)

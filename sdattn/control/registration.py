@@ -6,35 +6,44 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
-from ..attention.processor import Controller, TorchAttnProcessor
+from ..attention.controlled import Controller
+from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError, Message, RunError
-from ..hooks.attachment import refuse_broken_step, unet_layers
+from ..hooks.attachment import controlled_layers, refuse_broken_step
 from ..hooks.attention_store import AttentionStore
+from ..hooks.controlled_passes import ControlledPass, ControlledPasses
 from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError, CaptureWarning
-from ..models.denoiser_call import innermost, is_compiled, unwrapped
+from ..models.denoiser_call import DenoiserCall, Size, innermost, is_compiled, unwrapped
+from ..models.guidance import Order
 from ..models.layers import AttentionLayer, Denoiser
+from .registered import joint_passes, registered
 
 
 def register_attention_control(target: Any, controller: Controller | None) -> ControlHandle:
     """Have every attention layer of a model show its probabilities to ``controller``.
 
-    Each layer gets a :class:`sdattn.TorchAttnProcessor`, which calls
-    ``controller(probs [B*heads, N, T], is_cross, place)`` once a pass, layers in execution order
-    (down, mid, up; self before cross in a block). A tensor that it returns is used. If it returns
-    None, what it has left in ``probs`` is used, so edits in place count. Without gradients
-    ``probs`` may be written to; with them it is part of the live graph.
+    Each layer gets a :class:`sdattn.TorchAttnProcessor`, which calls ``controller(probs [B*heads,
+    N, T], is_cross, place)`` once a pass, layers in execution order (down, mid, up; self before
+    cross in a block). A layer of joint attention gets a :class:`sdattn.TorchJointProcessor`, which
+    calls twice: with ``is_cross=False`` for what the picture's queries pay to the picture,
+    ``[B*heads, N, N]``, then with ``is_cross=True`` for what they pay to the text, in the places
+    ``"double"`` and ``"single"``. A tensor that it returns is used. If it returns None, what it has
+    left in ``probs`` is used, so edits in place count. Without gradients ``probs`` may be written
+    to; with them it is part of the live graph.
 
     Source: the contract of google/prompt-to-prompt, of the community pipeline in diffusers and of
     Attend-and-Excite; controllers written for any of them run here.
 
     Args:
-        target: a pipeline of SD 1.x, 2.x or SDXL, or its UNet.
-        controller: its ``num_att_layers`` is set to the number of layers. None for plain
+        target: a pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its UNet
+            or transformer. A pass of a transformer's pipeline that is of no prompt (of the negative
+            one where guidance runs in turn, or with layers skipped) is not shown.
+        controller: its ``num_att_layers`` is set to the number of calls a pass. None for plain
             attention in pure torch. It takes the place of one registered before by a plain call.
 
     Returns:
@@ -50,7 +59,8 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
             torch attention would leave out.
         RuntimeError: a controller is registered in a ``with`` block that is still open.
     """
-    denoiser, layers = unet_layers(target)
+    denoiser, layers = controlled_layers(target)
+    passes = joint_passes(denoiser, controller)
     former = getattr(innermost(layers[0].module.processor), "handle", None)
     if former is not None:
         former.supersede()
@@ -62,8 +72,9 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
                 "controller would not see. Unload it first (pipe.unload_ip_adapter())."
             )
     with suppress(AttributeError):  # a bound method counts no layers
-        controller.num_att_layers = len(layers)  # type: ignore[union-attr]
-    return ControlHandle(denoiser, layers, controller)
+        calls = sum(2 if layer.kind == "joint" else 1 for layer in layers)
+        controller.num_att_layers = calls  # type: ignore[union-attr]
+    return ControlHandle(denoiser, layers, controller, passes)
 
 
 def step_end(controller: Any) -> Callable[..., dict[str, Any]]:
@@ -83,10 +94,17 @@ class ControlHandle:
     """A controller in its place; see :func:`register_attention_control`."""
 
     def __init__(
-        self, denoiser: Denoiser, layers: list[AttentionLayer], controller: Controller | None
+        self,
+        denoiser: Denoiser,
+        layers: list[AttentionLayer],
+        controller: Controller | None,
+        passes: ControlledPasses | None,
     ):
         self.controller = controller
         self._denoiser = denoiser
+        self._known, self._places = passes, tuple(dict.fromkeys(la.place for la in layers))
+        self._now: ControlledPass | None = None  # in joint attention
+        self._processors = [registered(self, layer) for layer in layers]
         self._passes = 0
         self._active, self._entered = True, False
         # Should any layer refuse its processor, those before it get theirs back.
@@ -94,8 +112,8 @@ class ControlHandle:
             self._installed = undo.enter_context(Installation())
             if self._installed.run_eagerly(denoiser.model):
                 _warn_eager(denoiser.model, controller)
-            for layer in layers:
-                self._installed.put(layer, _Registered(self, layer.place))
+            for layer, processor in zip(layers, self._processors, strict=True):
+                self._installed.put(layer, processor)
             self._installed.watch(denoiser.model, self._before_pass)
             undo.pop_all()
 
@@ -179,29 +197,48 @@ class ControlHandle:
                 f"{type(self.controller).__name__} was registered, and what is compiled may call "
                 "it otherwise. Compile the model first: with a controller it then runs eagerly."
             )
-        sample = self._denoiser.family.latents(model, args, kwargs)
-        self._check_batch(len(sample))
+        call = self._denoiser.family.read_call(model, args, kwargs)
+        found = self._now = None if self._known is None else self._known.read(call)
+        is_shown = found is None or not found.of_no_prompt
+        for processor in self._processors:
+            processor.asks = is_shown
+        if is_shown:
+            self._check_batch(call.batch, None if found is None else found.order)
         refuse_broken_step(self.controller)
-        if found := self._installed.replaced():
-            layer, processor = found[0]
+        if replaced := self._installed.replaced():
+            layer, processor = replaced[0]
             raise CaptureError(
                 f"The processor of {layer.name} was replaced by a {type(processor).__name__}, "
                 f"so the {type(self.controller).__name__} would miss this layer and lose count "
                 "of the steps. Register the controller after whatever sets processors."
             )
-        if isinstance(self.controller, AttentionStore) and self.controller.attachment is None:
-            size = tuple(sample.shape[-2:])
-            self.controller.begin_pass(len(sample), size, self._denoiser.levels)
+        if is_shown and isinstance(self.controller, AttentionStore):
+            self._begin_pass(self.controller, call, found)
 
-    def _check_batch(self, batch: int) -> None:
+    def _begin_pass(
+        self, store: AttentionStore, call: DenoiserCall, found: ControlledPass | None
+    ) -> None:
+        """Tell a store what it does not know, which one that is attached does."""
+        if store.attachment is None:
+            size = cast(Size, call.latent_size) if found is None else found.size
+            prompts = None if found is None else found.prompts
+            store.begin_pass(call.batch, size, self._denoiser.levels, prompts, self._places)
+
+    def spans(self) -> Spans | None:
+        """Where picture and text are in the pass that runs now, in joint attention."""
+        return None if self._now is None else self._now.spans
+
+    def _check_batch(self, batch: int, order: Order | None) -> None:
         """Whether the controller and the run agree on guidance, and on the number of prompts."""
         guidance = getattr(self.controller, "guidance", None)
-        in_batch = guidance in ("auto", "batch")
+        # Where the pipeline says that every row is a prompt's, there is no half to leave out.
+        in_batch = guidance in ("auto", "batch") and order != ("conditional",)
         prompts = getattr(self.controller, "prompts", None)
         try:  # unknown outside the pipeline's own call
             guided = self._denoiser.pipeline.do_classifier_free_guidance
         except AttributeError:
             guided = None
+        guided = guided if order is None else "unconditional" in order
         attached = getattr(self.controller, "attachment", None)
         if in_batch and attached is None and (batch % 2 or guided is False):
             text = (
@@ -234,11 +271,3 @@ def _warn_eager(model: Any, controller: Any) -> None:
         CaptureWarning,
         stacklevel=4,
     )
-
-
-class _Registered(TorchAttnProcessor):
-    """A processor that knows its registration."""
-
-    def __init__(self, handle: ControlHandle, place: str):
-        super().__init__(handle.controller, place)
-        self.handle = handle

@@ -1,7 +1,10 @@
-"""Run a pipeline with token columns taken out of its cross-attention, for each row its own.
+"""Run a pipeline with token columns taken out of what it attends to, for each row its own.
 
     with Removal(pipe, [(), (3,)], 77):           row 0 keeps all, row 1 loses column 3
         pipe([prompt] * 2, generator=[...])
+
+In cross-attention and in joint attention alike, to take a column out is to mask this key out of
+the softmax. In joint attention the text has queries too, see ``queries``.
 
 Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control", section
 3.2, for the edit of probabilities while a picture is made.
@@ -17,18 +20,24 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..attention import TorchAttnProcessor
+from ..attention import TorchAttnProcessor, TorchJointProcessor
 from ..attention.device_copies import index_on
-from ..errors import InvalidTypeError, InvalidValueError
+from ..attention.joining import check_layer
+from ..attention.joint_processor import Queries, Spans
+from ..errors import InvalidValueError, OptionError
+from ..hooks.controlled_passes import ControlledPass, ControlledPasses
 from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError
 from ..hooks.run_part import RunPart, Span
 from ..models.denoiser_call import DenoiserCall
-from ..models.guidance import GuidanceWatch, Order, guided_order
+from ..models.guidance import Order, guided_order
 from ..models.layers import (
+    TEXT_KINDS,
     AttentionLayer,
+    Denoiser,
     LayerSelection,
     find_denoiser,
+    joint_order,
     select_layers,
 )
 
@@ -50,21 +59,21 @@ def without_columns(probs: Tensor, columns: Columns) -> Tensor:
 class Removal:
     """One run of a pipeline, in a ``with`` block; on leaving it, by any way, all is put back.
 
-    The chosen layers get a :class:`sdattn.TorchAttnProcessor`, for all rows of the batch; the
-    others keep their own. Only rows that read the prompt are edited: those of the negative prompt
-    never are.
+    The chosen layers get a :class:`sdattn.TorchAttnProcessor`, or where attention is joint a
+    :class:`sdattn.TorchJointProcessor`, for all rows of the batch; the others keep their own. Only
+    rows that read the prompt are edited: those of the negative prompt never are.
 
     Args:
-        pipe: a pipeline with cross-attention whose layout of guidance is known.
+        pipe: a pipeline whose layout of guidance is known.
         rows: for each prompt of the run, which are all the same, the columns that it loses.
         n_text: token columns of the prompt.
-        layers, steps: as for :func:`sdattn.knockout`.
+        layers, steps, queries: as for :func:`sdattn.knockout`.
 
     Attributes:
         grid: (rows, cols) of the latent cells, once the run has begun.
 
     Raises:
-        TypeError: the pipeline has joint attention.
+        TypeError: joint attention that :class:`sdattn.TorchJointProcessor` does not know.
         ValueError: how it lays out guidance is not known; a layer that is not there; a processor
             with weights of its own. Before the first step of the run: a resolution that no layer
             has, a part of the run that is none, another number of token columns.
@@ -79,10 +88,13 @@ class Removal:
         n_text: int,
         layers: LayerSelection = None,
         steps: Span = (0.0, 1.0),
+        queries: Queries | None = None,
     ):
         self.pipe, self.denoiser = pipe, find_denoiser(pipe)
         self.rows, self.n_text = rows, n_text
-        self.layers, self.steps = layers, check_removal(pipe, layers, steps)
+        self.layers, self.steps = layers, check_removal(pipe, layers, steps, queries)
+        self.queries: Queries = queries or "all"
+        self._spans: Spans | None = None  # of the pass that runs now, in joint attention
         self.grid = (0, 0)
         self._passes = self._expected = 0
         self._during: list[int] = []
@@ -91,8 +103,8 @@ class Removal:
 
     def __enter__(self) -> Removal:
         with ExitStack() as undo:
-            self._watch = GuidanceWatch(self.pipe)
-            undo.callback(self._watch.close)
+            self._calls = ControlledPasses(self.denoiser)
+            undo.callback(self._calls.close)
             self._installed = undo.enter_context(Installation())
             self._installed.run_eagerly(self.denoiser.model)
             self._installed.watch(self.denoiser.model, self._before_pass)
@@ -110,17 +122,28 @@ class Removal:
 
     def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model."""
-        call, order = self.denoiser.family.read_call(model, args, kwargs), self._watch.order()
+        call = self.denoiser.family.read_call(model, args, kwargs)
+        found = self._calls.read(call)
+        self._batch, self._spans, self._edits = found.batch, found.spans, {}
+        if found.of_no_prompt:  # of the negative prompt alone, where guidance runs in turn
+            return self._check_kept(found)
+        order = cast(Order, found.order)
         if not self._passes:
             self._check_start(call, order, cast(Tensor, call.sample))
             self._plan_passes()
-            self._install(cast(tuple[int, int], call.latent_size))  # a pipeline has one
+            self._install(found.size)
         self._check_processors()
-        self._batch = call.batch
         # Which rows lose what: asked anew in each pass, since guidance may end in the middle of a
         # run.
-        self._edits = self._edits_of(order) if self._passes in self._during else {}
+        if self._passes in self._during:
+            self._edits = self._edits_of(order)
         self._passes += 1
+
+    def _check_kept(self, found: ControlledPass) -> None:
+        """Refuse a pass that reads the prompt and would keep the word."""
+        if found.skips_layers:
+            text = "skip-layer guidance runs the prompt once more, with the word. Leave it out."
+            raise OptionError("skip_guidance_layers", True, text)
 
     def _edits_of(self, order: Order) -> dict[int, Columns]:
         """What each row of the batch loses. PAG's perturbed copy reads the prompt as well, and
@@ -135,6 +158,13 @@ class Removal:
         by_row = probs.unflatten(0, (self._batch, -1))  # [B, heads, N, T], a view
         for row, columns in self._edits.items():
             by_row[row] = without_columns(by_row[row], columns)
+
+    def _zero(self, probs: Tensor, _is_cross: bool, _place: str) -> None:
+        """The same of joint layers: ``probs`` is the text's part of the softmax, and the processor
+        divides the whole row by what is left."""
+        by_row = probs.unflatten(0, (self._batch, -1))  # [B, heads, N, T], a view
+        for row, columns in self._edits.items():
+            by_row[row].index_fill_(-1, index_on(probs.device, columns), 0.0)
 
     def _check_start(self, call: DenoiserCall, order: Order, sample: Tensor) -> None:
         if call.batch != len(order) * len(self.rows):
@@ -167,10 +197,14 @@ class Removal:
             )
 
     def _install(self, latent_size: tuple[int, int]) -> None:
-        chosen = select_layers(self.denoiser.layers, self.layers, ("cross",), latent_size)
+        chosen = select_layers(self.denoiser.layers, self.layers, TEXT_KINDS, latent_size)
         self.grid = latent_size
         for layer in chosen:
-            self._installed.put(layer, TorchAttnProcessor(self._edit, layer.place))
+            processor: Any = TorchAttnProcessor(self._edit, layer.place)
+            if layer.kind == "joint":
+                told = {"spans": lambda: self._spans, "queries": self.queries}
+                processor = TorchJointProcessor(self._zero, layer.place, **told)
+            self._installed.put(layer, processor)
 
     def _check_processors(self) -> None:
         if found := self._installed.replaced():
@@ -181,22 +215,28 @@ class Removal:
             )
 
 
-def check_removal(pipe: Any, layers: LayerSelection, steps: Span) -> RunPart:
+def check_removal(
+    pipe: Any, layers: LayerSelection, steps: Span, queries: Queries | None = None
+) -> RunPart:
     """The part of the run; refuses, as :class:`Removal` does, what it cannot work in."""
     guided_order(pipe)
-    _check_layers(pipe, find_denoiser(pipe).layers, layers)
+    denoiser = find_denoiser(pipe)
+    chosen = select_layers(denoiser.layers, layers, TEXT_KINDS)
+    if queries not in ("picture", "all", None):
+        raise OptionError("queries", queries, "pass 'picture' or 'all'.")
+    if queries is not None and not any(layer.kind == "joint" for layer in chosen):
+        text = "the text has queries in joint attention only. Leave it out for a {0}."
+        raise OptionError("queries", queries, text, type(pipe).__name__)
+    _check_layers(denoiser, chosen)
     return RunPart.of(steps)
 
 
-def _check_layers(pipe: Any, found: list[AttentionLayer], layers: LayerSelection) -> None:
-    """Refuse joint attention, and processors whose replacement would change the attention."""
-    if any(layer.kind == "joint" for layer in found):
-        raise InvalidTypeError(
-            f"A {type(pipe).__name__} has joint attention, one softmax over text and picture, from "
-            "which words are not removed. A pipeline with cross-attention is needed: Stable "
-            "Diffusion 1, 2 and XL, PixArt, Sana and their variants."
-        )
-    for layer in select_layers(found, layers, ("cross",)):
+def _check_layers(denoiser: Denoiser, chosen: list[AttentionLayer]) -> None:
+    """Refuse processors whose replacement would change the attention."""
+    for layer in chosen:
+        if layer.kind == "joint":
+            joint_order(denoiser)
+            check_layer(layer.module)
         processor = layer.module.processor
         if isinstance(processor, nn.Module) and list(processor.parameters()):
             raise InvalidValueError(

@@ -3,12 +3,13 @@
 `capture` (for any pipeline) installs an observer into each layer; `passes` knows which calls of the
 denoiser are kept and which of their rows; `map_store` holds a `RunningSum` for each layer, cut by
 `keep` and `run_part`. `attention_store`, `step_controller` and `attachment` are the same for
-prompt-to-prompt code, whose processors call the store themselves. `installer` puts things in and
-takes them out.
+prompt-to-prompt code, whose processors call the store themselves; `controlled_passes` tells both
+and registered controllers what a pass is. `installer` puts things in and takes them out.
 
 How a layer can be seen, each as an `Attended` of its own (`attended`), which `observers` chooses:
 
-1. `TorchAttnProcessor` hands on its own probabilities, as a controller left them.
+1. `TorchAttnProcessor` and `TorchJointProcessor` hand on their own probabilities, as a controller
+   left them.
 2. Diffusers' own processors: the softmax of their query and key, read off `projections`.
 3. The same in large layers on the CPU, and on CUDA: by the logsumexp that the kernel of the output
    gives beside it (`sdpa`, `kernel_logsumexp`).

@@ -8,19 +8,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..attention.joining import check_layer
+from ..attention.joint_processor import Spans
 from ..errors import InvalidTypeError, InvalidValueError, RunError
-from ..models.guidance import branch_order, branch_rows, guided_order
+from ..models.denoiser_call import DenoiserCall
+from ..models.guidance import guided_order
 from ..models.layers import (
     AttentionLayer,
     Denoiser,
     Place,
     find_denoiser,
     is_unet,
+    joint_order,
 )
 from .callers import Callers
+from .controlled_passes import ControlledPass, ControlledPasses
 from .drawn import PromptWatch
 from .installer import Installation
-from .run_watch import RunWatch
 
 
 class Attachment:
@@ -30,24 +34,27 @@ class Attachment:
     with :meth:`remove` or with the store, whichever is first.
 
     Args:
-        target: a pipeline of SD 1.x, 2.x or SDXL, or its UNet.
+        target: a pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its
+            UNet or transformer.
         store: is held weakly.
 
     Raises:
         TypeError: ``target`` is no model of which the places of all layers are known.
-        ValueError: how this class of pipeline lays out guidance is not known.
+        ValueError: how this class of pipeline lays out guidance is not known, or the store was
+            made for another layout.
     """
 
     def __init__(self, target: Any, store: Any):
-        denoiser, layers = unet_layers(target)
-        if denoiser.pipeline is not None:
-            _check_layout(denoiser.pipeline)
+        denoiser, layers = controlled_layers(target)
+        pipeline = denoiser.pipeline
+        if pipeline is not None:
+            _check_layout(pipeline)
+        self._passes = ControlledPasses(denoiser)
+        self._passes.check_guidance(store)
         self.levels, self._family = denoiser.levels, denoiser.family
         self.callers = Callers(layers)
-        pipeline = denoiser.pipeline
-        self._pipeline: Any = (lambda: None) if pipeline is None else weakref.ref(pipeline)
-        self._runs = RunWatch()
-        self._sample: Any = None  # the shape of the latent, until the first layer of a pass calls
+        self._call: DenoiserCall | None = None  # until the first layer of a pass calls
+        self._spans: Spans | None = None  # of this pass, in joint attention
         self._store = weakref.ref(store)
         installed = Installation()
         installed.watch(denoiser.model, self._before_pass, self._after_pass)
@@ -57,7 +64,8 @@ class Attachment:
     @property
     def passes(self) -> int:
         """How many steps the schedule of the run has; 1 where there is none."""
-        return 1 if self._runs.schedule is None else len(self._runs.schedule)
+        schedule = self._passes.runs.schedule
+        return 1 if schedule is None else len(schedule)
 
     def begin_layer(self, layer: nn.Module) -> Place | None:
         """Take note of a layer that is about to call.
@@ -81,72 +89,88 @@ class Attachment:
         self.callers.calls += 1
         return not self.callers.rests
 
+    @property
+    def skips(self) -> bool:
+        """Whether this pass is of no prompt: of the negative one alone, or with layers skipped."""
+        return self.callers.skips
+
+    def joint_spans(self, layer: nn.Module) -> Spans | None:
+        """Where the picture's tokens and the text's are in a layer's call that runs now; no text,
+        ``slice(0, 0)``, in self-attention. None for a layer of another model."""
+        kind = self.callers.kind(layer)
+        return self._spans if kind in (None, "joint") else (slice(0, 0), slice(0, 0))
+
     def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not in_backward():
-            self._sample = self._family.latents(model, args, kwargs).shape
+            self._call = self._family.read_call(model, args, kwargs)
             self.callers.begin_pass()
 
     def _begin_pass(self) -> None:
         """Once a pass, when its first layer calls: hooks of the model that set processors have all
         run by then."""
-        store, sample, self._sample = self._store(), self._sample, None
-        if store is None or sample is None:
+        store, call, self._call = self._store(), self._call, None
+        if store is None or call is None:
             return
+        found = self._passes.read(call)
+        self._spans = found.spans
         callers = self.callers.look(store)
         if not callers:  # the store rests, or is called in another way
             return
-        is_new = self._runs.begins(self._pipeline())
-        if is_new and (store.cur_step or store.cur_att_layer):
+        self.callers.skips = found.of_no_prompt
+        if found.begins_run and (store.cur_step or store.cur_att_layer):
             store.reset()
         refuse_broken_step(store)
         self.callers.check_run(store)
+        if found.of_no_prompt:
+            return
         store.num_att_layers = callers
-        prompts = self._rows(store, sample[0])
+        prompts = self._rows(store, found)
         # where every row is kept, the first may be those of the negative prompts
-        is_known = store.guidance is not None or prompts == slice(0, sample[0])
+        is_known = store.guidance is not None or prompts == slice(0, found.batch)
         if not (store.cur_step or store.cur_att_layer):
             store.drawn = self._prompts.drawn() if is_known else None
-        store.begin_pass(sample[0], tuple(sample[-2:]), self.levels, prompts)
+        store.begin_pass(found.batch, found.size, self.levels, prompts, self.callers.places)
 
     def _after_pass(self, *_: Any) -> None:
-        store = self._store()
+        store, self._call = self._store(), None
         if store is not None:
             self.callers.end_pass(store)
 
-    def _rows(self, store: Any, batch: int) -> slice | None:
+    def _rows(self, store: Any, found: ControlledPass) -> slice | None:
         """The rows of the batch that are the prompts'; None where no pipeline knows them."""
-        pipeline = self._pipeline()
-        try:
-            order = None if pipeline is None else branch_order(pipeline)
-        except AttributeError:  # it has not run yet: the model is called by hand
-            order = None
-        if order is not None:
-            return branch_rows(order, batch)["conditional"]
-        if store.guidance == "auto" and batch % 2 == 0:
+        batch = found.batch
+        if found.order is None and store.guidance == "auto" and batch % 2 == 0:
             raise InvalidValueError(
                 f"The model was called with a batch of {batch} outside of its pipeline, so whether "
                 f"its first half is unconditional is not known. Make the {type(store).__name__} "
                 "with guidance=None (every row is an image), 'batch' (it is) or 'passes' (the "
                 "first of two passes is)."
             )
-        return None
+        return found.prompts
 
 
-def unet_layers(target: Any) -> tuple[Denoiser, list[AttentionLayer]]:
-    """A UNet of self- and cross-attention in down, mid and up blocks, and its layers in order.
+def controlled_layers(target: Any) -> tuple[Denoiser, list[AttentionLayer]]:
+    """A model whose layers a controller of prompt-to-prompt can be called by, and its layers in the
+    order in which they run: a UNet of self- and cross-attention, or a transformer of joint
+    attention whose order its family knows.
 
     Raises:
         TypeError: ``target`` is no such model.
     """
     denoiser = find_denoiser(target)
     layers = denoiser.layers
-    strange = sorted({layer.kind for layer in layers} - {"cross", "self"})
-    if strange or not is_unet(denoiser.model):
+    kinds = {layer.kind for layer in layers}
+    if "joint" in kinds and kinds <= {"joint", "self"}:
+        joint_order(denoiser)
+        for layer in layers:
+            check_layer(layer.module)
+    elif not kinds <= {"cross", "self"} or not is_unet(denoiser.model):
+        strange = sorted(kinds - {"cross", "self"})
         raise InvalidTypeError(
-            f"A {type(denoiser.model).__name__} is no UNet of Stable Diffusion, or has "
-            f"{' and '.join(strange) or 'other'} attention in other places, which the "
-            "controllers of prompt-to-prompt do not know. Pass a UNet of SD 1.x, 2.x or SDXL, or "
-            "its pipeline."
+            f"A {type(denoiser.model).__name__} is no UNet of Stable Diffusion and has no joint "
+            f"attention alone, but {' and '.join(strange) or 'other'} attention in other places, "
+            "which the controllers of prompt-to-prompt do not know. Pass a pipeline of SD 1.x, "
+            "2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its UNet or transformer."
         )
     return denoiser, layers
 

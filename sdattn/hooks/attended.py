@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ..attention import attention_probs
+from ..attention.controlled import mask_by_head
 from ..attention.core import heads_of
 from ..attention.device_copies import DeviceCopies, chosen
-from ..attention.processor import mask_by_head
 from ..attention.recording import record_softmax
 
 Rows = slice | tuple[int, ...]  # of the batch

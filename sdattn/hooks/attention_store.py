@@ -29,9 +29,12 @@ class AttentionStore(StepController, HasHeatmaps):
 
     :func:`sdattn.edit.register_attention_control` has a model call it for the length of a block.
     Each call appends one map, ``[images*heads, N, T]``, to the list of its place and kind,
-    ``"down_cross"`` to ``"up_self"``. When the last layer of a step has called, the maps are added
-    to the running sums. Entries are views of the live tensor, so an edit in place that comes later
-    is what ends up stored. To edit, override :meth:`forward`.
+    ``"down_cross"`` to ``"up_self"``. Joint attention has ``"double_cross"`` and
+    ``"single_cross"``, what the picture's queries pay to the text, and ``"double_self"`` and
+    ``"single_self"``, what they pay to the picture: :class:`sdattn.TorchJointProcessor`. When the
+    last layer of a step has called, the maps are added to the running sums. Entries are views of
+    the live tensor, so an edit in place that comes later is what ends up stored. To edit, override
+    :meth:`forward`.
 
     What holds which maps, all of them dictionaries of lists in the order of the calls:
 
@@ -68,10 +71,12 @@ class AttentionStore(StepController, HasHeatmaps):
         pipeline: attach the store to it, see :meth:`attach`.
         guidance: where the unconditional rows are, which are left out. ``"auto"``: where the
             attached pipeline has them; of a store that is not attached they are the first half of
-            an even batch, as prompt-to-prompt takes it, and an odd batch has none. A bare UNet does
-            not say, so a store that is attached to one refuses an even batch unless you say:
-            ``"batch"``: they are the first half. ``"passes"``: the model runs twice a step, for
-            them first ("low resource"). None: there are none, every row is an image.
+            an even batch, as prompt-to-prompt takes it, and an odd batch has none. Where a pipeline
+            runs for the negative prompt by itself (FLUX, Qwen-Image), that pass is neither looked
+            at nor counted. A bare UNet does not say, so a store that is attached to one refuses an
+            even batch unless you say: ``"batch"``: they are the first half. ``"passes"``: the model
+            runs twice a step, for them first ("low resource"). None: there are none, every row is
+            an image.
         max_queries: maps with more queries than this stay out of ``step_store`` and
             ``attention_store``.
         kinds: ``"cross"`` and/or ``"self"``, what is kept; all calls are counted. None keeps
@@ -124,14 +129,13 @@ class AttentionStore(StepController, HasHeatmaps):
 
     @staticmethod
     def get_empty_store() -> Maps:
-        """``{place}_{kind}`` to an empty list, for each place and kind."""
+        """``{place}_{kind}`` to an empty list, for each place of a UNet and each kind."""
         return {f"{place}_{kind}": [] for kind in KINDS for place in PLACES}
 
     def reset(self) -> None:
         """Forget all maps and steps."""
         super().reset()
-        self.step_store = self.get_empty_store()
-        self.full_step_store = self._empty_full_store()
+        self._empty_step()
         self.last_step: Maps = {}
         self.steps: list[Maps] = []
         self.attention_store: Maps = {}
@@ -181,8 +185,14 @@ class AttentionStore(StepController, HasHeatmaps):
         if self.save_global_store:
             with torch.no_grad():
                 self.global_store = _added(self.global_store, _detached(self.step_store))
-        self.step_store = self.get_empty_store()
-        self.full_step_store = self._empty_full_store()
+        self._empty_step()
+
+    def begin_pass(self, *given: Any, **named: Any) -> None:
+        """Take note of a pass of the model, before its layers call."""
+        before = self.places
+        super().begin_pass(*given, **named)
+        if self.places != before and not (self.cur_step or self.cur_att_layer):
+            self._empty_step()
 
     def step_callback(self, x_t: Tensor) -> Tensor:
         """Called by editing loops with the latents after each step; changes nothing."""
@@ -241,9 +251,13 @@ class AttentionStore(StepController, HasHeatmaps):
                 passes,
             )
 
-    @staticmethod
-    def _empty_full_store() -> Maps:
-        return {f"{place}_cross": [] for place in PLACES}
+    def _empty_step(self) -> None:
+        """Begin the dictionaries of a step, by the places of the model that runs."""
+        self.step_store: Maps = self.get_empty_store()
+        if self.places != PLACES:
+            keys = (f"{place}_{kind}" for kind in KINDS for place in self.places)
+            self.step_store = {key: [] for key in keys}
+        self.full_step_store: Maps = {f"{place}_cross": [] for place in self.places}
 
 
 def _added(sums: Maps, step: Maps) -> Maps:

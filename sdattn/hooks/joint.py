@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..attention import split_heads
+from ..attention import TorchJointProcessor, split_heads
+from ..attention.joint_processor import JointCall
 from ..errors import RunError
 from ..models.denoiser_call import innermost
 from ..models.layers import AttentionLayer
-from .attended import Attended
+from .attended import Attended, GivenProbs
 from .keep import Space
 from .output_space import OutputSpace
 from .projections import by_name
-from .refined import Refined, Spreading
+from .refined import Refined, RefinedProbs, Spreading
 from .sdpa import SdpaCall, SdpaWatch
 
 if TYPE_CHECKING:
@@ -65,7 +67,8 @@ class JointLook:
     """See what the picture's queries pay to the text in one layer of joint attention.
 
     What a processor attends to is seen where it calls torch's ``scaled_dot_product_attention``:
-    normed, rotated and joined. The output is that of the very kernel that torch would choose. What
+    normed, rotated and joined. The output is that of the very kernel that torch would choose. A
+    :class:`sdattn.TorchJointProcessor` shows what it used itself, as a controller left it. What
     is shown is the text's part of the joint softmax, so a row sums to less than 1.
 
     Args:
@@ -89,6 +92,9 @@ class JointLook:
     def __call__(
         self, observer: ObservingProcessor, attn: Any, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Attended | None]:
+        inner = innermost(observer)
+        if isinstance(inner, TorchJointProcessor):
+            return self._of_open(inner, observer, attn, *args, **kwargs)
         calls: list[SdpaCall] = []
         names = () if self.checked else ("add_v_proj", "to_added_qkv")
         with observer.projected(attn, *names) as projected:
@@ -105,8 +111,44 @@ class JointLook:
         if not self.checked:
             self.checked = True
             # Once a layer: the text's values must lie where its keys are said to.
-            _check_order(seen, spans[1], attn, projected, type(innermost(observer)).__name__)
+            _check_order(seen, spans[1], attn, projected, type(inner).__name__)
         return output, self._shown(seen, *spans)
+
+    def _of_open(
+        self,
+        inner: TorchJointProcessor,
+        observer: ObservingProcessor,
+        attn: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Attended | None]:
+        """What a processor of ours shows of its call."""
+        calls: list[JointCall] = []
+
+        def watcher(call: JointCall) -> None:
+            if get_ident() == observer.thread:
+                calls.append(call)
+
+        inner.joint_watchers.append(watcher)
+        try:
+            output = observer.inner(attn, *args, **kwargs)
+        finally:
+            inner.joint_watchers.remove(watcher)
+        seen, spans = _of_only(calls, type(inner).__name__), self.spans()
+        if spans is None:
+            return output, None
+        picture, text = spans
+        if seen.text not in (None, text):
+            raise RunError(_otherwise_joined(type(inner).__name__, text))
+        if self.space == "output":
+            outputs = (seen.output[:, :, part] for part in spans)
+            shown: Attended = OutputSpace(*outputs)
+        else:
+            shown = GivenProbs(seen.probs[:, :, picture, text])
+        if self.spreading is not None:
+            shares = seen.probs[:, :, picture, picture]
+            shown = RefinedProbs(shown, self.spreading, shares)
+        return output, shown
 
     def _shown(self, seen: SdpaCall, picture: slice, text: slice) -> Attended:
         """Of one call for text and picture together, and where in it each of them is."""
@@ -118,6 +160,16 @@ class JointLook:
         if self.spreading is None:
             return shown
         return Refined.of_call(seen, picture, shown, self.spreading)
+
+
+def _of_only(calls: Sequence[JointCall], name: str) -> JointCall:
+    if len(calls) != 1:
+        raise RunError(
+            f"The processor {name} computed its attention {len(calls)} times in one call, so what "
+            "it attended to cannot be known. Leave __call__ to TorchJointProcessor and edit by a "
+            "controller, or leave this layer out (layers=…)."
+        )
+    return calls[0]
 
 
 def _whole(calls: Sequence[SdpaCall], length: int, name: str) -> SdpaCall:
@@ -155,8 +207,12 @@ def _check_order(
         return
     expected = split_heads(own, attn.heads).to(seen.value.dtype)  # [B, heads, T, d]
     if not torch.equal(seen.value[:, :, text], expected):
-        raise RunError(
-            f"The processor {name} does not join text and picture in "
-            f"the order that is known of this model (the text at {text.start} to {text.stop}), "
-            "so which column is which token cannot be known. Leave this layer out (layers=...)."
-        )
+        raise RunError(_otherwise_joined(name, text))
+
+
+def _otherwise_joined(name: str, text: slice) -> str:
+    return (
+        f"The processor {name} does not join text and picture in the order that is known of this "
+        f"model (the text at {text.start} to {text.stop}), so which column is which token cannot "
+        "be known. Leave this layer out (layers=...)."
+    )

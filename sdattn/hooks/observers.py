@@ -16,7 +16,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..attention import TorchAttnProcessor, merge_heads, split_heads
+from ..attention import merge_heads, split_heads
+from ..attention.controlled import ControlledProcessor
 from ..errors import RunError
 from ..models.denoiser_call import innermost
 from .attended import Attended, GivenProbs, QueryKey
@@ -54,7 +55,7 @@ def _of_innermost(name: str) -> property:
 class ObservingProcessor:
     """Let ``inner`` make the output; hand the probabilities it used to ``observe``.
 
-    The output is the very tensor that ``inner`` returned. A :class:`TorchAttnProcessor` shows its
+    The output is the very tensor that ``inner`` returned. A processor of sdattn's own shows its
     probabilities itself, as a controller left them. Those of diffusers' plain processors follow
     from their query and key, which are read by forward hooks on the layer's own projections
     (``to_q`` and ``to_k``, or the fused ``to_kv`` and ``to_qkv``) while ``inner`` runs, so they
@@ -139,14 +140,14 @@ class ObservingProcessor:
         inner = innermost(self)
         # From what is known for certain to what has to be worked out: a processor that shows its
         # probabilities, one whose formula is known, any other.
-        if isinstance(inner, TorchAttnProcessor):
+        if isinstance(inner, ControlledProcessor):
             return self._shown(inner, attn, *args, **kwargs)
         if is_plain(attn, inner):
             return self._followed(inner, attn, *args, **kwargs)
         return self._witnessed(attn, *args, **kwargs)
 
     def _shown(
-        self, inner: TorchAttnProcessor, attn: Any, *args: Any, **kwargs: Any
+        self, inner: ControlledProcessor, attn: Any, *args: Any, **kwargs: Any
     ) -> Observation:
         shown: list[Tensor] = []
 
@@ -163,7 +164,7 @@ class ObservingProcessor:
             raise RunError(
                 f"The processor {type(inner).__name__} showed its probabilities {len(shown)} times "
                 "in one call, so what it attended to cannot be known. Leave __call__ to "
-                "TorchAttnProcessor and edit by a controller, or leave this layer out (layers=…)."
+                "sdattn's class and edit by a controller, or leave this layer out (layers=…)."
             )
         return cast(Tensor, output), GivenProbs(shown[0])  # [B, heads, N, T]
 

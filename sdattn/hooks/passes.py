@@ -16,6 +16,7 @@ from ..models.denoiser_call import DenoiserCall, Size, Timestep
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, is_own, joint_spans, unwrapped
 from .attended import Rows, row_index
+from .latent_sizes import LatentSizes
 from .run_watch import RunWatch
 
 BRANCHES: dict[str, tuple[Branch, ...]] = {
@@ -154,7 +155,7 @@ class Passes:
         self.begun = False
         self._runs = RunWatch()
         self._schedule: Schedule | None = None
-        self._grid: tuple[Tensor, int, Size] | None = None  # ids, version, their grid
+        self._sizes = LatentSizes()
         self._size: Size | None = None  # of the pass that runs now
         self._spans: tuple[slice, slice] | None = None
         self._last: tuple[float | Timestep, Tensor | None] | None = None
@@ -248,20 +249,8 @@ class Passes:
         return [(row, name) for name in BRANCHES[self.branch] for row in every[rows[name]]]
 
     def _size_of(self, call: DenoiserCall) -> Size | None:
-        """The latent's size. Ids from which it follows are read when they are other than before; in
-        a run of a pipeline once, since its picture keeps its shape."""
-        if self.latent_size is not None or call.grid_ids is None:
-            return self.latent_size or call.latent_size
-        ids = call.grid_ids
-        version = 0 if ids.is_inference() else ids._version
-        if self._grid is not None:
-            known, known_version, size = self._grid
-            same = ids is known and version == known_version
-            if same or (self._schedule is not None and ids.shape == known.shape):
-                return size
-        if call.latent_size is not None:
-            self._grid = ids, version, call.latent_size
-        return call.latent_size
+        in_run = self._schedule is not None
+        return self.latent_size or self._sizes.of(call, in_run)
 
     def _refuse_second_run(self) -> None:
         pipeline = self.denoiser.pipeline

@@ -128,3 +128,26 @@ class Refined(Attended):
             spread = scaled_dot_product_attention(query, key, values, self.mask, scale=self.scale)
             found.append(spread[..., : some.shape[-1]])
         return torch.cat(found, dim=-1)
+
+
+class RefinedProbs(Refined):
+    """The same, where the picture's part of the softmax was made.
+
+    A cell that pays the picture nothing that its dtype can hold is spread nowhere: its row is zero.
+
+    Args:
+        text, spreading: as of :class:`Refined`.
+        picture: what they pay to the picture's keys, ``[B, heads, N, N]``.
+    """
+
+    def __init__(self, text: Attended, spreading: Spreading, picture: Tensor):
+        Attended.__init__(self, text.batch, text.heads, text.cells, text.keys)
+        self.text, self.spreading, self.picture = text, spreading, picture
+
+    def of(self, rows: Rows) -> Attended:
+        return RefinedProbs(self.text.of(rows), self.spreading, chosen_rows(self.picture, rows))
+
+    def _spread(self, maps: Tensor) -> Tensor:
+        shares = self.picture.float()
+        tiny = torch.finfo(shares.dtype).tiny  # of a row that pays nothing to the picture
+        return shares / shares.sum(-1, keepdim=True).clamp_min(tiny) @ maps[:, None]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError, RunError
+from ..models.layers import PLACES, Place
 from .attachment import Attachment, in_backward
 from .drawn import DrawnPrompts
 from .passes import CaptureError
@@ -29,7 +32,8 @@ class StepController:
 
     HOW = (
         "Call store.attach(pipe), once, and "
-        "pipe.unet.set_attn_processor(sdattn.TorchAttnProcessor(store)), in either order."
+        "pipe.unet.set_attn_processor(sdattn.TorchAttnProcessor(store)), in either order; of a "
+        "transformer pipe.transformer.set_attn_processor(sdattn.TorchJointProcessor(store))."
     )
 
     def __init__(self, pipeline: Any, guidance: Guidance | None):
@@ -59,6 +63,7 @@ class StepController:
         self.cur_att_layer = 0
         self.latent_size: tuple[int, int] | None = None
         self.levels: int | None = None
+        self.places: tuple[Place, ...] = PLACES
         self.images: int | None = None
         self.drawn: DrawnPrompts | None = None
         self._batch: int | None = None  # rows of the layer that calls, where it is known
@@ -78,11 +83,14 @@ class StepController:
         ``guidance`` where the batch is even.
 
         Args:
-            target: a pipeline of SD 1.x, 2.x or SDXL, or its UNet. One attached before is let go.
+            target: a pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its
+                UNet or transformer. One attached before is let go. Transformers take
+                :class:`sdattn.TorchJointProcessor`.
 
         Raises:
             TypeError: ``target`` is no model of which the places of all layers are known.
-            ValueError: how this class of pipeline lays out guidance is not known.
+            ValueError: how this class of pipeline lays out guidance is not known, or otherwise
+                than ``guidance`` says.
         """
         attachment = Attachment(target, self)
         self.detach()
@@ -101,7 +109,12 @@ class StepController:
         return self.num_att_layers if self.guidance == "passes" else 0
 
     def begin_pass(
-        self, batch: int, latent_size: tuple[int, int], levels: int, prompts: slice | None = None
+        self,
+        batch: int,
+        latent_size: tuple[int, int],
+        levels: int,
+        prompts: slice | None = None,
+        places: Sequence[Place] = PLACES,
     ) -> None:
         """Take note of a pass of the model, before its layers call.
 
@@ -110,6 +123,7 @@ class StepController:
             latent_size: (rows, cols) of the latent.
             levels: number of the model's resolutions.
             prompts: the rows of the batch that are the prompts', where a pipeline knows them.
+            places: those of the model's layers.
 
         Raises:
             CaptureError: the size has changed since the finished steps.
@@ -119,7 +133,7 @@ class StepController:
                 f"The {type(self).__name__} holds maps of a latent of {self.latent_size}; the "
                 f"model was now called with {latent_size}. Call store.reset() between runs."
             )
-        self.latent_size, self.levels = latent_size, levels
+        self.latent_size, self.levels, self.places = latent_size, levels, tuple(places)
         self._batch, self._prompts = batch, prompts
 
     def begin_layer(self, layer: nn.Module, batch: int) -> str:
@@ -132,12 +146,17 @@ class StepController:
         self._batch = batch
         return place or ""
 
+    def joint_spans(self, layer: nn.Module) -> Spans | None:
+        """Where the picture's tokens and the text's are in a layer of joint attention that is
+        about to call; None where the store is not attached to its model."""
+        return None if self.attachment is None else self.attachment.joint_spans(layer)
+
     def __call__(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
         """Take one layer's probabilities ``[B*heads, N, T]``; gives back the same tensor.
 
         What :meth:`forward` returns is written into it, in place. Not looked at are layers that run
-        again for a gradient (checkpointing), nor a pass in which other layers have lost the
-        processors of this controller for a while (a knockout).
+        again for a gradient (checkpointing), a pass for the negative prompt alone, nor a pass in
+        which other layers have lost the processors of this controller for a while (a knockout).
 
         Raises:
             CaptureError, ValueError: of an attached store, see :class:`sdattn.AttentionStore`.
@@ -154,6 +173,8 @@ class StepController:
                 "other layers have lost its processor for a while. Take it out of all of them "
                 "first, unet.set_attn_processor(...)."
             )
+            return attn
+        if self.attachment is not None and self.attachment.skips:
             return attn
         # Of two passes a step the first is the negative prompt's: it is counted and not looked at.
         if self.cur_att_layer >= self.num_uncond_att_layers:

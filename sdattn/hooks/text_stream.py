@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..attention.controlled import unasked
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidValueError, RunError
-from ..models.denoiser_call import arguments, unwrapped
+from ..models.denoiser_call import arguments, innermost, unwrapped
 from ..models.layers import AttentionLayer, Denoiser
 from .installer import Installation
 
@@ -86,7 +87,9 @@ class TextStream:
             text = self._entered(given[TEXT]) if self.now is None else self.now
             token = _running.set(self)
             try:
-                made = block.forward(**{**given, TEXT: text})
+                # the columns of the prompt, which a controller edits, are another text's here
+                with unasked(_processors(block)):
+                    made = block.forward(**{**given, TEXT: text})
             finally:
                 _running.reset(token)
         if not isinstance(made, tuple) or len(made) != 2:
@@ -115,3 +118,8 @@ class TextStream:
             torch.tensor(self.rows, device=whole.device),
             entered.expand(len(self.rows), -1, -1),
         )
+
+
+def _processors(block: nn.Module) -> list[Any]:
+    held = (getattr(part, "processor", None) for part in block.modules())
+    return [innermost(one) for one in held if one is not None]

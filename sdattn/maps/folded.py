@@ -187,7 +187,11 @@ def _by_place(x: Any) -> Mapping[str, Sequence[Tensor]]:
 
 
 def _of_kind(by_place: Mapping[str, Sequence[Tensor]], kind: str) -> list[tuple[str, Tensor]]:
-    places = [key for place in (*PLACES, "block") if (key := f"{place}_{kind}") in by_place]
+    places = [
+        key
+        for place in (*PLACES, "double", "single", "block")
+        if (key := f"{place}_{kind}") in by_place
+    ]
     return [(key.removesuffix(f"_{kind}"), maps) for key in places for maps in by_place[key]]
 
 

@@ -7,6 +7,7 @@ up in the families of models, never guessed from the batch.
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any, cast
@@ -44,14 +45,14 @@ class GuidanceWatch:
     """The order of the branches at each call of a pipeline's model, for every known pipeline.
 
     Args:
-        pipeline: one of a class that :func:`guided_order` knows.
+        pipeline: one of a class that :func:`guided_order` knows. It is held weakly.
 
     Raises:
         ValueError: it does not.
     """
 
     def __init__(self, pipeline: Any):
-        self.pipeline = pipeline
+        self._pipeline = weakref.ref(pipeline)
         layout = guidance_of(pipeline)
         self.guided = layout.order
         self.in_turn = layout.known_by == "calls"
@@ -62,6 +63,11 @@ class GuidanceWatch:
         self._listening = layout.known_by == "encode_prompt"
         if self._listening:
             _listeners(pipeline).append(self._hear)
+
+    @property
+    def pipeline(self) -> Any:
+        """None once it is gone."""
+        return self._pipeline()
 
     def order(self) -> Order:
         """The chunks of the batch of the call that begins now; to be asked once a call."""
@@ -98,6 +104,8 @@ class GuidanceWatch:
 
     def close(self) -> None:
         """Stop listening."""
+        if self.pipeline is None:
+            return
         standing_in = vars(self.pipeline).get("encode_prompt")
         listeners = getattr(standing_in, "listeners", [])
         if self._hear in listeners:

@@ -22,6 +22,7 @@ from .family import KINDS, Family
 from .family import PLACES as PLACES
 from .family import TEXT_KINDS as TEXT_KINDS
 from .family import AttentionLayer as AttentionLayer
+from .family import Joined as Joined
 from .family import Place as Place
 
 LayerChoice = str | int | tuple[int, int]
@@ -95,9 +96,8 @@ def find_layers(model: Any) -> list[AttentionLayer]:
     return family_of(model).find_layers(unwrapped(model))
 
 
-def joint_spans(denoiser: Denoiser, cells: int, n_text: int) -> tuple[slice, slice]:
-    """In the joint attention of a transformer, where the picture's ``cells`` and the text's
-    ``n_text`` tokens are.
+def joint_order(denoiser: Denoiser) -> Joined:
+    """In which order the joint attention of a transformer joins text and picture.
 
     Raises:
         TypeError: that is not known of this model: another class that only bears the name of a
@@ -114,9 +114,24 @@ def joint_spans(denoiser: Denoiser, cells: int, n_text: int) -> tuple[slice, sli
             + ", ".join(family.title for family in registered() if family.joined)
             + "."
         )
+    return joined
+
+
+def ordered_spans(joined: Joined, cells: int, n_text: int) -> tuple[slice, slice]:
+    """In joint attention of that order, where the picture's ``cells`` and the text's ``n_text``
+    tokens are. Reference pictures follow the one that is made, and are in neither."""
     if joined == "text first":
         return slice(n_text, n_text + cells), slice(0, n_text)
     return slice(0, cells), slice(cells, cells + n_text)
+
+
+def joint_spans(denoiser: Denoiser, cells: int, n_text: int) -> tuple[slice, slice]:
+    """:func:`ordered_spans` in the order of this model.
+
+    Raises:
+        TypeError: it is not known, see :func:`joint_order`.
+    """
+    return ordered_spans(joint_order(denoiser), cells, n_text)
 
 
 def select_layers(

@@ -144,7 +144,8 @@ def with_adapter():
             "start from different noise",
         ),
         (with_adapter, "cat", {"layers": "mid"}, ValueError, "IPAdapterAttnProcessor2_0, whose"),
-        (sd3, "cat", {}, TypeError, "joint attention.*cross-attention is needed"),
+        (make_pipeline, "cat", {"queries": "all"}, ValueError, "joint attention only. Leave it"),
+        (sd3, "cat", {"queries": "text"}, ValueError, "queries='text': pass 'picture' or 'all'"),
         (lambda: make_pipeline().unet, "cat", {}, TypeError, "Pass a pipeline"),
     ],
 )

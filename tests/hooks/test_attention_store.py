@@ -250,9 +250,10 @@ def test_the_public_surface():
     assert set(sdattn.__all__) == {
         "AttentionStore", "CaptureError", "CaptureWarning", "Comparison", "Heatmap", "Heatmaps",
         "ImageRun", "Knockout", "MapStore", "NotFiniteError", "PRESETS", "Preset", "Prompt", "Run",
-        "SavedRun", "SdattnError", "TorchAttnProcessor", "TruncationWarning", "Word",
-        "aggregate_attention", "attention", "batch", "capture", "diff", "edit", "errors", "explain",
-        "figures", "generate", "heatmaps", "knockout", "load_pipeline", "load_run", "models",
+        "SavedRun", "SdattnError", "TorchAttnProcessor", "TorchJointProcessor",
+        "TruncationWarning", "Word", "aggregate_attention", "attention", "batch", "capture", "diff",
+        "edit", "errors", "explain", "figures", "generate", "heatmaps", "knockout",
+        "load_pipeline", "load_run", "models",
         "read_prompt", "read_prompts",
     }  # fmt: skip
     assert all(getattr(sdattn, name) is not None for name in sdattn.__all__)

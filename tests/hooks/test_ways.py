@@ -588,7 +588,7 @@ def test_torch_attention_refuses_joint_layers():
         run(pipe)
 
 
-@pytest.mark.parametrize("name", ["FLUX.1", "PixArt Alpha", "AnimateDiff"])
+@pytest.mark.parametrize("name", ["PixArt Alpha", "Sana", "AnimateDiff"])
 def test_controllers_refuse_what_is_no_unet_of_stable_diffusion(name):
     with pytest.raises(TypeError, match="is no UNet of Stable Diffusion"):
         sdattn.edit.register_attention_control(NAMED[name].make(), sdattn.AttentionStore())

@@ -1,0 +1,185 @@
+"""The query, key and value of a layer of joint attention: projected, normed, joined and rotated.
+
+A layer of two streams (double) gets picture and text apart and projects each by its own weights; a
+layer of one stream (single) gets them joined already. What is known of a layer is read off the
+layer itself, and anything else is refused by name.
+
+Source: the processors of diffusers 0.42: ``JointAttnProcessor2_0`` (attention_processor.py),
+``FluxAttnProcessor`` (transformer_flux.py), ``Flux2AttnProcessor`` and
+``Flux2ParallelSelfAttnProcessor`` (transformer_flux2.py), ``QwenDoubleStreamAttnProcessor2_0``
+(transformer_qwenimage.py); Su et al. 2021, "RoFormer", for rotary embeddings.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidTypeError
+from .core import heads_of, split_heads
+
+FUSED_WITH_MLP = "to_qkv_mlp_proj"  # FLUX.2's parallel blocks: one projection for all
+PICTURE = ("to_q", "to_k", "to_v", "to_qkv", "norm_q", "norm_k")
+TEXT = ("add_q_proj", "add_k_proj", "add_v_proj", "to_added_qkv", "norm_added_q", "norm_added_k")
+# Parts of diffusers' layers of which no processor of joint attention makes use.
+UNKNOWN_PARTS = ("spatial_norm", "group_norm", "norm_cross", "residual_connection")
+Pair = tuple[Tensor, Tensor]
+
+
+class Joined(NamedTuple):
+    """What a layer of joint attention computes its softmax of.
+
+    Attributes:
+        query, key, value: ``[B, heads, S, d]``, of all S tokens of text and picture.
+        text: where the text is among them; None where the layer got them joined already.
+        mlp: what a parallel block carries beside the attention, ``[B, S, width]``; None elsewhere.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    text: slice | None
+    mlp: Tensor | None = None
+
+
+def check_layer(attn: Any) -> None:
+    """Refuse a layer that is no joint or self-attention of SD3, FLUX, FLUX.2 or Qwen-Image.
+
+    Raises:
+        TypeError: it is not.
+    """
+    held = next((name for name in UNKNOWN_PARTS if getattr(attn, name, None)), None)
+    if held is not None:
+        raise unknown_layer(attn, f"has {held}")
+    if not hasattr(attn, "heads") or not any(
+        hasattr(attn, name) for name in ("to_q", "to_qkv", FUSED_WITH_MLP)
+    ):
+        raise unknown_layer(attn, "has no heads with projections to_q, to_k and to_v")
+
+
+def unknown_layer(attn: Any, found: str) -> InvalidTypeError:
+    return InvalidTypeError(
+        f"TorchJointProcessor computes the attention of SD3, FLUX.1, FLUX.2 and Qwen-Image; a "
+        f"{type(attn).__name__} that {found} is none that it knows. Leave its own processor in "
+        "place; capture() can watch it. Cross-attention is TorchAttnProcessor's."
+    )
+
+
+def joined(
+    attn: Any, hidden_states: Tensor, text_states: Tensor | None, rotary: Any = None
+) -> Joined:
+    """Project, norm, join and rotate.
+
+    Args:
+        attn: the layer.
+        hidden_states: ``[B, N, C]`` of the picture, or of text and picture in one.
+        text_states: ``[B, T, C_text]``; None where the layer is given no text of its own.
+        rotary: (cos, sin), real ``[S, d]``, over all tokens, the text first; (of the picture, of
+            the text), complex ``[N, d/2]`` and ``[T, d/2]``; or None.
+
+    Returns:
+        The text first where there are rotary embeddings. Without them the softmax has no order, and
+        the picture comes first, as in SD3.
+
+    Raises:
+        TypeError: a layer or rotary embeddings of another kind.
+    """
+    check_layer(attn)
+    if hasattr(attn, FUSED_WITH_MLP):
+        return _parallel(attn, hidden_states, rotary)
+    has_own = getattr(attn, TEXT[1], None) is not None or hasattr(attn, TEXT[3])
+    if has_own != (text_states is not None):
+        found = "no text" if has_own else "text"
+        raise unknown_layer(
+            attn, f"is given {found} and has {'' if has_own else 'no '}projections for it"
+        )
+    picture = _projected(attn, hidden_states, PICTURE)
+    if text_states is None:
+        return Joined(*_rotated_by(attn, picture, rotary), text=None)
+    text, n_text = _projected(attn, text_states, TEXT), text_states.shape[1]
+    if rotary is None:
+        cells = hidden_states.shape[1]
+        return Joined(*_cat(picture, text), text=slice(cells, cells + n_text))
+    if _are_complex(rotary):  # of picture and text apart
+        of_picture, of_text = rotary
+        picture = _rotated_pair(attn, picture, of_picture)
+        text = _rotated_pair(attn, text, of_text)
+        return Joined(*_cat(text, picture), text=slice(0, n_text))
+    return Joined(*_rotated_by(attn, _cat(text, picture), rotary), text=slice(0, n_text))
+
+
+Three = tuple[Tensor, Tensor, Tensor]  # query, key and value, [B, heads, S, d] each
+
+
+def _parallel(attn: Any, hidden_states: Tensor, rotary: Any) -> Joined:
+    """A block whose one projection makes the query, key, value and what goes to the MLP."""
+    made = getattr(attn, FUSED_WITH_MLP)(hidden_states)
+    width = 3 * attn.inner_dim
+    qkv, mlp = made[..., :width], made[..., width:]
+    three = _by_head(attn, qkv.chunk(3, dim=-1), PICTURE)
+    return Joined(*_rotated_by(attn, three, rotary), text=None, mlp=mlp)
+
+
+def _projected(attn: Any, states: Tensor, names: tuple[str, ...]) -> Three:
+    to_q, to_k, to_v, fused = names[:4]
+    if getattr(attn, "fused_projections", False) and hasattr(attn, fused):
+        parts = getattr(attn, fused)(states).chunk(3, dim=-1)
+    else:
+        parts = tuple(getattr(attn, name)(states) for name in (to_q, to_k, to_v))
+    if len({part.shape for part in parts}) > 1:
+        raise unknown_layer(attn, "has keys and values of fewer heads than its queries")
+    return _by_head(attn, parts, names)
+
+
+def _by_head(attn: Any, parts: tuple[Tensor, ...], names: tuple[str, ...]) -> Three:
+    query, key, value = parts  # [B, S, heads*d] each
+    norm_q, norm_k = (getattr(attn, name, None) for name in names[4:])
+    query, key = heads_of(query, attn.heads, norm_q), heads_of(key, attn.heads, norm_k)
+    return query, key, split_heads(value, attn.heads)
+
+
+def _cat(first: Three, second: Three) -> Three:
+    query, key, value = (torch.cat(pair, dim=2) for pair in zip(first, second, strict=True))
+    return query, key, value
+
+
+def _are_complex(rotary: Any) -> bool:
+    return isinstance(rotary, tuple) and all(
+        isinstance(part, Tensor) and part.is_complex() for part in rotary
+    )
+
+
+def _rotated_by(attn: Any, three: Three, rotary: Any) -> Three:
+    """By real (cos, sin) ``[S, d]``, neighbouring features together."""
+    if rotary is None:
+        return three
+    query, key, value = three
+    shapes = [tuple(getattr(part, "shape", ())) for part in rotary]
+    # diffusers' Attention, which has no head_dim, is rotated otherwise by other processors.
+    if shapes != [tuple(query.shape[2:])] * 2 or not hasattr(attn, "head_dim"):
+        raise unknown_layer(attn, f"is given rotary embeddings {shapes} for {list(query.shape)}")
+    return rotate(query, *rotary), rotate(key, *rotary), value
+
+
+def _rotated_pair(attn: Any, three: Three, turns: Tensor) -> Three:
+    query, key, value = three
+    if turns.shape != (query.shape[2], query.shape[3] // 2):
+        found = f"is given rotary embeddings {list(turns.shape)} for {list(query.shape)}"
+        raise unknown_layer(attn, found)
+    return rotate_complex(query, turns), rotate_complex(key, turns), value
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn features 2i and 2i+1 of ``[B, heads, S, d]`` by the angle of their ``[S, d]`` cosine and
+    sine, in float32; the dtype of ``x``."""
+    real, imaginary = x.unflatten(-1, (-1, 2)).unbind(-1)  # [B, heads, S, d/2] each
+    turned = torch.stack([-imaginary, real], dim=-1).flatten(3)
+    return (x.float() * cos.to(x.device) + turned.float() * sin.to(x.device)).to(x.dtype)
+
+
+def rotate_complex(x: Tensor, turns: Tensor) -> Tensor:
+    """The same by complex numbers of length 1, ``[S, d/2]``."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * turns.to(x.device)).flatten(3).to(x.dtype)

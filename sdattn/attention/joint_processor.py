@@ -1,0 +1,261 @@
+"""`TorchJointProcessor`: joint attention in pure torch, one softmax over text and picture.
+
+Source: Esser et al. 2024, "Scaling Rectified Flow Transformers for High-Resolution Image
+Synthesis", section 4, for joint attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidValueError, RunError
+from .controlled import ControlledProcessor, Controller, mask_by_head, projected_out
+from .core import attention_probs, fold_heads, merge_heads
+from .joining import FUSED_WITH_MLP, Joined, joined, unknown_layer
+
+Spans = tuple[slice, slice]  # the picture's tokens and the text's
+Queries = Literal["picture", "all"]
+
+
+class JointCall(NamedTuple):
+    """What one call of a layer computed.
+
+    Attributes:
+        probs: ``[B, heads, S, S]``, which made the output.
+        output: ``[B, heads, S, d]``, before the output projection.
+        text: where the text is among the S tokens; None where the layer does not say.
+    """
+
+    probs: Tensor
+    output: Tensor
+    text: slice | None
+
+
+class TorchJointProcessor(ControlledProcessor):
+    """Joint attention in pure torch, open to a controller that reads or edits the probabilities.
+
+        pipe.transformer.set_attn_processor(sdattn.TorchJointProcessor())
+        store = sdattn.AttentionStore(pipeline=pipe)
+        pipe.transformer.set_attn_processor(sdattn.TorchJointProcessor(store))
+
+    It imports no diffusers and computes the layers of Stable Diffusion 3 and 3.5 (the
+    self-attention of 3.5 too), FLUX.1, FLUX.2 and Qwen-Image, of two streams and of one. Its output
+    agrees with that of diffusers' processors for them up to rounding. The whole matrix
+    ``[B, heads, S, S]`` of text and picture is made.
+
+    What the controller is shown is a block of the softmax over all keys, so that the rows of the
+    text's part sum to less than 1. Once it has edited, the row is divided by its new sum:
+
+    - a key set to 0 is that key masked out of the softmax;
+    - a column times f is log f added to its scores;
+    - a share below 0 counts as 0, and a row in which nothing is left is zero;
+    - a row that is not edited keeps its bits.
+
+    Without gradients the tensor that the controller was shown, if it was edited in place or not at
+    all, holds what was used once the layer has run.
+
+    Args:
+        controller: called as ``controller(probs, is_cross, place)``. With ``is_cross=True`` once a
+            call of the layer, with what the picture's queries pay to the text's keys, contiguous
+            ``[B*heads, N, T]``, row ``batch * heads + head``. A tensor that it returns is used; if
+            it returns None, ``probs`` is used as it is then, so an edit in place counts. None for
+            plain attention, which needs to know nothing about the text.
+        place: ``"double"`` or ``"single"``, handed to the controller. An
+            :class:`sdattn.AttentionStore` that is attached knows it by the layer.
+        spans: gives where the picture's tokens and the text's are among all of them, asked in each
+            call: ``lambda: (slice(7, 71), slice(0, 7))``. Reference pictures are in neither.
+            It is needed in layers of one stream, which get text and picture joined already; an
+            attached store knows it, and a layer of two streams knows its text.
+        picture: whether the controller is first called with ``is_cross=False`` as well, with what
+            the picture's queries pay to the picture's keys, ``[B*heads, N, N]``. None for what the
+            ``kinds`` of a store say.
+        queries: ``"all"`` shows and edits what every token pays to the text's keys,
+            ``[B*heads, S, T]``, in the order in which the layer joins them (Stable Diffusion 3: the
+            picture first; FLUX and Qwen-Image: the text first), since the text carries words on.
+
+    Attributes:
+        joint_watchers: shown the :class:`JointCall` of each call, behind any edit.
+
+    Raises:
+        ValueError: another ``queries``.
+
+    Raises (when called):
+        TypeError: the layer's attention is of another kind.
+        RuntimeError: where the text is was not said, or otherwise than the layer has it; the
+            controller is a store that does not know this layer, and no ``place`` was given.
+        ValueError: the controller returned another shape; a mask that does not fit.
+    """
+
+    def __init__(
+        self,
+        controller: Controller | None = None,
+        place: str = "",
+        *,
+        spans: Callable[[], Spans | None] | None = None,
+        picture: bool | None = None,
+        queries: Queries = "picture",
+    ):
+        super().__init__(controller, place)
+        if queries not in ("picture", "all"):
+            raise InvalidValueError(f"queries={queries!r}: pass 'picture' or 'all'.")
+        self.spans, self.picture, self.queries = spans, picture, queries
+        self.joint_watchers: list[Callable[[JointCall], object]] = []
+
+    @property
+    def shows_picture(self) -> bool:
+        """Whether the controller is shown what the picture pays to itself."""
+        if self.picture is None:
+            return "self" in (getattr(self.controller, "kinds", None) or ())
+        return self.picture
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        image_rotary_emb: Any = None,
+        encoder_hidden_states_mask: Tensor | None = None,
+        # Named so that diffusers hands them on and they can be refused.
+        ip_hidden_states: Any = None,
+        kv_cache_mode: Any = None,
+        freqs_cis: Any = None,
+        **_: Any,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attend; the shape of ``hidden_states``, and of ``encoder_hidden_states`` where given."""
+        refused = {
+            "an IP-Adapter's pictures": ip_hidden_states,
+            "a cache of keys": kv_cache_mode,
+            "freqs_cis": freqs_cis,
+        }
+        if found := [name for name, value in refused.items() if value is not None]:
+            raise unknown_layer(attn, f"is given {found[0]}")
+        text_states, mask, rotary = encoder_hidden_states, attention_mask, image_rotary_emb
+        if hasattr(attn, FUSED_WITH_MLP):  # it hands on (mask, rotary) where others do (text, mask)
+            text_states, mask, rotary = _of_parallel(text_states, mask, rotary)
+        parts = joined(attn, hidden_states, text_states, rotary)
+        mask = _joint_mask(attn, parts, mask, encoder_hidden_states_mask, rotary)
+
+        probs = attention_probs(parts.query, parts.key, mask)  # [B, heads, S, S]
+        probs = self._open(attn, probs, parts.text)
+        self._show(attn, probs)
+        output = probs @ parts.value  # [B, heads, S, d]
+        for watcher in self.joint_watchers:
+            watcher(JointCall(probs, output, parts.text))
+        return _split(attn, parts, merge_heads(output))
+
+    def _open(self, attn: Any, probs: Tensor, own: slice | None) -> Tensor:
+        """``[B, heads, S, S]`` as the controller leaves them; the layer says where the text is, or
+        None."""
+        if self.controller is None or not self.asks:
+            return probs
+        place = self._place(attn, len(probs))
+        picture, text = self._where(attn, probs.shape[-1], own)
+        if text.start == text.stop:  # self-attention beside the joint one
+            return self._edited_whole(probs, False, place)
+        return self._edited_blocks(probs, picture, text, place)
+
+    def _where(self, attn: Any, length: int, own: slice | None) -> Spans:
+        """The picture's tokens and the text's: as told, else as the layer has them."""
+        told = None if self.spans is None else self.spans()
+        ask = getattr(self.controller, "joint_spans", None)
+        if told is None and ask is not None:
+            told = ask(attn)
+        if told is None and own is None:
+            raise RunError(
+                f"A {type(attn).__name__} gets text and picture joined, and the controller "
+                f"{type(self.controller).__name__} needs to know where they are. Pass "
+                "TorchJointProcessor(controller, spans=lambda: (picture, text)) with the slices of "
+                "both; or an AttentionStore that is attached, store.attach(pipe); or use "
+                "sdattn.edit.register_attention_control(pipe, controller)."
+            )
+        if told is None:
+            assert own is not None
+            rest = slice(own.stop, length) if own.start == 0 else slice(0, own.start)
+            return rest, own
+        picture, text = told
+        if own not in (None, text) or max(picture.stop, text.stop) > length:
+            raise RunError(
+                f"The picture was said to be at {picture.start} to {picture.stop} and the text at "
+                f"{text.start} to {text.stop} of the {length} tokens of a {type(attn).__name__}"
+                + (f", which has its text at {own.start} to {own.stop}" if own else "")
+                + ". Pass the spans of this very call."
+            )
+        return picture, text
+
+    def _edited_blocks(self, probs: Tensor, picture: slice, text: slice, place: str) -> Tensor:
+        """Each block edited, and the rows divided by what they sum to then."""
+        if probs.requires_grad:
+            probs = probs.clone()  # the softmax needs its own for the gradient
+        rows = probs if self.queries == "all" else probs[:, :, picture]  # views
+        blocks = [(rows[..., text], True)]  # [B, heads, N, T]
+        if self.shows_picture:
+            blocks.insert(0, (probs[:, :, picture, picture], False))
+        before = rows.sum(-1, keepdim=True, dtype=torch.float32)  # [B, heads, N, 1]
+        shown = [self._edited_block(block, is_cross, place) for block, is_cross in blocks]
+        # Both are sums of the same kernel in the same order, so that the ratio of a row that was
+        # not edited is 1.0 exactly; and where little is left no digits are lost, as they would be
+        # in 1 + (what was added).
+        after = rows.sum(-1, keepdim=True, dtype=torch.float32)
+        rows.mul_(before / after.clamp_min(torch.finfo(torch.float32).tiny))
+        for given, (block, _) in zip(shown, blocks, strict=True):
+            if given is not None:
+                given.copy_(fold_heads(block))
+        return probs
+
+    def _edited_block(self, block: Tensor, is_cross: bool, place: str) -> Tensor | None:
+        """Have a block edited in place.
+
+        Returns:
+            What the controller was shown, which is to hold what is used in the end; None where it
+            returned another tensor, or where a graph goes through it.
+        """
+        shown = fold_heads(block).clone(memory_format=torch.contiguous_format)  # [B*heads, N, T]
+        edited = self._edited(shown, is_cross, place)
+        block.copy_(edited.clamp_min(0).view_as(block))
+        return None if edited is not shown or edited.requires_grad else shown
+
+
+def _of_parallel(*given: Any) -> tuple[None, Tensor | None, Any]:
+    """The mask and the rotary embeddings of a parallel block, at whichever place they came."""
+    mask = next((part for part in given if isinstance(part, Tensor)), None)
+    return None, mask, next((part for part in given if isinstance(part, tuple)), None)
+
+
+def _joint_mask(
+    attn: Any, parts: Joined, mask: Tensor | None, text_mask: Tensor | None, rotary: Any
+) -> Tensor | None:
+    """The mask over all tokens, ``[B, 1 or heads, 1 or S, S]``."""
+    (batch, heads, length, _), text = parts.query.shape, parts.text
+    if text_mask is not None:
+        if mask is not None or text is None or text_mask.dtype != torch.bool:
+            raise unknown_layer(attn, "is given a mask of the text beside another, or not boolean")
+        cells = text_mask.new_ones(batch, length - text_mask.shape[1])
+        both = (text_mask, cells) if text.start == 0 else (cells, text_mask)
+        mask = torch.cat(both, dim=1)  # [B, S]
+    if mask is None:
+        return None
+    if text is not None and rotary is None and text_mask is None:
+        raise unknown_layer(attn, "is given a mask over text and picture in an unknown order")
+    if mask.ndim == 2:
+        mask = mask[:, None]  # [B, 1, S]
+    return mask_by_head(mask, batch, heads, length)
+
+
+def _split(attn: Any, parts: Joined, output: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    """``[B, S, heads*d]`` through the output projections, the picture's and the text's apart where
+    they came apart."""
+    if parts.mlp is not None:
+        whole = torch.cat([output, attn.mlp_act_fn(parts.mlp)], dim=-1)
+        return projected_out(attn.to_out, whole)
+    text, to_out = parts.text, getattr(attn, "to_out", None)
+    if text is None:
+        return output if to_out is None else projected_out(to_out, output)
+    words = output[:, text]
+    cells = output[:, text.stop :] if text.start == 0 else output[:, : text.start]
+    to_add_out = getattr(attn, "to_add_out", None)  # the last block has no use for its text
+    return projected_out(to_out, cells), words if to_add_out is None else to_add_out(words)

@@ -1,0 +1,45 @@
+"""The processors of a registered controller: each knows its registration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..attention import TorchAttnProcessor, TorchJointProcessor
+from ..errors import InvalidValueError
+from ..hooks.controlled_passes import ControlledPasses
+from ..models.layers import AttentionLayer, Denoiser, is_unet
+
+
+class _Registered(TorchAttnProcessor):
+    """Of self- and cross-attention."""
+
+    def __init__(self, handle: Any, place: str):
+        super().__init__(handle.controller, place)
+        self.handle = handle
+
+
+class _RegisteredJoint(TorchJointProcessor):
+    """Of joint attention, both of whose blocks are shown."""
+
+    def __init__(self, handle: Any, place: str):
+        super().__init__(handle.controller, place, spans=handle.spans, picture=True)
+        self.handle = handle
+
+
+def registered(handle: Any, layer: AttentionLayer) -> _Registered | _RegisteredJoint:
+    kind = _RegisteredJoint if layer.kind == "joint" else _Registered
+    return kind(handle, layer.place)
+
+
+def joint_passes(denoiser: Denoiser, controller: Any) -> ControlledPasses | None:
+    """The passes of a transformer, which say where its text is; None of a UNet."""
+    if is_unet(denoiser.model):
+        return None
+    try:
+        passes = ControlledPasses(denoiser)
+    except ValueError as error:
+        raise InvalidValueError(
+            f"{error} To register a controller, pass the transformer: every row is then shown."
+        ) from None
+    passes.check_guidance(controller)
+    return passes

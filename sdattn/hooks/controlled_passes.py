@@ -1,0 +1,104 @@
+"""A pass in which a controller is called: its rows, its grid, where its text is."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ..attention.joint_processor import Spans
+from ..errors import InvalidValueError
+from ..models.denoiser_call import DenoiserCall, Size
+from ..models.guidance import GuidanceWatch, Order, branch_rows
+from ..models.layers import Denoiser, joint_order, ordered_spans
+from .latent_sizes import LatentSizes
+from .run_watch import RunWatch
+
+
+@dataclass(frozen=True)
+class ControlledPass:
+    """One pass of a model.
+
+    Attributes:
+        batch: its rows.
+        size: (rows, cols) of the latent's queries.
+        spans: where the picture's tokens and the text's are in joint attention; None where none is
+            joint.
+        order: the branches of its batch; None where no pipeline knows them.
+        begins_run: whether it is the first of a run.
+        skips_layers: whether it is the extra pass of skip-layer guidance.
+    """
+
+    batch: int
+    size: Size
+    spans: Spans | None
+    order: Order | None
+    begins_run: bool
+    skips_layers: bool
+
+    @property
+    def of_no_prompt(self) -> bool:
+        """Whether it is of the negative prompt alone, or of neither branch."""
+        return self.skips_layers or self.order == ("unconditional",)
+
+    @property
+    def prompts(self) -> slice | None:
+        """The rows that are the prompts'; None where no pipeline knows them."""
+        return None if self.order is None else branch_rows(self.order, self.batch)["conditional"]
+
+
+class ControlledPasses:
+    """The passes of one model, each read once, where its first layer calls or before.
+
+    Args:
+        denoiser: its pipeline is held weakly, and the model is not.
+
+    Raises:
+        ValueError: how the pipeline lays out guidance is not known.
+    """
+
+    def __init__(self, denoiser: Denoiser):
+        pipeline = denoiser.pipeline
+        self.guidance = None if pipeline is None else GuidanceWatch(pipeline)
+        self.runs = RunWatch()
+        self._pipeline: Any = (lambda: None) if pipeline is None else weakref.ref(pipeline)
+        self._sizes = LatentSizes()
+        is_joint = any(layer.kind == "joint" for layer in denoiser.layers)
+        self._joined = joint_order(denoiser) if is_joint else None
+
+    def read(self, call: DenoiserCall) -> ControlledPass:
+        """The pass that begins now."""
+        begins = self.runs.begins(self._pipeline())
+        in_run = self.runs.schedule is not None and not begins
+        size, spans = cast(Size, self._sizes.of(call, in_run)), None
+        if self._joined is not None:
+            spans = ordered_spans(self._joined, math.prod(size), call.n_text)
+        return ControlledPass(call.batch, size, spans, self._order(), begins, call.skips_layers)
+
+    def close(self) -> None:
+        """Stop listening to the pipeline."""
+        if self.guidance is not None:
+            self.guidance.close()
+
+    def check_guidance(self, controller: Any) -> None:
+        """Refuse a controller that was told of another layout than the pipeline has.
+
+        Raises:
+            ValueError: it was.
+        """
+        in_turn = self.guidance is not None and self.guidance.in_turn
+        if in_turn and getattr(controller, "guidance", None) == "passes":
+            raise InvalidValueError(
+                "guidance='passes' is of models that run for the negative prompt first, and a "
+                f"{type(self._pipeline()).__name__} runs for the prompt first, if in two passes at "
+                "all. Leave guidance= out: the pipeline says which pass is which."
+            )
+
+    def _order(self) -> Order | None:
+        if self.guidance is None or self.guidance.pipeline is None:
+            return None
+        try:
+            return self.guidance.order()
+        except AttributeError:  # it has not run yet: the model is called by hand
+            return None

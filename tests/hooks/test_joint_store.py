@@ -1,0 +1,236 @@
+"""AttentionStore in transformers of joint attention, against capture() of the same run."""
+
+import math
+
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel
+from helpers.joint_parity import sharp_inputs, sharp_model
+from helpers.reads import reads_by_call
+from helpers.rows import Way
+from helpers.transformer_rows import TRANSFORMERS, flux, klein, own_norms, sd3
+from PIL import Image
+
+import sdattn
+from sdattn import AttentionStore, CaptureError, TorchAttnProcessor, TorchJointProcessor
+from sdattn.models.layers import find_layers
+
+NAMED = {row.name: row for row in TRANSFORMERS if row.joint}
+WAYS = (Way(size=(64, 96)), Way(prompts=2, images=2, size=(64, 96)), Way(guided=False))
+
+
+def sharp(row):
+    pipe = row.make()
+    own_norms(pipe.transformer)
+    for layer in find_layers(pipe.transformer):
+        if row.name.startswith("Stable Diffusion 3") and "3.5" not in row.name:
+            layer.module.to_q.weight.data *= 4
+    return pipe
+
+
+def stored(pipe, **options):
+    store = AttentionStore(pipeline=pipe, **options)
+    pipe.transformer.set_attn_processor(TorchJointProcessor(store))
+    return store
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        pytest.param(
+            name,
+            way,
+            id=f"{name}-{way}",
+            marks=[pytest.mark.slow] * (way != WAYS[0] and name not in ("FLUX.1", "Qwen-Image")),
+        )
+        for name in NAMED
+        for way in WAYS
+    ],
+)
+def test_the_stores_maps_are_those_of_a_capture(name, way):
+    row = NAMED[name]
+    way = row.fitted(way)
+    pipe = sharp(row)
+    with sdattn.capture(pipe, heads="all", steps="all") as captured:
+        plain = row.run(pipe, way)
+    store = stored(pipe, keep_steps=True)
+    with sdattn.capture(pipe, heads="all", steps="all") as same_run:
+        found = row.run(pipe, way)
+    assert abs(plain - found).max() < 1e-4
+    steps = len(captured.timesteps)
+    assert store.cur_step == len(store.steps) == steps
+    assert store.images == captured.images == way.total
+    assert store.latent_size == captured.latent_size
+
+    joint = captured.layers
+    places = dict.fromkeys(layer.place for layer in joint)
+    assert list(store.last_step) == [f"{place}_cross" for place in places]
+    cells = math.prod(captured.latent_size)
+    for step, kept in enumerate(store.steps):
+        flat = [one for place in places for one in kept[f"{place}_cross"]]
+        assert len(flat) == len(joint)
+        for layer, ours in zip(joint, flat, strict=True):
+            theirs = captured.maps[layer.name][:, step].flatten(0, 1).flatten(1, 2)
+            assert ours.shape[1] == cells
+            # Two runs: what the kernels round differently grows from layer to layer and step.
+            torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0)
+            theirs = same_run.maps[layer.name][:, step].flatten(0, 1).flatten(1, 2)
+            assert torch.equal(ours, theirs)
+    # and what the picture pays to itself; SD3.5 has layers that do nothing else
+    own = store.get_average_attention()
+    selfs = [layer for layer in find_layers(pipe.transformer) if layer.kind == "self"]
+    assert sum(len(own[f"{place}_self"]) for place in places) == len(joint) + len(selfs)
+    for place in places:
+        pairs = zip(own[f"{place}_self"], own[f"{place}_cross"], strict=True)
+        for to_picture, to_text in [] if selfs else pairs:
+            assert to_picture.shape[1:] == (cells, cells)
+            if "Kontext" not in name:  # the rest goes to the reference picture
+                total = to_picture.sum(-1) + to_text.sum(-1)
+                torch.testing.assert_close(total, torch.ones_like(total), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["Stable Diffusion 3", "FLUX.1", "FLUX.2", "Qwen-Image"])
+def test_heatmaps_are_those_of_a_capture(name):
+    row, way = NAMED[name], Way(size=(64, 96))
+    pipe = sharp(row)
+    with sdattn.capture(pipe) as captured:
+        row.run(pipe, way)
+    store = stored(pipe)
+    row.run(pipe, way)
+    [ours], [theirs] = store.heatmaps(), captured.heatmaps()
+    assert ours.words == theirs.words
+    torch.testing.assert_close(ours.maps, theirs.maps, atol=2e-5, rtol=0)
+
+
+def test_only_what_is_asked_for_is_shown_and_kept():
+    row = NAMED["FLUX.1"]
+    pipe = sharp(row)
+    store = stored(pipe, kinds=("cross",))
+    row.run(pipe, Way(size=(64, 96)))
+    assert store.num_att_layers == 4
+    assert store.attention_store["double_self"] == []
+    both = stored(pipe, max_queries=10)
+    row.run(pipe, Way(size=(64, 96)))
+    assert both.num_att_layers == 8
+    assert both.attention_store["double_cross"] == both.attention_store["double_self"] == []
+    assert len(both.last_step["double_cross"]) == len(both.last_step["single_cross"]) == 2
+
+
+def test_another_run_and_another_size_begin_anew():
+    row = NAMED["FLUX.1"]
+    pipe = sharp(row)
+    store = stored(pipe)
+    row.run(pipe, Way(size=(64, 96)))
+    first = store.last_step["double_cross"][0]
+    row.run(pipe, Way(size=(96, 96)))
+    assert store.cur_step == 2
+    assert store.latent_size == (6, 6)
+    assert first.shape[1] != store.last_step["double_cross"][0].shape[1]
+
+
+def test_kontexts_reference_is_behind_the_picture():
+    row, way = NAMED["FLUX.1 Kontext"], Way(size=(64, 96))
+    pipe = sharp(row)
+    store = stored(pipe)
+    row.run(pipe, way)
+    maps = store.last_step["double_cross"][0]
+    own = store.attention_store["double_self"][0]
+    assert maps.shape[1:] == (24, 24)
+    assert own.shape[1:] == (24, 24)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["SD3", "SD3.5", "FLUX.1", "FLUX.2", "Qwen-Image"])
+def test_a_bare_transformer(kind):
+    model = sharp_model(kind)
+    given = sharp_inputs(kind, model)
+    with sdattn.capture(model, heads="all") as captured:
+        model(**given)
+    store = AttentionStore(pipeline=model)
+    model.set_attn_processor(TorchJointProcessor(store))
+    model(**given)
+    found = [one for key, maps in store.last_step.items() if "cross" in key for one in maps]
+    for ours, theirs in zip(found, captured.maps.values(), strict=True):
+        torch.testing.assert_close(ours, theirs[0].flatten(1, 2), atol=2e-5, rtol=0)
+    with pytest.raises(ValueError, match="whether its first half is unconditional is not known"):
+        model(**sharp_inputs(kind, model, batch=2))
+
+
+@torch.no_grad()
+def test_a_pass_with_skipped_layers_is_of_no_prompt():
+    """SD3.5's skip-layer guidance."""
+    model = sharp_model("SD3")
+    given = sharp_inputs("SD3", model)
+    store = AttentionStore(pipeline=model)
+    model.set_attn_processor(TorchJointProcessor(store))
+    model(**given)
+    model(**given, skip_layers=[1])
+    model(**given)
+    assert store.cur_step == 2
+
+
+def test_layers_that_lose_the_processor_are_named():
+    row = NAMED["FLUX.1"]
+    pipe = sharp(row)
+    before = dict(pipe.transformer.attn_processors)
+    store = AttentionStore(pipeline=pipe)
+    told = r"None of the 4.*4 x FluxAttnProcessor.*transformer\.set_attn_processor.*Joint"
+    with pytest.raises(CaptureError, match=told):
+        row.run(pipe, Way(size=(64, 96)))
+    pipe.transformer.set_attn_processor(TorchJointProcessor(store))
+    layer = find_layers(pipe.transformer)[1].module
+    layer.set_processor(next(iter(before.values())))
+    row.run(pipe, Way(size=(64, 96)))  # those of some layers only
+    assert store.num_att_layers == 6
+
+
+def test_a_store_that_is_not_attached_says_what_to_type():
+    row = NAMED["FLUX.1"]
+    pipe = sharp(row)
+    pipe.transformer.set_attn_processor(TorchJointProcessor(AttentionStore()))
+    told = r"does not know which layers call.*transformer\.set_attn_processor\(sdattn\.TorchJoint"
+    with pytest.raises(RuntimeError, match=told):
+        row.run(pipe, Way(size=(64, 96)))
+
+
+def test_passes_whose_order_the_pipeline_says_are_not_said_otherwise():
+    with pytest.raises(ValueError, match="FluxPipeline runs for the prompt first"):
+        AttentionStore(pipeline=flux(), guidance="passes")
+
+
+def test_other_models_are_refused_by_name():
+    class Mine(FluxTransformer2DModel):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    small = {"num_layers": 1, "num_single_layers": 0, "attention_head_dim": 16}
+    small |= {"num_attention_heads": 1, "joint_attention_dim": 8, "pooled_projection_dim": 8}
+    with pytest.raises(TypeError, match="Mine.*forward that is not its family's own"):
+        AttentionStore(pipeline=Mine(**small, axes_dims_rope=(4, 4, 8)))
+    for name in ("PixArt Alpha", "Sana"):
+        [row] = [one for one in TRANSFORMERS if one.name == name]
+        with pytest.raises(TypeError, match="Transformer2DModel is no UNet of Stable Diffusion"):
+            AttentionStore(pipeline=row.make())
+
+
+def test_a_unets_processor_in_a_joint_layer_is_refused():
+    pipe = flux()
+    pipe.transformer.set_attn_processor(TorchAttnProcessor(AttentionStore(pipeline=pipe)))
+    with pytest.raises(TypeError, match="joint"):
+        NAMED["FLUX.1"].run(pipe, Way(size=(64, 96)))
+
+
+@pytest.mark.parametrize("make", [sd3, flux, klein])
+def test_nothing_is_read_after_the_first_pass(make):
+    pipe = make()
+    options = {"num_inference_steps": 4, "height": 64, "width": 96, "output_type": "latent"}
+    options |= {"max_sequence_length": 24, "prompt": "a red cat"}
+    if make is klein:  # its reference pictures join the ids anew in every step
+        options["image"] = Image.new("RGB", (64, 64), "red")
+    pipe.transformer.set_attn_processor(TorchJointProcessor())
+    with reads_by_call(pipe.transformer) as plain:
+        pipe(**options)
+    stored(pipe)
+    with reads_by_call(pipe.transformer) as watched:
+        pipe(**options)
+    assert watched[1:] == plain[1:]
