@@ -23,7 +23,12 @@ def sharp(row):
     pipe = row.make()
     own_norms(pipe.transformer)
     for layer in find_layers(pipe.transformer):
-        if row.name.startswith("Stable Diffusion 3") and "3.5" not in row.name:
+        # Uneven, but not so much that rounding grows with every layer.
+        for name in ("norm_q", "norm_added_q"):
+            norm = getattr(layer.module, name, None)
+            if norm is not None:
+                norm.weight.data /= 4
+        if getattr(layer.module, "norm_q", None) is None:
             layer.module.to_q.weight.data *= 4
     return pipe
 
@@ -69,11 +74,12 @@ def test_the_stores_maps_are_those_of_a_capture(name, way):
     for step, kept in enumerate(store.steps):
         flat = [one for place in places for one in kept[f"{place}_cross"]]
         assert len(flat) == len(joint)
+        assert min(one.std() for one in flat) > 1e-3  # a fault would be far above rounding
         for layer, ours in zip(joint, flat, strict=True):
             theirs = captured.maps[layer.name][:, step].flatten(0, 1).flatten(1, 2)
             assert ours.shape[1] == cells
             # Two runs: what the kernels round differently grows from layer to layer and step.
-            torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0)
+            torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
             theirs = same_run.maps[layer.name][:, step].flatten(0, 1).flatten(1, 2)
             assert torch.equal(ours, theirs)
     # and what the picture pays to itself; SD3.5 has layers that do nothing else
