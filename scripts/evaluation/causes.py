@@ -6,7 +6,7 @@ agree as well with the change of either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,16 @@ from sdattn.control.knockouts import knockouts
 from sdattn.models.demos import demo_settings
 
 from .measures import rank_correlation
-from .pictures import Asked, generated
+from .pictures import Picture
 from .records import Records
-from .variants import PEERS
 
 SPANS = {"all steps": (0.0, 1.0), "second half": (0.5, 1.0)}  # in which the word is gone
 
 
-def correlations(pipe: Any, asked: Sequence[Asked], seed: int, records: Records) -> None:
+def correlations(pipe: Any, pictures: Iterable[Picture], records: Records) -> None:
     """Of the shape words of each picture, with the change where the word is gone for all steps and
-    for the second half of them."""
-    for picture in generated(pipe, asked, seed, PEERS):
+    for the second half of them, by every way to make maps that the pictures have."""
+    for picture in pictures:
         if picture.masks is None:
             continue
         words = list(dict.fromkeys(one.shape for one in picture.scene.objects))

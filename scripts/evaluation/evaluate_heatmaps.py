@@ -50,11 +50,12 @@ def measure(model: str, setting: str, seed: int, asked: Sequence[pictures.Asked]
     torch.set_num_threads(1)
     pipe = sdattn.load_pipeline(model, device="cpu")
     pipe.set_progress_bar_config(disable=True)
-    if setting == JOINT:
-        return joint.measured(pipe, model, seed, asked)
+    if is_joint(model):
+        way = joint.caused if setting == "causes" else joint.measured
+        return way(pipe, model, seed, asked)
     records = Records()
     if setting == "causes":
-        correlations(pipe, asked, seed, records)
+        correlations(pipe, pictures.generated(pipe, asked, seed, PEERS), records)
         return records
     variants = VARIANTS if setting == "generated" else PEERS
     for picture in SETTINGS[setting](pipe, asked, seed, variants):
@@ -73,7 +74,7 @@ def jobs(args: argparse.Namespace) -> list[tuple[str, str, int, list[pictures.As
     asked = pictures.unseen_scenes(args.scenes, args.seed)
     seeds = {"inverted": 1, "causes": 1, "generated": args.noises, "noised": args.noises}
     if is_joint(args.model):
-        seeds = {JOINT: args.noises}
+        seeds = {"causes": 1, JOINT: args.noises}
     counts = {"causes": args.causes}
     found = []
     for setting, number in seeds.items():

@@ -25,9 +25,10 @@ from sdattn.models.pipeline_call import call_pipeline, pictures_of
 from sdattn.models.reading import read_prompts
 
 from ..scenes import Scene
+from .causes import correlations
 from .pictures import Asked, Picture, batches, masks_in, own_settings, said, seeds_of
 from .records import Records, read_picture
-from .tables import MEASURES, OWN, table
+from .tables import MEASURES, OWN, causes_table, table
 from .variants import DEFAULT
 
 SPLITS = {"for choosing": 0, "reported": 1}
@@ -107,6 +108,20 @@ def drawn(
             yield Picture(*one, at, image, masks_in(one[1], image), maps)
 
 
+CAUSES = (DEFAULT, "columns", "sum", "rescaled", "output, 10")  # compared with causes
+
+
+def caused(pipe: Any, model: str, seed: int, asked: Sequence[Asked]) -> Records:
+    """How far the maps of some scenes agree with what knockouts change."""
+    records = Records()
+    pictures = (
+        replace(one, heatmaps={name: one.heatmaps[name] for name in CAUSES})
+        for one in drawn(pipe, asked, seed, own_settings(model))
+    )
+    correlations(pipe, pictures, records)
+    return records
+
+
 def measured(pipe: Any, model: str, seed: int, asked: Sequence[Asked]) -> Records:
     """The records of some scenes with one seed."""
     records = Records()
@@ -129,6 +144,9 @@ def tables(figures: Mapping[str, Any]) -> str:
             known = {name: told for name, told in measures.items() if _all_have(name, by_variant)}
             parts.append(f"{kind.capitalize()} words:\n")
             parts.append(table(by_variant, by_variant, known))
+    if agreement := figures.get("causes", {}).get("shape"):
+        parts.append("**Heatmaps against causes**, shape words:\n")
+        parts.append(causes_table(agreement))
     return "\n".join(parts)
 
 

@@ -91,8 +91,7 @@ def _ahead(figures: Figures) -> str:
 
 
 def _words(figures: Figures) -> str:
-    keys = [key for span in SPANS for key in (span, f"{span}, control")]
-    told = [f"rank correlation with the change, word gone for {key}" for key in keys]
+    keys, told = _causes()
     lines = _head("", f"shape {OWN}", f"colour {OWN}", *told)
     drawn, causes = figures["generated"], figures["causes"]["shape"]
     for name in PEERS:
@@ -102,6 +101,20 @@ def _words(figures: Figures) -> str:
     for name in [one for one in PEERS if one != DEFAULT]:
         ahead = [_cell(causes[name]["ahead"][span], "+") for span in SPANS]
         lines.append(_row(f"default ahead of {name}", *ahead))
+    return "\n".join(lines) + "\n"
+
+
+def _causes() -> tuple[list[str], list[str]]:
+    """Keys of the measures of agreement with a cause, and what they are called."""
+    keys = [key for span in SPANS for key in (span, f"{span}, control")]
+    return keys, [f"rank correlation with the change, word gone for {key}" for key in keys]
+
+
+def causes_table(by_variant: Figures) -> str:
+    """A line a variant: how far its maps rank cells as the change does, with the control."""
+    keys, told = _causes()
+    lines = _head("", *told)
+    lines += [_row(name, *[_cell(of[key]) for key in keys]) for name, of in by_variant.items()]
     return "\n".join(lines) + "\n"
 
 
