@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 import sdattn
+from sdattn.maps.aggregation import refining
 from sdattn.models.layers import TEXT_KINDS, find_layers
 
 
@@ -112,8 +113,11 @@ OURS: dict[str, Way] = {
 JOINT: dict[str, Way] = {
     "refined": lambda pipe: sdattn.capture(pipe, refine="self"),
     "refined, three words": lambda pipe: sdattn.capture(pipe, refine="self", tokens=[2, 3, 7]),
+    "refined, 32 columns": lambda pipe: sdattn.capture(pipe, refine="self", tokens=range(32)),
+    "output": lambda pipe: sdattn.capture(pipe, space="output"),
 }
 THEIRS: dict[str, Way] = {  # of UNets
+    "refined": lambda pipe: sdattn.capture(pipe, kinds=("cross", "self"), layers=refining(pipe)),
     "seeds' way": lambda pipe: _computing(pipe, Seeds()),
     "DAAM's way": lambda pipe: _computing(pipe, Daam()),
 }
