@@ -202,8 +202,9 @@ class Removal:
         for layer in chosen:
             processor: Any = TorchAttnProcessor(self._edit, layer.place)
             if layer.kind == "joint":
-                told = {"spans": lambda: self._spans, "queries": self.queries}
-                processor = TorchJointProcessor(self._zero, layer.place, **told)
+                processor = TorchJointProcessor(
+                    self._zero, layer.place, spans=lambda: self._spans, queries=self.queries
+                )
             self._installed.put(layer, processor)
 
     def _check_processors(self) -> None:
