@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..control import knockouts
-from ..control.knockouts import KnockoutPlan
+from ..control import knockout_plan, knockouts
+from ..control.knockout_plan import KnockoutPlan
 from ..errors import InvalidValueError, Message, OptionError, SdattnWarning
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
@@ -185,7 +185,7 @@ def _causal_plans(
     for i, seed in enumerate(seeds):
         own = options_of_image(options, i, images=images, prompts=len(prompts))
         text = prompts[i // (images // len(prompts))].text
-        plans.append(knockouts.prepare(pipe, text, seed, None, CAUSAL_STEPS, own))
+        plans.append(knockout_plan.prepare(pipe, text, seed, None, CAUSAL_STEPS, own))
     return plans
 
 

@@ -92,6 +92,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         command=_command(run),
         maps=maps,
         words_held=len(words),
+        sharpened=run.heatmaps.preset.sharpen != 1,
     )
 
 

@@ -1,0 +1,108 @@
+"""What was asked of a knockout, checked, and how a batch of it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..attention.joint_processor import Queries
+from ..errors import InvalidTypeError, InvalidValueError, RunError
+from ..hooks.run_part import Span
+from ..models.layers import LayerSelection, find_denoiser
+from ..models.loading import images_a_prompt
+from ..models.pipeline_call import (
+    call_pipeline,
+    checked_options,
+    checked_seeds,
+    is_of_pictures,
+    named_bar,
+    pictures_of,
+)
+from ..models.reading import read_prompts
+from ..prompts.tokens import Prompt
+from .removal import Columns, Removal, check_removal
+
+
+@dataclass(frozen=True)
+class KnockoutPlan:
+    """What all batches share, checked and not run."""
+
+    pipe: Any
+    prompt: Prompt
+    seed: int
+    layers: LayerSelection
+    steps: Span
+    options: dict[str, Any]
+    queries: Queries | None = None
+
+
+def prepare(
+    pipe: Any,
+    prompt: str,
+    seed: int,
+    layers: LayerSelection,
+    steps: Span,
+    options: dict[str, Any],
+    queries: Queries | None = None,
+) -> KnockoutPlan:
+    """Everything that :func:`knockouts` can refuse before the run; see there."""
+    if find_denoiser(pipe).pipeline is None or not isinstance(prompt, str):
+        raise InvalidTypeError(
+            f"A knockout draws pictures of one prompt, and was given a {type(pipe).__name__} and a "
+            f"{type(prompt).__name__}. Pass a pipeline, not its model, and one text."
+        )
+    options = checked_options(pipe, options)
+    if (made := images_a_prompt(pipe, options)) != 1:
+        raise InvalidValueError(
+            f"This run makes {made} pictures of a prompt, and a knockout is about one. Leave out "
+            "num_images_per_prompt and call it once for each seed; videos are not supported."
+        )
+    [read] = read_prompts(pipe, prompt, **options)
+    check_removal(pipe, layers, steps, queries)
+    [seed] = checked_seeds(seed)
+    return KnockoutPlan(pipe, read, seed, layers, steps, options, queries)
+
+
+def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image], tuple[int, int]]:
+    """Draw one batch, each row with columns of its own removed, and put everything back.
+
+    Returns:
+        the pictures, and (rows, cols) of the latent cells.
+    """
+    n_text = len(plan.prompt.tokens)
+    removal = Removal(plan.pipe, rows, n_text, plan.layers, plan.steps, plan.queries)
+    options = {name: _for_each(name, option, len(rows)) for name, option in plan.options.items()}
+    with removal, named_bar(plan.pipe, "without words"):
+        texts, seeds = [plan.prompt.text] * len(rows), [plan.seed] * len(rows)
+        result = call_pipeline(plan.pipe, texts, seeds, options)
+    if any(getattr(result, "nsfw_content_detected", None) or []):
+        raise RunError(
+            "The pipeline's safety checker blanked a picture, so where it changed is not known. "
+            "Choose another seed, or a pipeline without a checker."
+        )
+    return pictures_of(result), removal.grid
+
+
+def _for_each(name: str, value: Any, rows: int) -> Any:
+    """What an option that is about one picture is for a batch of them: given once, it is shared.
+
+    Pipelines share a lone picture by themselves, but not always well: inpainting takes noise for
+    it from the first row's generator alone, and the rows differ from there on.
+    """
+    if not is_of_pictures(name):
+        return value
+    if isinstance(value, (np.ndarray, Tensor)) and value.ndim == 4 and len(value) == 1:
+        return value.repeat(rows, 0) if isinstance(value, np.ndarray) else torch.cat([value] * rows)
+    if isinstance(value, list) and len(value) > 1:
+        raise InvalidValueError(
+            f"{name} has {len(value)} entries, and a knockout is about one picture. Pass its own."
+        )
+    if isinstance(value, list) and len(value) == 1:
+        [value] = value
+    return [value] * rows if isinstance(value, (str, Image.Image)) else value
