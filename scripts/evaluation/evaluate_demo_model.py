@@ -165,7 +165,7 @@ def evaluate(pipe: Any, args: argparse.Namespace) -> tuple[list[Verdict], list[I
     for start in range(0, len(asked), BATCH):
         part = asked[start : start + BATCH]
         prompts = [prompt for _, prompt in part]
-        run = sdattn.generate(pipe, prompts, seed=args.seed + start, **options)
+        run = sdattn.generate(pipe, prompts, seed=args.seed + start, preset=args.preset, **options)
         for (scene, prompt), picture, maps in zip(part, run.images, run.heatmaps, strict=True):
             verdicts.append(judge(scene, prompt, picture, maps))
             pictures.append(picture)
@@ -194,6 +194,7 @@ def main() -> None:
     parser.add_argument("--first", action="store_true", help="the first wording of each scene only")
     parser.add_argument("--steps", type=int, help="by default the model's own")
     parser.add_argument("--guidance", type=float, help="by default the model's own")
+    parser.add_argument("--preset", default="default", help="of the heatmaps")
     parser.add_argument("--knockouts", type=int, default=0, help="prompts drawn without a word")
     parser.add_argument("--out", type=Path, default=Path("outputs/evaluation.json"))
     args = parser.parse_args()
