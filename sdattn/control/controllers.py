@@ -152,7 +152,8 @@ class AttentionControlEdit(AttentionStore):
         if attn.shape[-1] != len(self.prompts[0].tokens):
             raise InvalidValueError(
                 f"The attention has {attn.shape[-1]} token columns and the prompts were read with "
-                f"{len(self.prompts[0].tokens)}. Read them with sdattn.read_prompts(pipe, ...)."
+                f"{len(self.prompts[0].tokens)}. Read them with sdattn.read_prompts(pipe, ...) and "
+                "the options of the run that change the columns, such as max_sequence_length."
             )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..attention import TorchJointProcessor, split_heads
+from ..attention import TorchJointProcessor, merge_heads, split_heads
 from ..attention.joint_processor import JointCall
 from ..errors import RunError
 from ..models.denoiser_call import innermost
@@ -22,9 +22,10 @@ from ..models.layers import AttentionLayer
 from .attended import Attended, GivenProbs
 from .keep import Space
 from .output_space import OutputSpace
-from .projections import by_name
+from .projections import ARRIVED, by_name, output_projection
 from .refined import Refined, RefinedProbs, Spreading
 from .sdpa import SdpaCall, SdpaWatch
+from .unknown_processors import ProductWatch, maker_in, misfit, unknown_use
 
 if TYPE_CHECKING:
     from .observers import ObservingProcessor
@@ -68,8 +69,10 @@ class JointLook:
 
     What a processor attends to is seen where it calls torch's ``scaled_dot_product_attention``:
     normed, rotated and joined. The output is that of the very kernel that torch would choose. A
-    :class:`sdattn.TorchJointProcessor` shows what it used itself, as a controller left it. What
-    is shown is the text's part of the joint softmax, so a row sums to less than 1.
+    :class:`sdattn.TorchJointProcessor` shows what it used itself, as a controller left it. A user's
+    own processor may also multiply the values by its probabilities; what reaches the output
+    projection is compared, see :mod:`sdattn.hooks.unknown_processors`. What is shown is the text's
+    part of the joint softmax, so a row sums to less than 1.
 
     Args:
         spans: where the picture's queries and the text's keys are.
@@ -95,6 +98,8 @@ class JointLook:
         inner = innermost(observer)
         if isinstance(inner, TorchJointProcessor):
             return self._of_open(inner, observer, attn, *args, **kwargs)
+        if not type(inner).__call__.__module__.startswith("diffusers."):
+            return self._of_unknown(observer, attn, *args, **kwargs)
         calls: list[SdpaCall] = []
         names = () if self.checked else ("add_v_proj", "to_added_qkv")
         with observer.projected(attn, *names) as projected:
@@ -113,6 +118,45 @@ class JointLook:
             # Once a layer: the text's values must lie where its keys are said to.
             _check_order(seen, spans[1], attn, projected, type(inner).__name__)
         return output, self._shown(seen, *spans)
+
+    def _of_unknown(
+        self, observer: ObservingProcessor, attn: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Attended | None]:
+        """What a user's own processor used: the product with the values, or call of torch's
+        attention, whose picture reached the output projection."""
+        events: list[Any] = []
+        to_out = output_projection(attn)
+        with observer.projections.during([(ARRIVED, to_out)]) as seen:
+            output = observer.watched(events, ProductWatch, attn, *args, **kwargs)
+        given = by_name(args, kwargs)
+        states = given["hidden_states"], given.get("encoder_hidden_states")
+        length = sum(part.shape[1] for part in states if part is not None)
+        # a layer of one stream leaves the output projection to its block
+        whole = output[0] if isinstance(output, tuple) else output
+        arrived = seen.get(ARRIVED, []) if to_out is not None else [whole]
+        spans, maker = self.spans(), None
+        if arrived:
+            features = arrived[-1].shape[-1] // attn.heads
+            maker = maker_in(events, len(states[0]), attn.heads, length, features)
+        if maker is None:
+            for call in events:
+                _check_plain(call)
+            raise RunError(unknown_use(innermost(observer)))
+        if spans is None:
+            return output, None
+        predicted = merge_heads(maker.output)  # [B, S, heads*d]
+        cells, first = arrived[-1].shape[1], spans[0].start
+        # Reference pictures, which follow the one that is made, reach the projection with it.
+        own = predicted[:, first : first + cells]
+        if not self.checked and cells < length:
+            self.checked = True
+            other = predicted[:, :cells] if first else predicted[:, -cells:]
+            if _fits(other, arrived[-1]) and not _fits(own, arrived[-1]):
+                raise RunError(_otherwise_joined(type(innermost(observer)).__name__, spans[1]))
+        observer.check(own if cells < length else predicted, *arrived)
+        if isinstance(maker, SdpaCall):
+            return output, self._shown(maker, *spans)
+        return output, self._shown_of(maker.probs, maker.output, *spans)
 
     def _of_open(
         self,
@@ -137,18 +181,19 @@ class JointLook:
         seen, spans = _of_only(calls, type(inner).__name__), self.spans()
         if spans is None:
             return output, None
-        picture, text = spans
-        if seen.text not in (None, text):
-            raise RunError(_otherwise_joined(type(inner).__name__, text))
+        if seen.text not in (None, spans[1]):
+            raise RunError(_otherwise_joined(type(inner).__name__, spans[1]))
+        return output, self._shown_of(seen.probs, seen.output, *spans)
+
+    def _shown_of(self, probs: Tensor, made: Tensor, picture: slice, text: slice) -> Attended:
+        """Of probabilities ``[B, heads, S, S]`` and what they made, ``[B, heads, S, d]``."""
         if self.space == "output":
-            outputs = (seen.output[:, :, part] for part in spans)
-            shown: Attended = OutputSpace(*outputs)
+            shown: Attended = OutputSpace(made[:, :, picture], made[:, :, text])
         else:
-            shown = GivenProbs(seen.probs[:, :, picture, text])
-        if self.spreading is not None:
-            shares = seen.probs[:, :, picture, picture]
-            shown = RefinedProbs(shown, self.spreading, shares)
-        return output, shown
+            shown = GivenProbs(probs[:, :, picture, text])
+        if self.spreading is None:
+            return shown
+        return RefinedProbs(shown, self.spreading, probs[:, :, picture, picture])
 
     def _shown(self, seen: SdpaCall, picture: slice, text: slice) -> Attended:
         """Of one call for text and picture together, and where in it each of them is."""
@@ -184,12 +229,21 @@ def _whole(calls: Sequence[SdpaCall], length: int, name: str) -> SdpaCall:
             "it attended to cannot be known. Choose a backend that calls it, "
             "model.set_attention_backend('native'), or leave this layer out (layers=...)."
         )
-    if not fitting[0].plain:
+    _check_plain(fitting[0])
+    return fitting[0]
+
+
+def _check_plain(call: Any) -> None:
+    if isinstance(call, SdpaCall) and not call.plain:
         raise RunError(
             "A joint attention with dropout, a causal mask or grouped queries is not known. "
             "Leave this layer out (layers=...)."
         )
-    return fitting[0]
+
+
+def _fits(predicted: Tensor, arrived: Tensor) -> bool:
+    """Whether one is the other; read from the device."""
+    return arrived.device.type != "meta" and bool(misfit(predicted, arrived) <= 1)
 
 
 def _check_order(

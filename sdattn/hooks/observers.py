@@ -205,10 +205,10 @@ class ObservingProcessor:
             mask = by_name(args, kwargs).get("attention_mask")
             used = _softmax_of(attn, seen, mask, self.inner)
         attended, predicted = used
-        self._check(predicted, *arrived)
+        self.check(predicted, *arrived)
         return output, attended
 
-    def _check(self, predicted: Tensor, *arrived: Tensor) -> None:
+    def check(self, predicted: Tensor, *arrived: Tensor) -> None:
         """Refuse what did not make the output: at the first call at once; later ones are noted, so
         that the device need not wait."""
         # What was found is right if it turns the values into what reached the output projection.

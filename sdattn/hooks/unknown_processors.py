@@ -97,17 +97,32 @@ def used_in(events: Sequence[Event], arrived: Tensor, heads: int) -> tuple[Atten
 
     Returns:
         The attention, and what it makes of the values, ``[B, N, heads*d]``; None where no product
-        has this shape. Heads that were computed in slices are put together.
+        has this shape.
     """
     batch, cells, width = arrived.shape
+    maker = maker_in(events, batch, heads, cells, width // heads)
+    if maker is None:
+        return None
+    shown = maker.attended() if isinstance(maker, SdpaCall) else GivenProbs(maker.probs)
+    return shown, merge_heads(maker.output)
+
+
+def maker_in(
+    events: Sequence[Event], batch: int, heads: int, cells: int, features: int
+) -> Event | None:
+    """Of what was seen, in order, the last that made ``[batch, heads, cells, features]``.
+
+    Heads that were computed in slices are put together: a :class:`Product` of probabilities
+    ``[batch, heads, cells, T]``.
+    """
     # Only products of the values' shape can have made the output; the last of them did.
-    fitting = [event for event in events if event.output.shape[-2:] == (cells, width // heads)]
+    fitting = [event for event in events if event.output.shape[-2:] == (cells, features)]
     if fitting and isinstance(seen := fitting[-1], SdpaCall):
         if not seen.plain or seen.output.shape[:-2] != (batch, heads):
             return None
         if seen.query.dtype in HALF_TYPES:
             seen.logsumexp = None  # of less precision than a softmax here has
-        return seen.attended(), merge_heads(seen.output)
+        return seen
     # Heads in slices: from the last product back until there are all of them, and no more.
     parts: list[Product] = []
     while fitting and isinstance(product := fitting.pop(), Product):
@@ -118,14 +133,14 @@ def used_in(events: Sequence[Event], arrived: Tensor, heads: int) -> tuple[Atten
     return None
 
 
-def _joined(parts: Sequence[Product], batch: int, heads: int) -> tuple[Attended, Tensor] | None:
+def _joined(parts: Sequence[Product], batch: int, heads: int) -> Product | None:
     """Products of some rows each, ``[rows, N, T]`` of ``B*heads``, as one."""
     probs = [part.probs.reshape(-1, *part.probs.shape[-2:]) for part in parts]
     output = torch.cat([part.output.flatten(0, -3) for part in parts]).unflatten(0, (batch, heads))
     if len({part.shape[1:] for part in probs}) > 1 or sum(map(len, probs)) != batch * heads:
         return None
     joined = probs[0] if len(probs) == 1 else torch.cat(probs)
-    return GivenProbs(joined.unflatten(0, (batch, heads))), merge_heads(output)
+    return Product(joined.unflatten(0, (batch, heads)), output)
 
 
 @torch.no_grad()
@@ -148,5 +163,6 @@ def unknown_use(inner: Any) -> str:
         "any attention that could be seen makes of its values, so what it attended to cannot be "
         "known. Multiply the values by the probabilities with torch.bmm, or call torch's "
         "scaled_dot_product_attention, and change nothing behind that; or edit by a controller, "
-        "sdattn.TorchAttnProcessor(controller); or leave this layer out (layers=…)."
+        "sdattn.TorchAttnProcessor(controller), in joint attention TorchJointProcessor; or leave "
+        "this layer out (layers=…)."
     )
