@@ -37,9 +37,9 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
     to; with them it is part of the live graph.
 
     Source: the contract of google/prompt-to-prompt, of the community pipeline in diffusers and of
-    Attend-and-Excite; controllers written for any of them run here. Written for UNets, they may need
-    two changes for a transformer: keys ``double_cross``, ``double_self`` (and ``single_…``) in their
-    stores, and the number of its text's columns for a fixed 77.
+    Attend-and-Excite; controllers written for any of them run here. For a transformer they may need
+    two changes: keys ``double_cross``, ``double_self`` (and ``single_…``) in their stores, and the
+    number of its text's columns for a fixed 77.
 
     Args:
         target: a pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its UNet
