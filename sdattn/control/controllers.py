@@ -141,7 +141,15 @@ class AttentionControlEdit(AttentionStore):
         raise NotImplementedError
 
     def step_callback(self, x_t: Tensor) -> Tensor:
-        """Blend the latents ``[prompts, C, rows, cols]`` that a step ended with."""
+        """Blend the latents that a step ended with, ``[prompts, C, rows, cols]`` or packed, a row
+        of channels for each query: ``[prompts, N, C]``."""
+        if self.local_blend is not None and x_t.ndim == 3:
+            assert self.latent_size is not None
+            spread = self._blended(x_t.mT.unflatten(2, self.latent_size))  # [prompts, C, rows, cols]
+            return spread.flatten(2).mT
+        return self._blended(x_t)
+
+    def _blended(self, x_t: Tensor) -> Tensor:
         if isinstance(self.local_blend, LocalBlend):  # it picks by resolution, others by position
             x_t = self.local_blend(x_t, self.full_attention_store)
         elif self.local_blend is not None:
