@@ -20,7 +20,8 @@ from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError, CaptureWarning
 from ..models.denoiser_call import DenoiserCall, Size, innermost, is_compiled, unwrapped
 from ..models.guidance import Order
-from ..models.layers import KINDS, AttentionLayer, Denoiser, LayerSelection, select_layers
+from ..models.family import KINDS
+from ..models.layers import AttentionLayer, Denoiser, LayerSelection, select_layers
 from .registered import joint_passes, registered
 
 
