@@ -19,8 +19,8 @@ from ..hooks.controlled_passes import ControlledPass, ControlledPasses
 from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError, CaptureWarning
 from ..models.denoiser_call import DenoiserCall, Size, innermost, is_compiled, unwrapped
-from ..models.guidance import Order
 from ..models.family import KINDS
+from ..models.guidance import Order
 from ..models.layers import AttentionLayer, Denoiser, LayerSelection, select_layers
 from .registered import joint_passes, registered
 

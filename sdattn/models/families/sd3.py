@@ -47,5 +47,6 @@ FAMILY = Family(
         noise="flow",
         invertible=True,
     ),
-    edits=Edits(pipelines=("StableDiffusion3Pipeline",)),
+    # Measured on demo-mmdit, docs/editing.md: in the first half it has no effect there.
+    edits=Edits(pipelines=("StableDiffusion3Pipeline",), depth=(0.5, 1.0), cross=0.3, self_=0.3),
 )
