@@ -24,7 +24,10 @@ from PIL import Image
 
 import sdattn
 from sdattn.edit import edit
+from sdattn.models import register, unregister
 from sdattn.models.demos import demo_settings
+from sdattn.models.families import edits_of
+from sdattn.models.layers import find_denoiser
 from sdattn.models.pipeline_call import call_pipeline, pictures_of
 
 from ..scene_checker import Found, find_objects, match
@@ -87,6 +90,13 @@ def right_sources(pipe: Any, count: int, args: argparse.Namespace) -> list[Case]
     return cases
 
 
+def edit_at(pipe: Any, depth: tuple[float, float]) -> None:
+    """Have another part of the depth of this family's models take part in edits."""
+    family, known = find_denoiser(pipe).family, edits_of(pipe)
+    unregister(family)
+    register(replace(family, edits=replace(known, depth=depth)))
+
+
 def drawn(pipe: Any, prompts: list[str], seeds: Sequence[int]) -> list[Image.Image]:
     """The pictures of :func:`sdattn.generate`, without their heatmaps."""
     return pictures_of(call_pipeline(pipe, prompts, seeds, demo_settings(pipe)))
@@ -129,12 +139,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=5000, help="of the first picture's noise")
     parser.add_argument("--cross", type=float, help="by default that of the model's family")
     parser.add_argument("--self", dest="self_steps", type=float, help="likewise")
+    parser.add_argument("--depth", type=float, nargs=2, help="likewise: the layers that take part")
     parser.add_argument("--self-queries", type=int, help="see max_self_queries of edit()")
     parser.add_argument("--blend", action="store_true", help="blend on the word that is swapped")
     parser.add_argument("--out", type=Path, default=Path("outputs/edits.json"))
     args = parser.parse_args()
     pipe = sdattn.load_pipeline(args.model)
     pipe.set_progress_bar_config(disable=True)
+    if args.depth:
+        edit_at(pipe, tuple(args.depth))
     cases = right_sources(pipe, args.cases, args)
     began, verdicts, rows = time.time(), [], []
     for case in cases:
