@@ -1,4 +1,4 @@
-"""Measure word swaps on the demo model: does the named object change, and nothing else?
+"""Measure word swaps on a demo model: does the named object change, and nothing else?
 
 Scenes of two objects that training never saw are drawn; those that the checker reads without a
 mistake are edited by swapping one word, a shape or a colour in turn. The same two prompts are also
@@ -14,6 +14,7 @@ import argparse
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ from PIL import Image
 
 import sdattn
 from sdattn.edit import edit
+from sdattn.models import register, unregister
+from sdattn.models.demos import demo_settings
+from sdattn.models.families import edits_of
+from sdattn.models.layers import find_denoiser
+from sdattn.models.pipeline_call import call_pipeline, pictures_of
 
 from ..scene_checker import Found, find_objects, match
 from ..scenes import COLOURS, SHAPES, Scene, random_scene
@@ -73,7 +79,7 @@ def right_sources(pipe: Any, count: int, args: argparse.Namespace) -> list[Case]
         scenes = [one for one in scenes if len({thing.colour for thing in one.objects}) == 2]
         wordings = [int(rng.integers(len(scene.prompts()))) for scene in scenes]
         asked = [one.prompts()[i] for one, i in zip(scenes, wordings, strict=True)]
-        images = sdattn.generate(pipe, asked, seed=seed).images
+        images = drawn(pipe, asked, range(seed, seed + len(asked)))
         for i, (scene, image) in enumerate(zip(scenes, images, strict=True)):
             if len(cases) < count and places(scene, image) is not None:
                 kind = ("colour", "shape")[len(cases) % 2]
@@ -82,6 +88,18 @@ def right_sources(pipe: Any, count: int, args: argparse.Namespace) -> list[Case]
         tried += len(scenes)
     print(f"{count} right sources among the first {tried} drawn", flush=True)
     return cases
+
+
+def edit_at(pipe: Any, depth: tuple[float, float]) -> None:
+    """Have another part of the depth of this family's models take part in edits."""
+    family, known = find_denoiser(pipe).family, edits_of(pipe)
+    unregister(family)
+    register(replace(family, edits=replace(known, depth=depth)))
+
+
+def drawn(pipe: Any, prompts: list[str], seeds: Sequence[int]) -> list[Image.Image]:
+    """The pictures of :func:`sdattn.generate`, without their heatmaps."""
+    return pictures_of(call_pipeline(pipe, prompts, seeds, demo_settings(pipe)))
 
 
 def places(scene: Scene, image: Image.Image) -> tuple[Found, ...] | None:
@@ -115,18 +133,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="demo", help="demo, or a folder")
+    parser.add_argument("--model", default="demo", help="demo, demo-mmdit, or a folder")
     parser.add_argument("--cases", type=int, default=50)
     parser.add_argument("--scene-seed", type=int, default=77, help="which unseen scenes")
     parser.add_argument("--seed", type=int, default=5000, help="of the first picture's noise")
-    parser.add_argument("--cross", type=float, default=0.8)
-    parser.add_argument("--self", dest="self_steps", type=float, default=0.4)
+    parser.add_argument("--cross", type=float, help="by default that of the model's family")
+    parser.add_argument("--self", dest="self_steps", type=float, help="likewise")
+    parser.add_argument("--depth", type=float, nargs=2, help="likewise: the layers that take part")
     parser.add_argument("--self-queries", type=int, help="see max_self_queries of edit()")
     parser.add_argument("--blend", action="store_true", help="blend on the word that is swapped")
     parser.add_argument("--out", type=Path, default=Path("outputs/edits.json"))
     args = parser.parse_args()
     pipe = sdattn.load_pipeline(args.model)
     pipe.set_progress_bar_config(disable=True)
+    if args.depth:
+        edit_at(pipe, tuple(args.depth))
     cases = right_sources(pipe, args.cases, args)
     began, verdicts, rows = time.time(), [], []
     for case in cases:
@@ -142,7 +163,7 @@ def main() -> None:
             max_self_queries=args.self_queries,
             blend=[word] if args.blend else (),
         )
-        plain = sdattn.generate(pipe, case.target, seed=case.seed).images[0]
+        [plain] = drawn(pipe, [case.target], [case.seed])
         before, after = run.images
         verdicts.append((case.kind, *judge(case, before, after), *judge(case, before, plain)))
         rows.append(np.vstack([np.asarray(one) for one in (before, after, plain)]))

@@ -18,11 +18,16 @@ def edit(
         typer.Option(help="Words one for one, words that come or go, or the weights of words."),
     ] = "auto",
     cross: Annotated[
-        float, typer.Option(help="Part of the run that takes the source's cross-attention.")
-    ] = 0.8,
+        float | None,
+        typer.Option(
+            help="Part of the run that takes the source's cross-attention; by default what is "
+            "best for the model's family."
+        ),
+    ] = None,
     self_: Annotated[
-        float, typer.Option("--self", help="Part that takes its self-attention.")
-    ] = 0.4,
+        float | None,
+        typer.Option("--self", help="Part that takes its self-attention; by default likewise."),
+    ] = None,
     blend: Annotated[
         list[str] | None, typer.Option(help="Change the picture only where this WORD is.")
     ] = None,
@@ -33,8 +38,12 @@ def edit(
         Path | None, typer.Option(help="Edit this picture, which SOURCE describes.")
     ] = None,
     null_text: Annotated[
-        bool, typer.Option(help="Optimise the way back to the picture of --image.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            help="Optimise the way back to the picture of --image; by default where that is "
+            "known, of UNets."
+        ),
+    ] = None,
     model: options.Model = "demo",
     seed: options.Seed = 0,
     steps: options.InvertedSteps = None,
@@ -93,7 +102,9 @@ def _parsed_weight(text: str) -> tuple[str, float]:
         ) from None
 
 
-def _invert(pipe: Any, picture: Any, source: str, given: dict[str, Any], null_text: bool) -> Any:
+def _invert(
+    pipe: Any, picture: Any, source: str, given: dict[str, Any], null_text: bool | None
+) -> Any:
     """Take out of ``given`` what an inversion fixes, and invert."""
     from ..edit import invert
     from ..models.demos import demo_of

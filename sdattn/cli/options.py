@@ -68,8 +68,8 @@ Guidance = Annotated[
 InvertedGuidance = Annotated[
     float | None,
     typer.Option(
-        help="Guidance scale; by default 2 of the demo, else the pipeline's own, or 7.5 with "
-        "--image."
+        help="Guidance scale; by default 2 of the demo, else the pipeline's own, or with --image "
+        "7.5 (1 of SD3)."
     ),
 ]
 Negative = Annotated[str | None, typer.Option(help="Negative prompt.")]

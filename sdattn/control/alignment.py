@@ -6,12 +6,13 @@ several pieces is never torn.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from ..errors import InvalidValueError, NotFoundError
-from ..prompts.tokenizing import EOS, PAD, SOS
+from ..prompts.tokenizing import EOS, PAD, SOS, TEMPLATE
 from ..prompts.tokens import Prompt, Word
 
 
@@ -19,8 +20,9 @@ def swap(source: Prompt, target: Prompt) -> Tensor:
     """How each source column's attention is dealt out to the target's columns.
 
     The n-th word goes to the n-th word: column to column where both have equally many, otherwise in
-    equal parts to all of them. Start, end and padding go to their like; padding that has no like
-    goes to the last padding of the target, or to its end.
+    equal parts to all of them. Start, end, padding and what a chat's template puts before and
+    behind the prompt go to their like, what is too many to the last of it. What has no like goes to
+    the last padding of the target, or to its end.
 
     Returns:
         float32 ``[T, T]``, source column by target column. Rows sum to 1, so attention is neither
@@ -37,17 +39,16 @@ def swap(source: Prompt, target: Prompt) -> Tensor:
             "both share."
         )
     pairs = [(a.columns, b.columns) for a, b in zip(source.words, target.words, strict=True)]
-    ends = {name: (_special(source, name), _special(target, name)) for name in (SOS, EOS, PAD)}
-    # Words, start and end first. A word of three pieces that becomes one of two gives each of the
-    # new pieces half of each of the old.
+    # Words first. A word of three pieces that becomes one of two gives each of the new pieces half
+    # of each of the old.
     dealt = torch.zeros(len(source.tokens), len(target.tokens))
-    for ours, theirs in [*pairs, ends[SOS], ends[EOS]]:
+    for ours, theirs in pairs:
         _deal(dealt, ours, theirs)
-    # Padding, column by column, as far as both have some.
-    ours, theirs = ends[PAD]
-    shared = min(len(ours), len(theirs))
-    _deal(dealt, ours[:shared], theirs[:shared])
-    last = theirs[-1:] or ends[EOS][1] or (len(target.tokens) - 1,)
+    # All others column by column, and what is too many to the last of its like.
+    for ours, theirs in _around(source, target):
+        for place, column in enumerate(ours if theirs else ()):
+            dealt[column, theirs[min(place, len(theirs) - 1)]] = 1
+    last = _special(target, PAD)[-1:] or _special(target, EOS) or (len(target.tokens) - 1,)
     left_over = dealt.sum(1) == 0  # padding, and words of which the target's encoder saw nothing
     dealt[left_over, last[0]] = 1
     return dealt / dealt.sum(1, keepdim=True)  # a token may belong to two words
@@ -57,7 +58,8 @@ def refine(source: Prompt, target: Prompt) -> Tensor:
     """The source column that each target column takes its attention from.
 
     Words are aligned so that as many as possible match in order (Needleman and Wunsch 1970, with
-    1 for a match and 0 for a gap). Start and end match; padding matches by its place after the end.
+    1 for a match and 0 for a gap). Start and end match; padding matches by its place after the end,
+    and a chat's template by its place before or behind the prompt.
 
     Returns:
         int64 ``[T]``; -1 where the target has something new.
@@ -68,8 +70,7 @@ def refine(source: Prompt, target: Prompt) -> Tensor:
     _check_columns(source, target)
     taken = torch.full((len(target.tokens),), -1)
     pairs = [(source.words[i].columns, target.words[j].columns) for i, j in matches(source, target)]
-    specials = [(_special(source, name), _special(target, name)) for name in (SOS, EOS, PAD)]
-    for ours, theirs in [*pairs, *specials]:
+    for ours, theirs in [*pairs, *_around(source, target)]:
         for column, wanted in zip(ours, theirs, strict=False):
             taken[wanted] = column
     return taken
@@ -201,6 +202,34 @@ def _deal(dealt: Tensor, ours: Sequence[int], theirs: Sequence[int]) -> None:
 
 def _spelled(words: Sequence[Word]) -> list[str]:
     return [word.text.casefold() for word in words]
+
+
+def _around(source: Prompt, target: Prompt) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The columns of both that are of no word and stand for each other, in order: start, end, each
+    encoder's padding, and a template's before the first word and behind it."""
+    ends = [(_special(source, name), _special(target, name)) for name in (SOS, EOS)]
+    padding = [_runs(_special(prompt, PAD)) for prompt in (source, target)]
+    if len(padding[0]) != len(padding[1]):  # an encoder without any in one of them
+        padding = [[tuple(chain(*runs))] for runs in padding]
+    templates = zip(_template(source), _template(target), strict=True)
+    return [*ends, *zip(*padding, strict=True), *templates]
+
+
+def _runs(columns: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Columns that follow each other, together: SD3's padding of CLIP, then that of T5."""
+    runs: list[tuple[int, ...]] = []
+    for column in columns:
+        if runs and runs[-1][-1] == column - 1:
+            runs[-1] = (*runs[-1], column)
+        else:
+            runs.append((column,))
+    return runs
+
+
+def _template(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    columns = _special(prompt, TEMPLATE)
+    first = min((column for word in prompt.words for column in word.columns), default=0)
+    return tuple(c for c in columns if c < first), tuple(c for c in columns if c >= first)
 
 
 def _special(prompt: Prompt, name: str) -> tuple[int, ...]:

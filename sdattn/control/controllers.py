@@ -141,12 +141,16 @@ class AttentionControlEdit(AttentionStore):
         raise NotImplementedError
 
     def step_callback(self, x_t: Tensor) -> Tensor:
-        """Blend the latents ``[prompts, C, rows, cols]`` that a step ended with."""
-        if isinstance(self.local_blend, LocalBlend):  # it picks by resolution, others by position
-            x_t = self.local_blend(x_t, self.full_attention_store)
-        elif self.local_blend is not None:
-            x_t = self.local_blend(x_t, self.attention_store)
-        return x_t
+        """Blend the latents that a step ended with: ``[prompts, C, rows, cols]``, or packed as
+        ``[prompts, N, C]``, the channels of each query."""
+        if self.local_blend is None:
+            return x_t
+        if is_packed := x_t.ndim == 3:
+            x_t = x_t.mT.unflatten(2, self.latent_size)  # [prompts, C, rows, cols]
+        # Ours picks maps by their resolution, others by their position.
+        is_ours = isinstance(self.local_blend, LocalBlend)
+        x_t = self.local_blend(x_t, self.full_attention_store if is_ours else self.attention_store)
+        return x_t.flatten(2).mT if is_packed else x_t
 
     def _check_columns(self, attn: Tensor) -> None:
         if attn.shape[-1] != len(self.prompts[0].tokens):

@@ -19,12 +19,15 @@ from ..hooks.controlled_passes import ControlledPass, ControlledPasses
 from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError, CaptureWarning
 from ..models.denoiser_call import DenoiserCall, Size, innermost, is_compiled, unwrapped
+from ..models.family import KINDS
 from ..models.guidance import Order
-from ..models.layers import AttentionLayer, Denoiser
+from ..models.layers import AttentionLayer, Denoiser, LayerSelection, select_layers
 from .registered import joint_passes, registered
 
 
-def register_attention_control(target: Any, controller: Controller | None) -> ControlHandle:
+def register_attention_control(
+    target: Any, controller: Controller | None, *, layers: LayerSelection = None
+) -> ControlHandle:
     """Have every attention layer of a model show its probabilities to ``controller``.
 
     Each layer gets a :class:`sdattn.TorchAttnProcessor`, which calls ``controller(probs [B*heads,
@@ -47,6 +50,8 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
             one where guidance runs in turn, or with layers skipped) is not shown.
         controller: its ``num_att_layers`` is set to the number of calls a pass. None for plain
             attention in pure torch. It takes the place of one registered before by a plain call.
+        layers: those that call it, see :func:`sdattn.models.layers.select_layers`; the others keep
+            their processors. By default all.
 
     Returns:
         A handle whose ``remove()`` puts the processors from before back. As a context manager it
@@ -58,15 +63,17 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
     Raises:
         TypeError: ``target`` is no model that sdattn knows.
         ValueError: the model has processors with weights of their own (IP-Adapter), which pure
-            torch attention would leave out.
+            torch attention would leave out; ``layers`` that fit none.
         RuntimeError: a controller is registered in a ``with`` block that is still open.
     """
-    denoiser, layers = controlled_layers(target)
+    denoiser, found = controlled_layers(target)
+    chosen = select_layers(found, layers, KINDS)
     passes = joint_passes(denoiser, controller)
-    former = getattr(innermost(layers[0].module.processor), "handle", None)
-    if former is not None:
-        former.supersede()
-    for layer in layers:
+    for layer in found:  # one that was registered before may be in other layers
+        former = getattr(innermost(layer.module.processor), "handle", None)
+        if former is not None:
+            former.supersede()
+    for layer in chosen:
         processor = layer.module.processor
         if isinstance(processor, nn.Module) and list(processor.parameters()):
             raise InvalidValueError(
@@ -74,9 +81,9 @@ def register_attention_control(target: Any, controller: Controller | None) -> Co
                 "controller would not see. Unload it first (pipe.unload_ip_adapter())."
             )
     with suppress(AttributeError):  # a bound method counts no layers
-        calls = sum(2 if layer.kind == "joint" else 1 for layer in layers)
+        calls = sum(2 if layer.kind == "joint" else 1 for layer in chosen)
         controller.num_att_layers = calls  # type: ignore[union-attr]
-    return ControlHandle(denoiser, layers, controller, passes)
+    return ControlHandle(denoiser, chosen, controller, passes)
 
 
 def step_end(controller: Any) -> Callable[..., dict[str, Any]]:

@@ -20,7 +20,9 @@ from ..errors import InvalidValueError, Message, OptionError, option_names
 from ..files.records import plain
 from ..hooks.run_part import Span
 from ..inversion.invert import Inversion, psnr
-from ..models.loading import check_text_to_image, is_guided, latent_size, model_passes
+from ..models.families import edits_of
+from ..models.layers import find_denoiser
+from ..models.loading import is_guided, latent_size, model_passes
 from ..models.pipeline_call import checked_options, checked_seeds, one_at_a_time
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
@@ -39,8 +41,8 @@ def edit(
     *,
     seed: int = 0,
     mode: Mode = "auto",
-    cross_replace_steps: Span | Mapping[str, Span] = 0.8,
-    self_replace_steps: Span = 0.4,
+    cross_replace_steps: Span | Mapping[str, Span] | None = None,
+    self_replace_steps: Span | None = None,
     blend: str | Sequence[str] = (),
     weights: Mapping[str, float] | None = None,
     max_self_queries: int | None = None,
@@ -50,7 +52,8 @@ def edit(
     """Draw a prompt and its edited versions from the same noise, the layout kept.
 
     Args:
-        pipe: a ``StableDiffusionPipeline`` or ``StableDiffusionXLPipeline``.
+        pipe: a text-to-image pipeline of a family that has :class:`sdattn.models.Edits`: SD 1.x,
+            2.x, SDXL, Stable Diffusion 3, FLUX.1.
         source: the prompt whose picture is kept.
         target: the edited prompt, or several, which run in one batch.
         seed: of the noise that all images share; drawn on the CPU.
@@ -58,13 +61,15 @@ def edit(
             the same words with other weights. ``"auto"`` takes replace where the words match
             best at the same places, refine where they do not, reweight for one and the same text.
         cross_replace_steps: during which part of the run the source's cross-attention is used,
-            0.8, ``(0.2, 0.8)``, or by word ``{"default_": 0.8, "star": 0.4}``.
-        self_replace_steps: during which part its self-attention is used.
+            0.8, ``(0.2, 0.8)``, or by word ``{"default_": 0.8, "star": 0.4}``; of joint attention
+            what the picture pays to the text. By default what the family has measured best.
+        self_replace_steps: during which part its self-attention is used; of joint attention what
+            the picture pays to the picture. By default likewise.
         blend: a word or several; the picture changes only where they are. Each prompt must have
             one of them, or a word in the place of one of them.
         weights: factor of words of the targets, on top of any mode.
-        max_self_queries: self-attention with more queries is left alone; by default those of a
-            quarter of the latent's side, 16x16 for 64x64.
+        max_self_queries: self-attention with more queries is left alone; by default, of a UNet,
+            than a quarter of the latent's side has: 16x16 for 64x64.
         inversion: what :func:`invert` made of a real picture and ``source``. The first image is
             then that picture, reconstructed; steps, guidance and size are the inversion's.
         options: handed to the pipeline, as by :func:`sdattn.generate`.
@@ -87,7 +92,7 @@ def edit(
         read, options = plan.prompts, plan.options
         if inversion:
             options["latents"] = inversion.noise.repeat(len(read), 1, 1, 1)
-        with register_attention_control(pipe, plan.control):
+        with register_attention_control(pipe, plan.control, layers=plan.layers):
             run = sample(pipe, read, checked_seeds(seed) * len(read), options)
     edited = plan.edited
     own: dict[str, Any] = {}
@@ -106,8 +111,8 @@ class EditOptions:
     """What is asked of an edit, see :func:`edit` for the arguments."""
 
     mode: str
-    cross_replace_steps: Span | Mapping[str, Span]
-    self_replace_steps: Span
+    cross_replace_steps: Span | Mapping[str, Span] | None
+    self_replace_steps: Span | None
     blend: Any = ()  # words; once checked, those of each prompt
     weights: Mapping[str, float] | None = None
     max_self_queries: int | None = None
@@ -119,6 +124,7 @@ class EditPlan:
 
     prompts: list[Prompt]
     control: AttentionControlEdit
+    layers: list[str]  # that call it
     options: dict[str, Any]
     edited: Edited
 
@@ -131,18 +137,25 @@ def prepare(
     options: Mapping[str, Any],
 ) -> EditPlan:
     """All that :func:`edit` refuses, refused before anything runs."""
-    check_text_to_image(pipe)
-    read = read_prompts(pipe, [source, *([target] if isinstance(target, str) else target)])
-    checked = checked_options(pipe, _own_options(options), prompts=len(read))
+    known, texts = edits_of(pipe), [source, *([target] if isinstance(target, str) else target)]
+    checked = checked_options(pipe, _own_options(options), prompts=len(texts))
+    read = read_prompts(pipe, texts, **checked)
     mode, blend = _mode(read, asked.mode, asked.weights), alignment.blended_words(read, asked.blend)
-    asked = replace(asked, mode=mode, blend=blend, weights=asked.weights or {})
+    cross, self_ = asked.cross_replace_steps, asked.self_replace_steps
+    asked = replace(
+        asked,
+        mode=mode,
+        cross_replace_steps=known.cross if cross is None else cross,
+        self_replace_steps=known.self_ if self_ is None else self_,
+        blend=blend,
+        weights=asked.weights or {},
+    )
     control = _controller(pipe, read, asked, checked)
     settings = {name: held for name, held in vars(asked).items() if name != "max_self_queries"}
     targets = [prompt.text for prompt in read[1:]]
     checked["callback_on_step_end"] = step_end(control)
-    return EditPlan(
-        read, control, checked, Edited(prompt=source, targets=targets, **plain(settings))
-    )
+    edited = Edited(prompt=source, targets=targets, **plain(settings))
+    return EditPlan(read, control, known.layers(find_denoiser(pipe).layers), checked, edited)
 
 
 def _of_inversion(
@@ -209,8 +222,9 @@ def _controller(
     pipe: Any, prompts: list[Prompt], asked: EditOptions, options: Mapping[str, Any]
 ) -> AttentionControlEdit:
     passes, most = model_passes(pipe, options), asked.max_self_queries
-    if most is None:
-        most = math.prod(level_grids(latent_size(pipe, options), 3)[-1])
+    if most is None:  # a transformer has one level
+        levels = min(find_denoiser(pipe).levels, 3)
+        most = math.prod(level_grids(latent_size(pipe, options), levels)[-1])
     common: dict[str, Any] = {
         "prompts": prompts,
         "num_steps": passes,

@@ -10,5 +10,6 @@ knows the two models inside this package.
 
 from .families import register as register
 from .families import unregister as unregister
+from .family import Edits as Edits
 from .family import Family as Family
 from .image_latents import ImageLatents as ImageLatents

@@ -14,7 +14,7 @@ Those that come with sdattn are in :mod:`sdattn.models.families`, a file each;
 
 import fnmatch
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
@@ -82,6 +82,33 @@ NEGATIVE_FIRST = Guidance(("unconditional", "conditional"))
 IN_TURN = Guidance(("conditional",), known_by="calls")
 
 
+Part = tuple[float, float]  # of a run or of the depth of a model, in [0, 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edits:
+    """How prompt-to-prompt edits pictures of a family: what has been measured of it.
+
+    Attributes:
+        pipelines: names of the classes whose pictures are edited.
+        depth: the part of the layers, in the order in which they run, that takes the source's
+            attention: 0 is before the first of them, 1 behind the last.
+        cross, self_: during which part of the run it takes the source's attention to the text, and
+            that of the picture to itself, where nothing else is asked for.
+    """
+
+    pipelines: tuple[str, ...]
+    depth: Part = (0.0, 1.0)
+    cross: float = 0.8
+    self_: float = 0.4
+
+    def layers(self, found: Sequence[AttentionLayer]) -> list[str]:
+        """The names of those of a model's layers whose middle lies in :attr:`depth`."""
+        first, last = self.depth
+        middles = [(i + 0.5) / len(found) for i in range(len(found))]
+        return [la.name for la, at in zip(found, middles, strict=True) if first <= at <= last]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """A family of transformers; of other models a subclass, see ``families/unet.py``.
@@ -114,6 +141,7 @@ class Family:
         preset: the name of that of :data:`sdattn.maps.presets.PRESETS` which points best.
         image_latents: how its text-to-image pipelines take a picture that is there already; None
             where that is not known.
+        edits: how prompt-to-prompt edits its pictures; None where that is not known.
 
     Raises:
         ValueError: joint attention without ``joined``, or the reverse.
@@ -136,6 +164,7 @@ class Family:
     text_stream: Callable[[Any, Any], Any] | None = None
     preset: str = "default"
     image_latents: ImageLatents | None = None
+    edits: Edits | None = None
 
     def __post_init__(self) -> None:
         joint = any(kind == "joint" for _, kind in self.layers.values())

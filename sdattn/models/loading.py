@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from ..errors import InvalidTypeError, InvalidValueError, MissingFileError
+from ..errors import InvalidValueError, MissingFileError
 from .demos import DEMOS, lent_parts
 from .devices import checked_device
 from .encoders import option_of
-from .families import family_of, registered
-from .families.unet import CHECKPOINTS, TEXT_TO_IMAGE
+from .families import edits_of, family_of, guidance_of, registered
+from .families.unet import CHECKPOINTS
 from .guidance import guided_order
 from .hub import needs_the_hub
 from .layers import find_denoiser, what_it_holds
@@ -213,33 +213,26 @@ def shortcomings(pipe: Any) -> list[str]:
         except (TypeError, ValueError) as error:
             found.append(str(error))
     try:
-        check_text_to_image(pipe)
+        edits_of(pipe)
     except TypeError as error:
         found.append(f"sdattn edit: {error}")
     return found
-
-
-def check_text_to_image(pipe: Any) -> None:
-    """Refuse a pipeline that makes its picture of more than noise and prompts.
-
-    Raises:
-        TypeError: it is no ``StableDiffusionPipeline`` or ``StableDiffusionXLPipeline``.
-    """
-    if not {cls.__name__ for cls in type(pipe).__mro__}.intersection(TEXT_TO_IMAGE):
-        known = " or ".join(TEXT_TO_IMAGE)
-        raise InvalidTypeError(f"This needs a {known}; found a {type(pipe).__name__}.")
 
 
 def model_passes(pipe: Any, options: Mapping[str, Any]) -> int:
     """How often a run will call the model; second-order schedulers do so twice a step."""
     # A scheduler of its own, since set_timesteps would change that of the pipeline.
     scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
-    scheduler.set_timesteps(option_of(pipe, options, "num_inference_steps"))
+    # A shift that depends on the picture's size moves timesteps and leaves their number.
+    shift = {"mu": 1.0} if scheduler.config.get("use_dynamic_shifting") else {}
+    scheduler.set_timesteps(option_of(pipe, options, "num_inference_steps"), **shift)
     return len(scheduler.timesteps)
 
 
 def is_guided(pipe: Any, options: Mapping[str, Any]) -> bool:
     """Whether a run will have unconditional rows in its batch."""
+    if guidance_of(pipe).known_by == "calls":  # in a batch of their own (FLUX)
+        return False
     # A model that takes the guidance scale as an input (LCM) runs none.
-    distilled = pipe.unet.config.time_cond_proj_dim is not None
+    distilled = getattr(find_denoiser(pipe).model.config, "time_cond_proj_dim", None) is not None
     return bool(option_of(pipe, options, "guidance_scale") > 1 and not distilled)

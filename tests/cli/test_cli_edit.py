@@ -72,3 +72,30 @@ def test_edits_that_cannot_be(invoke, model, monkeypatch, arguments, code, messa
         assert found == code
         assert message in " ".join(err.replace("│", " ").split())
     assert not os.path.exists("outputs") or not os.listdir("outputs")
+
+
+@pytest.mark.slow
+def test_the_mmdit_is_edited_and_its_folder_read_back(invoke):
+    source, target = "a red circle left of a blue square", "a red circle left of a blue star"
+    options = ("--model", "demo-mmdit", "--device", "cpu", "--steps", "4", "--out", "edit")
+    edited = ("--blend", "square", "--weight", "star=1.5")
+    code, out, err = invoke("edit", source, target, *options, *edited)
+    assert code == 0, err
+    assert ["mode", "replace"] in [line.split() for line in out.splitlines()]
+    info = json.loads(Path("edit/run.json").read_text())
+    assert info["options"]["max_sequence_length"] == 8
+    assert info["cross_replace_steps"] == info["self_replace_steps"] == 0.3
+    assert info["blend"] == [["square"], ["star"]]
+    assert info["weights"] == {"star": 1.5}
+    assert "a red circle" in Path("edit/edit.html").read_text(encoding="utf-8")
+    saved = load_run("edit/target")
+    assert saved.info["prompt"] == target
+    assert "star" in saved.heatmaps.words
+    code, out, err = invoke(
+        "edit", source, target, *options, "--image", "edit/source/image.png", "--out", "again"
+    )
+    assert code == 0, err
+    again = json.loads(Path("again/run.json").read_text())
+    assert again["options"]["guidance_scale"] == 1.0
+    assert again["reconstruction_psnr"] > 20
+    assert "null-text" not in err

@@ -96,9 +96,10 @@ def test_the_defaults_of_steps_and_guidance_are_told(command):
 
 def test_the_defaults_of_an_inversion_are_told():
     own = inspect.signature(invert).parameters
-    steps, scale = own["num_inference_steps"].default, own["guidance_scale"].default
+    steps = own["num_inference_steps"].default
     assert f"or {steps} of an inversion" in option("edit", "steps").help
-    assert f"or {scale} with --image" in option("edit", "guidance").help
+    assert "scale is 7.5 by default; 1, which is none" in " ".join(str(invert.__doc__).split())
+    assert "or with --image 7.5 (1 of SD3)" in option("edit", "guidance").help
     assert f"else {steps}." in option("explain", "steps").help
 
 

@@ -15,7 +15,8 @@ from sdattn.control.alignment import (
     refine,
     swap,
 )
-from sdattn.prompts.tokens import read_labels, read_prompt
+from sdattn.prompts.tokenizing import PAD, TEMPLATE, Token
+from sdattn.prompts.tokens import Prompt, Word, join_prompts, read_labels, read_prompt
 
 
 def read(text, max_length=24):
@@ -62,6 +63,44 @@ def test_a_word_goes_to_all_pieces_of_the_word_in_its_place():
     assert torch.equal(back[2:6, 2], torch.ones(4))  # all pieces add up in the one column
     assert dealt[:, 23].sum() == 4  # three paddings have no like
     assert back[:, 21:].sum() == 0
+
+
+def in_a_chat(words, pads=0):
+    """A prompt of one token a word between two template columns and three, then padding."""
+    kinds = [*[TEMPLATE] * 2, *[""] * len(words), *[TEMPLATE] * 3, *[PAD] * pads]
+    tokens = tuple(Token(i, str(i), 0, 0, kind) for i, kind in enumerate(kinds))
+    named = tuple(Word(word, 0, 0, (2 + i,)) for i, word in enumerate(words))
+    return Prompt(" ".join(words), named, tokens)
+
+
+def test_the_template_of_a_chat_stands_for_itself():
+    source, target = in_a_chat(["red", "cat"]), in_a_chat(["red", "dog"])
+    assert torch.equal(swap(source, target), torch.eye(7))
+    assert refine(source, target).tolist() == [0, 1, 2, -1, 4, 5, 6]
+    # a longer prompt moves the part behind it: 0 and 1, a word, 3 to 5, a column of padding
+    shorter = in_a_chat(["cat"], pads=1)
+    assert refine(shorter, source).tolist() == [0, 1, -1, 2, 3, 4, 5]
+    assert refine(source, shorter).tolist() == [0, 1, 3, 4, 5, 6, -1]
+
+
+def test_a_second_encoders_padding_stands_for_itself():
+    """SD3: CLIP's columns and padding, then T5's; a piece more of CLIP moves CLIP's alone."""
+
+    def both(text):
+        return join_prompts([read(text, 12), read(text, 12)])
+
+    dealt = swap(both("a red cat"), both("a pale cat"))
+    assert dealt[5:12].argmax(1).tolist() == [8, 9, 10, 11, 11, 11, 11]
+    assert dealt[17:].argmax(1).tolist() == [20, 21, 22, 23, 23, 23, 23]
+    assert refine(both("a pale cat"), both("a red cat"))[17:].tolist() == [
+        20,
+        21,
+        22,
+        23,
+        -1,
+        -1,
+        -1,
+    ]
 
 
 def test_a_token_of_two_words_is_shared_between_the_words_in_their_places():

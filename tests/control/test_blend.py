@@ -141,3 +141,21 @@ def test_what_does_not_fit_the_run_is_refused():
     blend = LocalBlend(PROMPTS, [["a"]] * 3, 1, start=0.0, grid=(4, 4))
     with pytest.raises(ValueError, match=r"maps of \(4, 4\), and the store holds \[\(16, 16\)\]"):
         blend(torch.randn(3, 4, 16, 16), make_store([("up", 16, 16)]))
+
+
+def test_packed_latents_are_blended_as_unpacked_ones_are():
+    """FLUX has a row of channels for each query: [prompts, N, C], row by row of the picture."""
+    prompts = PROMPTS[:2]
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.rand(2, 5, 4, 6, generator=generator)
+    maps = torch.rand(2 * 3, 24, T, generator=generator) ** 8
+    found = []
+    for given in (latents, latents.flatten(2).mT):
+        blend = LocalBlend(prompts, ["cat", "dog"], 2, start=0.0, threshold=0.5)
+        control = AttentionReplace(prompts, 2, local_blend=blend)
+        control.full_attention_store, control.latent_size = {"double_cross": [maps]}, (4, 6)
+        found.append(control.step_callback(given))
+    unpacked, packed = found
+    assert torch.equal(packed.mT.unflatten(2, (4, 6)), unpacked)
+    changed = (unpacked[1] == latents[1]).all(0)  # inside of the mask
+    assert changed.any() and not changed.all()

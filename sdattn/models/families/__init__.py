@@ -6,14 +6,15 @@ A module in this folder that holds a ``FAMILY`` is found by itself.
 from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import InvalidTypeError, InvalidValueError
 from ..denoiser_call import unwrapped
 from ..encoders import Reader, refuse_unknown
-from ..family import Family, Guidance
+from ..family import Edits, Family, Guidance
 from ..image_latents import ImageLatents
 
+Fact = TypeVar("Fact")
 _registered: tuple[Family, ...] = tuple(
     import_module(f".{module.name}", __name__).FAMILY for module in iter_modules(__path__)
 )
@@ -130,6 +131,22 @@ def image_latents_of(pipe: Any, *, invertible: bool = False) -> ImageLatents:
     known = {
         name: one for one in found if one.invertible or not invertible for name in one.pipelines
     }
+    return _known_of(pipe, known)
+
+
+def edits_of(pipe: Any) -> Edits:
+    """How prompt-to-prompt edits a pipeline's pictures: as its class or the nearest base that a
+    family names.
+
+    Raises:
+        TypeError: no family names any; the message lists what they name.
+    """
+    found = [family.edits for family in _registered if family.edits]
+    return _known_of(pipe, {name: one for one in found for name in one.pipelines})
+
+
+def _known_of(pipe: Any, known: Mapping[str, Fact]) -> Fact:
+    """What is known by the name of a pipeline's class or of its nearest base."""
     for cls in type(pipe).__mro__:
         if cls.__name__ in known:
             return known[cls.__name__]

@@ -4,7 +4,7 @@ from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, refuse_unknown
-from ..family import IN_TURN, Family
+from ..family import IN_TURN, Edits, Family
 from ..image_latents import ImageLatents, packed, shifted_latents
 
 
@@ -44,4 +44,7 @@ FAMILY = Family(
         encode=lambda pipe, pixels: packed(pipe, shifted_latents(pipe, pixels)),
         noise="flow",
     ),
+    # The times are SD3's. The layers that matter are at both ends (Avrahami et al. 2024, "Stable
+    # Flow", figure 4), so that all take part.
+    edits=Edits(pipelines=("FluxPipeline",), cross=0.3, self_=0.3),
 )

@@ -11,7 +11,7 @@ from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..denoiser_call import grid_of_ids
 from ..encoders import PLACEHOLDER, TextCall
-from ..family import IN_TURN, Family
+from ..family import IN_TURN, Edits, Family
 from ..image_latents import ImageLatents, vae_latents
 
 
@@ -101,4 +101,5 @@ FAMILY = Family(
         encode=_encode,
         noise="flow",
     ),
+    edits=Edits(pipelines=("Flux2Pipeline", "Flux2KleinPipeline"), cross=0.3, self_=0.3),  # SD3's
 )

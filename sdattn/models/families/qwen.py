@@ -10,7 +10,7 @@ from ...errors import InvalidTypeError, Message
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..encoders import PLACEHOLDER, TextCall, refuse_unknown, zeros
-from ..family import IN_TURN, Family
+from ..family import IN_TURN, Edits, Family
 from ..image_latents import ImageLatents, packed, vae_latents
 
 
@@ -84,4 +84,5 @@ FAMILY = Family(
     image_latents=ImageLatents(
         pipelines={"QwenImagePipeline": {"true_cfg_scale": 1.0}}, encode=_encode, noise="flow"
     ),
+    edits=Edits(pipelines=("QwenImagePipeline",), cross=0.3, self_=0.3),  # SD3's
 )

@@ -5,7 +5,7 @@ from ...prompts.tokens import Prompt, join_prompts, read_source
 from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches
 from ..encoders import TextCall, read_clip, zeros
-from ..family import NEGATIVE_FIRST, Family
+from ..family import NEGATIVE_FIRST, Edits, Family
 from ..image_latents import ImageLatents, shifted_latents
 
 
@@ -47,4 +47,6 @@ FAMILY = Family(
         noise="flow",
         invertible=True,
     ),
+    # Measured on demo-mmdit, docs/editing.md: in the first half it has no effect there.
+    edits=Edits(pipelines=("StableDiffusion3Pipeline",), depth=(0.5, 1.0), cross=0.3, self_=0.3),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..denoiser_call import DenoiserCall, Timestep, arguments, innermost, unwrapped
 from ..encoders import read_clip
-from ..family import NEGATIVE_FIRST, PLACES, AttentionLayer, Family, Guidance, Kind
+from ..family import NEGATIVE_FIRST, PLACES, AttentionLayer, Edits, Family, Guidance, Kind
 from ..image_latents import ImageLatents, vae_latents
 
 
@@ -138,4 +138,5 @@ FAMILY = UNets(
         noise="diffusion",
         invertible=True,
     ),
+    edits=Edits(pipelines=TEXT_TO_IMAGE),
 )

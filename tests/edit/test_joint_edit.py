@@ -1,0 +1,272 @@
+"""edit() of models with joint attention: tiny ones of each family, and the demo's MM-DiT."""
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FlowMatchHeunDiscreteScheduler, FluxImg2ImgPipeline, PixArtSigmaPipeline
+from helpers.flow_pipelines import flow_pipeline
+from helpers.transformer_rows import flux, own_norms, pixart
+from PIL import Image
+
+import sdattn
+from sdattn import TorchJointProcessor
+from sdattn.control.registration import register_attention_control
+from sdattn.edit import AttentionReplace, LocalBlend, edit, step_end
+from sdattn.models.denoiser_call import innermost
+from sdattn.models.families import edits_of
+from sdattn.models.layers import find_layers
+from sdattn.models.loading import is_guided, model_passes
+from sdattn.runs.folder import load_run
+
+SOURCE, TARGET = "a red cat", "a red dog"
+OFF = {"cross_replace_steps": 0.0, "self_replace_steps": 0.0}
+WHOLE = {"cross_replace_steps": 1.0, "self_replace_steps": 1.0}
+FAST = {"num_inference_steps": 3, "height": 64, "width": 96}
+# By name: the pipeline and what decides on its guidance.
+GUIDED = {
+    "SD3": ("SD3", {"guidance_scale": 4.0}),
+    "SD3 without guidance": ("SD3", {"guidance_scale": 1.0}),
+    "FLUX, distilled": ("FLUX.1", {"guidance_scale": 3.5}),
+    "FLUX, true CFG": ("FLUX.1", {"true_cfg_scale": 4.0, "negative_prompt": "o"}),
+    "FLUX.2": ("FLUX.2", {}),
+    "FLUX.2 klein, in turn": ("FLUX.2 klein", {"guidance_scale": 4.0}),
+    "Qwen-Image, in turn": ("Qwen-Image", {"true_cfg_scale": 4.0, "negative_prompt": "o"}),
+}
+IN_TURN = ("FLUX, true CFG", "FLUX.2 klein, in turn", "Qwen-Image, in turn")
+
+
+def made(name, **schedule):
+    """A pipeline whose attention is uneven, and the options of its calls."""
+    kind, guidance = GUIDED[name]
+    pipe, options = flow_pipeline(kind, **schedule)
+    own_norms(pipe.transformer)
+    if kind == "SD3":
+        for layer in find_layers(pipe.transformer):
+            layer.module.to_q.weight.data *= 4
+    return pipe, {**options, **guidance, **FAST}
+
+
+def layers_of(pipe):
+    return edits_of(pipe).layers(find_layers(pipe.transformer))
+
+
+def drawn(pipe, prompts, options):
+    generators = [torch.Generator().manual_seed(0) for _ in prompts]
+    negative = options.get("negative_prompt")
+    more = {} if negative is None else {"negative_prompt": [negative] * len(prompts)}
+    return pipe(prompt=prompts, generator=generators, **{**options, **more}).images
+
+
+def same(images, others):
+    return [a.tobytes() == b.tobytes() for a, b in zip(images, others, strict=True)]
+
+
+@pytest.mark.parametrize("name", GUIDED)
+def test_an_edit_of_nothing_is_the_open_processors_picture_in_bits(name):
+    pipe, options = made(name)
+    with register_attention_control(pipe, None, layers=layers_of(pipe)):
+        opened = drawn(pipe, [SOURCE, TARGET], options)
+    off = edit(pipe, SOURCE, TARGET, **OFF, **options)
+    assert same(off.images, opened) == [True, True]
+    exact = {**options, "output_type": "np"}
+    with register_attention_control(pipe, None, layers=layers_of(pipe)):
+        opened = drawn(pipe, [SOURCE, TARGET], exact)
+    assert abs(opened - drawn(pipe, [SOURCE, TARGET], exact)).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["SD3", "FLUX, true CFG"])
+def test_a_capture_around_an_edit_leaves_its_bits(name):
+    pipe, options = made(name)
+    before = dict(pipe.transformer.attn_processors)
+    alone = edit(pipe, SOURCE, TARGET, **options)
+    with sdattn.capture(pipe) as store, pytest.warns(UserWarning, match="replaced inside capture"):
+        watched = edit(pipe, SOURCE, TARGET, **options)
+    assert same(watched.images, alone.images) == [True, True]
+    assert len(store.maps) == len(find_layers(pipe.transformer))
+    after = pipe.transformer.attn_processors
+    assert all(after[key] is before[key] for key in before)
+
+
+@pytest.mark.parametrize("name", GUIDED)
+def test_the_source_is_left_alone_and_the_target_is_not(name):
+    pipe, options = made(name)
+    before = dict(pipe.transformer.attn_processors)
+    with register_attention_control(pipe, None, layers=layers_of(pipe)):
+        opened = drawn(pipe, [SOURCE, TARGET], options)
+    run = edit(pipe, SOURCE, TARGET, **WHOLE, **options)
+    assert same(run.images, opened) == [True, False]
+    assert run.words == [["cat"], ["dog"]]
+    after = pipe.transformer.attn_processors
+    assert all(after[key] is before[key] for key in before)
+    assert not pipe.transformer._forward_pre_hooks
+
+
+@pytest.mark.parametrize("name", GUIDED)
+def test_layers_of_the_familys_depth_take_the_sources_attention_and_no_others(name):
+    """The picture's rows of both prompts, in each call but a layer's first."""
+    pipe, options = made(name)
+    named, seen = layers_of(pipe), {}
+
+    def watch(name):
+        def look(module, args, kwargs, output):
+            processor = innermost(module.processor)  # below a capture's observer
+            if isinstance(processor, TorchJointProcessor) and not processor.joint_watchers:
+                processor.joint_watchers.append(seen.setdefault(name, []).append)
+
+        return look
+
+    hooks = [
+        layer.module.register_forward_hook(watch(layer.name), with_kwargs=True)
+        for layer in find_layers(pipe.transformer)
+    ]
+    edit(pipe, SOURCE, TARGET, **WHOLE, **options)
+    for hook in hooks:
+        hook.remove()
+    assert set(seen) == set(named)
+    for calls in seen.values():
+        # with guidance in turn every second pass is of the negative prompt, and is not edited
+        step = 2 if name in IN_TURN else 1
+        assert len(calls) == 3 * step - 1
+        for call in calls[step - 1 :: step]:
+            source, target = call.probs[-2], call.probs[-1]
+            rows = slice(0, 24) if "SD3" in name else slice(-24, None)
+            torch.testing.assert_close(target[:, rows], source[:, rows], atol=1e-5, rtol=0)
+
+
+def test_a_shift_that_depends_on_the_size_and_second_order_steps_are_counted():
+    pipe, options = made("FLUX, distilled", use_dynamic_shifting=True)
+    assert model_passes(pipe, options) == 3
+    assert not is_guided(pipe, options)
+    edit(pipe, SOURCE, TARGET, **options)
+    pipe, options = made("SD3")
+    pipe.scheduler = FlowMatchHeunDiscreteScheduler()
+    assert model_passes(pipe, options) == 5  # 2 * 3 - 1
+    assert is_guided(pipe, options)
+    edit(pipe, SOURCE, TARGET, **options)
+
+
+@pytest.mark.parametrize("name", ["SD3", "FLUX, distilled"])
+def test_blending_keeps_the_source_outside_of_the_mask(name):
+    """A threshold of 1 is passed nowhere, one of 0 everywhere; also of packed latents."""
+    pipe, options = made(name)
+    pictures = {}
+    some = {"SD3": 0.97}.get(name, 0.6)  # which some cells pass
+    for threshold in (None, 0.0, some, 1.0):
+        prompts = sdattn.read_prompts(pipe, [SOURCE, TARGET], max_sequence_length=24)
+        words = ["cat", "dog"]
+        blend = None
+        if threshold is not None:
+            blend = LocalBlend(prompts, words, 3, start=0.0, threshold=threshold)
+        control = AttentionReplace(prompts, 3, local_blend=blend, max_self_queries=24)
+        with register_attention_control(pipe, control):
+            pictures[threshold] = drawn(
+                pipe,
+                [SOURCE, TARGET],
+                {
+                    **options,
+                    "callback_on_step_end": step_end(control),
+                    "output_type": "latent",
+                },
+            )
+    assert torch.equal(pictures[1.0][1], pictures[1.0][0])
+    assert torch.equal(pictures[0.0], pictures[None])
+    source, target = pictures[some]
+    kept = (source == target).all(-1 if source.ndim == 2 else 0)
+    assert kept.any() and not kept.all()
+    run = edit(pipe, SOURCE, TARGET, blend="cat", weights={"dog": 2.0}, **options)
+    assert run.settings["blend"] == [["cat"], ["dog"]]
+    assert run.settings["weights"] == {"dog": 2.0}
+
+
+def test_everything_is_put_back_when_the_run_fails():
+    pipe, options = made("FLUX, true CFG")
+    before = dict(pipe.transformer.attn_processors)
+
+    def boom(*_):
+        if len(calls) == 3:
+            raise KeyError("boom")
+        calls.append(1)
+
+    calls = []
+    hook = pipe.transformer.register_forward_hook(boom)
+    with pytest.raises(KeyError, match="boom"):
+        edit(pipe, SOURCE, TARGET, **options)
+    hook.remove()
+    after = pipe.transformer.attn_processors
+    assert all(after[key] is before[key] for key in before)
+    assert not pipe.transformer._forward_pre_hooks
+    assert same(
+        edit(pipe, SOURCE, TARGET, **options).images, edit(pipe, SOURCE, TARGET, **options).images
+    )
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: flux(FluxImg2ImgPipeline), lambda: pixart(PixArtSigmaPipeline)]
+)
+def test_families_without_a_record_are_refused_by_name(make):
+    pipe, ran = make(), []
+    pipe.transformer.register_forward_pre_hook(lambda *_: ran.append(1))
+    message = f"needs a .*StableDiffusion3Pipeline.*; found a {type(pipe).__name__}"
+    with pytest.raises(TypeError, match=message):
+        edit(pipe, SOURCE, TARGET)
+    assert not ran
+
+
+def test_a_picture_inverted_by_the_flow_is_the_source_of_its_edit():
+    pipe, _ = made("SD3 without guidance")
+    image = Image.radial_gradient("L").resize((96, 64)).convert("RGB")
+    inversion = sdattn.edit.invert(
+        pipe, image, SOURCE, num_inference_steps=3, max_sequence_length=24
+    )
+    run = edit(pipe, SOURCE, TARGET, inversion=inversion)
+    with inversion.replay(pipe), register_attention_control(pipe, None, layers=layers_of(pipe)):
+        alone = pipe(SOURCE, **inversion.options()).images[0]
+    assert run.settings["reconstruction_psnr"] == sdattn.edit.psnr(inversion.image, run.images[0])
+    # the batch rounds otherwise: at most one level of 255
+    difference = np.subtract(np.asarray(run.images[0], int), np.asarray(alone, int))
+    assert abs(difference).max() <= 1
+    assert not same(run.images, [run.images[0]] * 2)[1]
+    with pytest.raises(TypeError, match="found a FluxPipeline"):
+        sdattn.edit.invert(flux(), image, SOURCE)
+
+
+def test_layers_that_call_a_controller_can_be_chosen():
+    pipe, options = made("SD3")
+    everything = find_layers(pipe.transformer)
+    calls = []
+
+    def control(attn, is_cross, place):
+        calls.append(is_cross)
+
+    before = [layer.module.processor for layer in everything]
+    with register_attention_control(pipe, control, layers=everything[1].name):
+        kept = [la.module.processor is one for la, one in zip(everything, before, strict=True)]
+        assert kept == [True, False, True]
+        drawn(pipe, [SOURCE], options)
+    assert calls == [False, True] * 3
+    handle = register_attention_control(pipe, control, layers=everything[1].name)
+    with register_attention_control(pipe, control, layers=everything[0].name):
+        assert everything[1].module.processor is before[1]  # the one before made room
+        drawn(pipe, [SOURCE], options)
+    handle.remove()
+    with pytest.raises(ValueError, match="No attention layer fits 'nothing'"):
+        register_attention_control(pipe, control, layers="nothing")
+
+
+@pytest.mark.slow
+def test_the_demo_changes_what_is_named_and_keeps_the_other(tmp_path):
+    pipe = sdattn.load_pipeline("demo-mmdit", device="cpu")
+    pipe.set_progress_bar_config(disable=True)
+    source, target = "a red circle left of a blue square", "a red circle left of a blue star"
+    run = edit(pipe, source, target, seed=1)
+    from scripts.scene_checker import find_objects
+
+    found = [{(one.colour, one.shape) for one in find_objects(image)} for image in run.images]
+    assert found[0] == {("red", "circle"), ("blue", "square")}
+    assert found[1] == {("red", "circle"), ("blue", "star")}
+    [folder] = run.save(tmp_path / "edit")
+    assert (folder / "edit.html").stat().st_size > 10_000
+    saved = load_run(folder / "target")
+    assert saved.image.tobytes() == run.images[1].tobytes()
+    assert saved.info["options"]["max_sequence_length"] == 8
+    assert saved.info["edited"]["cross_replace_steps"] == edits_of(pipe).cross
