@@ -12,9 +12,10 @@ import sdattn
 from sdattn import TorchJointProcessor
 from sdattn.control.registration import register_attention_control
 from sdattn.edit import AttentionReplace, LocalBlend, edit, step_end
+from sdattn.models import Edits
 from sdattn.models.denoiser_call import innermost
 from sdattn.models.families import edits_of
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import AttentionLayer, find_layers
 from sdattn.models.loading import is_guided, model_passes
 from sdattn.runs.folder import load_run
 
@@ -270,3 +271,18 @@ def test_the_demo_changes_what_is_named_and_keeps_the_other(tmp_path):
     assert saved.image.tobytes() == run.images[1].tobytes()
     assert saved.info["options"]["max_sequence_length"] == 8
     assert saved.info["edited"]["cross_replace_steps"] == edits_of(pipe).cross
+
+
+@pytest.mark.parametrize(
+    ("depth", "number", "expected"),
+    [
+        ((0.5, 1.0), 6, [3, 4, 5]),
+        ((0.0, 0.5), 6, [0, 1, 2]),
+        ((0.5, 1.0), 3, [1, 2]),  # the middle of the one in the very middle lies in both halves
+        ((0.2, 0.8), 5, [1, 2, 3]),
+        ((0.0, 1.0), 4, [0, 1, 2, 3]),
+    ],
+)
+def test_the_layers_of_a_part_of_the_depth(depth, number, expected):
+    layers = [AttentionLayer(str(i), "double", "joint", 0, 2, None) for i in range(number)]
+    assert Edits(pipelines=(), depth=depth).layers(layers) == [str(i) for i in expected]
