@@ -45,6 +45,6 @@ FAMILY = Family(
         noise="flow",
     ),
     # The times are SD3's. The layers that matter are at both ends (Avrahami et al. 2024, "Stable
-    # Flow", figure 4), so that all take part.
+    # Flow"), so that all take part.
     edits=Edits(pipelines=("FluxPipeline",), cross=0.3, self_=0.3),
 )
