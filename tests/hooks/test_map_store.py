@@ -44,7 +44,7 @@ def test_memory_is_what_was_said_beforehand(steps, heads):
 
 
 def test_much_memory_is_said_before_it_is_held(monkeypatch, caplog):
-    monkeypatch.setattr(sys.modules["sdattn.hooks.capture"], "MUCH", 1e6)
+    monkeypatch.setattr(sys.modules["sdattn.hooks.map_store"], "MUCH", 1e6)
     pipe = make_pipeline()
     with capture(pipe) as store:
         run(pipe)

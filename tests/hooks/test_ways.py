@@ -62,6 +62,8 @@ def test_a_batch_is_its_images_one_by_one(row):
         del options["negative_prompt"]
     if way.images > 1:
         options["num_images_per_prompt"] = way.images
+    # sharpened, maps of random weights, which are nearly flat, would show how batches round
+    options["preset"] = "columns" if row.joint else "default"
     together = sdattn.generate(pipe, prompts, seed=3, **options)
     assert len(together.heatmaps) == way.total * row.each
     options.pop("num_images_per_prompt", None)
@@ -87,7 +89,8 @@ def test_negative_prompts_have_heatmaps_with_their_own_words(name, tmp_path):
     row = NAMED[name]
     pipe, way = row.make(), row.fitted(WAYS[0])
     options = {**row.options(pipe, way), "negative_prompt": "dog, dog", "num_inference_steps": 2}
-    both = sdattn.generate(pipe, PROMPT, capture_options={"branch": "both"}, **options)
+    plain = {"preset": "columns" if row.joint else "default"}  # which capture() keeps below
+    both = sdattn.generate(pipe, PROMPT, capture_options={"branch": "both"}, **plain, **options)
     assert both.negative_heatmaps[0].words == ("dog", ",", "dog")
     assert both.heatmaps[0].words == ("a", "red", "cat")
     folder = both.save(tmp_path / "run")[0]
@@ -96,7 +99,7 @@ def test_negative_prompts_have_heatmaps_with_their_own_words(name, tmp_path):
     assert sdattn.load_run(folder).heatmaps.words == ("a", "red", "cat")
     # the same as each branch by itself, whose products are calls of fewer rows
     near = {"rtol": rounding(600), "atol": 0}  # more products than a head's width and all tokens
-    one = sdattn.generate(pipe, PROMPT, **options)
+    one = sdattn.generate(pipe, PROMPT, **plain, **options)
     for word in one.heatmaps[0]:
         found = both.heatmaps[0][word].values
         torch.testing.assert_close(found, one.heatmaps[0][word].values, **near)
@@ -536,7 +539,7 @@ def test_a_processor_that_hides_joint_attention_is_named():
             return hidden_states, encoder_hidden_states
 
     pipe.transformer.transformer_blocks[0].attn.processor = Hiding()
-    with pytest.raises(RuntimeError, match=r"Hiding called .* 0 times.*set_attention_backend"):
+    with pytest.raises(RuntimeError, match="from the processor Hiding is not what any attention"):
         with capture(pipe):
             run(pipe)
 
@@ -568,7 +571,10 @@ def test_only_the_attention_to_all_tokens_counts():
         run(pipe)
     assert all(torch.equal(store.maps[name], one) for name, one in expected.items())
     layer.processor = Twice()
-    with pytest.raises(RuntimeError, match="Twice called .* 2 times"), capture(pipe):
+    with (
+        pytest.raises(RuntimeError, match="from the processor Twice is not what any attention"),
+        capture(pipe),
+    ):
         run(pipe)
 
 

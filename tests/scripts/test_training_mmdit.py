@@ -277,7 +277,14 @@ def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_pa
 def test_it_is_evaluated_with_the_settings_beside_its_weights(small, tmp_path):
     trained(tmp_path / "run", 1)
     asked = {"model": str(tmp_path / "run" / "model"), "steps": 2, "guidance": None}
-    asked |= {"prompts": 2, "scene_seed": 3, "seed": 0, "wording": "any", "first": False}
+    asked |= {
+        "prompts": 2,
+        "scene_seed": 3,
+        "seed": 0,
+        "wording": "any",
+        "first": False,
+        "preset": "default",
+    }
     pipe, lengths = load_pipeline(asked["model"], device="cpu"), set()
     pipe.transformer.register_forward_pre_hook(
         lambda _, args, given: lengths.add(given["encoder_hidden_states"].shape[1]),
