@@ -234,9 +234,10 @@ def check_removal(
 
 def _check_layers(denoiser: Denoiser, chosen: list[AttentionLayer]) -> None:
     """Refuse processors whose replacement would change the attention."""
+    if any(layer.kind == "joint" for layer in chosen):
+        joint_order(denoiser)  # or refuse
     for layer in chosen:
         if layer.kind == "joint":
-            joint_order(denoiser)
             check_layer(layer.module)
         processor = layer.module.processor
         if isinstance(processor, nn.Module) and list(processor.parameters()):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ...maps.presets import Preset
+from ...maps.presets import Preset, preset_for
 from ...models.reading import read_prompts
 from ...runs.imagerun import ImageRun
 from ...runs.run import Run
@@ -29,7 +29,7 @@ class BatchDrawer:
 
     Args:
         pipe: a loaded pipeline.
-        preset: how the heatmaps are made.
+        preset: how the heatmaps are made; the default is the family's own.
         store: called with each item that was drawn and its run.
         fail: called with each that could not be, the reason in a line, and the traceback.
     """
@@ -37,11 +37,12 @@ class BatchDrawer:
     def __init__(
         self,
         pipe: Any,
-        preset: Preset,
+        preset: str | Preset,
         store: Callable[[Item, ImageRun], None],
         fail: Callable[[Item, str, str], None],
     ):
-        self.pipe, self.preset, self.store, self.fail = pipe, preset, store, fail
+        self.pipe, self.store, self.fail = pipe, store, fail
+        self.preset = preset_for(pipe, preset)
         self.limits: dict[int, int] = {}  # by shape: how many items fit
         self.drawn = 0  # batches
 

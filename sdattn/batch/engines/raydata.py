@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ...errors import InvalidValueError, RunError
-from ...maps.presets import Preset, preset_for, preset_of
+from ...maps.presets import Preset, preset_of
 from ...models.loading import load_pipeline
 from ...models.quiet import quiet_libraries
 from ...runs.imagerun import ImageRun
@@ -66,8 +66,7 @@ class Draw:
         quiet_libraries(prompts=True)
         self.pipe = load_pipeline(model, device=device, dtype=dtype)
         self.pipe.set_progress_bar_config(disable=True)
-        self.preset = preset_for(self.pipe, preset)
-        self._drawer = BatchDrawer(self.pipe, self.preset, self._store, self._fail)
+        self._drawer = BatchDrawer(self.pipe, preset, self._store, self._fail)
         self._drawn: dict[str, dict[str, Any]] = {}  # by the number of the row in its batch
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:

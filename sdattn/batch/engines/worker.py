@@ -94,8 +94,7 @@ class Worker:
         self.folder, self.name, self.request = folder, name, request
         self.layout, self.tally = folder.layout, Tally(folder.hidden)
         self.writer = writer_for(size)
-        preset = preset_for(pipe, request.preset)
-        self.drawer = BatchDrawer(pipe, preset, self._store, self._fail)
+        self.drawer = BatchDrawer(pipe, request.preset, self._store, self._fail)
         self.wanted: Mapping[str, str] = {}
 
     def __enter__(self) -> Worker:
