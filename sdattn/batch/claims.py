@@ -13,6 +13,7 @@ from .. import __version__
 from ..errors import InvalidValueError, Message
 from ..files.records import plain
 from ..files.terminal import shorter
+from ..maps.presets import preset_of
 from ..runs.info import FORMAT as RUN_FORMAT
 from .engines.worker import Loaded
 from .input.plan import Job, digest, digest_inputs
@@ -29,11 +30,13 @@ _DECISIVE = ("weights", "dtype", "save", "preset")  # settings that the items' f
 
 def settings_of(request: Request, loaded: Loaded) -> BatchSettings:
     """What ``batch.json`` says of a run's settings."""
+    known = loaded._asdict()
+    preset = preset_of(request.preset, default=known.pop("preset"))
     settings = BatchSettings(
         model=str(request.model),
-        **loaded._asdict(),
+        **known,
         save=sorted(request.save),
-        preset=plain(request.preset.to_json()),  # to compare with that of a batch.json
+        preset=plain(preset.to_json()),  # to compare with that of a batch.json
         options=plain(request.options),
         format=request.format,
         shard_bytes=request.shard_bytes,

@@ -44,6 +44,8 @@ def edit(
             "known, of UNets."
         ),
     ] = None,
+    preset: options.Preset = "default",
+    refine: options.Refine = None,
     model: options.Model = "demo",
     seed: options.Seed = 0,
     steps: options.InvertedSteps = None,
@@ -80,7 +82,8 @@ def edit(
     if picture is not None:
         prepare(pipe, source, targets, asked, given)  # refuse before the long part
         given["inversion"] = _invert(pipe, picture, source, given, null_text)
-    run = edit(pipe, source, targets, seed=seed, **vars(asked), **given)
+    ways = {"preset": preset, "refine": refine}
+    run = edit(pipe, source, targets, seed=seed, **vars(asked), **ways, **given)
     run.save(out, force=force)
     rows = [
         (heatmaps.prompt.text, ", ".join(words))

@@ -20,6 +20,7 @@ from ..errors import InvalidValueError, Message, OptionError, option_names
 from ..files.records import plain
 from ..hooks.run_part import Span
 from ..inversion.invert import Inversion, psnr
+from ..maps.presets import Preset, preset_for
 from ..models.families import edits_of
 from ..models.layers import find_denoiser
 from ..models.loading import is_guided, latent_size, model_passes
@@ -47,6 +48,8 @@ def edit(
     weights: Mapping[str, float] | None = None,
     max_self_queries: int | None = None,
     inversion: Inversion | None = None,
+    preset: str | Preset = "default",
+    refine: Literal["self"] | None = None,
     **options: Any,
 ) -> EditRun:
     """Draw a prompt and its edited versions from the same noise, the layout kept.
@@ -72,6 +75,7 @@ def edit(
             than a quarter of the latent's side has: 16x16 for 64x64.
         inversion: what :func:`invert` made of a real picture and ``source``. The first image is
             then that picture, reconstructed; steps, guidance and size are the inversion's.
+        preset, refine: how the heatmaps are made, as by :func:`sdattn.generate`.
         options: handed to the pipeline, as by :func:`sdattn.generate`.
 
     Returns:
@@ -93,7 +97,8 @@ def edit(
         if inversion:
             options["latents"] = inversion.noise.repeat(len(read), 1, 1, 1)
         with register_attention_control(pipe, plan.control, layers=plan.layers):
-            run = sample(pipe, read, checked_seeds(seed) * len(read), options)
+            seeds = checked_seeds(seed) * len(read)
+            run = sample(pipe, read, seeds, options, preset=preset_for(pipe, preset, refine))
     edited = plan.edited
     own: dict[str, Any] = {}
     if inversion:
@@ -110,9 +115,9 @@ def edit(
 class EditOptions:
     """What is asked of an edit, see :func:`edit` for the arguments."""
 
-    mode: str
-    cross_replace_steps: Span | Mapping[str, Span] | None
-    self_replace_steps: Span | None
+    mode: str = "auto"
+    cross_replace_steps: Span | Mapping[str, Span] | None = None
+    self_replace_steps: Span | None = None
     blend: Any = ()  # words; once checked, those of each prompt
     weights: Mapping[str, float] | None = None
     max_self_queries: int | None = None

@@ -1,6 +1,6 @@
 """`EditRun`: what an edit made, its sheet, its page and its folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from ..control.alignment import linked
 from ..files.writing import to_json
 from ..maps import notebook, sheets
 from ..maps.heatmaps import Heatmaps
+from .drawings import png
 from .folder import new_folder, save_run
 from .report.pair import Counterpart, Link, Picture, pair_page
 from .run import Run
@@ -113,6 +114,16 @@ class EditRun(Run):
             self.side_by_side().save(temporary / "edit.png")
             (temporary / "run.json").write_bytes(to_json(self._document().to_json()))
         return [Path(folder)]
+
+    def beside_target(self, parts: Collection[str]) -> dict[str, bytes]:
+        """What lies beside the run of the only target where its folder is all that there is of the
+        edit: ``source.png`` and ``edit.html``, as far as ``parts`` has pictures and pages."""
+        files = {}
+        if "image" in parts:
+            files["source.png"] = png(self[0].image)
+        if "report" in parts:
+            files["edit.html"] = self.page()
+        return files
 
     def _repr_html_(self) -> str:
         sheet = notebook.whole(self.side_by_side(), "the images and the heatmaps of their words")

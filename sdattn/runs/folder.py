@@ -40,9 +40,12 @@ class SavedRun(ImageRun):
         return f"SavedRun({str(self.folder)!r}: {described([self])})"
 
 
-def pack_with_page(run: ImageRun, parts: Collection[str] = USUAL) -> Packed:
+def pack_with_page(
+    run: ImageRun, parts: Collection[str] = USUAL, beside: Mapping[str, bytes] | None = None
+) -> Packed:
     """:func:`sdattn.runs.packing.pack_run`, with ``report.html`` where ``parts`` has a report."""
-    return pack_run(run, parts, {"report.html": report(run)} if "report" in parts else {})
+    page = {"report.html": report(run)} if "report" in parts else {}
+    return pack_run(run, parts, {**page, **(beside or {})})
 
 
 def save_run(

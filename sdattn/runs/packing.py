@@ -3,6 +3,7 @@
 image.png  heatmaps/NN-word.png  grid.png  masks/NN-word.png  maps.safetensors
 steps.safetensors  heads.safetensors        where kept, of the words' columns
 run.json           the settings, every file's checksum, and one of its own
+source.png  edit.html          of an edit in a batch: the picture that was edited, both of them
 negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, grid.png and
                                maps.safetensors, [rows, cols] by word
 """
@@ -39,7 +40,7 @@ from .info import (
 
 # A file that a run's folder can have, by its path in it
 RUN_FILE = re.compile(
-    r"image\.png|report\.html|(maps|steps|heads)\.safetensors|run\.json"
+    r"(image|source)\.png|(report|edit)\.html|(maps|steps|heads)\.safetensors|run\.json"
     rf"|(({'|'.join(FURTHER)})/)?"
     r"(grid\.png|maps\.safetensors|(heatmaps|masks)/[0-9]{2,}-[^/]+\.png)"
 )

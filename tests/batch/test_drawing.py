@@ -230,6 +230,15 @@ def test_a_preset_that_the_model_cannot_have_is_refused_before_it_is_loaded(tmp_
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_names_the_preset_that_its_default_is(model, tmp_path):
+    sd3().save_pretrained(tmp_path / "joint")
+    for folder, name in ((model, "default"), (tmp_path / "joint", "joint")):
+        draw(folder, tmp_path / name, ["a cat"])
+        [run] = open_batch(tmp_path / name).values()
+        made = json.loads((tmp_path / name / "batch.json").read_bytes())["settings"]
+        assert made["preset"]["name"] == run.heatmaps.preset.name == name
+
+
 def test_joint_attention_is_refined_in_batches_as_alone(tmp_path):
     sd3().save_pretrained(tmp_path / "model")
     preset, prompts = preset_of("default", "self"), ["a cat", "a red dog and a cat"]

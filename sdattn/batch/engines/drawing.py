@@ -12,10 +12,11 @@ from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ...edit.editing import edit
 from ...maps.presets import Preset, preset_for
 from ...models.reading import read_prompts
+from ...runs.editrun import EditRun
 from ...runs.imagerun import ImageRun
-from ...runs.run import Run
 from ...runs.sampling import sample
 from ..input.items import Item
 from ..input.plan import Job
@@ -30,7 +31,8 @@ class BatchDrawer:
     Args:
         pipe: a loaded pipeline.
         preset: how the heatmaps are made; the default is the family's own.
-        store: called with each item that was drawn and its run.
+        store: called with each item that was drawn, the run of its picture and, of an edit, the
+            edit, which has that of the source too.
         fail: called with each that could not be, the reason in a line, and the traceback.
     """
 
@@ -38,7 +40,7 @@ class BatchDrawer:
         self,
         pipe: Any,
         preset: str | Preset,
-        store: Callable[[Item, ImageRun], None],
+        store: Callable[[Item, ImageRun, EditRun | None], None],
         fail: Callable[[Item, str, str], None],
     ):
         self.pipe, self.store, self.fail = pipe, store, fail
@@ -54,6 +56,8 @@ class BatchDrawer:
             trim_heap()
         # Items of a shape that did not fit before are not tried together again.
         size = self.limits.get(batch[0].shape, len(batch))
+        if batch[0].item.edit_to is not None:
+            size = 1  # the prompts of one edit are a batch already
         for start in range(0, len(batch), size):
             part = batch[start : start + size]
             if still := {job.item.id for job in part if job.item.id in wanted}:
@@ -61,15 +65,15 @@ class BatchDrawer:
 
     def _attempt(self, part: Sequence[Job], wanted: set[str]) -> None:
         try:
-            run = self._sample(part)
+            drawn = self._edit(part[0]) if part[0].item.edit_to else self._sample(part)
         except Exception as error:
             # Text only: the traceback itself would keep what fills the memory.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             text, too_large = traceback.format_exc(), is_out_of_memory(error)
         else:
-            for job, image_run in zip(part, run, strict=True):
+            for job, (image_run, edit_run) in zip(part, drawn, strict=True):
                 if job.item.id in wanted:
-                    self.store(job.item, image_run)
+                    self.store(job.item, image_run, edit_run)
             return
         if too_large:
             release_memory()
@@ -94,7 +98,17 @@ class BatchDrawer:
             start += size
             size = min(size, self.limits.get(part[0].shape, size))  # it may have shrunk meanwhile
 
-    def _sample(self, part: Sequence[Job]) -> Run:
+    def _edit(self, job: Job) -> list[tuple[ImageRun, EditRun | None]]:
+        item, options = job.item, dict(job.options)
+        if item.negative_prompt is not None:
+            options["negative_prompt"] = item.negative_prompt
+        given: dict[str, Any] = {**item.edit, **options, "preset": self.preset}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run = edit(self.pipe, item.prompt, item.text, seed=item.seed, **given)
+        return [(run[1], run)]
+
+    def _sample(self, part: Sequence[Job]) -> list[tuple[ImageRun, EditRun | None]]:
         options = dict(part[0].options)
         if part[0].item.negative_prompt is not None:
             options["negative_prompt"] = [job.item.negative_prompt for job in part]
@@ -102,7 +116,8 @@ class BatchDrawer:
             warnings.simplefilter("ignore")  # of one item each; its row says what was cut off
             prompts = read_prompts(self.pipe, [job.item.prompt for job in part], **options)
             seeds = [job.item.seed for job in part]
-            return sample(self.pipe, prompts, seeds, options, preset=self.preset)
+            run = sample(self.pipe, prompts, seeds, options, preset=self.preset)
+        return [(image_run, None) for image_run in run]
 
 
 class Writer:

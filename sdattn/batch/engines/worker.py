@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 from ...maps.presets import preset_for
 from ...maps.requirements import capture_settings, columns_of
+from ...models.layers import find_denoiser
 from ...models.loading import load_pipeline
+from ...runs.editrun import EditRun
 from ...runs.folder import pack_with_page
 from ...runs.imagerun import ImageRun
 from ..input.items import BadLine, Item
@@ -28,16 +30,18 @@ _LOOKS = 8  # for the lock of another machine, before the disk counts as one of 
 
 class Loaded(NamedTuple):
     """What a run needs to know of its pipeline: a checksum of its weights and configurations, the
-    name of its class, and its dtype."""
+    name of its class, its dtype, and the name of the preset that is its family's default."""
 
     weights: str
     pipeline: str
     dtype: str
+    preset: str
 
     @classmethod
     def of(cls, pipe: Any) -> Loaded:
         dtype = str(pipe.dtype).removeprefix("torch.")
-        return cls(digest_model(pipe), type(pipe).__name__, dtype)
+        preset = find_denoiser(pipe).family.preset
+        return cls(digest_model(pipe), type(pipe).__name__, dtype, preset)
 
 
 def load(request: Request, device: Any) -> Any:
@@ -113,15 +117,17 @@ class Worker:
         self.wanted = wanted
         self.drawer.draw(batch, wanted)
 
-    def _store(self, item: Item, run: ImageRun) -> None:
-        self.writer.submit(self._write, item, self.wanted[item.id], run)
+    def _store(self, item: Item, run: ImageRun, edit: EditRun | None) -> None:
+        self.writer.submit(self._write, item, self.wanted[item.id], run, edit)
 
-    def _write(self, item: Item, fingerprint: str, run: ImageRun) -> None:
+    def _write(self, item: Item, fingerprint: str, run: ImageRun, edit: EditRun | None) -> None:
         """On a thread of the writer."""
         try:
             run = of_words(item, run)
             settings = replace(run.settings, id=item.id, line=item.line, fingerprint=fingerprint)
-            packed = pack_with_page(replace(run, settings=settings), self.request.save)
+            run = replace(run, settings=settings)
+            beside = edit.beside_target(self.request.save) if edit else {}
+            packed = pack_with_page(run, self.request.save, beside)
         except Exception as error:
             self._fail(item, f"{type(error).__name__}: {error}", traceback.format_exc())
             return

@@ -106,7 +106,9 @@ def _compact(row: Mapping[str, Any]) -> list[Any]:
     """A row of ``metadata.jsonl`` as gallery.js unpacks it. The seed is text: JavaScript's numbers
     are exact up to 2**53."""
     seen = row["id"], row["place"], row["prompt"], str(row["seed"]), row["words"]
-    return [*seen, row["width"], row["height"], row["truncated"], int(row.get("blanked", False))]
+    size, blanked = (row["width"], row["height"]), int(row.get("blanked", False))
+    edited = [row["source_prompt"]] if "source_prompt" in row else []
+    return [*seen, *size, row["truncated"], blanked, *edited]
 
 
 def _files(words: Iterable[str]) -> dict[str, str]:

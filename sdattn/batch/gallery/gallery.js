@@ -30,11 +30,16 @@ const address = (place, file) => `./${place.split("/").map(encodeURIComponent).j
 const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
 const command = (id) => `sdattn show ${quoted(folder || "RUN")} --item ${quoted(id)} --out ${quoted(id)}`;
 
-function picture(place, width, height) {
+function picture(place, width, height, file = "image.png") {
   const image = make("img");
   Object.assign(image, { loading: "lazy", decoding: "async", width, height, alt: "" });
-  image.src = address(place, "image.png");
+  image.src = address(place, file);
   return image;
+}
+
+// Of an edit, the picture that was edited and what it became.
+function pair(place, width, height) {
+  return side(["source.png", "image.png"].map((file) => picture(place, width, height, file)));
 }
 
 // The words whose heatmaps are asked for, and where an item has them: a word or phrase that has one
@@ -60,11 +65,14 @@ function heat(at, place, words, width, height) {
 }
 
 function heats(places, ...item) {
-  const images = places.map((at) => heat(at, ...item));
+  return side(places.map((at) => heat(at, ...item)));
+}
+
+function side(images) {
   if (images.length === 1) return images[0];
-  const row = make("div", "heats");
-  row.append(...images);
-  return row;
+  const made = make("div", "heats");
+  made.append(...images);
+  return made;
 }
 
 function badge(text, title) {
@@ -95,16 +103,17 @@ async function copy(button, id) {
   }
 }
 
-function card([id, place, prompt, seed, words, width, height, cut, blanked]) {
+function card([id, place, prompt, seed, words, width, height, cut, blanked, source]) {
   const item = make(data.opens ? "a" : "div", "card item");
-  if (data.opens) item.href = address(place, data.opens);
+  const edited = source !== undefined;
+  if (data.opens) item.href = address(place, edited && data.opens === "report.html" ? "edit.html" : data.opens);
   const places = placesOf(words);
   if (places.length) item.append(heats(places, place, words, width, height));
-  else if (data.pictures) item.append(picture(place, width, height));
+  else if (data.pictures) item.append((edited ? pair : picture)(place, width, height));
   const text = make("div", "text");
-  const said = make("p", "prompt", prompt);
+  const said = make("p", "prompt", edited ? `${source} \u2192 ${prompt}` : prompt);
   said.dir = "auto";
-  said.title = prompt;
+  said.title = said.textContent;
   text.append(said);
   if (!data.pictures) {
     const list = make("p", "words", words.join(" · "));
@@ -243,7 +252,7 @@ function listen() {
 
 // Start
 
-const texts = data.rows.map(([id, , prompt, seed, words]) => plain([prompt, id, seed, ...words].join("\n")));
+const texts = data.rows.map(([id, , prompt, seed, words, ...rest]) => plain([prompt, id, seed, ...words, rest[4] ?? ""].join("\n")));
 const observer = new IntersectionObserver(near, { rootMargin: "1200px" });
 
 if (folder) {

@@ -6,7 +6,7 @@ Every line is checked by itself: a bad one is reported by its number and never s
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import InvalidValueError
@@ -15,7 +15,9 @@ from ...models.pipeline_call import LARGEST_SEED, checked_seeds
 from ...prompts.words import split_phrase, split_words
 from .lines import open_lines
 
-_OWN = ("id", "prompt", "negative_prompt", "seed", "words")
+# Of an edit, beside what it is edited to: arguments of sdattn.edit().
+_OF_EDITS = ("mode", "blend", "weights", "cross_replace_steps", "self_replace_steps")
+_OWN = ("id", "prompt", "negative_prompt", "seed", "words", "edit_to", *_OF_EDITS)
 _TAKEN = ("prompt_embeds", "generator", "output_type", "return_dict")
 _ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?")
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
@@ -32,8 +34,11 @@ class Item:
         prompt: at least one word.
         seed: 0 to 2**63 - 1.
         negative_prompt: as given.
-        words: the words and phrases of the prompt to keep; None for all.
+        words: the words and phrases to keep, of the prompt or, of an edit, of what that is edited
+            to; None for all.
         options: the other keywords of the pipeline, as given; never None as a value.
+        edit_to: the prompt of the picture, which is then an edit of that of :attr:`prompt`.
+        edit: the arguments of :func:`sdattn.edit.edit` that are given.
     """
 
     id: str
@@ -43,6 +48,13 @@ class Item:
     negative_prompt: str | None
     words: tuple[str, ...] | None
     options: Mapping[str, Any]
+    edit_to: str | None = None
+    edit: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The prompt of the picture that the item is."""
+        return self.edit_to or self.prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +127,15 @@ def item_of(defaults: Mapping[str, Any], fields: Mapping[str, Any], line: int) -
     given = {**defaults, **found}
     for name, value in given.items():
         _check_field(name, value)
+    of_edit = {name: given[name] for name in _OF_EDITS if name in given}
+    if of_edit and "edit_to" not in given:
+        raise InvalidValueError(
+            f"{', '.join(of_edit)} is of an edit, and there is no edit_to. Write the edited prompt "
+            "there, or leave it out."
+        )
     words = given.get("words")
     if words is not None:
-        _check_words(words, given["prompt"])
+        _check_words(words, given.get("edit_to", given["prompt"]))
     return Item(
         id=str(given["id"]),
         line=line,
@@ -126,6 +144,8 @@ def item_of(defaults: Mapping[str, Any], fields: Mapping[str, Any], line: int) -
         negative_prompt=given.get("negative_prompt"),
         words=None if words is None else tuple(words),
         options={name: value for name, value in given.items() if name not in _OWN} or _NO_OPTIONS,
+        edit_to=given.get("edit_to"),
+        edit=of_edit or _NO_OPTIONS,
     )
 
 
@@ -158,6 +178,10 @@ def _is_words(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_text, value))
 
 
+def _is_weights(value: Any) -> bool:
+    return isinstance(value, dict) and all(type(held) in (int, float) for held in value.values())
+
+
 _ONE = (_between(1, 1), "an item is one picture. Write a line for each")
 _SIDE = (_between(1, 16384), "write a whole number of pixels from 1 to 16384")
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -167,9 +191,15 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "or digit, without a dot at the end or two in a row, and no device of Windows like con",
     ),
     "prompt": (_is_text, "write a text with at least one word in it"),
+    "edit_to": (_is_text, "write the edited prompt, with at least one word in it"),
     "negative_prompt": (lambda value: isinstance(value, str), "write a text, or leave it out"),
     "seed": (_between(0, LARGEST_SEED), "write a whole number from 0 to 2**63 - 1"),
     "words": (_is_words, "write a list of words and phrases of the prompt, or leave it out"),
+    "blend": (
+        lambda value: _is_text(value) or _is_words(value),
+        "write a word, or a list of some, where alone the picture is to change",
+    ),
+    "weights": (_is_weights, "write an object of words and their factors, as {\"cat\": 2}"),
     "width": _SIDE,
     "height": _SIDE,
     "num_inference_steps": (_between(1, math.inf), "write a whole number from 1"),

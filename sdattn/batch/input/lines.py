@@ -230,7 +230,7 @@ def _of_row(names: Sequence[str], text: str) -> Fields:
 
 def _value(name: str, cell: str) -> Any:
     """What a cell means; numbers may have a plus and leading zeros, which JSON's may not."""
-    if name in ("id", "prompt", "negative_prompt"):
+    if name in ("id", "prompt", "negative_prompt", "edit_to"):
         return cell
     if name in _NUMBERS:
         cell = re.sub(r"^\+?0*(?=[0-9])", "", cell.strip())

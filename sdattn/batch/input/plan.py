@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...edit.editing import EditOptions, prepare
 from ...errors import InvalidValueError
 from ...files.writing import sha256
 from ...models.loading import images_a_prompt
@@ -67,25 +68,28 @@ class _Checks:
         self.pipe, self.defaults = pipe, dict(defaults)
         self.negative = self.defaults.pop("negative_prompt", None)
         self.checked: dict[str, dict[str, Any] | Exception] = {}
-        self.shapes: dict[tuple[str, bool, int], int] = {}
+        self.shapes: dict[tuple[str, bool, int, bool], int] = {}
         # Some pipelines fill prompts up to the longest of a batch only.
         self.of_length = _columns(pipe, "a") != _columns(pipe, "a cat and a dog and a cat")
 
     def job(self, item: Item) -> Job:
         if item.negative_prompt is None:
             item = replace(item, negative_prompt=self.negative)
-        check_text(item.prompt, "prompt")
+        for text in (item.prompt, item.text):
+            check_text(text, "prompt")
         check_text(item.negative_prompt or "", "negative prompt")
         key, options = self._options(item)
         columns = 0
         if item.words is not None or self.of_length:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # words cut off: they are in the item's row
-                [read] = read_prompts(self.pipe, item.prompt, **options)
+                [read] = read_prompts(self.pipe, item.text, **options)
             for word in item.words or ():
                 read.find(word)
             columns = len(read.tokens) if self.of_length else 0
-        shape = (key, item.negative_prompt is not None, columns)
+        if item.edit_to is not None:  # its prompts run together, and with no other's
+            prepare(self.pipe, item.prompt, item.edit_to, EditOptions(**item.edit), options)
+        shape = (key, item.negative_prompt is not None, columns, item.edit_to is not None)
         return Job(item, options, self.shapes.setdefault(shape, len(self.shapes)))
 
     def _options(self, item: Item) -> tuple[str, dict[str, Any]]:
@@ -149,7 +153,8 @@ def fingerprint(job: Job, settings: str) -> str:
     """What an item's files follow from: its fields, its options, and the run's settings."""
     item = job.item
     fields = item.prompt, item.seed, item.negative_prompt, item.words
-    return digest([settings, *fields, job.options])
+    edit = [] if item.edit_to is None else [item.edit_to, item.edit]
+    return digest([settings, *fields, job.options, *edit])
 
 
 def digest_inputs(jobs: Iterable[Job]) -> str:

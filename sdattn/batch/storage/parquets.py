@@ -104,7 +104,8 @@ def _schema(there: set[str]) -> Any:
     maps = {"layer": text, "shape": pa.list_(pa.int32()), "values": pa.list_(pa.float16())}
     columns = {
         "image": pa.struct({"bytes": pa.binary(), "path": text}),
-        **{"id": text, "line": whole, "prompt": text, "negative_prompt": text, "seed": whole},
+        **{"id": text, "line": whole, "prompt": text, "source_prompt": text},
+        **{"negative_prompt": text, "seed": whole},
         **{"width": whole, "height": whole, "num_inference_steps": whole},
         **{"guidance_scale": pa.float64(), "words": texts, "truncated": texts},
         "statistics": pa.list_(pa.struct(numbers)),
@@ -115,7 +116,7 @@ def _schema(there: set[str]) -> Any:
     }
     # A column that is empty throughout is left out of the file, or datasets would not know its
     # kind.
-    apart = {"image", "maps", "files"} - there
+    apart = {"image", "maps", "files", "source_prompt"} - there
     return pa.schema([field for field in columns.items() if field[0] not in apart])
 
 

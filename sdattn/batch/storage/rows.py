@@ -72,11 +72,13 @@ def _said(info: RunInfo, location: str) -> dict[str, Any]:
     if "image.png" in info.files and not location.startswith("shards/"):
         image = {"file_name": f"{location}/image.png"}  # the key that imagefolder looks for
     guidance = options.get("guidance_scale")
+    edited = {} if info.edited is None else {"source_prompt": info.edited.prompt}
     return {
         **image,
         "id": info.id,
         "line": info.line,
         "prompt": info.prompt,
+        **edited,
         "negative_prompt": options.get("negative_prompt"),
         "seed": info.seed,
         "width": size[0],
