@@ -76,7 +76,7 @@ def test_notebooks_are_kept_without_outputs(notebook):
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
 
 
-@pytest.mark.parametrize("module", ["", ".attention", ".edit", ".batch"])
+@pytest.mark.parametrize("module", ["", ".attention", ".edit", ".batch", ".models"])
 def test_the_api_has_every_public_name(module):
     entries = set()
     for page in (ROOT / "docs" / "api").glob("*.md"):

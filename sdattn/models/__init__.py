@@ -8,8 +8,8 @@ knows the two models inside this package.
 :func:`register` adds a family; `image_latents` says how its pipelines take a picture.
 """
 
-from .families import register as register
-from .families import unregister as unregister
-from .family import Edits as Edits
-from .family import Family as Family
-from .image_latents import ImageLatents as ImageLatents
+from .families import register, unregister
+from .family import Edits, Family
+from .image_latents import ImageLatents
+
+__all__ = ["Edits", "Family", "ImageLatents", "register", "unregister"]

@@ -233,9 +233,10 @@ def test_a_preset_that_the_model_cannot_have_is_refused_before_it_is_loaded(tmp_
 def test_a_run_names_the_preset_that_its_default_is(model, tmp_path):
     sd3().save_pretrained(tmp_path / "joint")
     for folder, name in ((model, "default"), (tmp_path / "joint", "joint")):
-        draw(folder, tmp_path / name, ["a cat"])
-        [run] = open_batch(tmp_path / name).values()
-        made = json.loads((tmp_path / name / "batch.json").read_bytes())["settings"]
+        root = tmp_path / f"of-{name}"
+        draw(folder, root, ["a cat"])
+        [run] = open_batch(root).values()
+        made = json.loads((root / "batch.json").read_bytes())["settings"]
         assert made["preset"]["name"] == run.heatmaps.preset.name == name
 
 

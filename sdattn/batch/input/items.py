@@ -199,7 +199,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: _is_text(value) or _is_words(value),
         "write a word, or a list of some, where alone the picture is to change",
     ),
-    "weights": (_is_weights, "write an object of words and their factors, as {\"cat\": 2}"),
+    "weights": (_is_weights, 'write an object of words and their factors, as {"cat": 2}'),
     "width": _SIDE,
     "height": _SIDE,
     "num_inference_steps": (_between(1, math.inf), "write a whole number from 1"),
