@@ -82,8 +82,8 @@ def edit(
     if picture is not None:
         prepare(pipe, source, targets, asked, given)  # refuse before the long part
         given["inversion"] = _invert(pipe, picture, source, given, null_text)
-    ways = {"preset": preset, "refine": refine}
-    run = edit(pipe, source, targets, seed=seed, **vars(asked), **ways, **given)
+    given |= {"preset": preset, "refine": refine}
+    run = edit(pipe, source, targets, seed=seed, **vars(asked), **given)
     run.save(out, force=force)
     rows = [
         (heatmaps.prompt.text, ", ".join(words))

@@ -10,6 +10,7 @@ from helpers.galleries import data_of
 from PIL import Image
 
 from sdattn import edit, generate, load_pipeline
+from sdattn.batch.engines.raydata import Draw
 from sdattn.batch.input.items import read_items
 from sdattn.batch.input.plan import check_items, fingerprint
 from sdattn.batch.reading import open_batch, verify
@@ -153,6 +154,19 @@ def test_pipelines_without_edits_have_bad_lines():
     items, _ = read_items(json.dumps(SWAP).encode(), "jsonl")
     _, [bad] = check_items(pipe, items, {})
     assert bad.reason.endswith("found a SanaPipeline.")
+
+
+def test_rows_of_ray_data_have_the_source_too(model):
+    rows = [{**line, "words": None} for line in LINES[:2]]
+    columns = {name: [row.get(name) for row in rows] for name in ("prompt", "edit_to", "seed")}
+    drawn = Draw(str(model), options=GUIDED, device="cpu", save=("image",))(columns)
+    alone = edit(
+        load_pipeline(model, device="cpu"), *(SWAP["prompt"], SWAP["edit_to"]), seed=3, **GUIDED
+    )
+    assert drawn["source_image"][0] is None
+    assert (drawn["source_image"][1] == np.array(alone.images[0])).all()
+    assert (drawn["image"][1] == np.array(alone.images[1])).all()
+    assert list(drawn["words"][1]) == ["a", "red", "dog"]
 
 
 def test_the_gallery_shows_both_pictures(model, tmp_path):

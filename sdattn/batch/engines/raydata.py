@@ -13,6 +13,7 @@ from ...errors import InvalidValueError, RunError
 from ...maps.presets import Preset, preset_of
 from ...models.loading import load_pipeline
 from ...models.quiet import quiet_libraries
+from ...runs.editrun import EditRun
 from ...runs.imagerun import ImageRun
 from ...runs.info import MAPS
 from ...runs.packing import heatmaps_from, pack_run
@@ -81,7 +82,8 @@ class Draw:
             The batch's columns, and of each row: ``words``, those with a map, in the prompt's
             order; ``truncated``, those that were cut off; ``blanked``, whether the pipeline's
             safety checker blanked the picture; ``statistics``, a mapping a word, see
-            :meth:`WordStatistics.flat`; ``image``, uint8 ``[rows, cols, 3]``; ``heatmaps``, float32
+            :meth:`WordStatistics.flat`; ``image``, uint8 ``[rows, cols, 3]``, and, where a row of
+            the batch has ``edit_to``, ``source_image``, None in rows without it; ``heatmaps``, float32
             ``[words, rows, cols]``, made of the maps in float16 as files hold them; ``maps``, the
             bytes of ``maps.safetensors``, float16 ``[rows, cols, tokens]`` a layer.
 
@@ -98,6 +100,8 @@ class Draw:
             self._drawer.draw(part, {item.id for item in items})
         # In the order of the rows, whatever order their shapes were drawn in.
         rows = [self._drawn.pop(item.id) for item in items]
+        if any(item.edit_to is not None for item in items) and "image" in self.save:
+            rows = [{"source_image": None, **row} for row in rows]
         made = {name: _column([row[name] for row in rows]) for name in (rows[0] if rows else ())}
         return {**batch, **made}
 
@@ -110,7 +114,7 @@ class Draw:
             except ValueError as error:
                 raise _refused(BadLine(line, str(error), "")) from error
 
-    def _store(self, item: Item, run: ImageRun) -> None:
+    def _store(self, item: Item, run: ImageRun, edit: EditRun | None) -> None:
         run = of_words(item, run)
         packed, heatmaps = pack_run(run, ["maps"]), run.heatmaps
         found: dict[str, Any] = {
@@ -121,6 +125,8 @@ class Draw:
         }
         if "image" in self.save:
             found["image"] = np.asarray(run.image.convert("RGB"))
+            if edit is not None:
+                found["source_image"] = np.asarray(edit.images[0].convert("RGB"))
         if "heatmaps" in self.save:
             saved = heatmaps_from(run.layers.as_saved(), heatmaps.prompt, heatmaps.preset)
             found["heatmaps"] = np.stack([word.values.numpy() for word in saved.occurrences()])
