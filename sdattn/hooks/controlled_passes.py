@@ -12,6 +12,7 @@ from ..errors import InvalidValueError
 from ..models.denoiser_call import DenoiserCall, Size
 from ..models.guidance import GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, joint_order, ordered_spans
+from .installer import Installation
 from .latent_sizes import LatentSizes
 from .run_watch import RunWatch
 
@@ -40,7 +41,7 @@ class ControlledPass:
     @property
     def of_no_prompt(self) -> bool:
         """Whether it is of the negative prompt alone, or of neither branch."""
-        return self.skips_layers or self.order == ("unconditional",)
+        return self.skips_layers or (self.order is not None and "conditional" not in self.order)
 
     @property
     def prompts(self) -> slice | None:
@@ -76,10 +77,11 @@ class ControlledPasses:
             spans = ordered_spans(self._joined, math.prod(size), call.n_text)
         return ControlledPass(call.batch, size, spans, self._order(), begins, call.skips_layers)
 
-    def close(self) -> None:
-        """Stop listening to the pipeline."""
+    def listen(self, installed: Installation) -> None:
+        """Listen to what the pipeline says of its calls, for as long as the installation."""
         if self.guidance is not None:
-            self.guidance.close()
+            installed.undo(self.guidance.close)
+            self.guidance.listen()
 
     def check_guidance(self, controller: Any) -> None:
         """Refuse a controller that was told of another layout than the pipeline has.

@@ -151,6 +151,8 @@ class Passes:
             )
             kind = type(denoiser.pipeline).__name__
             raise OptionError("branch", branch, text, kind)
+        if self.guidance is not None:
+            self.guidance.listen()
         self.call: DenoiserCall | None = None
         self.begun = False
         self._runs = RunWatch()
