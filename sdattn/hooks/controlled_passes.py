@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ..attention.joint_processor import Spans
-from ..errors import InvalidValueError
+from ..errors import InvalidTypeError, InvalidValueError
 from ..models.denoiser_call import DenoiserCall, Size
 from ..models.guidance import GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, joint_order, ordered_spans
@@ -56,10 +56,16 @@ class ControlledPasses:
         denoiser: its pipeline is held weakly, and the model is not.
 
     Raises:
+        TypeError: the text is elsewhere in each row of a batch.
         ValueError: how the pipeline lays out guidance is not known.
     """
 
     def __init__(self, denoiser: Denoiser):
+        if denoiser.family.spans is not None:
+            raise InvalidTypeError(
+                f"A {type(denoiser.model).__name__} has its text elsewhere in each row of a batch, "
+                "which controllers and knockouts do not know. capture() can watch it."
+            )
         pipeline = denoiser.pipeline
         self.guidance = None if pipeline is None else GuidanceWatch(pipeline)
         self.runs = RunWatch()
