@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProcessor
 
+from helpers.padded_rows import PADDED
 from helpers.rows import Way
 from helpers.transformer_rows import TRANSFORMERS
 from helpers.unet_rows import UNETS
 from sdattn import TorchAttnProcessor
 
-ROWS = (*UNETS, *TRANSFORMERS)
+ROWS = (*UNETS, *TRANSFORMERS, *PADDED)
 
 
 def same(_model: Any) -> None:

@@ -60,6 +60,9 @@ class Row:
         joint: the order in a joint attention, "text first" or "picture first"; None for
             cross-attention.
         n_text: columns of the text in a joint attention; None if all but the picture's.
+        lengths: tokens of each image's text, for a way, where a row has its own text behind or
+            before the picture and then nothing; None where all rows are alike.
+        filled: in such a row the picture is filled up to a multiple of so many tokens.
         in_turn: whether guidance calls the model again, for the negative prompt.
         processors: those that may be set in place of its own.
         layers: layers that see the text.
@@ -76,6 +79,8 @@ class Row:
     unguided_rows: Callable[[int], range] = every_row
     joint: str | None = None
     n_text: int | None = None
+    lengths: Callable[[Any, Way], list[int]] | None = None
+    filled: int = 1
     in_turn: bool = False
     processors: tuple[str, ...] = ("AttnProcessor", "sliced", "TorchAttnProcessor", "fused")
     layers: int = 16
