@@ -74,6 +74,8 @@ class DenoiserCall:
         skips_layers: whether this is the extra pass of skip-layer guidance (SD 3.5), which is
             neither branch of the guidance.
         grid_ids: the tensor whose values give the size; None where shapes or numbers do.
+        n_before: tokens that the model itself puts before those of the text (AuraFlow's registers);
+            they are columns of the text too.
     """
 
     timestep: float | Timestep
@@ -84,6 +86,7 @@ class DenoiserCall:
     n_image: int = 0
     skips_layers: bool = False
     grid_ids: Tensor | None = None
+    n_before: int = 0
 
     @cached_property
     def latent_size(self) -> Size | None:
@@ -94,7 +97,7 @@ class DenoiserCall:
     @property
     def n_text(self) -> int:
         """Columns of the text; 0 while they are not known."""
-        return 0 if self.text is None else self.text.shape[1]
+        return 0 if self.text is None else self.n_before + self.text.shape[1]
 
 
 def arguments(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProcessor
 
+from helpers.cross_rows import CROSS
+from helpers.joint_rows import JOINT
 from helpers.rows import Way
 from helpers.transformer_rows import TRANSFORMERS
 from helpers.unet_rows import UNETS
 from sdattn import TorchAttnProcessor
 
-ROWS = (*UNETS, *TRANSFORMERS)
+ROWS = (*UNETS, *TRANSFORMERS, *JOINT, *CROSS)
 
 
 def same(_model: Any) -> None:

@@ -379,7 +379,7 @@ def test_pipelines_whose_words_cannot_be_told_take_labels():
         ("SanaControlNetPipeline", "read_sana"),
         ("SanaVideoPipeline", "read_sana"),
         ("KolorsImg2ImgPipeline", "refuse_unknown"),
-        ("ChromaPipeline", "refuse_unknown"),
+        ("ChromaInpaintPipeline", "read_chroma"),
         ("HunyuanDiTPAGPipeline", "refuse_unknown"),
         ("StableVideoDiffusionPipeline", "refuse_unknown"),
     ],

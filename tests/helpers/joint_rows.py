@@ -1,0 +1,82 @@
+"""Further rows of the support matrix with joint attention: the kin of FLUX and others."""
+
+from typing import Any
+
+import torch
+from diffusers import (
+    AuraFlowPipeline,
+    AuraFlowTransformer2DModel,
+    ChromaImg2ImgPipeline,
+    ChromaPipeline,
+    ChromaTransformer2DModel,
+    FlowMatchEulerDiscreteScheduler,
+)
+
+from helpers.rows import Options, Row, Way, pictures
+from helpers.tiny_encoders import tiny_t5_encoder
+from helpers.tiny_tokenizers import tiny_t5
+from helpers.transformer_rows import FLUX, own_norms, quiet, short, vae
+
+
+def chroma(kind: Any = ChromaPipeline) -> Any:
+    torch.manual_seed(0)
+    transformer = ChromaTransformer2DModel(
+        patch_size=1,
+        in_channels=16,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        axes_dims_rope=(4, 4, 8),
+        approximator_num_channels=8,
+        approximator_hidden_dim=16,
+        approximator_layers=1,
+    )
+    pipe = kind(
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=vae(shift_factor=0.1, use_quant_conv=False, use_post_quant_conv=False),
+        text_encoder=tiny_t5_encoder(),
+        tokenizer=tiny_t5(),
+        transformer=own_norms(transformer).eval(),
+    )
+    return quiet(pipe)
+
+
+def auraflow() -> Any:
+    torch.manual_seed(0)
+    transformer = AuraFlowTransformer2DModel(
+        sample_size=16,
+        patch_size=2,
+        in_channels=4,
+        num_mmdit_layers=2,
+        num_single_dit_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        caption_projection_dim=16,
+        pos_embed_max_size=256,
+    )
+    pipe = AuraFlowPipeline(
+        tokenizer=tiny_t5(),
+        text_encoder=tiny_t5_encoder(),
+        vae=vae(),
+        transformer=own_norms(transformer).eval(),
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+    )
+    return quiet(pipe)
+
+
+def from_picture(pipe: Any, way: Way) -> Options:
+    # half of the steps are run
+    return {**short(pipe, way), "image": pictures(way, way.total), "num_inference_steps": 4}
+
+
+BATCHED: Options = {"joint": "text first", "layers": 4, "unit": 16, "cell": 16}
+UNFUSED: Options = {**FLUX, "in_turn": True, "processors": ()}
+
+JOINT = (
+    Row("Chroma", chroma, short, **{**UNFUSED, "processors": ("fused",)}),
+    Row("Chroma, image to image", lambda: chroma(ChromaImg2ImgPipeline), from_picture, **UNFUSED),
+    Row("AuraFlow", auraflow, short, processors=("fused",), n_text=8 + 24, **BATCHED),
+)
