@@ -13,12 +13,13 @@ from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProces
 
 from helpers.cross_rows import CROSS
 from helpers.joint_rows import JOINT
+from helpers.qwen_edit_rows import QWEN_EDITS
 from helpers.rows import Way
 from helpers.transformer_rows import TRANSFORMERS
 from helpers.unet_rows import UNETS
 from sdattn import TorchAttnProcessor
 
-ROWS = (*UNETS, *TRANSFORMERS, *JOINT, *CROSS)
+ROWS = (*UNETS, *TRANSFORMERS, *JOINT, *QWEN_EDITS, *CROSS)
 
 
 def same(_model: Any) -> None:

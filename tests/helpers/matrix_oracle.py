@@ -61,7 +61,7 @@ def expected_maps(calls, model_calls, row, way):
         probs = probs[list(row.rows(way, len(probs)))].mean(1)
         if row.joint:
             cells = math.prod(side // row.cell for side in way.size)
-            n_text = row.n_text or probs.shape[-1] - cells
+            n_text = row.n_text or probs.shape[-1] - cells - row.references
             if row.joint == "text first":
                 probs = probs[:, n_text : n_text + cells, :n_text]
             else:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from diffusers import (
     Flux2Pipeline,
+    FluxPriorReduxPipeline,
     FluxTransformer2DModel,
     KolorsPipeline,
     PixArtAlphaPipeline,
     PixArtSigmaPipeline,
-    QwenImageEditPipeline,
     QwenImageImg2ImgPipeline,
     QwenImagePipeline,
     SanaPAGPipeline,
@@ -344,8 +344,8 @@ def test_flux2_refuses_what_it_would_rewrite():
 
 
 def test_pipelines_whose_words_cannot_be_told_take_labels():
-    pipe = make_qwen(QwenImageEditPipeline)
-    with pytest.raises(TypeError, match="QwenImageEditPipeline.*read images.*Pass labels"):
+    pipe = FluxPriorReduxPipeline.__new__(FluxPriorReduxPipeline)  # FLUX.1's name, of no prompt
+    with pytest.raises(TypeError, match="How a FluxPriorReduxPipeline reads its prompts is not kn"):
         read_prompts(pipe, "a cat")
     kolors = KolorsPipeline.__new__(KolorsPipeline)  # Stable Diffusion's mixins, another encoder
     with pytest.raises(TypeError, match="How a KolorsPipeline reads its prompts is not known"):
@@ -374,7 +374,8 @@ def test_pipelines_whose_words_cannot_be_told_take_labels():
         ("Flux2Pipeline", "read_flux2"),
         ("Flux2KleinPipeline", "read_klein"),
         ("QwenImageControlNetPipeline", "read_qwen"),
-        ("QwenImageEditPlusPipeline", "refuse_images"),
+        ("QwenImageEditPlusPipeline", "read_edit_plus"),
+        ("QwenImageEditInpaintPipeline", "read_edit"),
         ("PixArtSigmaPAGPipeline", "read_pixart"),
         ("SanaControlNetPipeline", "read_sana"),
         ("SanaVideoPipeline", "read_sana"),

@@ -2,12 +2,22 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
-from diffusers import AuraFlowPipeline, ChromaImg2ImgPipeline, ChromaPipeline
+from diffusers import (
+    AuraFlowPipeline,
+    ChromaImg2ImgPipeline,
+    ChromaPipeline,
+    QwenImageEditInpaintPipeline,
+    QwenImageEditPipeline,
+    QwenImageEditPlusPipeline,
+)
 from helpers.reading_pipelines import assert_same_columns, made_by, tells_ids
-from helpers.tiny_encoders import tiny_t5_encoder
+from helpers.tiny_encoders import tiny_qwen_vl, tiny_t5_encoder
+from helpers.tiny_processors import tiny_qwen_processor
 from helpers.tiny_tokenizers import tiny_t5
+from PIL import Image
 
 from sdattn.models.reading import read_prompts
 
@@ -64,3 +74,67 @@ def test_auraflow_has_its_registers_before_t5():
     assert read_prompts(pipe, PROMPTS, columns=8 + 60) == read
     with pytest.raises(ValueError, match="have 8 token columns.*max_sequence_length=256 makes 264"):
         read_prompts(pipe, PROMPTS, columns=8)
+
+
+def picture(width, height):
+    return Image.fromarray(np.zeros((height, width, 3), dtype=np.uint8))
+
+
+def resized(area, one):
+    """As the pipelines have it for the text encoder; calculate_dimensions is their own."""
+    module = inspect.getmodule(QwenImageEditPlusPipeline)
+    return one.resize(module.calculate_dimensions(area, one.width / one.height))
+
+
+def make_edit(kind):
+    processor = tiny_qwen_processor()
+    encoder = tells_ids(tiny_qwen_vl(processor.tokenizer))
+    parts = {"tokenizer": processor.tokenizer, "processor": processor}
+    return bare(kind, text_encoder=encoder, **parts)
+
+
+def check_edit(pipe, shown, prompts, **options):
+    """Each column's token, against what the pipeline makes of the pictures it shows its encoder."""
+    made = made_by(pipe, prompts, image=shown)
+    read = read_prompts(pipe, prompts, **options)
+    assert_same_columns(read, made, pipe.tokenizer)
+    assert read_prompts(pipe, prompts, columns=len(made[0]), **options) == read
+    pads = [[i for i, token in enumerate(ids) if token == ID] for ids in made]
+    for columns, one in zip(pads, read, strict=True):
+        assert set(columns) <= set(one.find("<template>")[0])
+    return [len(ids) for ids in pads]
+
+
+ID = tiny_qwen_processor().image_token_id
+
+
+@pytest.mark.parametrize("kind", [QwenImageEditPipeline, QwenImageEditInpaintPipeline])
+def test_qwen_image_edit_reads_a_picture_before_the_prompt(kind):
+    pipe = make_edit(kind)
+    for size in ((60, 40), (40, 60), (100, 1000)):
+        one = picture(*size)
+        shown = resized(1024 * 1024, one)
+        (number,) = check_edit(pipe, shown, PROMPTS[:1], image=one)
+        assert number > 4  # pixels enough for the most that this processor gives
+        check_edit(pipe, shown, PROMPTS[:1], prompt_image=shown)
+    # of a list each prompt has one, which is not resized
+    several = [picture(60, 40), picture(56, 84), picture(100, 30), picture(84, 84)]
+    assert len(set(check_edit(pipe, several, PROMPTS, image=several))) > 1
+
+
+def test_qwen_image_edit_plus_reads_several_pictures():
+    pipe = make_edit(QwenImageEditPlusPipeline)
+    for sizes in ([(60, 40)], [(60, 40), (40, 60), (100, 1000)]):
+        given = [picture(*size) for size in sizes]
+        shown = [resized(384 * 384, one) for one in given]
+        check_edit(pipe, shown, PROMPTS[1:2], image=given)
+        check_edit(pipe, shown, PROMPTS[1:2], condition_images=shown)
+    check_edit(pipe, shown[:1], PROMPTS[:1], image=given[0])
+
+
+def test_qwen_image_edit_needs_the_size_of_its_pictures():
+    pipe = make_edit(QwenImageEditPipeline)
+    with pytest.raises(ValueError, match="QwenImageEditPipeline.*read pictures.*Pass image="):
+        read_prompts(pipe, "a cat")
+    with pytest.raises(ValueError, match="have 50 token columns, and a .* with these pictures"):
+        read_prompts(pipe, "a cat", image=picture(60, 40), columns=50)
