@@ -124,6 +124,8 @@ class ControlHandle:
             for layer, processor in zip(layers, self._processors, strict=True):
                 self._installed.put(layer, processor)
             self._installed.watch(denoiser.model, self._before_pass)
+            if passes is not None:
+                passes.listen(self._installed)
             undo.pop_all()
 
     def __enter__(self) -> ControlHandle:

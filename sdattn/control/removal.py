@@ -104,8 +104,8 @@ class Removal:
     def __enter__(self) -> Removal:
         with ExitStack() as undo:
             self._calls = ControlledPasses(self.denoiser)
-            undo.callback(self._calls.close)
             self._installed = undo.enter_context(Installation())
+            self._calls.listen(self._installed)
             self._installed.run_eagerly(self.denoiser.model)
             self._installed.watch(self.denoiser.model, self._before_pass)
             self._undo = undo.pop_all()

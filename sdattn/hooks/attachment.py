@@ -59,6 +59,7 @@ class Attachment:
         installed = Installation()
         installed.watch(denoiser.model, self._before_pass, self._after_pass)
         self._prompts = PromptWatch(denoiser, installed)
+        self._passes.listen(installed)
         self.remove = weakref.finalize(store, installed.remove)
 
     @property

@@ -265,7 +265,7 @@ class _Watch:
         # how many queries a mere sequence has is not known before its layers run
         if is_first and call is not None and found.latent_size is not None:
             own = self.text_states is None
-            columns = call.n_text + call.n_image if own else self.store.n_text
+            columns = found.n_text + call.n_image if own else self.store.n_text
             self.store.foresee(columns or 0, self.passes.scheduled)
         if call is not None and call.text is not None:
             self.recorders.begin(self.store.layers, found, call.text.device)

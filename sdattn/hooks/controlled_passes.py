@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ..attention.joint_processor import Spans
-from ..errors import InvalidValueError
+from ..errors import InvalidTypeError, InvalidValueError
 from ..models.denoiser_call import DenoiserCall, Size
 from ..models.guidance import GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, joint_order, ordered_spans
+from .installer import Installation
 from .latent_sizes import LatentSizes
 from .run_watch import RunWatch
 
@@ -40,7 +41,7 @@ class ControlledPass:
     @property
     def of_no_prompt(self) -> bool:
         """Whether it is of the negative prompt alone, or of neither branch."""
-        return self.skips_layers or self.order == ("unconditional",)
+        return self.skips_layers or (self.order is not None and "conditional" not in self.order)
 
     @property
     def prompts(self) -> slice | None:
@@ -55,10 +56,16 @@ class ControlledPasses:
         denoiser: its pipeline is held weakly, and the model is not.
 
     Raises:
+        TypeError: the text is elsewhere in each row of a batch.
         ValueError: how the pipeline lays out guidance is not known.
     """
 
     def __init__(self, denoiser: Denoiser):
+        if denoiser.family.spans is not None:
+            raise InvalidTypeError(
+                f"A {type(denoiser.model).__name__} has its text elsewhere in each row of a batch, "
+                "which controllers and knockouts do not know. capture() can watch it."
+            )
         pipeline = denoiser.pipeline
         self.guidance = None if pipeline is None else GuidanceWatch(pipeline)
         self.runs = RunWatch()
@@ -76,10 +83,11 @@ class ControlledPasses:
             spans = ordered_spans(self._joined, math.prod(size), call.n_text)
         return ControlledPass(call.batch, size, spans, self._order(), begins, call.skips_layers)
 
-    def close(self) -> None:
-        """Stop listening to the pipeline."""
+    def listen(self, installed: Installation) -> None:
+        """Listen to what the pipeline says of its calls, for as long as the installation."""
         if self.guidance is not None:
-            self.guidance.close()
+            installed.undo(self.guidance.close)
+            self.guidance.listen()
 
     def check_guidance(self, controller: Any) -> None:
         """Refuse a controller that was told of another layout than the pipeline has.

@@ -90,6 +90,10 @@ class Installation:
         hook = module.register_forward_hook(torch.compiler.disable(after), with_kwargs=True)
         self._undo.callback(hook.remove)
 
+    def undo(self, callback: Callable[[], object]) -> None:
+        """Have something else undone with the rest."""
+        self._undo.callback(callback)
+
     def run_eagerly(self, model: Any) -> bool:
         """Leave aside what ``torch.compile`` made of a model or its parts; in the end it is as it
         was, with all its graphs, unless it was compiled anew.

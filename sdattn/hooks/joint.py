@@ -15,23 +15,24 @@ import torch
 from torch import Tensor
 
 from ..attention import TorchJointProcessor, merge_heads, split_heads
-from ..attention.joint_processor import JointCall
+from ..attention.joint_processor import JointCall, Spans
 from ..errors import RunError
-from ..models.denoiser_call import innermost
+from ..models.denoiser_call import head_count, innermost
 from ..models.layers import AttentionLayer
 from .attended import Attended, GivenProbs
 from .keep import Space
 from .output_space import OutputSpace
 from .projections import ARRIVED, by_name, output_projection
 from .refined import Refined, RefinedProbs, Spreading
+from .row_spans import RowOrder
 from .sdpa import SdpaCall, SdpaWatch
 from .unknown_processors import ProductWatch, maker_in, misfit, unknown_use
 
 if TYPE_CHECKING:
     from .observers import ObservingProcessor
 
-# (queries of the picture, keys of the text) once the layer has run, None where it is not kept
-Spans = Callable[[], tuple[slice, slice] | None]
+# Once the layer has run: for all rows in one, or for each, None where the call is not kept.
+RowSpans = Callable[[], Sequence[Spans] | None]
 DISPATCH = "diffusers.models.attention_dispatch"
 # Of its backends those that call torch's scaled_dot_product_attention, so that they can be seen.
 SEEN_BACKENDS = ("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math")
@@ -75,7 +76,8 @@ class JointLook:
     part of the joint softmax, so a row sums to less than 1.
 
     Args:
-        spans: where the picture's queries and the text's keys are.
+        spans: where the picture's queries and the text's keys are, a pair for all rows of the batch
+            or for each.
         spreading: of a capture whose maps are spread along the picture's own attention, see
             :mod:`sdattn.hooks.refined`; None for maps as they are.
         space: ``"attention"``, or ``"output"`` for how alike the outputs of both are, see
@@ -87,10 +89,11 @@ class JointLook:
     """
 
     def __init__(
-        self, spans: Spans, spreading: Spreading | None = None, space: Space = "attention"
+        self, spans: RowSpans, spreading: Spreading | None = None, space: Space = "attention"
     ):
         self.spans, self.spreading, self.space = spans, spreading, space
         self.checked = False  # where the text's values are, which is read back from the device
+        self._order: RowOrder | None = None  # of rows that differ, as of the call before
 
     def __call__(
         self, observer: ObservingProcessor, attn: Any, *args: Any, **kwargs: Any
@@ -104,20 +107,17 @@ class JointLook:
         names = () if self.checked else ("add_v_proj", "to_added_qkv")
         with observer.projected(attn, *names) as projected:
             output = observer.watched(calls, SdpaWatch, attn, *args, **kwargs)
-        given = by_name(args, kwargs)
-        states = given["hidden_states"], given.get("encoder_hidden_states")
-        name = type(observer.inner).__name__
         # Of several calls (SD3.5 has self-attention as well) the one over all tokens is the joint
         # one.
-        seen = _whole(calls, sum(part.shape[1] for part in states if part is not None), name)
-        spans = self.spans()
-        if spans is None:
+        seen = _whole(calls, _length(by_name(inner, args, kwargs)), type(observer.inner).__name__)
+        rows = self.spans()
+        if rows is None:
             return output, None
-        if not self.checked:
+        if not self.checked and len(rows) == 1:
             self.checked = True
             # Once a layer: the text's values must lie where its keys are said to.
-            _check_order(seen, spans[1], attn, projected, type(inner).__name__)
-        return output, self._shown(seen, *spans)
+            _check_order(seen, rows[0][1], attn, projected, type(inner).__name__)
+        return output, self._shown(seen, rows)
 
     def _of_unknown(
         self, observer: ObservingProcessor, attn: Any, *args: Any, **kwargs: Any
@@ -128,22 +128,22 @@ class JointLook:
         to_out = output_projection(attn)
         with observer.projections.during([(ARRIVED, to_out)]) as seen:
             output = observer.watched(events, ProductWatch, attn, *args, **kwargs)
-        given = by_name(args, kwargs)
-        states = given["hidden_states"], given.get("encoder_hidden_states")
-        length = sum(part.shape[1] for part in states if part is not None)
+        given = by_name(innermost(observer), args, kwargs)
+        length, heads = _length(given), head_count(attn)
         # a layer of one stream leaves the output projection to its block
         whole = output[0] if isinstance(output, tuple) else output
         arrived = seen.get(ARRIVED, []) if to_out is not None else [whole]
-        spans, maker = self.spans(), None
+        rows, maker = self.spans(), None
         if arrived:
-            features = arrived[-1].shape[-1] // attn.heads
-            maker = maker_in(events, len(states[0]), attn.heads, length, features)
+            features = arrived[-1].shape[-1] // heads
+            maker = maker_in(events, len(given["hidden_states"]), heads, length, features)
         if maker is None:
             for call in events:
                 _check_plain(call)
             raise RunError(unknown_use(innermost(observer)))
-        if spans is None:
+        if rows is None:
             return output, None
+        spans = rows[0]
         predicted = merge_heads(maker.output)  # [B, S, heads*d]
         cells, first = arrived[-1].shape[1], spans[0].start
         # Reference pictures, which follow the one that is made, reach the projection with it.
@@ -155,7 +155,9 @@ class JointLook:
                 raise RunError(_otherwise_joined(type(innermost(observer)).__name__, spans[1]))
         observer.check(own if cells < length else predicted, *arrived)
         if isinstance(maker, SdpaCall):
-            return output, self._shown(maker, *spans)
+            return output, self._shown(maker, rows)
+        if len(rows) > 1:
+            raise RunError(_own_lengths(innermost(observer)))
         return output, self._shown_of(maker.probs, maker.output, *spans)
 
     def _of_open(
@@ -178,9 +180,12 @@ class JointLook:
             output = observer.inner(attn, *args, **kwargs)
         finally:
             inner.joint_watchers.remove(watcher)
-        seen, spans = _of_only(calls, type(inner).__name__), self.spans()
-        if spans is None:
+        seen, rows = _of_only(calls, type(inner).__name__), self.spans()
+        if rows is None:
             return output, None
+        if len(rows) > 1:
+            raise RunError(_own_lengths(inner))
+        spans = rows[0]
         if seen.text not in (None, spans[1]):
             raise RunError(_otherwise_joined(type(inner).__name__, spans[1]))
         return output, self._shown_of(seen.probs, seen.output, *spans)
@@ -195,8 +200,14 @@ class JointLook:
             return shown
         return RefinedProbs(shown, self.spreading, probs[:, :, picture, picture])
 
-    def _shown(self, seen: SdpaCall, picture: slice, text: slice) -> Attended:
+    def _shown(self, seen: SdpaCall, rows: Sequence[Spans]) -> Attended:
         """Of one call for text and picture together, and where in it each of them is."""
+        picture, text = rows[0]
+        if len(rows) > 1:
+            of = tuple(rows), seen.shape[3]
+            if self._order is None or self._order.of != of:
+                self._order = RowOrder(*of)
+            seen, picture, text = self._order(seen), self._order.picture, self._order.text
         if self.space == "output":
             outputs = (seen.output[:, :, part] for part in (picture, text))
             shown: Attended = OutputSpace(*outputs)
@@ -205,6 +216,20 @@ class JointLook:
         if self.spreading is None:
             return shown
         return Refined.of_call(seen, picture, shown, self.spreading)
+
+
+def _length(given: dict[str, Any]) -> int:
+    """Tokens of a layer's call; of a layer of one stream some models hand them over twice."""
+    picture, text = given["hidden_states"], given.get("encoder_hidden_states")
+    return int(picture.shape[1] + (0 if text is None or text is picture else text.shape[1]))
+
+
+def _own_lengths(processor: Any) -> str:
+    return (
+        f"The rows of this model's batch have texts of their own lengths, and of a "
+        f"{type(processor).__name__}, which multiplies by its own probabilities, they cannot be "
+        "told apart. Draw one prompt at a time, or call torch's scaled_dot_product_attention."
+    )
 
 
 def _of_only(calls: Sequence[JointCall], name: str) -> JointCall:
@@ -259,7 +284,7 @@ def _check_order(
         own = projected["to_added_qkv"].chunk(3, dim=-1)[-1]
     if own is None or own.device.type == "meta":
         return
-    expected = split_heads(own, attn.heads).to(seen.value.dtype)  # [B, heads, T, d]
+    expected = split_heads(own, head_count(attn)).to(seen.value.dtype)  # [B, heads, T, d]
     if not torch.equal(seen.value[:, :, text], expected):
         raise RunError(_otherwise_joined(name, text))
 

@@ -1,7 +1,12 @@
-"""`LatentSizes`: the size of each call's latent, with as few looks at the device as can be."""
+"""The size of each call's latent, and where picture and text are in its rows, with as few looks at
+the device as can be."""
+
+import math
+from collections.abc import Sequence
 
 from torch import Tensor
 
+from ..attention.joint_processor import Spans
 from ..models.denoiser_call import DenoiserCall, Size
 
 
@@ -25,7 +30,7 @@ class LatentSizes:
         ids = call.grid_ids
         if ids is None:
             return call.latent_size
-        version = 0 if ids.is_inference() else ids._version
+        version = _version(ids)
         if self._known is not None:
             known, known_version, size = self._known
             same = ids is known and version == known_version
@@ -34,3 +39,43 @@ class LatentSizes:
         if call.latent_size is not None:
             self._known = ids, version, call.latent_size
         return call.latent_size
+
+
+class ReadSpans:
+    """The spans of a model's calls, those of one model and run after the other."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Tensor, int, int, Sequence[Spans]] | None = None
+
+    def of(
+        self, call: DenoiserCall, size: Size | None, rows: Sequence[int]
+    ) -> Sequence[Spans] | None:
+        """Where the picture's cells, a grid of ``size``, and the text are: one pair where it is the
+        same in all rows that are kept, else one for each row of the batch; None where the order of
+        both says it."""
+        found = None if size is None else self._read(call, math.prod(size))
+        if found is None:
+            return None
+        kept = rows if len(found) > 1 else (0,)
+        first = found[kept[0]]
+        if all(found[row] == first for row in kept):
+            return (first,)
+        # nobody looks at the other rows
+        return tuple(found[row] if row in kept else first for row in range(call.batch))
+
+    def _read(self, call: DenoiserCall, cells: int) -> Sequence[Spans] | None:
+        """Of each row. A mask from which they follow is read when it is another than before."""
+        mask = call.spans_of
+        if call.spans is None or mask is None:
+            return call.spans and call.spans(cells)
+        if self._known is not None:
+            known, version, n, spans = self._known
+            if mask is known and version == _version(mask) and n == cells:
+                return spans
+        spans = call.spans(cells)
+        self._known = mask, _version(mask), cells, spans
+        return spans
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..attention import merge_heads, split_heads
 from ..attention.controlled import ControlledProcessor
 from ..errors import RunError
-from ..models.denoiser_call import innermost
+from ..models.denoiser_call import head_count, innermost
 from .attended import Attended, GivenProbs, QueryKey
 from .image_prompts import beside_images, image_projections
 from .projections import ARRIVED, Projections, by_name, named, output_projection, query_and_key
@@ -170,7 +170,7 @@ class ObservingProcessor:
 
     def _followed(self, inner: Any, attn: Any, *args: Any, **kwargs: Any) -> Observation:
         """What a plain processor attended to, which follows from its query and key."""
-        given = by_name(args, kwargs)
+        given = by_name(inner, args, kwargs)
         hidden, states = given["hidden_states"], given.get("encoder_hidden_states")
         adapters = image_projections(inner) if isinstance(inner, nn.Module) else []
         calls: list[Any] = []
@@ -200,9 +200,9 @@ class ObservingProcessor:
         with self.projections.during(parts) as seen:
             output = self.watched(events, ProductWatch, attn, *args, **kwargs)
         arrived = seen.pop(ARRIVED, [])
-        used = used_in(events, arrived[-1], attn.heads) if arrived else None
+        used = used_in(events, arrived[-1], head_count(attn)) if arrived else None
         if used is None:
-            mask = by_name(args, kwargs).get("attention_mask")
+            mask = by_name(innermost(self), args, kwargs).get("attention_mask")
             used = _softmax_of(attn, seen, mask, self.inner)
         attended, predicted = used
         self.check(predicted, *arrived)
@@ -289,7 +289,7 @@ def _softmax_of(
         raise RunError(unknown_use(inner))
     attended = QueryKey.masked(attn, query, key, mask)
     with torch.no_grad():
-        value = split_heads(values[0], attn.heads).float()
-        heads = [slice(head, head + 1) for head in range(attn.heads)]
+        value = split_heads(values[0], attended.heads).float()
+        heads = [slice(head, head + 1) for head in range(attended.heads)]
         made = torch.cat([attended.probs(head, None) @ value[:, head] for head in heads], dim=1)
     return attended, merge_heads(made).to(values[0].dtype)

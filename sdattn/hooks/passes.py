@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attention.joint_processor import Spans
 from ..errors import CaptureError as CaptureError
 from ..errors import Message, OptionError, SdattnWarning
 from ..models.denoiser_call import DenoiserCall, Size, Timestep
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, is_own, joint_spans, unwrapped
 from .attended import Rows, row_index
-from .latent_sizes import LatentSizes
+from .latent_sizes import LatentSizes, ReadSpans
 from .run_watch import RunWatch
 
 BRANCHES: dict[str, tuple[Branch, ...]] = {
@@ -151,13 +152,16 @@ class Passes:
             )
             kind = type(denoiser.pipeline).__name__
             raise OptionError("branch", branch, text, kind)
+        if self.guidance is not None:
+            self.guidance.listen()
         self.call: DenoiserCall | None = None
         self.begun = False
         self._runs = RunWatch()
         self._schedule: Schedule | None = None
         self._sizes = LatentSizes()
         self._size: Size | None = None  # of the pass that runs now
-        self._spans: tuple[slice, slice] | None = None
+        self._spans: Sequence[Spans] | None = None  # of that pass, for all rows or for each
+        self._read_spans = ReadSpans()
         self._last: tuple[float | Timestep, Tensor | None] | None = None
         self._doubtful: list[tuple[float | Timestep, float | Timestep]] = []
 
@@ -187,29 +191,37 @@ class Passes:
         self.begun, self.call = True, None if kept is None else call
         if kept is None:
             return None
-        schedule, self._size, self._spans = self._schedule, self._size_of(call), None
+        schedule, self._size = self._schedule, self._size_of(call)
+        rows = tuple(row for row, _ in kept)
+        self._spans = self._read_spans.of(call, self._size, rows)
         scheduler = getattr(self.denoiser.pipeline, "scheduler", None)
         return Pass(
             given=call.timestep,
             latent_size=self._size,
             batch=call.batch,
             layout=order,
-            rows=tuple(row for row, _ in kept),
+            rows=rows,
             branches=tuple(name for _, name in kept),
-            n_text=call.n_text if text_states is None else text_states.shape[1],
+            n_text=self._n_text(call) if text_states is None else text_states.shape[1],
             schedule=schedule,
             index=None if schedule is None else schedule.index(call.timestep, scheduler),
         )
 
-    def spans(self) -> tuple[slice, slice] | None:
-        """Of the pass that runs now: the picture's queries and the text's keys in joint attention;
-        None if it is not kept."""
-        call = self.call
-        if call is None or self._size is None:
+    def spans(self) -> Sequence[Spans] | None:
+        """Of the pass that runs now: the picture's queries and the text's keys in joint attention,
+        a pair for all rows of the batch or for each; None if it is not kept."""
+        if self.call is None or self._size is None:
             return None
         if self._spans is None:
-            self._spans = joint_spans(self.denoiser, math.prod(self._size), call.n_text)
+            cells, n_text = math.prod(self._size), self.call.n_text
+            self._spans = (joint_spans(self.denoiser, cells, n_text),)
         return self._spans
+
+    def _n_text(self, call: DenoiserCall) -> int:
+        """Columns of the text; of rows that differ those of the longest that is kept."""
+        if self._spans is None:
+            return call.n_text
+        return max(text.stop - text.start for _, text in self._spans)
 
     def warn_of_branches(self) -> None:
         """On a model without its pipeline: warn where it seems to have run two branches in turn.

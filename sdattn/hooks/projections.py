@@ -1,5 +1,6 @@
 """What the projections of an attention layer give while it runs, seen by hooks that stay."""
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
@@ -116,7 +117,11 @@ def _nothing(*_: Any) -> None:
     """What is left of a hook in a copy."""
 
 
-def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that a layer hands to its processor, behind itself."""
-    names = "hidden_states", "encoder_hidden_states", "attention_mask"
+def by_name(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that a layer hands to its processor ``inner``, behind itself."""
+    names = ["hidden_states", "encoder_hidden_states", "attention_mask"]
+    if len(args) > 1:  # not the usual call; to ask for names costs more than a small layer
+        given = inspect.signature(inner.__call__).parameters.values()
+        own = [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD][1:]
+        names = own if len(own) >= len(args) else names
     return {**dict(zip(names, args, strict=False)), **kwargs}

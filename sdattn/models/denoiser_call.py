@@ -5,7 +5,7 @@ Every model has arguments of its own for the timestep, the grid of its picture a
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError
 
 Size = tuple[int, int]
@@ -27,10 +28,11 @@ class Timestep:
     Args:
         given: the argument of the model, a tensor of any shape.
         unit: what it is multiplied by to be in the scheduler's unit.
+        start: the scheduler's timestep where the model's is 0; not 0 of models that count up.
     """
 
-    def __init__(self, given: Any, unit: float = 1.0):
-        self._unit = unit
+    def __init__(self, given: Any, unit: float = 1.0, start: float = 0.0):
+        self._unit, self._start = unit, start
         self._first = given
         self._home: tuple[int, int] | None = None
         if isinstance(given, Tensor):
@@ -42,7 +44,7 @@ class Timestep:
 
     @cached_property
     def _read(self) -> float:
-        return float(torch.as_tensor(self._first).flatten()[0]) * self._unit
+        return self._start + self._unit * float(torch.as_tensor(self._first).flatten()[0])
 
     def index_in(self, schedule: Any) -> int | None:
         """Which entry of a schedule the model got, where it was a view of that very tensor, as
@@ -68,7 +70,8 @@ class DenoiserCall:
         timestep: in the scheduler's unit (the batch's first, if rows differ).
         size: :attr:`latent_size`, or what it follows from.
         batch: rows that the attention layers see; the frames of a video are rows.
-        text: the text states, ``[B, T, width]``; None for a model of one's own.
+        text: the text states, ``[B, T, width]``; None for a model of one's own, and where each row
+            has states of its own.
         sample: the latents as the model gets them; None for a model of one's own.
         n_image: columns of image prompts (IP-Adapter), which follow those of the text.
         skips_layers: whether this is the extra pass of skip-layer guidance (SD 3.5), which is
@@ -76,6 +79,9 @@ class DenoiserCall:
         grid_ids: the tensor whose values give the size; None where shapes or numbers do.
         n_before: tokens that the model itself puts before those of the text (AuraFlow's registers);
             they are columns of the text too.
+        spans: of joint attention whose rows have texts of their own lengths, where picture and text
+            are in each, see :attr:`sdattn.models.Family.spans`; None elsewhere.
+        spans_of: the tensor whose values give these; None where shapes do.
     """
 
     timestep: float | Timestep
@@ -87,6 +93,8 @@ class DenoiserCall:
     skips_layers: bool = False
     grid_ids: Tensor | None = None
     n_before: int = 0
+    spans: Callable[[int], Sequence[Spans]] | None = None
+    spans_of: Tensor | None = None
 
     @cached_property
     def latent_size(self) -> Size | None:
@@ -131,6 +139,11 @@ def grid_of_ids(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
             "columns, which is no grid, row by row, so where a patch lies is not known."
         )
     return len(rows), len(cols)
+
+
+def head_count(attn: Any) -> int:
+    """Heads of an attention layer, by either of diffusers' names for it."""
+    return int(attn.heads if hasattr(attn, "heads") else attn.num_heads)
 
 
 def innermost(processor: Any) -> Any:

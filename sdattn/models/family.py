@@ -20,8 +20,9 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from ..attention import level_grids
+from ..attention.joint_processor import Spans
 from ..errors import InvalidTypeError, InvalidValueError
-from .denoiser_call import DenoiserCall, Timestep, arguments, unwrapped
+from .denoiser_call import DenoiserCall, Timestep, arguments, head_count, unwrapped
 from .encoders import Reader
 from .image_latents import ImageLatents
 
@@ -122,10 +123,19 @@ class Family:
         denoisers: its classes: the class itself, or the name of one of diffusers, which is then not
             imported. Their subclasses belong to the family too.
         layers: where the attention layers are, by patterns of module paths, and of what place and
-            kind. They are modules with ``heads``, ``processor`` and ``set_processor``.
+            kind. They are modules with ``heads`` (or ``num_heads``), ``processor`` and
+            ``set_processor``.
         joined: in which order the joint attention joins text and picture (reference pictures follow
             the one that is made); None where none is joint. There is no default.
+        spans: of joint attention in which picture and text do not simply follow each other, or are
+            elsewhere in each row: where they are, a pair of slices for each row of the batch, from
+            the model, the arguments of its call by name and the number of the picture's cells. The
+            columns of a row are those of its text, then nobody's up to the longest text. None
+            where :attr:`joined` says it all.
+        spans_argument: the argument whose values, not its shape, ``spans`` reads (a mask): one that
+            is the same tensor as before is read once, since the device waits for it.
         timestep_unit: what the model's timestep is multiplied by to be the scheduler's.
+        timestep_start: the scheduler's timestep where the model's is 0; its unit is then negative.
         patch: cells of the latent that one query has on a side; None for ``config.patch_size``.
         size_unit: pictures have sides of a multiple of this many pixels, at the least.
         readers: the beginnings of names of pipeline classes, and how those read their prompts; the
@@ -152,7 +162,10 @@ class Family:
     denoisers: tuple[type | str, ...] = ()
     layers: Mapping[str, tuple[Place, Kind]] = field(default_factory=dict)
     joined: Joined | None = None
+    spans: Callable[[Any, Mapping[str, Any], int], Sequence[Spans]] | None = None
+    spans_argument: str | None = None
     timestep_unit: float = 1.0
+    timestep_start: float = 0.0
     patch: int | None = None
     grid_argument: str | None = None
     size_unit: int = 8
@@ -210,7 +223,7 @@ class Family:
         """The attention layer that is a module of a model."""
         for pattern, (place, kind) in self.layers.items():
             if fnmatch.fnmatchcase(name, pattern):
-                return AttentionLayer(name, place, kind, 0, module.heads, module)
+                return AttentionLayer(name, place, kind, 0, head_count(module), module)
         raise self.unknown_layer(name, module)
 
     def unknown_layer(self, name: str, module: Any) -> TypeError:
@@ -248,13 +261,15 @@ class Family:
         config = getattr(model, "config", None)
         unit = self.timestep_unit / getattr(config, "timestep_scale", 1.0)  # Sana's
         return DenoiserCall(
-            timestep=Timestep(given["timestep"], unit),
+            timestep=Timestep(given["timestep"], unit, self.timestep_start),
             size=partial(self.rows_and_cols, model, given),
             batch=len(given[self.latents_argument]),
             text=given["encoder_hidden_states"],
             sample=given[self.latents_argument],
             skips_layers=given.get("skip_layers") is not None,
             grid_ids=given[self.grid_argument] if self.grid_argument else None,
+            spans=partial(self.spans, model, given) if self.spans else None,
+            spans_of=given.get(self.spans_argument) if self.spans_argument else None,
         )
 
     def rows_and_cols(self, model: Any, given: Mapping[str, Any]) -> tuple[int, int]:

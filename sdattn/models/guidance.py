@@ -1,8 +1,9 @@
 """Which rows of a denoiser's batch, or which of its calls, belong to which branch of the guidance.
 
 With classifier-free guidance (Ho and Salimans 2022) a pipeline runs the prompt and the negative
-prompt in one batch, or one after the other. Their order is the pipeline's own affair: it is looked
-up in the families of models, never guessed from the batch.
+prompt in one batch, or one after the other. Many pipelines name the branch of each call, see
+:mod:`sdattn.models.cache_contexts`. Of all else their order is the pipeline's own affair: it is
+looked up in the families of models, never guessed from the batch.
 """
 
 import functools
@@ -13,6 +14,7 @@ from threading import get_ident
 from typing import Any, cast
 
 from ..errors import InvalidValueError
+from .cache_contexts import CacheContexts
 from .families import guidance_of
 from .family import Branch as Branch
 from .family import Order as Order
@@ -44,6 +46,9 @@ def branch_order(pipeline: Any) -> Order:
 class GuidanceWatch:
     """The order of the branches at each call of a pipeline's model, for every known pipeline.
 
+    The name that the pipeline gives the call says it, where that names one branch; else what its
+    family knows of the class, from :meth:`listen` on.
+
     Args:
         pipeline: one of a class that :func:`guided_order` knows. It is held weakly.
 
@@ -55,25 +60,39 @@ class GuidanceWatch:
         self._pipeline = weakref.ref(pipeline)
         layout = guidance_of(pipeline)
         self.guided = layout.order
-        self.in_turn = layout.known_by == "calls"
+        self._known_by = layout.known_by
+        self._contexts: CacheContexts | None = None  # while it listens
+        self._is_named = False  # of the last call: whether the pipeline named its branch
         self._step: Any = None
         self._calls = 0  # within this step
         self._is_guided: bool | None = None
         self._thread = get_ident()
-        self._listening = layout.known_by == "encode_prompt"
-        if self._listening:
-            _listeners(pipeline).append(self._hear)
+
+    def listen(self) -> None:
+        """Have the pipeline say more than its attributes do, until :meth:`close`."""
+        self._contexts = CacheContexts(self.pipeline)
+        if self._known_by == "encode_prompt":
+            _listeners(self.pipeline).append(self._hear)
 
     @property
     def pipeline(self) -> Any:
         """None once it is gone."""
         return self._pipeline()
 
+    @property
+    def in_turn(self) -> bool:
+        """Whether the branches run one after the other, each in calls of its own."""
+        return self._is_named or self._known_by == "calls"
+
     def order(self) -> Order:
         """The chunks of the batch of the call that begins now; to be asked once a call."""
-        if self.in_turn:
+        named = None if self._contexts is None else self._contexts.order()
+        self._is_named = named is not None
+        if named is not None:
+            return named
+        if self._known_by == "calls":
             return self._next_in_turn()
-        if not self._listening:
+        if self._known_by == "property":
             return branch_order(self.pipeline)
         if self._is_guided is None:
             raise InvalidValueError(
@@ -104,6 +123,8 @@ class GuidanceWatch:
 
     def close(self) -> None:
         """Stop listening."""
+        if self._contexts is not None:
+            self._contexts.close()
         if self.pipeline is None:
             return
         standing_in = vars(self.pipeline).get("encode_prompt")

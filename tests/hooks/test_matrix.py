@@ -13,7 +13,9 @@ from sdattn.models.layers import find_denoiser, find_layers
 def state(pipe, model):
     """Everything that capture() could leave behind."""
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
-    return dict(model.attn_processors), hooks, set(vars(pipe))
+    attention = (pair for pair in model.named_modules() if hasattr(pair[1], "processor"))
+    processors = {name: module.processor for name, module in attention}
+    return processors, hooks, set(vars(pipe)), set(vars(model))
 
 
 @pytest.mark.parametrize(

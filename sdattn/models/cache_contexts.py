@@ -1,0 +1,114 @@
+"""The name that a pipeline gives each call of its model, for diffusers' caches.
+
+About fifty pipelines wrap each call in ``with model.cache_context("cond")`` or another name, since
+caches keep a state for each branch of the guidance. diffusers hands the name to stateful hooks
+alone (models/cache_utils.py, ``CacheMixin.cache_context``), so a stand-in notes it here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock, get_ident
+from types import MethodType
+from typing import Any
+
+from torch.nn import Module
+
+from .denoiser_call import unwrapped
+from .family import Order
+
+_METHOD = "cache_context"
+_changing = Lock()  # of a model's stand-in
+# The names in the pipelines of diffusers 0.42 and, from "pred_cond" on, of its guiders. A name that
+# is missing ("cond_uncond", of a batch) does not say the branch.
+BRANCHES: dict[str, Order] = {
+    "cond": ("conditional",),
+    "uncond": ("unconditional",),
+    "pred_cond": ("conditional",),
+    "pred_uncond": ("unconditional",),
+    # more calls, of a model that is perturbed: neither branch
+    "uncond_stg": (None,),
+    "uncond_modality": (None,),
+    "pred_cond_stg": (None,),
+    "pred_cond_modality": (None,),
+    "pred_cond_seg": (None,),
+    "pred_cond_skip": (None,),
+}
+
+
+class CacheContexts:
+    """The names under which a pipeline's models run, while this is listening.
+
+    Args:
+        pipeline: each of its models with a ``cache_context`` gets a stand-in for that method, until
+            the last of those that listen to the model has left it.
+    """
+
+    def __init__(self, pipeline: Any):
+        parts = (unwrapped(part) for part in getattr(pipeline, "__dict__", {}).values())
+        models = [part for part in parts if isinstance(part, Module) and hasattr(part, _METHOD)]
+        self._stand_ins = [_StandIn.of(model) for model in models]
+
+    def order(self) -> Order | None:
+        """The branch of the call that runs now in this thread; None where no name says it."""
+        names = (stand_in.name() for stand_in in self._stand_ins)
+        return next((BRANCHES[name] for name in names if name in BRANCHES), None)
+
+    def close(self) -> None:
+        """Stop listening; of no effect a second time."""
+        for stand_in in self._stand_ins:
+            stand_in.leave()
+        self._stand_ins = []
+
+
+class _StandIn:
+    """In a model's attributes, over its class's own method. The model is held weakly."""
+
+    def __init__(self, model: Any):
+        self._model = weakref.ref(model)
+        self._before = {name: own for name, own in vars(model).items() if name == _METHOD}
+        self._listening = 0
+        self._names: dict[int, list[str]] = {}  # by thread, from the outermost on
+
+    @classmethod
+    def of(cls, model: Any) -> _StandIn:
+        """The one that is there, or a new one."""
+        with _changing:
+            held = vars(model).get(_METHOD)
+            stand_in = held if isinstance(held, cls) else cls(model)
+            stand_in._listening += 1
+            vars(model)[_METHOD] = stand_in
+        return stand_in
+
+    @contextmanager
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+        names = self._names.setdefault(get_ident(), [])
+        names.append(name)
+        try:
+            with self._own(self._model())(name, *args, **kwargs):
+                yield
+        finally:
+            names.pop()
+
+    def name(self) -> str | None:
+        """Of the innermost context that this thread is in."""
+        names = self._names.get(get_ident())
+        return names[-1] if names else None
+
+    def leave(self) -> None:
+        with _changing:
+            self._listening -= 1
+            attributes = getattr(self._model(), "__dict__", {})
+            if not self._listening and attributes.get(_METHOD) is self:  # else replaced meanwhile
+                del attributes[_METHOD]
+                attributes.update(self._before)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Of a model's copy, which nobody listens to: the method that the copy would have."""
+        return self._own(memo.get(id(self._model())))
+
+    def _own(self, model: Any) -> Any:
+        """The method of a model without this."""
+        return self._before.get(_METHOD) or MethodType(getattr(type(model), _METHOD), model)

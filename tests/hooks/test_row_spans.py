@@ -1,0 +1,112 @@
+"""Rows of joint attention with texts of their own lengths, against each row alone in float64."""
+
+import pytest
+import torch
+from helpers.matrix_oracle import softmax_in_float64
+
+from sdattn.hooks.latent_sizes import ReadSpans
+from sdattn.hooks.output_space import OutputSpace
+from sdattn.hooks.row_spans import RowOrder
+from sdattn.hooks.sdpa import SdpaWatch
+from sdattn.models.denoiser_call import DenoiserCall
+
+CELLS, LENGTH, HEADS, WIDTH = 5, 13, 2, 4
+SPANS = (
+    (slice(3, 8), slice(0, 3)),  # text first, then nobody's
+    (slice(6, 11), slice(0, 6)),
+    (slice(0, 5), slice(7, 11)),  # the picture first, with a gap behind it
+)
+LONGEST = 6
+
+
+def call_of(mask=None, scale=None):
+    """A call of torch's attention, as a watch sees it, with its output."""
+    generator = torch.Generator().manual_seed(0)
+    shape = len(SPANS), HEADS, LENGTH, WIDTH
+    query, key, value = (torch.randn(shape, generator=generator) for _ in range(3))
+    with SdpaWatch() as watch:
+        torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scale)
+    return watch.calls[0]
+
+
+def masks():
+    generator = torch.Generator().manual_seed(1)
+    short = torch.arange(LENGTH) < torch.tensor([[8], [11], [11]])
+    return {
+        "none": None,
+        "of keys": short[:, None, None],
+        "added": torch.randn(3, 1, LENGTH, LENGTH, generator=generator),
+        "of one row for all": torch.randn(LENGTH, LENGTH, generator=generator),
+    }
+
+
+@pytest.mark.parametrize("mask", masks())
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_each_row_shows_its_own_text_and_nothing_behind_it(mask, scale):
+    call = call_of(masks()[mask], scale)
+    order = RowOrder(SPANS, LENGTH)
+    found = order(call).attended(order.picture, order.text).every_head(None)
+    whole = softmax_in_float64(call.query, call.key, call.mask, call.scale)
+    assert found.shape == (3, HEADS, CELLS, LONGEST)
+    for row, (picture, text) in enumerate(SPANS):
+        own = whole[row, :, picture, text]
+        n_text = own.shape[-1]
+        torch.testing.assert_close(found[row, ..., :n_text].double(), own, atol=1e-6, rtol=0)
+        assert not found[row, ..., n_text:].any()
+
+
+def test_sums_and_chosen_rows_are_the_same_numbers():
+    call, order = call_of(masks()["added"]), RowOrder(SPANS, LENGTH)
+    attended = order(call).attended(order.picture, order.text)
+    expected = attended.every_head(None).sum(1)
+    torch.testing.assert_close(attended.add_to(None, None), expected, atol=1e-6, rtol=0)
+    for rows in (slice(1, 3), (2, 0)):
+        chosen = attended.of(rows).add_to(None, [0, 4])
+        of = expected[rows] if isinstance(rows, slice) else expected[list(rows)]
+        torch.testing.assert_close(chosen, of[..., [0, 4]], atol=1e-6, rtol=0)
+
+
+def test_outputs_come_in_the_same_order():
+    call, order = call_of(), RowOrder(SPANS, LENGTH)
+    ordered = order(call)
+    found = OutputSpace(*(ordered.output[:, :, part] for part in (order.picture, order.text)))
+    for row, (picture, text) in enumerate(SPANS):
+        cells, words = call.output[row, :, picture].double(), call.output[row, :, text].double()
+        expected = cells @ words.mT / WIDTH
+        n_text = words.shape[1]
+        probs = found.every_head(None)[row]
+        torch.testing.assert_close(probs[..., :n_text].double(), expected, atol=1e-6, rtol=0)
+        assert not probs[..., n_text:].any()
+
+
+def read_of(mask, reads=None):
+    """A call whose spans follow from a mask; ``reads`` counts how often it is read."""
+
+    def spans(cells):
+        if reads is not None:
+            reads.append(cells)
+        lengths = mask.sum(1).tolist()
+        return [(slice(n, n + cells), slice(0, n)) for n in lengths]
+
+    return DenoiserCall(0.0, (1, 5), len(mask), None, spans=spans, spans_of=mask)
+
+
+def test_a_mask_is_read_once_as_long_as_it_is_the_same():
+    mask, reads, read = torch.ones(2, 4, dtype=torch.bool), [], ReadSpans()
+    call = read_of(mask, reads)
+    first = read.of(call, (1, 5), (0, 1))
+    assert first == ((slice(4, 9), slice(0, 4)),)
+    assert read.of(read_of(mask, reads), (1, 5), (0, 1)) == first
+    assert len(reads) == 1
+    mask[1, 2:] = False
+    assert read.of(call, (1, 5), (0, 1)) == ((slice(4, 9), slice(0, 4)), (slice(2, 7), slice(0, 2)))
+    read.of(read_of(mask.clone(), reads), (1, 5), (0, 1))
+    assert len(reads) == 3
+
+
+def test_only_the_rows_that_are_kept_count():
+    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 0]]).bool()
+    assert ReadSpans().of(read_of(mask), (1, 5), (0, 2)) == ((slice(3, 8), slice(0, 3)),)
+    of_each = ReadSpans().of(read_of(mask), (1, 5), (1, 2))
+    own, other = (slice(1, 6), slice(0, 1)), (slice(3, 8), slice(0, 3))
+    assert of_each == (own, own, other)
