@@ -120,10 +120,10 @@ def grid_of_patches(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return rows // model.config.patch_size, cols // model.config.patch_size
 
 
-def grid_of_ids(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def grid_of_ids(_model: Any, given: Mapping[str, Any], made: int = 0) -> tuple[int, ...]:
     """The grid of packed patches ``[B, N, C]`` with ``img_ids`` ``[(B,) N, (picture, row, col)]``.
 
-    The picture that is made is number 0 and comes first; reference pictures follow it. The values
+    The picture number ``made`` is made and comes first; reference pictures follow it. The values
     are read, so a family with this grid names ``img_ids`` as its ``grid_argument``.
 
     Raises:
@@ -131,11 +131,11 @@ def grid_of_ids(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """
     ids = given["img_ids"]
     ids = ids[0] if ids.ndim == 3 else ids
-    made = ids[ids[:, 0] == 0][:, 1:3].float()
-    rows, cols = made[:, 0].unique(), made[:, 1].unique()
-    if not len(made) or not torch.equal(made, torch.cartesian_prod(rows, cols)):
+    own = ids[ids[:, 0] == made][:, 1:3].float()
+    rows, cols = own[:, 0].unique(), own[:, 1].unique()
+    if not len(own) or not torch.equal(own, torch.cartesian_prod(rows, cols)):
         raise InvalidValueError(
-            f"img_ids name {len(made)} patches of the picture in {len(rows)} rows and {len(cols)} "
+            f"img_ids name {len(own)} patches of the picture in {len(rows)} rows and {len(cols)} "
             "columns, which is no grid, row by row, so where a patch lies is not known."
         )
     return len(rows), len(cols)

@@ -6,15 +6,19 @@ import torch
 from diffusers import (
     AuraFlowPipeline,
     AuraFlowTransformer2DModel,
+    BriaPipeline,
+    BriaTransformer2DModel,
     ChromaImg2ImgPipeline,
     ChromaPipeline,
     ChromaTransformer2DModel,
     FlowMatchEulerDiscreteScheduler,
+    LongCatImagePipeline,
+    LongCatImageTransformer2DModel,
 )
 
-from helpers.rows import Options, Row, Way, pictures
-from helpers.tiny_encoders import tiny_t5_encoder
-from helpers.tiny_tokenizers import tiny_t5
+from helpers.rows import Options, Row, Way, pictures, sized
+from helpers.tiny_encoders import tiny_qwen_vl, tiny_t5_encoder
+from helpers.tiny_tokenizers import tiny_qwen, tiny_t5
 from helpers.transformer_rows import FLUX, own_norms, quiet, short, vae
 
 
@@ -67,6 +71,54 @@ def auraflow() -> Any:
     return quiet(pipe)
 
 
+def bria() -> Any:
+    torch.manual_seed(0)
+    transformer = BriaTransformer2DModel(
+        in_channels=16,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        axes_dims_rope=(4, 4, 8),
+    )
+    pipe = BriaPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=vae(shift_factor=0.1),
+        text_encoder=tiny_t5_encoder(),
+        tokenizer=tiny_t5(),
+        transformer=own_norms(transformer).eval(),
+    )
+    return quiet(pipe)
+
+
+def longcat() -> Any:
+    torch.manual_seed(0)
+    transformer = LongCatImageTransformer2DModel(
+        in_channels=64,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=16,
+        axes_dims_rope=(4, 4, 8),
+    )
+    pipe = LongCatImagePipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=vae(shift_factor=0.1, latent_channels=16),
+        text_encoder=tiny_qwen_vl(),
+        tokenizer=tiny_qwen(),
+        text_processor=None,
+        transformer=own_norms(transformer).eval(),
+    )
+    pipe.tokenizer_max_length = 24
+    return quiet(pipe)
+
+
+def as_written(pipe: Any, way: Way) -> Options:
+    return {**sized(pipe, way), "enable_prompt_rewrite": False}
+
+
 def from_picture(pipe: Any, way: Way) -> Options:
     # half of the steps are run
     return {**short(pipe, way), "image": pictures(way, way.total), "num_inference_steps": 4}
@@ -79,4 +131,6 @@ JOINT = (
     Row("Chroma", chroma, short, **{**UNFUSED, "processors": ("fused",)}),
     Row("Chroma, image to image", lambda: chroma(ChromaImg2ImgPipeline), from_picture, **UNFUSED),
     Row("AuraFlow", auraflow, short, processors=("fused",), n_text=8 + 24, **BATCHED),
+    Row("Bria", bria, short, processors=(), n_text=24, **BATCHED),
+    Row("LongCat-Image", longcat, as_written, **UNFUSED),
 )

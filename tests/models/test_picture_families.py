@@ -7,16 +7,19 @@ import pytest
 import torch
 from diffusers import (
     AuraFlowPipeline,
+    BriaPipeline,
     ChromaImg2ImgPipeline,
     ChromaPipeline,
+    LongCatImagePipeline,
     QwenImageEditInpaintPipeline,
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
 )
 from helpers.reading_pipelines import assert_same_columns, made_by, tells_ids
 from helpers.tiny_encoders import tiny_qwen_vl, tiny_t5_encoder
+from helpers.tiny_pipelines import make_vae
 from helpers.tiny_processors import tiny_qwen_processor
-from helpers.tiny_tokenizers import tiny_t5
+from helpers.tiny_tokenizers import tiny_qwen, tiny_t5
 from PIL import Image
 
 from sdattn.models.reading import read_prompts
@@ -138,3 +141,42 @@ def test_qwen_image_edit_needs_the_size_of_its_pictures():
         read_prompts(pipe, "a cat")
     with pytest.raises(ValueError, match="have 50 token columns, and a .* with these pictures"):
         read_prompts(pipe, "a cat", image=picture(60, 40), columns=50)
+
+
+def test_bria_reads_t5_and_zeros():
+    transformer = torch.nn.Linear(1, 1)  # of which the pipeline asks the dtype
+    transformer.dtype = torch.float32
+    parts = {"text_encoder": tells_ids(tiny_t5_encoder()), "tokenizer": tiny_t5()}
+    pipe = bare(BriaPipeline, vae=make_vae(), transformer=transformer, **parts)
+    read = read_prompts(pipe, PROMPTS, max_sequence_length=60)
+    options = {"do_classifier_free_guidance": False, "max_sequence_length": 60}
+    assert_same_columns(read, made_by(pipe, PROMPTS, **options), pipe.tokenizer)
+    assert read_prompts(pipe, PROMPTS, columns=60) == read
+    assert len(read_prompts(pipe, PROMPTS[0])[0].tokens) == 128
+
+
+QUOTING = ["a sign 'red cat' on a sofa", 'the cat\'s sofa "a  red 😀"', "“red”, “dog”"]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_longcat_image_reads_quoted_text_in_letters(side):
+    parts = {"text_encoder": tells_ids(tiny_qwen_vl()), "tokenizer": tiny_qwen(side)}
+    pipe = bare(LongCatImagePipeline, **parts)
+    pipe.tokenizer_max_length = 60
+    with torch.no_grad():
+        made, _ = pipe.encode_prompt([*PROMPTS, *QUOTING])
+    ids = (made[..., 0].round().long() - 1).tolist()
+    read = read_prompts(pipe, [*PROMPTS, *QUOTING], enable_prompt_rewrite=False)
+    assert_same_columns(read, ids, pipe.tokenizer)
+    assert len(read[len(PROMPTS)].find("cat")[0]) == 3  # in letters
+    assert len(read[0].find("cat")[0]) == 1
+
+
+def test_longcat_image_refuses_what_it_would_rewrite():
+    pipe = bare(LongCatImagePipeline, text_encoder=tiny_qwen_vl(), tokenizer=tiny_qwen())
+    with pytest.raises(ValueError, match="rewrites the prompt.*rewire_prompt"):
+        read_prompts(pipe, "a cat")
+    with pytest.raises(ValueError, match="mixes up the apostrophes"):
+        read_prompts(pipe, "a cat's sofa, a dog's sofa", enable_prompt_rewrite=False)
+    with pytest.raises(ValueError, match="have 60 token columns.*tokenizer_max_length 512"):
+        read_prompts(pipe, "a cat", enable_prompt_rewrite=False, columns=60)
