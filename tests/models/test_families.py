@@ -10,7 +10,6 @@ from diffusers import (
     Flux2Pipeline,
     FluxPriorReduxPipeline,
     FluxTransformer2DModel,
-    KolorsPipeline,
     PixArtAlphaPipeline,
     PixArtSigmaPipeline,
     QwenImageImg2ImgPipeline,
@@ -18,6 +17,7 @@ from diffusers import (
     SanaPAGPipeline,
     SanaPipeline,
     SanaSprintPipeline,
+    ShapEPipeline,
     StableDiffusionXLImg2ImgPipeline,
 )
 from helpers.joint_models import first_map, inputs
@@ -347,10 +347,10 @@ def test_pipelines_whose_words_cannot_be_told_take_labels():
     pipe = FluxPriorReduxPipeline.__new__(FluxPriorReduxPipeline)  # FLUX.1's name, of no prompt
     with pytest.raises(TypeError, match="How a FluxPriorReduxPipeline reads its prompts is not kn"):
         read_prompts(pipe, "a cat")
-    kolors = KolorsPipeline.__new__(KolorsPipeline)  # Stable Diffusion's mixins, another encoder
-    with pytest.raises(TypeError, match="How a KolorsPipeline reads its prompts is not known"):
-        read_prompts(kolors, "a cat")
-    for one in (pipe, kolors):
+    shap_e = ShapEPipeline.__new__(ShapEPipeline)  # of no family
+    with pytest.raises(TypeError, match="How a ShapEPipeline reads its prompts is not known"):
+        read_prompts(shap_e, "a cat")
+    for one in (pipe, shap_e):
         (read,) = read_prompts(one, {"cat": [2], "red dog": [4, 5]}, columns=300)
         assert read.find("red dog") == [(4, 5)]
         assert len(read.tokens) == 300
@@ -379,7 +379,11 @@ def test_pipelines_whose_words_cannot_be_told_take_labels():
         ("PixArtSigmaPAGPipeline", "read_pixart"),
         ("SanaControlNetPipeline", "read_sana"),
         ("SanaVideoPipeline", "read_sana"),
-        ("KolorsImg2ImgPipeline", "refuse_unknown"),
+        ("KolorsImg2ImgPipeline", "read_chatglm"),
+        ("AuraFlowPipeline", "read_auraflow"),
+        ("BriaFiboPipeline", "refuse_unknown"),
+        ("LongCatImageEditPipeline", "refuse_unknown"),
+        ("QwenImage21Pipeline", "refuse_unknown"),
         ("ChromaInpaintPipeline", "read_chroma"),
         ("HunyuanDiTPAGPipeline", "refuse_unknown"),
         ("StableVideoDiffusionPipeline", "refuse_unknown"),

@@ -10,6 +10,7 @@ from diffusers import (
     BriaPipeline,
     ChromaImg2ImgPipeline,
     ChromaPipeline,
+    KolorsPipeline,
     LongCatImagePipeline,
     QwenImageEditInpaintPipeline,
     QwenImageEditPipeline,
@@ -180,3 +181,30 @@ def test_longcat_image_refuses_what_it_would_rewrite():
         read_prompts(pipe, "a cat's sofa, a dog's sofa", enable_prompt_rewrite=False)
     with pytest.raises(ValueError, match="have 60 token columns.*tokenizer_max_length 512"):
         read_prompts(pipe, "a cat", enable_prompt_rewrite=False, columns=60)
+
+
+def test_kolors_reads_chatglm():
+    pytest.importorskip("sentencepiece")
+    from helpers.tiny_chatglm import tiny_chatglm, tiny_chatglm_tokenizer
+
+    encoder = tiny_chatglm()
+    encoder.register_forward_hook(tell_chatglm_ids, with_kwargs=True)
+    pipe = bare(KolorsPipeline, text_encoder=encoder, tokenizer=tiny_chatglm_tokenizer())
+    with torch.no_grad():
+        made = pipe.encode_prompt(PROMPTS, do_classifier_free_guidance=False)[0]
+    ids = (made[..., 0].round().long() - 1).tolist()
+    read = read_prompts(pipe, PROMPTS)
+    assert_same_columns(read, ids, pipe.tokenizer)
+    assert read[0].find("red cat") == [(251, 252)]  # "on the sofa" fills 256 columns
+    assert read[0].find("<sos>") == [(248, 249)]
+    assert read_prompts(pipe, PROMPTS, columns=256) == read
+    with pytest.raises(ValueError, match="have 24 token columns.*any max_sequence_length makes"):
+        read_prompts(pipe, "a cat", columns=24)
+
+
+def tell_chatglm_ids(_module, _args, kwargs, output):
+    """Have states ``[length, B, width]`` hold the number of their token, plus one."""
+    ids = kwargs["input_ids"].T[..., None] + 1
+    states = output.hidden_states
+    output.hidden_states = tuple(ids.expand_as(one).to(one.dtype) for one in states)
+    return output
