@@ -65,6 +65,6 @@ def expected_maps(calls, model_calls, row, way):
             if row.joint == "text first":
                 probs = probs[:, n_text : n_text + cells, :n_text]
             else:
-                probs = probs[:, :cells, cells:]
+                probs = probs[:, :cells, -n_text:]
         means.append(probs)
     return torch.stack(means).mean(0)

@@ -4,6 +4,8 @@ tiny_tokenizers."""
 from transformers import (
     Gemma2Config,
     Gemma2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     Qwen2_5_VLConfig,
@@ -43,6 +45,11 @@ def tiny_qwen_vl(tokenizer=None) -> Qwen2_5_VLForConditionalGeneration:
 
 def tiny_qwen3(layers: int = 2) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(Qwen3Config(**{**SMALL, "num_hidden_layers": layers})).eval()
+
+
+def tiny_llama(layers: int = 2) -> LlamaForCausalLM:
+    config = LlamaConfig(**{**SMALL, "num_hidden_layers": layers}, attn_implementation="eager")
+    return LlamaForCausalLM(config).eval()
 
 
 def tiny_mistral3(layers: int = 2) -> Mistral3ForConditionalGeneration:
