@@ -72,6 +72,7 @@ class DenoiserCall:
         batch: rows that the attention layers see; the frames of a video are rows.
         text: the text states, ``[B, T, width]``; None for a model of one's own, and where each row
             has states of its own.
+        text_2: those of a second encoder, whose columns are behind them; None where there is none.
         sample: the latents as the model gets them; None for a model of one's own.
         n_image: columns of image prompts (IP-Adapter), which follow those of the text.
         skips_layers: whether this is the extra pass of skip-layer guidance (SD 3.5), which is
@@ -88,6 +89,7 @@ class DenoiserCall:
     size: Size | Callable[[], Size] | None
     batch: int
     text: Tensor | None
+    text_2: Tensor | None = None
     sample: Tensor | None = None
     n_image: int = 0
     skips_layers: bool = False
@@ -105,7 +107,8 @@ class DenoiserCall:
     @property
     def n_text(self) -> int:
         """Columns of the text; 0 while they are not known."""
-        return 0 if self.text is None else self.n_before + self.text.shape[1]
+        states = sum(text.shape[1] for text in (self.text, self.text_2) if text is not None)
+        return self.n_before + states if states else 0
 
 
 def arguments(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from .encoders import Reader
 from .image_latents import ImageLatents
 
 Place = Literal["down", "mid", "up", "double", "single", "block"]
-Kind = Literal["cross", "joint", "self", "temporal", "linear"]
+Kind = Literal["cross", "joint", "self", "text", "temporal", "linear"]
 PLACES: tuple[Place, ...] = ("down", "mid", "up")  # of a UNet
 KINDS: tuple[Kind, ...] = ("cross", "joint", "self")  # those that can be captured
 TEXT_KINDS: tuple[Kind, ...] = ("cross", "joint")  # those with a column for each token of the text
@@ -45,8 +45,8 @@ class AttentionLayer:
         place: ``"down"``, ``"mid"`` or ``"up"`` in a UNet; ``"double"`` or ``"single"`` stream in a
             transformer with joint attention, ``"block"`` in any other.
         kind: ``"cross"`` (keys from the text), ``"joint"`` (keys from text and picture), ``"self"``
-            (keys from the picture); ``"temporal"`` (over the frames of a video) and ``"linear"``
-            (no softmax) are listed but cannot be captured.
+            (keys from the picture); ``"text"`` (of the text alone), ``"temporal"`` (over the frames
+            of a video) and ``"linear"`` (no softmax) are listed but cannot be captured.
         level: 0 at the full latent resolution, 1 at half of it, and so on.
         heads: number of attention heads.
         module: the attention module of diffusers; it holds the processor.
@@ -70,13 +70,15 @@ class Guidance:
 
     Attributes:
         order: the branches of a guided batch, chunk by chunk; None is neither of them.
-        known_by: what shows which branches a call of the model has: the pipeline's ``"property"``
-            ``do_classifier_free_guidance``; the argument of that name of its ``"encode_prompt"``;
-            or the count of ``"calls"`` in a step, the prompt's first, where they run in turn.
+        known_by: what shows which branches a call of the model has, where the pipeline does not
+            name it: its ``"property"`` ``do_classifier_free_guidance``; that and the number of
+            ``"rows"``, which are fewer once guidance has ended; the argument of that name of its
+            ``"encode_prompt"``; or the count of ``"calls"`` in a step, the prompt's first, where
+            they run in turn.
     """
 
     order: Order
-    known_by: Literal["property", "encode_prompt", "calls"] = "property"
+    known_by: Literal["property", "rows", "encode_prompt", "calls"] = "property"
 
 
 NEGATIVE_FIRST = Guidance(("unconditional", "conditional"))

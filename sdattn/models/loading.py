@@ -24,7 +24,11 @@ from .model_index import absent_parts, check_whole, named_errors, read_index, wi
 from .quiet import no_torchvision_notices
 from .reading import read_prompts
 
-UNSEEN = {"linear": "they have no softmax", "temporal": "they look at frames, not at the text"}
+UNSEEN = {
+    "linear": "they have no softmax",
+    "temporal": "they look at frames, not at the text",
+    "text": "they are of the text alone",
+}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 

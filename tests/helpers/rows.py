@@ -61,6 +61,9 @@ class Row:
             cross-attention.
         n_text: columns of the text in a joint attention; None if all but the pictures'.
         references: tokens of pictures that follow the one that is made.
+        lengths: tokens of each image's text, for a way, where a row has its own text behind or
+            before the picture and then nothing; None where all rows are alike.
+        filled: in such a row the picture is filled up to a multiple of so many tokens.
         in_turn: whether guidance calls the model again, for the negative prompt.
         processors: those that may be set in place of its own.
         layers: layers that see the text.
@@ -79,6 +82,8 @@ class Row:
     joint: str | None = None
     n_text: int | None = None
     references: int = 0
+    lengths: Callable[[Any, Way], list[int]] | None = None
+    filled: int = 1
     in_turn: bool = False
     processors: tuple[str, ...] = ("AttnProcessor", "sliced", "TorchAttnProcessor", "fused")
     layers: int = 16

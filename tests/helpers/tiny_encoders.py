@@ -2,8 +2,12 @@
 tiny_tokenizers."""
 
 from transformers import (
+    BertConfig,
+    BertModel,
     Gemma2Config,
     Gemma2Model,
+    GlmConfig,
+    GlmModel,
     LlamaConfig,
     LlamaForCausalLM,
     Mistral3Config,
@@ -12,6 +16,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLModel,
     T5Config,
     T5EncoderModel,
 )
@@ -50,6 +56,23 @@ def tiny_qwen3(layers: int = 2) -> Qwen3ForCausalLM:
 def tiny_llama(layers: int = 2) -> LlamaForCausalLM:
     config = LlamaConfig(**{**SMALL, "num_hidden_layers": layers}, attn_implementation="eager")
     return LlamaForCausalLM(config).eval()
+
+
+def tiny_qwen3_vl(layers: int = 2) -> Qwen3VLModel:
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16}
+    vision |= {"intermediate_size": 16, "deepstack_visual_indexes": [0]}
+    rope = {"mrope_section": [1, 1, 2], "rope_type": "default", "rope_theta": 10000.0}
+    text = {**SMALL, "num_hidden_layers": layers, "rope_parameters": rope}
+    return Qwen3VLModel(Qwen3VLConfig(text_config=text, vision_config=vision)).eval()
+
+
+def tiny_glm_encoder() -> GlmModel:
+    return GlmModel(GlmConfig(**SMALL, pad_token_id=0)).eval()
+
+
+def tiny_bert() -> BertModel:
+    small = {name: value for name, value in SMALL.items() if name in BertConfig().to_dict()}
+    return BertModel(BertConfig(**small, max_position_embeddings=80)).eval()
 
 
 def tiny_mistral3(layers: int = 2) -> Mistral3ForConditionalGeneration:

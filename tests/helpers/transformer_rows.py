@@ -158,6 +158,18 @@ def klein() -> Any:
     return quiet(Flux2KleinPipeline(text_encoder=tiny_qwen3(28), tokenizer=tiny_qwen(), **parts))
 
 
+def qwen_vae() -> AutoencoderKLQwenImage:
+    made = AutoencoderKLQwenImage(
+        base_dim=8,
+        z_dim=4,
+        dim_mult=[1, 2, 2, 2],
+        num_res_blocks=1,
+        latents_mean=[0.0] * 4,
+        latents_std=[1.0] * 4,
+    )
+    return made.eval()
+
+
 def qwen_image() -> Any:
     torch.manual_seed(0)
     transformer = QwenImageTransformer2DModel(
@@ -170,17 +182,9 @@ def qwen_image() -> Any:
         joint_attention_dim=16,
         axes_dims_rope=(4, 4, 8),
     )
-    made = AutoencoderKLQwenImage(
-        base_dim=8,
-        z_dim=4,
-        dim_mult=[1, 2, 2, 2],
-        num_res_blocks=1,
-        latents_mean=[0.0] * 4,
-        latents_std=[1.0] * 4,
-    )
     pipe = QwenImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=made.eval(),
+        vae=qwen_vae(),
         text_encoder=tiny_qwen_vl(),
         tokenizer=tiny_qwen(),
         transformer=transformer.eval(),

@@ -40,8 +40,8 @@ def read_hidream(call: TextCall, texts: list[str]) -> list[Prompt]:
 def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     if given["hidden_states"].ndim != 4:
         raise InvalidValueError(
-            "HiDream was called with patches that were cut elsewhere, whose grid is not known. Call "
-            "it with latents [B, C, rows, cols], as its pipeline does."
+            "HiDream was called with patches that were cut elsewhere, whose grid is not known. "
+            "Call it with latents [B, C, rows, cols], as its pipeline does."
         )
     return grid_of_patches(model, given)
 
