@@ -76,10 +76,10 @@ def expected_maps(calls, model_calls, row, way, lengths=None):
         if row.joint and lengths is not None:
             probs = own_part(probs, cells, row, lengths)
         elif row.joint:
-            n_text = row.n_text or probs.shape[-1] - cells
+            n_text = row.n_text or probs.shape[-1] - cells - row.references
             if row.joint == "text first":
                 probs = probs[:, n_text : n_text + cells, :n_text]
             else:
-                probs = probs[:, :cells, cells:]
+                probs = probs[:, :cells, -n_text:]
         means.append(probs)
     return torch.stack(means).mean(0)

@@ -227,7 +227,7 @@ def pixart(kind: Any) -> Any:
     return quiet(pipe)
 
 
-def sana(qk_norm: str | None = None) -> Any:
+def sana(kind: Any = SanaPipeline, *, scheduler: Any = None, **changes: Any) -> Any:
     torch.manual_seed(0)
     transformer = SanaTransformer2DModel(
         patch_size=1,
@@ -241,7 +241,7 @@ def sana(qk_norm: str | None = None) -> Any:
         cross_attention_dim=16,
         caption_channels=16,
         sample_size=16,
-        qk_norm=qk_norm,
+        **changes,
     )
     made = AutoencoderDC(
         latent_channels=4,
@@ -260,12 +260,12 @@ def sana(qk_norm: str | None = None) -> Any:
         decoder_act_fns="silu",
         scaling_factor=0.4,
     )
-    pipe = SanaPipeline(
+    pipe = kind(
         tokenizer=tiny_gemma(),
         text_encoder=tiny_gemma_encoder(),
         vae=made.eval(),
         transformer=own_norms(transformer).eval(),
-        scheduler=FlowMatchEulerDiscreteScheduler(),
+        scheduler=scheduler or FlowMatchEulerDiscreteScheduler(),
     )
     return quiet(pipe)
 
@@ -366,7 +366,7 @@ TRANSFORMERS = (
     Row("Sana", sana, with_instruction, **SANA),
     Row(
         "Sana (normed across heads)",
-        lambda: sana("rms_norm_across_heads"),
+        lambda: sana(qk_norm="rms_norm_across_heads"),
         with_instruction,
         **SANA,
     ),
