@@ -24,7 +24,8 @@ def info(
       sdattn info owner/name --json
     """
     from ..models.layers import find_denoiser
-    from ..models.loading import latent_size, shortcomings
+    from ..models.shortcomings import shortcomings
+    from ..models.sizes import latent_size
 
     pipe = load(model, device, dtype, output)
     found, latent = find_denoiser(pipe).layers, latent_size(pipe)

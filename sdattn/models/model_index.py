@@ -8,6 +8,7 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -59,6 +60,12 @@ def absent_parts(index: Mapping[str, Any]) -> dict[str, None]:
 
     taken = inspect.signature(getattr(diffusers, index["_class_name"])).parameters
     return {name: None for name in taken if index.get(name) == [None, None]}
+
+
+def as_dtype(dtype: Any) -> dict[str, Any]:
+    """The option of ``from_pretrained``; diffusers before 0.40 ignores ``dtype``."""
+    release = tuple(map(int, version("diffusers").split(".")[:2]))
+    return {"dtype" if release >= (0, 40) else "torch_dtype": dtype}
 
 
 def check_whole(folder: Path, models: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .layers import find_denoiser
-from .loading import download, find_model
+from .locating import download, find_model
 from .model_index import absent_parts, named_errors, read_index, without_weights
 from .quiet import only_errors
 
@@ -25,7 +25,8 @@ def outline(model: str | Path = "demo") -> Any | None:
     models are of their own classes, as ``config.json`` has them, on torch's meta device. So what
     asks for classes, configurations and tokens works on it, with the same answers as of the
     loaded pipeline: :func:`sdattn.models.pipeline_call.checked_options`,
-    :func:`sdattn.read_prompts` and the questions of :mod:`sdattn.models.loading`. It cannot be run.
+    :func:`sdattn.read_prompts` and the questions of
+    :mod:`sdattn.models.sizes` and :mod:`sdattn.models.call_facts`. It cannot be run.
 
     Args:
         model: as :func:`sdattn.load_pipeline` takes it. Of a hub id all files are fetched, which

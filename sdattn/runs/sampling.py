@@ -25,10 +25,10 @@ from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps, layer_maps
 from ..maps.presets import PRESETS, Preset
 from ..maps.requirements import capture_settings, columns_around
+from ..models.call_facts import images_a_prompt
 from ..models.demos import model_name
 from ..models.finite import check_maps
 from ..models.layers import find_denoiser
-from ..models.loading import images_a_prompt
 from ..models.pipeline_call import call_pipeline, one_each, pictures_of, turn
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt

@@ -11,7 +11,7 @@ import torch
 
 from ...errors import InvalidValueError
 from ...files.writing import sha256
-from ...models.loading import images_a_prompt
+from ...models.call_facts import images_a_prompt
 from ...models.pipeline_call import checked_options
 from ...models.reading import check_text, read_prompts
 from .items import BadLine, Item, printable
