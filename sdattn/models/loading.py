@@ -1,25 +1,31 @@
 """Load a pipeline, the demo models among them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .demos import lent_parts
-from .devices import checked_device
+from .devices import checked_device, place
 from .families import family_of, registered
+from .family import Family
 from .layers import find_denoiser, what_it_holds
+from .loading_options import LoadingOptions, note_options
 from .locating import download, find_model
+from .lora import check_takes_lora, load_loras
 from .model_index import (
     absent_parts,
     as_dtype,
+    check_variant,
     check_whole,
     named_errors,
     read_index,
     without_weights,
 )
+from .quantization import quantized
 from .quiet import no_torchvision_notices
+from .schedulers import chosen_scheduler
 from .single_files import load_single_file
 
 
@@ -29,16 +35,36 @@ def load_pipeline(
     *,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
+    variant: str | None = None,
+    revision: str | None = None,
+    lora: str | Path | Sequence[str | Path] | None = None,
+    quantization: str | None = None,
+    offload: str | None = None,
+    scheduler: str | None = None,
+    tokenizer: str | Path | None = None,
 ) -> Any:
     """Load a pipeline of diffusers.
 
     Args:
         model: ``"demo"`` or ``"demo-mmdit"``, the small models inside this package, Stable
             Diffusion 1 and 3 in miniature; a folder that diffusers saved; a single ``.safetensors``
-            checkpoint of SD 1.x, 2.x or SDXL (diffusers fetches its configuration from the hub); or
-            a hub id, ``"owner/name"``.
+            checkpoint of SD 1.x, 2.x or SDXL; or a hub id, ``"owner/name"``.
         device: by default CUDA where there is one, else MPS, else the CPU.
-        dtype: by default float16 on CUDA, float32 elsewhere.
+        dtype: by default, on CUDA, the half type that the authors of the model run it in (bfloat16
+            of FLUX, Qwen-Image and Sana, float16 of the others); float32 elsewhere.
+        variant: load these files of weights, ``"fp16"`` for ``model.fp16.safetensors``.
+        revision: of a model of the hub: a branch, a tag or a commit.
+        lora: ``"PATH"`` or ``"PATH:SCALE"``, or several: a ``.safetensors`` file, a folder or a hub
+            id each. It needs peft.
+        quantization: ``"8bit"`` or ``"4bit"`` (NF4), by bitsandbytes on a GPU: the denoiser, and
+            text encoders that are larger than CLIP. ``"gguf:FILE"``: the denoiser from a GGUF file.
+        offload: where weights wait in the CPU's memory until they are needed: ``"model"``, whole
+            models; ``"sequential"`` or ``"group"``, a layer at a time, by hooks of accelerate or of
+            diffusers.
+        scheduler: the name of a scheduler's class in diffusers, which takes the settings of the
+            pipeline's own.
+        tokenizer: of a single file the folder of its tokenizer, see
+            :func:`sdattn.models.single_files.load_single_file`.
 
     Returns:
         The diffusers pipeline, on ``device``.
@@ -46,46 +72,85 @@ def load_pipeline(
     Raises:
         FileNotFoundError: no such folder or file.
         ValueError: this machine has no such device; the folder holds no pipeline, asks for code
-            of its own or has pickles only, see :func:`sdattn.models.model_index.read_index`; or
-            the file is no checkpoint that is known.
+            of its own or has pickles only, see :func:`sdattn.models.model_index.read_index`; the
+            file is no checkpoint that is known; or an option that does not go with the model or the
+            device.
         OSError: the hub cannot be reached or has no such model.
         TypeError: the pipeline's denoiser is none that is known.
+        ImportError: an option needs a package that is not installed.
     """
+    options = LoadingOptions(
+        variant=variant,
+        revision=revision,
+        lora=lora,  # type: ignore[arg-type]  # which puts it in order
+        quantization=quantization,
+        offload=offload,
+        scheduler=scheduler,
+        tokenizer=tokenizer,  # type: ignore[arg-type]
+    )
+    device = checked_device(device)
+    options.check(model, device)
+    path = find_model(model)
+    half = device.type == "cuda"
+    if path is not None and path.is_file():
+        pipe = load_single_file(path, dtype or (torch.float16 if half else torch.float32), options)
+    else:
+        folder = path or download(str(model), variant=variant, revision=revision)
+        pipe = _load_folder(folder, dtype, half, options)
+    pipe.register_to_config(_name_or_path=path or str(model))
+    find_denoiser(pipe)
+    load_loras(pipe, options)
+    note_options(pipe, options)
+    return place(pipe, device, offload)
+
+
+def _load_folder(
+    folder: Path, dtype: torch.dtype | None, half: bool, options: LoadingOptions
+) -> Any:
+    """The pipeline of a folder, on the CPU; ``half``: in the half type of the model's family, where
+    no dtype is asked for."""
     import diffusers
 
-    device = checked_device(device)
-    dtype = dtype or (torch.float16 if device.type == "cuda" else torch.float32)
-    path = find_model(model)
-    if path is not None and path.is_file():
-        pipe = load_single_file(path, dtype)
-    else:
-        folder = path or download(str(model))
-        # Judged by its files first: diffusers would run code that they name.
-        index = read_index(folder)
-        parts = {**absent_parts(index), **lent_parts(folder, index, dtype)}
-        with named_errors(folder):
-            _check_family(folder, index)
-            pipe = diffusers.DiffusionPipeline.from_pretrained(
-                folder, use_safetensors=True, **parts, **as_dtype(dtype)
-            )
-        # Weights that the files lack stay without values, on torch's meta device.
-        models = pipe.components.items()
-        check_whole(folder, {k: part for k, part in models if isinstance(part, torch.nn.Module)})
-        pipe.register_to_config(_name_or_path=path or str(model))
-    find_denoiser(pipe)
-    return pipe.to(device)
+    # Judged by its files first: diffusers would run code that they name.
+    index = read_index(folder)
+    check_variant(folder, options.variant)
+    check_takes_lora(getattr(diffusers, index["_class_name"]), options)
+    with named_errors(folder):
+        family = _known_family(folder, index)
+        dtype = dtype or (getattr(torch, family.half) if half and family else torch.float32)
+        parts = {
+            **absent_parts(index),
+            **lent_parts(folder, index, dtype),
+            **chosen_scheduler(options, folder, index),
+            **quantized(options, folder, index, dtype),
+        }
+        pipe = diffusers.DiffusionPipeline.from_pretrained(
+            folder, use_safetensors=True, variant=options.variant, **parts, **as_dtype(dtype)
+        )
+    # Weights that the files lack stay without values, on torch's meta device.
+    models = pipe.components.items()
+    check_whole(folder, {k: part for k, part in models if isinstance(part, torch.nn.Module)})
+    return pipe
 
 
-def _check_family(folder: Path, index: Mapping[str, Any]) -> None:
-    """Refuse a denoiser of no known family before its weights are read, which takes long."""
+def _known_family(folder: Path, index: Mapping[str, Any]) -> Family | None:
+    """The family of the denoiser, before its weights are read, which takes long; None where the
+    index names none of diffusers.
+
+    Raises:
+        TypeError: it is of no known family.
+    """
     import diffusers
 
     for name in ("unet", "transformer"):
         match index.get(name):
             case ["diffusers", str(kind)] if cls := getattr(diffusers, kind, None):
-                lists = (family.lists(base) for base in cls.__mro__ for family in registered())
+                for base in cls.__mro__:
+                    for family in registered():
+                        if family.lists(base):
+                            return family
                 # Not by its name: build it without weights and look at its parts.
-                if not any(lists):  # it may be recognised by its parts
-                    model = without_weights(cls, folder / name)
-                    asked = f"Asked to capture a {index['_class_name']}"
-                    family_of(model, f"{asked}, which {what_it_holds(None, model)}")
+                model = without_weights(cls, folder / name)
+                asked = f"Asked to capture a {index['_class_name']}"
+                return family_of(model, f"{asked}, which {what_it_holds(None, model)}")
+    return None

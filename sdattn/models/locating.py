@@ -25,7 +25,7 @@ def find_model(model: str | Path) -> Path | None:
         )
     if path.is_file() or path.is_dir():
         return path
-    if _HUB_ID.fullmatch(str(model)):
+    if is_hub_id(str(model)):
         return None
     raise MissingFileError(
         f"There is no model at {model}. Pass {' or '.join(map(repr, DEMOS))}, a diffusers folder, "
@@ -33,13 +33,27 @@ def find_model(model: str | Path) -> Path | None:
     )
 
 
-def download(name: str) -> Path:
+def is_hub_id(name: str) -> bool:
+    """Whether a name can be one of the hub, ``"owner/name"``, and is not that of a file."""
+    return _HUB_ID.fullmatch(name) is not None and not name.endswith(".safetensors")
+
+
+def download(name: str, *, variant: str | None = None, revision: str | None = None) -> Path:
     """The folder of a model of the hub, fetched where it is not there yet, without its pickles.
+
+    Args:
+        name: ``"owner/name"``.
+        variant: of the files of weights.
+        revision: a branch, a tag or a commit.
 
     Raises:
         OSError: it cannot be had, or has Python of its own to run.
     """
     from diffusers import DiffusionPipeline
 
+    which = {"variant": variant, "revision": revision}
     with needs_the_hub(f"{name!r}, which is no folder here,"):
-        return Path(DiffusionPipeline.download(name, use_safetensors=True, trust_remote_code=False))
+        found = DiffusionPipeline.download(
+            name, use_safetensors=True, trust_remote_code=False, **which
+        )
+    return Path(found)

@@ -8,10 +8,11 @@ import torch
 from ..errors import InvalidValueError
 from .families.unet import CHECKPOINTS
 from .hub import needs_the_hub
+from .loading_options import LoadingOptions
 from .model_index import as_dtype
 
 
-def load_single_file(path: Path, dtype: torch.dtype) -> Any:
+def load_single_file(path: Path, dtype: torch.dtype, options: LoadingOptions) -> Any:
     import diffusers
     from safetensors import SafetensorError, safe_open
 
