@@ -1,11 +1,13 @@
 """LoRAs (Hu et al. 2021) that a pipeline is loaded with, by diffusers and peft."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
 from .hub import needs_the_hub
 from .loading_options import LoadingOptions
+from .quiet import no_lora_notices
 
 
 def check_takes_lora(kind: type, options: LoadingOptions) -> None:
@@ -30,7 +32,10 @@ def load_loras(pipe: Any, options: LoadingOptions) -> None:
     for path, scale in options.adapters():
         name = f"lora_{len(scales)}"
         try:
-            _load(pipe, path, name)
+            with no_lora_notices(), warnings.catch_warnings():
+                # peft warns of a second one
+                warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
+                _load(pipe, path, name)
         except (ValueError, RuntimeError) as error:  # sizes of another model
             text = "it does not fit a {0}: {1}"
             raise OptionError("lora", path, text, type(pipe).__name__, error) from error

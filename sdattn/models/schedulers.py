@@ -1,5 +1,6 @@
 """Another scheduler than the one that a pipeline was saved with."""
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,14 @@ def fitting_scheduler(name: str, own: str) -> Any:
 
 
 def _fits(name: str, own: str) -> bool:
-    """Whether diffusers says so of one of the two; those of flow matching say it of none, and all
-    take the same settings."""
+    """Whether both are of diffusion, with a schedule of betas, or both of flow matching."""
+    return _kind(name) == _kind(own) != "" or name == own
+
+
+def _kind(name: str) -> str:
     import diffusers
 
-    both = (name, own), (own, name)
-    listed = any(b in getattr(getattr(diffusers, a), "_compatibles", ()) for a, b in both)
-    flow = all(each.startswith("FlowMatch") for each in (name, own))
-    return name == own or listed or flow
+    if name.startswith("FlowMatch"):
+        return "flow"
+    known = inspect.signature(getattr(diffusers, name).__init__).parameters
+    return "diffusion" if "beta_schedule" in known else ""
