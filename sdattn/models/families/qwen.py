@@ -62,6 +62,7 @@ FAMILY = Family(
     # the pictures that the text encoder gets are variables of the running call
     text_options=("max_sequence_length", "prompt_image", "condition_images"),
     preset="joint",
+    half="bfloat16",
     guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
     image_latents=ImageLatents(
         pipelines={"QwenImagePipeline": {"true_cfg_scale": 1.0}}, encode=_encode, noise="flow"

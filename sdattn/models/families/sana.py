@@ -59,6 +59,7 @@ class Sana(Family):
 
 FAMILY = Sana(
     name="Sana",
+    half="bfloat16",
     denoisers=("SanaTransformer2DModel",),
     layers={
         "transformer_blocks.*.attn1": ("block", "linear"),
