@@ -15,7 +15,7 @@ from ..errors import InvalidValueError, MissingFileError
 from .demos import DEMOS, lent_parts
 from .devices import checked_device
 from .encoders import option_of
-from .families import edits_of, family_of, guidance_of, registered
+from .families import claimed, edits_of, family_of, guidance_of, registered
 from .families.unet import CHECKPOINTS
 from .guidance import guided_order
 from .hub import needs_the_hub
@@ -83,17 +83,33 @@ def load_pipeline(
 
 def _check_family(folder: Path, index: Mapping[str, Any]) -> None:
     """Refuse a denoiser of no known family before its weights are read, which takes long."""
+    if (model := _unlisted(folder, index)) is not None:  # it may be recognised by its parts
+        asked = f"Asked to capture a {index['_class_name']}"
+        family_of(model, f"{asked}, which {what_it_holds(None, model)}")
+
+
+def _unlisted(folder: Path, index: Mapping[str, Any]) -> Any | None:
+    """A folder's denoiser without its weights, if no family lists its class."""
     import diffusers
 
     for name in ("unet", "transformer"):
         match index.get(name):
             case ["diffusers", str(kind)] if cls := getattr(diffusers, kind, None):
                 lists = (family.lists(base) for base in cls.__mro__ for family in registered())
-                # Not by its name: build it without weights and look at its parts.
-                if not any(lists):  # it may be recognised by its parts
-                    model = without_weights(cls, folder / name)
-                    asked = f"Asked to capture a {index['_class_name']}"
-                    family_of(model, f"{asked}, which {what_it_holds(None, model)}")
+                if not any(lists):
+                    return without_weights(cls, folder / name)
+    return None
+
+
+def unclaimed_denoiser(model: str | Path) -> Any | None:
+    """The denoiser of what :func:`load_pipeline` takes, without its weights, if it is of no family
+    that is known; None where it is, or where there is none, or in a single file."""
+    path = find_model(model)
+    if path is not None and path.is_file():
+        return None
+    folder = path or download(str(model))
+    found = _unlisted(folder, read_index(folder))
+    return None if found is None or claimed(found) else found
 
 
 def find_model(model: str | Path) -> Path | None:
