@@ -31,6 +31,7 @@ def settings_of(request: Request, loaded: Loaded) -> BatchSettings:
     """What ``batch.json`` says of a run's settings."""
     settings = BatchSettings(
         model=str(request.model),
+        loading=request.loading or None,
         **loaded._asdict(),
         save=sorted(request.save),
         preset=plain(request.preset.to_json()),  # to compare with that of a batch.json

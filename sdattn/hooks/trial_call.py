@@ -35,9 +35,8 @@ class SeenAttention:
     """What one call of the attention kernel got.
 
     Attributes:
-        layer: the path of the innermost module that ran and can hold a processor; of any module
-            where there is none.
-        has_processor: whether that can.
+        layer: the path of the innermost module that ran.
+        has_processor: whether that can hold one.
         gets_text: whether the module was handed the text beside the picture.
         queries, keys: a letter a token: ``"t"`` of the text, ``"p"`` of the picture, ``"b"`` of
             both, ``"-"`` of neither; ``"?"`` where the rows did not come together.
@@ -252,8 +251,7 @@ class _ZeroWatch(SdpaWatch):
     def _attend(
         self, attend: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
     ) -> Tensor:
-        holders = [one for one in self.running if one[1]] or self.running
-        name, has_processor, gets_text = holders[-1]
+        name, has_processor, gets_text = self.running[-1]
         read = [_letters(query), _letters(key)]
         self.seen.append(SeenAttention(name, has_processor, gets_text, *read, len(query) // 3))
         return query.new_zeros(*query.shape[:-1], value.shape[-1])

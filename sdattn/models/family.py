@@ -31,6 +31,7 @@ PLACES: tuple[Place, ...] = ("down", "mid", "up")  # of a UNet
 KINDS: tuple[Kind, ...] = ("cross", "joint", "self")  # those that can be captured
 TEXT_KINDS: tuple[Kind, ...] = ("cross", "joint")  # those with a column for each token of the text
 Joined = Literal["text first", "picture first"]
+Half = Literal["float16", "bfloat16"]
 Branch = Literal["conditional", "unconditional"]
 Order = tuple[Branch | None, ...]
 
@@ -139,6 +140,7 @@ class Family:
         text_stream: of joint attention, how text states as the model gets them enter the stream
             beside the picture; None where the blocks have no stream of their own for the text.
         preset: the name of that of :data:`sdattn.maps.presets.PRESETS` which points best.
+        half: the half type that its authors run it in, of which torch has a dtype.
         image_latents: how its text-to-image pipelines take a picture that is there already; None
             where that is not known.
         edits: how prompt-to-prompt edits its pictures; None where that is not known.
@@ -163,6 +165,7 @@ class Family:
     latents_argument: str = "hidden_states"
     text_stream: Callable[[Any, Any], Any] | None = None
     preset: str = "default"
+    half: Half = "float16"
     image_latents: ImageLatents | None = None
     edits: Edits | None = None
 

@@ -92,6 +92,7 @@ FAMILY = Family(
     readers={"Flux2": read_flux2, "Flux2Klein": read_klein},
     text_stream=lambda model, states: model.context_embedder(states),
     preset="joint",
+    half="bfloat16",
     guidance=dict.fromkeys(
         ("Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinInpaintPipeline"), IN_TURN
     ),

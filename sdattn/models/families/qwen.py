@@ -80,6 +80,7 @@ FAMILY = Family(
     patch=2,  # cut by the pipelines
     readers={"QwenImage": read_qwen, "QwenImage21": refuse_unknown, "QwenImageEdit": refuse_images},
     preset="joint",
+    half="bfloat16",
     guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
     image_latents=ImageLatents(
         pipelines={"QwenImagePipeline": {"true_cfg_scale": 1.0}}, encode=_encode, noise="flow"

@@ -31,6 +31,7 @@ def read_sana(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 FAMILY = Family(
     name="Sana",
+    half="bfloat16",
     denoisers=("SanaTransformer2DModel",),
     layers={
         "transformer_blocks.*.attn1": ("block", "linear"),

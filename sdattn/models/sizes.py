@@ -1,0 +1,35 @@
+"""Sizes of the pictures that a pipeline makes, and of the cells of its maps."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .layers import find_denoiser
+
+
+def cell_size(pipe: Any) -> int:
+    """Pixels a side of the finest cell of the maps: one of the latent, or a transformer's patch."""
+    denoiser = find_denoiser(pipe)
+    return int(pipe.vae_scale_factor * denoiser.family.cell(denoiser.model))
+
+
+def size_unit(pipe: Any) -> int:
+    """Sizes must be a multiple of this many pixels, and of those that diffusers asks for."""
+    return math.lcm(find_denoiser(pipe).family.size_unit, cell_size(pipe))
+
+
+def default_size(pipe: Any) -> tuple[int, int]:
+    """(height, width) in pixels of the pictures that a pipeline makes by default."""
+    config = find_denoiser(pipe).model.config
+    size = getattr(pipe, "default_sample_size", None) or config.sample_size
+    rows, cols = (size, size) if isinstance(size, int) else size
+    return rows * pipe.vae_scale_factor, cols * pipe.vae_scale_factor
+
+
+def latent_size(pipe: Any, options: Mapping[str, Any] | None = None) -> tuple[int, int]:
+    """(rows, cols) of the finest cells that a pipeline makes with these options, or by default."""
+    height, width = default_size(pipe)
+    if options and "height" in options:
+        height, width = options["height"], options["width"]
+    cell = cell_size(pipe)
+    return height // cell, width // cell
