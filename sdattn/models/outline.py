@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .families import claimed
 from .layers import find_denoiser
 from .loading_options import LoadingOptions
 from .locating import download, find_model
@@ -49,13 +50,31 @@ def outline(model: str | Path = "demo", options: LoadingOptions = _NO_OPTIONS) -
     """
     path = find_model(model)
     if path is None:
-        which = {"variant": options.variant, "revision": options.revision}
-        pipe = _build(download(str(model), **which), str(model), options)
+        pipe = _build(_downloaded(model, options), str(model), options)
     else:
         pipe = None if path.is_file() else _build(path, path, options)
     if pipe is not None:
         find_denoiser(pipe)
     return pipe
+
+
+def unclaimed_denoiser(
+    model: str | Path, options: LoadingOptions = _NO_OPTIONS
+) -> torch.nn.Module | None:
+    """The denoiser of a folder or a hub id on the meta device, if no family claims it; None of one
+    that is claimed, of a pipeline with none, and of a single file. The arguments are
+    :func:`outline`'s."""
+    path = find_model(model)
+    if path is not None and path.is_file():
+        return None
+    folder = path or _downloaded(model, options)
+    index = read_index(folder)
+    parts = _models(folder, {name: index.get(name) for name in ("unet", "transformer")})
+    return next((one for one in parts.values() if one is not None and claimed(one) is None), None)
+
+
+def _downloaded(model: str | Path, options: LoadingOptions) -> Path:
+    return download(str(model), variant=options.variant, revision=options.revision)
 
 
 def _build(folder: Path, name: str | Path, options: LoadingOptions) -> Any | None:

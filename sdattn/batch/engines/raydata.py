@@ -84,9 +84,9 @@ class Draw:
             order; ``truncated``, those that were cut off; ``blanked``, whether the pipeline's
             safety checker blanked the picture; ``statistics``, a mapping a word, see
             :meth:`WordStatistics.flat`; ``image``, uint8 ``[rows, cols, 3]``, and, where a row of
-            the batch has ``edit_to``, ``source_image``, None in rows without it; ``heatmaps``, float32
-            ``[words, rows, cols]``, made of the maps in float16 as files hold them; ``maps``, the
-            bytes of ``maps.safetensors``, float16 ``[rows, cols, tokens]`` a layer.
+            the batch has ``edit_to``, ``source_image``, None in rows without it; ``heatmaps``,
+            float32 ``[words, rows, cols]``, made of the maps in float16 as files hold them;
+            ``maps``, the bytes of ``maps.safetensors``, float16 ``[rows, cols, tokens]`` a layer.
 
         Raises:
             ValueError: a row that cannot be drawn, by its number in the batch, from 1; nothing was.

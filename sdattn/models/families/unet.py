@@ -126,6 +126,7 @@ _THREE_WAY = Guidance(("conditional", None, "unconditional"))
 FAMILY = UNets(
     name="UNets with self- and cross-attention in down, mid and up blocks: SD 1.x, 2.x, SDXL, "
     "Kolors, AnimateDiff",
+    denoisers=("UNet2DConditionModel", "UNetMotionModel"),
     grid=_cells,
     patch=1,
     latents_argument="sample",
