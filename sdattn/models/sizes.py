@@ -1,5 +1,6 @@
 """Sizes of the pictures that a pipeline makes, and of the cells of its maps."""
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -20,8 +21,15 @@ def size_unit(pipe: Any) -> int:
 
 def default_size(pipe: Any) -> tuple[int, int]:
     """(height, width) in pixels of the pictures that a pipeline makes by default."""
-    config = find_denoiser(pipe).model.config
-    size = getattr(pipe, "default_sample_size", None) or config.sample_size
+    known = inspect.signature(pipe.__call__).parameters
+    sides = [known[name].default if name in known else None for name in ("height", "width")]
+    if all(isinstance(side, int) for side in sides):
+        return sides[0], sides[1]
+    denoiser = find_denoiser(pipe)
+    size = getattr(pipe, "default_sample_size", None)
+    size = size or getattr(denoiser.model.config, "sample_size", None)
+    if size is None:
+        return denoiser.family.side, denoiser.family.side
     rows, cols = (size, size) if isinstance(size, int) else size
     return rows * pipe.vae_scale_factor, cols * pipe.vae_scale_factor
 
