@@ -248,6 +248,11 @@ FAMILIES = (
     "Qwen-Image",
     "PixArt Sigma",
     "Sana",
+    "Z-Image",
+    "Lumina 2",
+    "CogView4",
+    "Krea 2",
+    "HunyuanDiT",
 )
 SMALL = Way(size=(64, 96))
 

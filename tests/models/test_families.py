@@ -380,7 +380,6 @@ def test_pipelines_whose_words_cannot_be_told_take_labels():
         ("SanaVideoPipeline", "read_sana"),
         ("KolorsImg2ImgPipeline", "refuse_unknown"),
         ("ChromaPipeline", "refuse_unknown"),
-        ("HunyuanDiTPAGPipeline", "refuse_unknown"),
         ("StableVideoDiffusionPipeline", "refuse_unknown"),
     ],
 )
