@@ -29,7 +29,7 @@ def default_size(pipe: Any) -> tuple[int, int]:
     size = getattr(pipe, "default_sample_size", None)
     size = size or getattr(denoiser.model.config, "sample_size", None)
     if size is None:
-        return denoiser.family.side, denoiser.family.side
+        return denoiser.family.default_size, denoiser.family.default_size
     rows, cols = (size, size) if isinstance(size, int) else size
     return rows * pipe.vae_scale_factor, cols * pipe.vae_scale_factor
 
