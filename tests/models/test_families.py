@@ -385,7 +385,7 @@ def test_pipelines_whose_words_cannot_be_told_take_labels():
         ("LongCatImageEditPipeline", "refuse_unknown"),
         ("QwenImage21Pipeline", "refuse_unknown"),
         ("ChromaInpaintPipeline", "read_chroma"),
-        ("HunyuanDiTPAGPipeline", "refuse_unknown"),
+        ("HunyuanDiTPAGPipeline", "read_hunyuan_dit"),
         ("StableVideoDiffusionPipeline", "refuse_unknown"),
     ],
 )

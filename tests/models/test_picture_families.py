@@ -10,8 +10,10 @@ from diffusers import (
     BriaPipeline,
     ChromaImg2ImgPipeline,
     ChromaPipeline,
+    ErnieImagePipeline,
     HiDreamImagePipeline,
     HunyuanImagePipeline,
+    Kandinsky5T2IPipeline,
     KolorsPipeline,
     LongCatImagePipeline,
     OvisImagePipeline,
@@ -20,7 +22,13 @@ from diffusers import (
     QwenImageEditPlusPipeline,
 )
 from helpers.reading_pipelines import assert_same_columns, made_by, tells_ids
-from helpers.tiny_encoders import tiny_llama, tiny_qwen3, tiny_qwen_vl, tiny_t5_encoder
+from helpers.tiny_encoders import (
+    tiny_llama,
+    tiny_mistral3,
+    tiny_qwen3,
+    tiny_qwen_vl,
+    tiny_t5_encoder,
+)
 from helpers.tiny_pipelines import make_vae, tiny_text_encoder
 from helpers.tiny_processors import tiny_qwen_processor
 from helpers.tiny_tokenizers import tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
@@ -291,3 +299,52 @@ def test_hunyuan_image_reads_quoted_text_by_byt5():
     assert all(word.columns for one in read for word in one.words)
     with pytest.raises(ValueError, match="have 128 token columns.*tokenizer_2_max_length"):
         read_prompts(pipe, "a cat", columns=128)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_kandinsky5_reads_inside_a_template(side):
+    processor = tiny_qwen_processor(side)
+    pipe = bare(
+        Kandinsky5T2IPipeline,
+        text_encoder=tells_ids(tiny_qwen_vl(processor.tokenizer)),
+        tokenizer=processor,
+        text_encoder_2=tiny_text_encoder(),
+        tokenizer_2=tiny_tokenizer(),
+    )
+    prompts = [*PROMPTS[:2], "  un caf\u00e9 \n cat\n", PROMPTS[3]]
+    for batch in (prompts, prompts[:1], prompts[::-1]):
+        read = read_prompts(pipe, batch)
+        made = made_by(pipe, batch)
+        assert_same_columns(read, made, processor.tokenizer)
+        assert [one.text for one in read] == batch
+        assert read_prompts(pipe, batch, columns=len(made[0])) == read
+    with pytest.raises(ValueError, match="prompt_clean rewrites 'a &amp; b' to 'a & b'"):
+        read_prompts(pipe, "a &amp; b")
+    with pytest.raises(ValueError, match="cuts prompts of more than 100 tokens"):
+        read_prompts(pipe, "a cat", max_sequence_length=100)
+    with pytest.raises(ValueError, match="have 9 token columns.*these prompts makes"):
+        read_prompts(pipe, "a cat", columns=9)
+
+
+def test_ernie_image_fills_up_to_the_longest():
+    encoder = tells_ids(tiny_mistral3().model)
+    pipe = bare(ErnieImagePipeline, vae=make_vae(), text_encoder=encoder, tokenizer=tiny_mistral())
+    with torch.no_grad():
+        states, _ = pipe._pad_text(pipe.encode_prompt(PROMPTS, "cpu"), "cpu", torch.float32, 16)
+    ids = (states[..., 0].round().long() - 1).tolist()
+    read = read_prompts(pipe, PROMPTS)
+    assert_same_columns(read, ids, pipe.tokenizer)
+    longer = read_prompts(pipe, PROMPTS, columns=len(ids[0]) + 2)  # of a longer negative prompt
+    assert [one.words for one in longer] == [one.words for one in read]
+    assert {len(one.tokens) for one in longer} == {len(ids[0]) + 2}
+    with pytest.raises(ValueError, match="have 3 token columns.*or more"):
+        read_prompts(pipe, PROMPTS, columns=3)
+
+
+def test_ernie_image_refuses_what_it_would_rewrite():
+    parts = {"text_encoder": tiny_mistral3().model, "tokenizer": tiny_mistral()}
+    parts |= {"pe": tiny_llama(), "pe_tokenizer": tiny_mistral()}
+    pipe = bare(ErnieImagePipeline, vae=make_vae(), **parts)
+    with pytest.raises(ValueError, match="rewrites the prompt.*use_pe=False"):
+        read_prompts(pipe, "a cat")
+    assert read_prompts(pipe, "a cat", use_pe=False)[0].find("cat")
