@@ -13,8 +13,10 @@ def read_bria(call: TextCall, texts: list[str]) -> list[Prompt]:
     """T5, each prompt by itself, then zeros. Source: pipeline_bria.py,
     ``_get_t5_prompt_embeds``."""
     tokenizer, length = call.pipe.tokenizer, call.length()
-    options = {"truncation": True, "max_length": length}
-    read = [read_source(tokenizer, Source.of(text), **options) for text in texts]
+    read = [
+        read_source(tokenizer, Source.of(text), truncation=True, max_length=length)
+        for text in texts
+    ]
     return [
         replace(prompt, tokens=prompt.tokens + zeros(length - len(prompt.tokens)))
         for prompt in read
