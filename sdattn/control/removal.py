@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from ..attention import TorchAttnProcessor, TorchJointProcessor
 from ..attention.device_copies import index_on
-from ..attention.joining import check_layer
 from ..attention.joint_processor import Queries, Spans
-from ..errors import InvalidValueError, OptionError
-from ..hooks.controlled_passes import ControlledPass, ControlledPasses
+from ..errors import InvalidTypeError, InvalidValueError, OptionError
+from ..hooks.controlled_passes import ControlledPass, ControlledPasses, check_joint
 from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError
 from ..hooks.run_part import RunPart, Span
-from ..models.denoiser_call import DenoiserCall
+from ..hooks.unknown_processors import is_plain
+from ..models.denoiser_call import DenoiserCall, innermost
 from ..models.guidance import Order, guided_order
 from ..models.layers import (
     TEXT_KINDS,
@@ -37,7 +37,6 @@ from ..models.layers import (
     Denoiser,
     LayerSelection,
     find_denoiser,
-    joint_order,
     select_layers,
 )
 
@@ -234,14 +233,19 @@ def check_removal(
 
 def _check_layers(denoiser: Denoiser, chosen: list[AttentionLayer]) -> None:
     """Refuse processors whose replacement would change the attention."""
-    if any(layer.kind == "joint" for layer in chosen):
-        joint_order(denoiser)  # or refuse
+    if joint := [layer for layer in chosen if layer.kind == "joint"]:
+        check_joint(denoiser, joint)
     for layer in chosen:
-        if layer.kind == "joint":
-            check_layer(layer.module)
         processor = layer.module.processor
         if isinstance(processor, nn.Module) and list(processor.parameters()):
             raise InvalidValueError(
                 f"{layer.name} has a {type(processor).__name__}, whose weights would be left out. "
                 "Unload it first (pipe.unload_ip_adapter()), or choose other layers by name."
+            )
+        own = type(innermost(processor)).__call__.__module__.startswith("diffusers.")
+        if layer.kind == "cross" and own and not is_plain(layer.module, innermost(processor)):
+            raise InvalidTypeError(
+                f"{layer.name} has a {type(processor).__name__}, which does more than a plain "
+                "attention (rotary embeddings, say), and without that a knockout would change more "
+                "than its word. capture() can watch it."
             )

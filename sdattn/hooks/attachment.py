@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..attention.joining import check_layer
 from ..attention.joint_processor import Spans
 from ..errors import InvalidTypeError, InvalidValueError, RunError
 from ..models.denoiser_call import DenoiserCall
@@ -19,10 +18,9 @@ from ..models.layers import (
     Place,
     find_denoiser,
     is_unet,
-    joint_order,
 )
 from .callers import Callers
-from .controlled_passes import ControlledPass, ControlledPasses
+from .controlled_passes import ControlledPass, ControlledPasses, check_joint
 from .drawn import PromptWatch
 from .installer import Installation
 
@@ -162,9 +160,7 @@ def controlled_layers(target: Any) -> tuple[Denoiser, list[AttentionLayer]]:
     layers = denoiser.layers
     kinds = {layer.kind for layer in layers}
     if "joint" in kinds and kinds <= {"joint", "self"}:
-        joint_order(denoiser)
-        for layer in layers:
-            check_layer(layer.module)
+        check_joint(denoiser, layers)
     elif not kinds <= {"cross", "self"} or not is_unet(denoiser.model):
         strange = sorted(kinds - {"cross", "self"})
         raise InvalidTypeError(

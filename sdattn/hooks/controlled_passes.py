@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ..attention.joining import TEXT, check_layer, unknown_layer
 from ..attention.joint_processor import Spans
 from ..errors import InvalidTypeError, InvalidValueError
 from ..models.denoiser_call import DenoiserCall, Size
 from ..models.guidance import GuidanceWatch, Order, branch_rows
-from ..models.layers import Denoiser, joint_order, ordered_spans
+from ..models.layers import AttentionLayer, Denoiser, joint_order, ordered_spans
 from .installer import Installation
 from .latent_sizes import LatentSizes
 from .run_watch import RunWatch
@@ -56,16 +58,10 @@ class ControlledPasses:
         denoiser: its pipeline is held weakly, and the model is not.
 
     Raises:
-        TypeError: the text is elsewhere in each row of a batch.
         ValueError: how the pipeline lays out guidance is not known.
     """
 
     def __init__(self, denoiser: Denoiser):
-        if denoiser.family.spans is not None:
-            raise InvalidTypeError(
-                f"A {type(denoiser.model).__name__} has its text elsewhere in each row of a batch, "
-                "which controllers and knockouts do not know. capture() can watch it."
-            )
         pipeline = denoiser.pipeline
         self.guidance = None if pipeline is None else GuidanceWatch(pipeline)
         self.runs = RunWatch()
@@ -112,3 +108,23 @@ class ControlledPasses:
             return self.guidance.order(batch)
         except AttributeError:  # it has not run yet: the model is called by hand
             return None
+
+
+def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
+    """Refuse joint attention that :class:`sdattn.TorchJointProcessor` does not compute, before
+    anything is put into the model.
+
+    Raises:
+        TypeError: an order, a layer or a place of the text that it does not know.
+    """
+    joint_order(denoiser)
+    if denoiser.family.spans is not None:
+        raise InvalidTypeError(
+            f"A {type(denoiser.model).__name__} has its text elsewhere in each row of a batch, "
+            "which controllers and knockouts do not know. capture() can watch it."
+        )
+    for layer in layers:
+        check_layer(layer.module)
+        two = layer.kind == "joint" and layer.place == "double"
+        if two and not any(getattr(layer.module, name, None) is not None for name in TEXT):
+            raise unknown_layer(layer.module, "has two streams and no projections for the text")

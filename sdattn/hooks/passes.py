@@ -249,7 +249,7 @@ class Passes:
         branch only."""
         rows = branch_rows(order, call.batch)
         if missing := [name for name in BRANCHES[self.branch] if name not in rows]:
-            if self.guidance is not None and self.guidance.in_turn:
+            if self.guidance is not None and self.guidance.may_miss:
                 return None
             raise CaptureError(
                 Message(

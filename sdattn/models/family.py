@@ -140,6 +140,8 @@ class Family:
         timestep_start: the scheduler's timestep where the model's is 0; its unit is then negative.
         patch: cells of the latent that one query has on a side; None for ``config.patch_size``.
         size_unit: pictures have sides of a multiple of this many pixels, at the least.
+        default_size: pixels a side of its pictures by default, where neither the pipeline nor the
+            model has a ``sample_size``.
         readers: the beginnings of names of pipeline classes, and how those read their prompts; the
             longest that fits a class, or the nearest base that any fits, is taken.
         guidance: the names of pipeline classes, and how those and their subclasses run guidance.
@@ -171,6 +173,7 @@ class Family:
     patch: int | None = None
     grid_argument: str | None = None
     size_unit: int = 8
+    default_size: int = 1024
     readers: Mapping[str, Reader] = field(default_factory=dict)
     guidance: Mapping[str, Guidance] = field(default_factory=dict)
     text_argument: str = "prompt"

@@ -66,6 +66,7 @@ class GuidanceWatch:
         self._step: Any = None
         self._calls = 0  # within this step
         self._first: tuple[Any, int] | None = None  # call of a guided run: its schedule, its rows
+        self._has_ended = False
         self._is_guided: bool | None = None
         self._thread = get_ident()
 
@@ -84,6 +85,11 @@ class GuidanceWatch:
     def in_turn(self) -> bool:
         """Whether the branches run one after the other, each in calls of its own."""
         return self._is_named or self._known_by == "calls"
+
+    @property
+    def may_miss(self) -> bool:
+        """Whether the call that :meth:`order` was asked for is of one branch, in a guided run."""
+        return self.in_turn or self._has_ended
 
     def order(self, batch: int | None = None) -> Order:
         """The chunks of the batch of the call that begins now; to be asked once a call.
@@ -126,12 +132,13 @@ class GuidanceWatch:
 
     def _by_rows(self, batch: int | None) -> Order:
         order, schedule = branch_order(self.pipeline), self.pipeline.scheduler.timesteps
+        self._has_ended = False
         if len(order) == 1 or batch is None:
             return order
         if self._first is None or self._first[0] is not schedule:
             self._first = schedule, batch
-        ended = batch * len(order) == self._first[1]
-        return ("conditional",) if ended else order
+        self._has_ended = batch * len(order) == self._first[1]
+        return ("conditional",) if self._has_ended else order
 
     def _hear(self, guided: bool) -> None:
         if get_ident() == self._thread:  # not of a run in another thread

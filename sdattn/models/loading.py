@@ -179,8 +179,12 @@ def size_unit(pipe: Any) -> int:
 
 def default_size(pipe: Any) -> tuple[int, int]:
     """(height, width) in pixels of the pictures that a pipeline makes by default."""
-    config = find_denoiser(pipe).model.config
-    size = getattr(pipe, "default_sample_size", None) or config.sample_size
+    denoiser = find_denoiser(pipe)
+    size = getattr(pipe, "default_sample_size", None)
+    size = size or getattr(denoiser.model.config, "sample_size", None)
+    if size is None:
+        side = denoiser.family.default_size
+        return side, side
     rows, cols = (size, size) if isinstance(size, int) else size
     return rows * pipe.vae_scale_factor, cols * pipe.vae_scale_factor
 

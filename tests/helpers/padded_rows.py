@@ -65,7 +65,7 @@ def z_image(kind: Any = ZImagePipeline) -> Any:
     return quiet(pipe)
 
 
-LONG = "a red cat on the sofa, dog"  # of more than 32 tokens in a chat
+LONG = "a turquoise cat on the sofa, a red dog"  # of more than 32 tokens in a chat
 
 
 def prompts_of(way: Way) -> list[str]:
