@@ -169,7 +169,13 @@ def _as_dtype(dtype: torch.dtype) -> dict[str, torch.dtype]:
 def cell_size(pipe: Any) -> int:
     """Pixels a side of the finest cell of the maps: one of the latent, or a transformer's patch."""
     denoiser = find_denoiser(pipe)
-    return int(pipe.vae_scale_factor * denoiser.family.cell(denoiser.model))
+    return int(_vae_scale(pipe) * denoiser.family.cell(denoiser.model))
+
+
+def _vae_scale(pipe: Any) -> int:
+    """Pixels a side of a cell of the latents; Kandinsky 5 names it as pipelines of videos do."""
+    name = "vae_scale_factor"
+    return int(getattr(pipe, name if hasattr(pipe, name) else f"{name}_spatial"))
 
 
 def size_unit(pipe: Any) -> int:
@@ -186,7 +192,7 @@ def default_size(pipe: Any) -> tuple[int, int]:
         side = denoiser.family.default_size
         return side, side
     rows, cols = (size, size) if isinstance(size, int) else size
-    return rows * pipe.vae_scale_factor, cols * pipe.vae_scale_factor
+    return rows * _vae_scale(pipe), cols * _vae_scale(pipe)
 
 
 def latent_size(pipe: Any, options: Mapping[str, Any] | None = None) -> tuple[int, int]:
