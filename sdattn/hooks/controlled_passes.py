@@ -121,7 +121,8 @@ def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
     if denoiser.family.spans is not None:
         raise InvalidTypeError(
             f"A {type(denoiser.model).__name__} has its text elsewhere in each row of a batch, "
-            "which controllers and knockouts do not know. capture() can watch it."
+            "or with more beside it, which controllers and knockouts do not know. capture() can "
+            "watch it."
         )
     for layer in layers:
         check_layer(layer.module)

@@ -21,7 +21,7 @@ def named(attn: Any, names: Sequence[str]) -> list[Projection]:
 
 
 def output_projection(attn: Any) -> nn.Module | None:
-    to_out = getattr(attn, "to_out", None)
+    to_out = getattr(attn, "to_out", getattr(attn, "out_layer", None))  # Kandinsky 5's name
     return to_out[0] if isinstance(to_out, nn.ModuleList) else to_out
 
 

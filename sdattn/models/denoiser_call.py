@@ -78,8 +78,6 @@ class DenoiserCall:
         skips_layers: whether this is the extra pass of skip-layer guidance (SD 3.5), which is
             neither branch of the guidance.
         grid_ids: the tensor whose values give the size; None where shapes or numbers do.
-        n_before: tokens that the model itself puts before those of the text (AuraFlow's registers);
-            they are columns of the text too.
         spans: of joint attention whose rows have texts of their own lengths, where picture and text
             are in each, see :attr:`sdattn.models.Family.spans`; None elsewhere.
         spans_of: the tensor whose values give these; None where shapes do.
@@ -94,7 +92,6 @@ class DenoiserCall:
     n_image: int = 0
     skips_layers: bool = False
     grid_ids: Tensor | None = None
-    n_before: int = 0
     spans: Callable[[int], Sequence[Spans]] | None = None
     spans_of: Tensor | None = None
 
@@ -107,8 +104,7 @@ class DenoiserCall:
     @property
     def n_text(self) -> int:
         """Columns of the text; 0 while they are not known."""
-        states = sum(text.shape[1] for text in (self.text, self.text_2) if text is not None)
-        return self.n_before + states if states else 0
+        return sum(text.shape[1] for text in (self.text, self.text_2) if text is not None)
 
 
 def arguments(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

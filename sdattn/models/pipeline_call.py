@@ -273,6 +273,7 @@ def one_each(negative: str | Sequence[str], prompts: int) -> list[str]:
 
 def pictures_of(result: Any) -> list[Any]:
     """The PIL images of what a pipeline returned, the frames of a video in order."""
-    if hasattr(result, "images"):
-        return list(result.images)
+    for name in ("images", "image"):  # Kandinsky 5 has them by the other name
+        if hasattr(result, name):
+            return list(getattr(result, name))
     return [frame for video in result.frames for frame in video]

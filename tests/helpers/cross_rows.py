@@ -3,17 +3,25 @@
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from diffusers import (
     EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    Kandinsky5T2IPipeline,
+    Kandinsky5Transformer3DModel,
     KolorsImg2ImgPipeline,
     KolorsPipeline,
     SanaSprintPipeline,
     SCMScheduler,
 )
+from transformers import CLIPTextModel
 
 from helpers.rows import Options, Row, Way, pictures, sized
+from helpers.tiny_encoders import tiny_qwen_vl
 from helpers.tiny_pipelines import make_unet
-from helpers.transformer_rows import SANA, quiet, sana, vae, with_instruction
+from helpers.tiny_processors import tiny_qwen_processor
+from helpers.tiny_tokenizers import tiny_tokenizer
+from helpers.transformer_rows import SANA, clip, quiet, sana, vae, with_instruction
 
 
 def sprint() -> Any:
@@ -50,10 +58,53 @@ def from_picture(pipe: Any, way: Way) -> Options:
     return {name: value for name, value in options.items() if name not in ("height", "width")}
 
 
+def kandinsky5() -> Any:
+    torch.manual_seed(0)
+    transformer = Kandinsky5Transformer3DModel(
+        in_visual_dim=4,
+        in_text_dim=16,
+        in_text_dim2=32,
+        time_dim=16,
+        out_visual_dim=4,
+        model_dim=24,
+        ff_dim=16,
+        num_text_blocks=1,
+        num_visual_blocks=2,
+        axes_dims=(4, 4, 4),
+    )
+    for name, weight in transformer.named_parameters():
+        if "modulation" in name or "_norm.weight" in name:  # zeros and ones as they are made
+            torch.nn.init.normal_(weight)
+    processor = tiny_qwen_processor()
+    pipe = Kandinsky5T2IPipeline(
+        transformer=transformer.eval(),
+        vae=vae(),
+        text_encoder=tiny_qwen_vl(processor.tokenizer),
+        tokenizer=processor,
+        text_encoder_2=clip(CLIPTextModel),
+        tokenizer_2=tiny_tokenizer(),
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+    )
+    return quiet(pipe)
+
+
+def of_resolution(pipe: Any, way: Way) -> Options:
+    """The pipeline takes sizes of its list only, and some parts of its model stay in float32."""
+    pipe.resolutions = [way.size[::-1]]
+    for name, module in pipe.transformer.named_modules():
+        if any(part in name for part in pipe.transformer._keep_in_fp32_modules):
+            module.float()
+    return sized(pipe, way)
+
+
+KANDINSKY: Options = {"in_turn": True, "prompt_rows": None, "layers": 2, "unit": 16, "cell": 16}
 KOLORS = (
     Row("Kolors", kolors, sized),
     Row("Kolors, image to image", lambda: kolors(KolorsImg2ImgPipeline), from_picture),
 )
-CROSS = (Row("SanaSprint", sprint, without_negative, **{**SANA, "prompt_rows": None}),)
+CROSS: tuple[Row, ...] = (
+    Row("SanaSprint", sprint, without_negative, **{**SANA, "prompt_rows": None}),
+    Row("Kandinsky 5", kandinsky5, of_resolution, processors=(), **KANDINSKY),
+)
 if find_spec("sentencepiece"):
     CROSS += KOLORS

@@ -7,22 +7,33 @@ import torch
 from diffusers import (
     AuraFlowPipeline,
     AuraFlowTransformer2DModel,
+    AutoencoderKLFlux2,
     BriaPipeline,
     BriaTransformer2DModel,
     ChromaImg2ImgPipeline,
     ChromaPipeline,
     ChromaTransformer2DModel,
+    ErnieImagePipeline,
+    ErnieImageTransformer2DModel,
     FlowMatchEulerDiscreteScheduler,
     HiDreamImagePipeline,
     HiDreamImageTransformer2DModel,
     LongCatImagePipeline,
     LongCatImageTransformer2DModel,
+    OvisImagePipeline,
+    OvisImageTransformer2DModel,
 )
 
 from helpers.rows import Options, Row, Way, pictures, sized
-from helpers.tiny_encoders import tiny_llama, tiny_qwen_vl, tiny_t5_encoder
+from helpers.tiny_encoders import (
+    tiny_llama,
+    tiny_mistral3,
+    tiny_qwen3,
+    tiny_qwen_vl,
+    tiny_t5_encoder,
+)
 from helpers.tiny_tokenizers import tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
-from helpers.transformer_rows import FLUX, clip, own_norms, quiet, short, vae
+from helpers.transformer_rows import FLUX, VAE, clip, own_norms, quiet, short, vae
 
 
 def chroma(kind: Any = ChromaPipeline) -> Any:
@@ -150,10 +161,61 @@ def hidream() -> Any:
     return quiet(pipe)
 
 
+def ovis() -> Any:
+    torch.manual_seed(0)
+    transformer = OvisImageTransformer2DModel(
+        in_channels=16,
+        out_channels=16,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=16,
+        axes_dims_rope=(4, 4, 8),
+    )
+    pipe = OvisImagePipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=vae(shift_factor=0.1),
+        text_encoder=tiny_qwen3().model,
+        tokenizer=tiny_qwen(),
+        transformer=own_norms(transformer).eval(),
+    )
+    return quiet(pipe)
+
+
+def ernie() -> Any:
+    torch.manual_seed(0)
+    transformer = ErnieImageTransformer2DModel(
+        hidden_size=32,
+        num_attention_heads=2,
+        num_layers=2,
+        ffn_hidden_size=16,
+        in_channels=16,
+        out_channels=16,
+        text_in_dim=16,
+        rope_axes_dim=(4, 6, 6),
+    )
+    for part in (transformer.adaLN_modulation[-1], transformer.final_linear):
+        torch.nn.init.normal_(part.weight)  # zeros as they are made
+    pipe = ErnieImagePipeline(
+        transformer=own_norms(transformer).eval(),
+        vae=AutoencoderKLFlux2(**VAE).eval(),
+        text_encoder=tiny_mistral3().model,
+        tokenizer=tiny_mistral(),
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+    )
+    return quiet(pipe)
+
+
 def of_area(pipe: Any, way: Way) -> Options:
     """The pipeline scales every picture to about the area of this many cells a side."""
     pipe.default_sample_size = 1.001 * math.sqrt(way.size[0] * way.size[1]) / 8
     return short(pipe, way)
+
+
+def behind_an_instruction(pipe: Any, way: Way) -> Options:
+    """Which the tiny tokenizer spells in letters."""
+    return {**sized(pipe, way), "max_sequence_length": 160}
 
 
 def as_written(pipe: Any, way: Way) -> Options:
@@ -180,6 +242,14 @@ JOINT = (
         processors=(),
         n_text=3 * 24,
         **{**BATCHED, "joint": "picture first"},
+    ),
+    Row("Ovis-Image", ovis, behind_an_instruction, **{**UNFUSED, "n_text": 160}),
+    Row(
+        "ERNIE-Image",
+        ernie,
+        sized,
+        processors=(),
+        **{**BATCHED, "joint": "picture first", "layers": 2},
     ),
     Row("LongCat-Image", longcat, as_written, **UNFUSED),
 )

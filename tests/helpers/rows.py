@@ -111,7 +111,7 @@ class Row:
             **more,
         }
         result = pipe(**{name: value for name, value in options.items() if value is not None})
-        return result.images if hasattr(result, "images") else result.frames
+        return result[0]
 
     def fitted(self, way: Way) -> Way:
         """The way as this pipeline can go it."""

@@ -10,18 +10,30 @@ from diffusers import (
     BriaPipeline,
     ChromaImg2ImgPipeline,
     ChromaPipeline,
+    ErnieImagePipeline,
+    HiDreamImagePipeline,
+    HunyuanImagePipeline,
+    Kandinsky5T2IPipeline,
     KolorsPipeline,
     LongCatImagePipeline,
+    OvisImagePipeline,
     QwenImageEditInpaintPipeline,
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
 )
 from helpers.reading_pipelines import assert_same_columns, made_by, tells_ids
-from helpers.tiny_encoders import tiny_qwen_vl, tiny_t5_encoder
-from helpers.tiny_pipelines import make_vae
+from helpers.tiny_encoders import (
+    tiny_llama,
+    tiny_mistral3,
+    tiny_qwen3,
+    tiny_qwen_vl,
+    tiny_t5_encoder,
+)
+from helpers.tiny_pipelines import make_vae, tiny_text_encoder
 from helpers.tiny_processors import tiny_qwen_processor
-from helpers.tiny_tokenizers import tiny_qwen, tiny_t5
+from helpers.tiny_tokenizers import tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
 from PIL import Image
+from transformers import ByT5Tokenizer, CLIPTextModelWithProjection
 
 from sdattn.models.reading import read_prompts
 
@@ -208,3 +220,131 @@ def tell_chatglm_ids(_module, _args, kwargs, output):
     states = output.hidden_states
     output.hidden_states = tuple(ids.expand_as(one).to(one.dtype) for one in states)
     return output
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_ovis_image_reads_a_chat_behind_an_instruction(side):
+    encoder = tells_ids(tiny_qwen3().model)
+    pipe = bare(OvisImagePipeline, text_encoder=encoder, tokenizer=tiny_qwen(side))
+    options = {"max_sequence_length": 180}
+    made = made_by(pipe, PROMPTS, do_classifier_free_guidance=False, **options)
+    read = read_prompts(pipe, PROMPTS, **options)
+    assert_same_columns(read, made, pipe.tokenizer)
+    assert read_prompts(pipe, PROMPTS, columns=180) == read
+
+
+def test_hidream_reads_t5_and_twice_llama():
+    pipe = HiDreamImagePipeline(
+        scheduler=None,
+        vae=None,
+        transformer=None,
+        text_encoder=tiny_text_encoder(CLIPTextModelWithProjection),
+        tokenizer=tiny_tokenizer(),
+        text_encoder_2=tiny_text_encoder(CLIPTextModelWithProjection),
+        tokenizer_2=tiny_tokenizer(),
+        text_encoder_3=tells_ids(tiny_t5_encoder()),
+        tokenizer_3=tiny_t5(),
+        text_encoder_4=tells_ids(tiny_llama()),
+        tokenizer_4=tiny_mistral("right"),
+    )
+    options = {"do_classifier_free_guidance": False, "max_sequence_length": 70}
+    with torch.no_grad():
+        t5, _, llama, *_ = pipe.encode_prompt(PROMPTS, device="cpu", **options)
+    ids = torch.cat([t5[..., 0], *llama[-2:, ..., 0]], dim=-1).round().long() - 1
+    read = read_prompts(pipe, PROMPTS, max_sequence_length=70)
+    assert numbers(read) == ids.tolist()
+    assert read_prompts(pipe, PROMPTS, columns=210) == read
+    assert read[0].find("red cat") == [(1, 2, 72, 73, 142, 143)]
+    for one in read:
+        for word in one.words:
+            own = [ids for start in (70, 140) if (ids := [i - start for i in word.columns])]
+            spelled = [i for i in word.columns if 70 <= i < 140]
+            again = [i - 70 for i in word.columns if i >= 140]
+            assert spelled == again and own
+            text = pipe.tokenizer_4.decode([one.tokens[i].id for i in spelled])
+            assert "".join(text.split()) == word.text
+    with pytest.raises(ValueError, match="have 211 token columns.*=128 makes 384"):
+        read_prompts(pipe, PROMPTS, columns=211)
+    with pytest.raises(ValueError, match="prompt_4='a dog' is another text"):
+        read_prompts(pipe, "a cat", prompt_4="a dog")
+
+
+GLYPHS = ['a "red" cat', "a 'dog' on “the sofa” 😀", "“café 'red'” \"a\"", "the cat's sofa"]
+
+
+def test_hunyuan_image_reads_quoted_text_by_byt5():
+    pipe = bare(
+        HunyuanImagePipeline,
+        text_encoder=tells_ids(tiny_qwen_vl()),
+        tokenizer=tiny_qwen(),
+        text_encoder_2=tells_ids(tiny_t5_encoder()),
+        tokenizer_2=ByT5Tokenizer(),
+    )
+    # its states are those of the third layer from behind
+    pipe.tokenizer_max_length, pipe.tokenizer_2_max_length = 300, 40
+    texts = [*PROMPTS, *GLYPHS]
+    with torch.no_grad():
+        states, mask, glyphs, glyph_mask = pipe.encode_prompt(texts, "cpu", len(texts))
+    read = read_prompts(pipe, texts)
+    for i, one in enumerate(read):
+        own, quoted = (part[i, :, 0].round().long() - 1 for part in (states, glyphs))
+        kept, seen = mask[i].bool(), glyph_mask[i].bool()
+        # as HunyuanImageTransformer2DModel.forward puts them
+        order = torch.cat([quoted[seen], own[kept], quoted[~seen], own[~kept]])
+        assert [token.id for token in one.tokens] == order.tolist()
+    found = read[len(PROMPTS)].find("red")[0]  # Text "red". and its piece in the prompt
+    assert found[:3] == (6, 7, 8)
+    assert len(found) == 4
+    assert read_prompts(pipe, texts, columns=340) == read
+    assert all(word.columns for one in read for word in one.words)
+    with pytest.raises(ValueError, match="have 128 token columns.*tokenizer_2_max_length"):
+        read_prompts(pipe, "a cat", columns=128)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_kandinsky5_reads_inside_a_template(side):
+    processor = tiny_qwen_processor(side)
+    pipe = bare(
+        Kandinsky5T2IPipeline,
+        text_encoder=tells_ids(tiny_qwen_vl(processor.tokenizer)),
+        tokenizer=processor,
+        text_encoder_2=tiny_text_encoder(),
+        tokenizer_2=tiny_tokenizer(),
+    )
+    prompts = [*PROMPTS[:2], "  un caf\u00e9 \n cat\n", PROMPTS[3]]
+    for batch in (prompts, prompts[:1], prompts[::-1]):
+        read = read_prompts(pipe, batch)
+        made = made_by(pipe, batch)
+        assert_same_columns(read, made, processor.tokenizer)
+        assert [one.text for one in read] == batch
+        assert read_prompts(pipe, batch, columns=len(made[0])) == read
+    with pytest.raises(ValueError, match="prompt_clean rewrites 'a &amp; b' to 'a & b'"):
+        read_prompts(pipe, "a &amp; b")
+    with pytest.raises(ValueError, match="cuts prompts of more than 100 tokens"):
+        read_prompts(pipe, "a cat", max_sequence_length=100)
+    with pytest.raises(ValueError, match="have 9 token columns.*these prompts makes"):
+        read_prompts(pipe, "a cat", columns=9)
+
+
+def test_ernie_image_fills_up_to_the_longest():
+    encoder = tells_ids(tiny_mistral3().model)
+    pipe = bare(ErnieImagePipeline, vae=make_vae(), text_encoder=encoder, tokenizer=tiny_mistral())
+    with torch.no_grad():
+        states, _ = pipe._pad_text(pipe.encode_prompt(PROMPTS, "cpu"), "cpu", torch.float32, 16)
+    ids = (states[..., 0].round().long() - 1).tolist()
+    read = read_prompts(pipe, PROMPTS)
+    assert_same_columns(read, ids, pipe.tokenizer)
+    longer = read_prompts(pipe, PROMPTS, columns=len(ids[0]) + 2)  # of a longer negative prompt
+    assert [one.words for one in longer] == [one.words for one in read]
+    assert {len(one.tokens) for one in longer} == {len(ids[0]) + 2}
+    with pytest.raises(ValueError, match="have 3 token columns.*or more"):
+        read_prompts(pipe, PROMPTS, columns=3)
+
+
+def test_ernie_image_refuses_what_it_would_rewrite():
+    parts = {"text_encoder": tiny_mistral3().model, "tokenizer": tiny_mistral()}
+    parts |= {"pe": tiny_llama(), "pe_tokenizer": tiny_mistral()}
+    pipe = bare(ErnieImagePipeline, vae=make_vae(), **parts)
+    with pytest.raises(ValueError, match="rewrites the prompt.*use_pe=False"):
+        read_prompts(pipe, "a cat")
+    assert read_prompts(pipe, "a cat", use_pe=False)[0].find("cat")

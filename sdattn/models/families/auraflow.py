@@ -1,13 +1,13 @@
 """AuraFlow: joint attention, eight registers before the text."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...attention.joint_processor import Spans
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, join_prompts, read_source
 from ...prompts.words import Source
-from ..denoiser_call import DenoiserCall, grid_of_patches, unwrapped
+from ..denoiser_call import grid_of_patches, unwrapped
 from ..encoders import TextCall, zeros
 from ..family import Family, Guidance
 
@@ -30,17 +30,14 @@ def read_auraflow(call: TextCall, texts: list[str]) -> list[Prompt]:
     ]
 
 
-class AuraFlow(Family):
+def _spans(model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
     """The blocks get the registers and the text as one."""
-
-    def read_call(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> DenoiserCall:
-        call = super().read_call(model, args, kwargs)
-        return replace(call, n_before=unwrapped(model).register_tokens.shape[1])
+    states = given["encoder_hidden_states"]
+    n_text = unwrapped(model).register_tokens.shape[1] + states.shape[1]
+    return [(slice(n_text, n_text + cells), slice(0, n_text))] * len(states)
 
 
-FAMILY = AuraFlow(
+FAMILY = Family(
     name="AuraFlow",
     denoisers=("AuraFlowTransformer2DModel",),
     layers={
@@ -49,6 +46,7 @@ FAMILY = AuraFlow(
     },
     joined="text first",
     grid=grid_of_patches,
+    spans=_spans,
     timestep_unit=1000.0,
     size_unit=16,
     readers={"AuraFlow": read_auraflow},

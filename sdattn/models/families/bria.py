@@ -13,8 +13,10 @@ def read_bria(call: TextCall, texts: list[str]) -> list[Prompt]:
     """T5, each prompt by itself, then zeros. Source: pipeline_bria.py,
     ``_get_t5_prompt_embeds``."""
     tokenizer, length = call.pipe.tokenizer, call.length()
-    options = {"truncation": True, "max_length": length}
-    read = [read_source(tokenizer, Source.of(text), **options) for text in texts]
+    read = [
+        read_source(tokenizer, Source.of(text), truncation=True, max_length=length)
+        for text in texts
+    ]
     return [
         replace(prompt, tokens=prompt.tokens + zeros(length - len(prompt.tokens)))
         for prompt in read
@@ -31,7 +33,7 @@ FAMILY = Family(
     joined="text first",
     grid=grid_of_ids,
     grid_argument="img_ids",
-    patch=1,  # the pipeline's scale factor is that of its patches of 2
+    patch=1,  # the pipeline counts the cells of 2x2 that it packs
     size_unit=16,
     readers={"Bria": read_bria, "BriaFibo": refuse_unknown},
     preset="joint",

@@ -1,0 +1,68 @@
+"""ERNIE-Image: one stream of joint attention, the picture first, to Ministral."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ...errors import InvalidValueError
+from ...prompts.tokens import Prompt, read_source
+from ...prompts.words import Source
+from ..denoiser_call import DenoiserCall, Timestep, arguments, grid_of_patches
+from ..encoders import TextCall, zeros
+from ..family import NEGATIVE_FIRST, Family
+
+
+def read_ernie(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Each prompt by itself, then zeros up to the longest of the batch, the negative prompts among
+    them. Source: pipeline_ernie_image.py, ``encode_prompt`` and ``_pad_text``.
+
+    Raises:
+        ValueError: the pipeline would rewrite the prompt.
+    """
+    pipe = call.pipe
+    if call.option("use_pe") and None not in (pipe.pe, pipe.pe_tokenizer):
+        raise InvalidValueError(
+            f"A {type(pipe).__name__} rewrites the prompt before it is read. Take its "
+            "revised_prompts of a run, pass them as the prompt, and use_pe=False, to the run and "
+            "here."
+        )
+    read = [read_source(pipe.tokenizer, Source.of(text), truncation=True) for text in texts]
+    longest = max(len(prompt.tokens) for prompt in read)
+    columns = longest if call.columns is None else call.columns
+    if columns < longest:
+        raise call.unexplained(f"the longest of {texts} makes {longest}, or more")
+    return [
+        replace(prompt, tokens=prompt.tokens + zeros(columns - len(prompt.tokens)))
+        for prompt in read
+    ]
+
+
+class ErnieImage(Family):
+    """The text's states have another name."""
+
+    def read_call(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> DenoiserCall:
+        given = arguments(model, args, kwargs)
+        return DenoiserCall(
+            timestep=Timestep(given["timestep"]),
+            size=partial(self.rows_and_cols, model, given),
+            batch=len(given["hidden_states"]),
+            text=given["text_bth"],
+            sample=given["hidden_states"],
+        )
+
+
+FAMILY = ErnieImage(
+    name="ERNIE-Image",
+    denoisers=("ErnieImageTransformer2DModel",),
+    layers={"layers.*.self_attention": ("single", "joint")},
+    joined="picture first",
+    grid=grid_of_patches,
+    size_unit=16,
+    readers={"ErnieImage": read_ernie},
+    preset="joint",
+    guidance={"ErnieImagePipeline": NEGATIVE_FIRST},
+    text_options=("use_pe",),
+)

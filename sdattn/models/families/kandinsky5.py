@@ -1,0 +1,74 @@
+"""Kandinsky 5, pictures: cross-attention to Qwen2.5-VL, which the model first encodes further."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import InvalidValueError
+from ...prompts.tokens import Prompt, read_source
+from ...prompts.words import Source
+from ..encoders import PLACEHOLDER, TextCall
+from ..family import IN_TURN, Family
+
+
+def read_kandinsky5(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Qwen2.5-VL inside a template, without its first tokens, padded to the longest prompt of the
+    batch; CLIP gives one pooled vector. Source: pipeline_kandinsky_t2i.py, ``_encode_prompt_qwen``.
+
+    Raises:
+        ValueError: the pipeline would cut a prompt or rewrite its characters.
+    """
+    pipe, tokenizer = call.pipe, getattr(call.pipe.tokenizer, "tokenizer", call.pipe.tokenizer)
+    drop, most = pipe.prompt_template_encode_start_idx, call.option("max_sequence_length")
+    before, _, after = pipe.prompt_template.format(PLACEHOLDER).partition(PLACEHOLDER)
+    sources = [_cleaned(text).within(before, after) for text in texts]
+    longest = max(len(tokenizer(source.text)["input_ids"]) for source in sources)
+    if longest > drop + most:
+        raise InvalidValueError(
+            f"A {type(pipe).__name__} cuts prompts of more than {most} tokens in a way that is not "
+            f"known, and the longest of {texts} makes {longest - drop}. Write less."
+        )
+    if call.columns not in (None, longest - drop):
+        raise call.unexplained(f"these prompts makes {longest - drop}")
+    options = {"padding": "max_length", "max_length": longest}
+    return [
+        read_source(tokenizer, source, keep=lambda n: range(drop, n), **options)
+        for source in sources
+    ]
+
+
+def _cleaned(text: str) -> Source:
+    """A prompt with single spaces, as ``prompt_clean`` leaves it where it changes nothing else."""
+    from diffusers.pipelines.kandinsky5.pipeline_kandinsky_t2i import prompt_clean
+
+    source = Source.of(text).strip()
+    kept = [match.start() for match in re.finditer(r"\S|\s(?!\s)", source.text)]
+    spaced = "".join(" " if source.text[i].isspace() else source.text[i] for i in kept)
+    source = Source(text, spaced, tuple(source.origins[i] for i in kept))
+    if (found := prompt_clean(text)) != source.text:
+        raise InvalidValueError(
+            f"The pipeline's prompt_clean rewrites {text!r} to {found!r}. Pass that as the prompt."
+        )
+    return source
+
+
+def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of latents ``[B, frames, rows, cols, C]``."""
+    sizes = given["hidden_states"].shape[1:4]
+    return tuple(size // patch for size, patch in zip(sizes, model.patch_size, strict=True))
+
+
+FAMILY = Family(
+    name="Kandinsky 5",
+    denoisers=("Kandinsky5Transformer3DModel",),
+    layers={
+        "text_transformer_blocks.*.self_attention": ("block", "text"),
+        "visual_transformer_blocks.*.self_attention": ("block", "self"),
+        "visual_transformer_blocks.*.cross_attention": ("block", "cross"),
+    },
+    grid=_grid,
+    patch=2,
+    size_unit=16,
+    readers={"Kandinsky5T2IPipeline": read_kandinsky5},
+    guidance={"Kandinsky5T2IPipeline": IN_TURN},
+)

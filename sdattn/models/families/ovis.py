@@ -1,0 +1,52 @@
+"""Ovis-Image: FLUX.1's joint attention to Qwen3, prompts inside a chat."""
+
+from dataclasses import replace
+
+from ...prompts.tokenizing import PAD, filled
+from ...prompts.tokens import Prompt, read_source
+from ..denoiser_call import grid_of_ids
+from ..encoders import TextCall, rendered, zeros
+from ..family import IN_TURN, Family
+
+
+def read_ovis(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Qwen3's chat format behind an instruction, without its first tokens, the padding zeroed.
+    Source: pipeline_ovis_image.py, ``_get_ovis_prompt_embeds``."""
+    pipe, drop = call.pipe, call.pipe.user_prompt_begin_id
+    options = {**filled(call.length() + drop), "add_special_tokens": False}
+
+    def render(text: str) -> str:
+        chat = [{"role": "user", "content": pipe.system_prompt + text}]
+        return str(
+            pipe.tokenizer.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            )
+        )
+
+    read = []
+    for text in texts:
+        source = rendered(text, render)
+        prompt = read_source(pipe.tokenizer, source, keep=lambda n: range(drop, n), **options)
+        (zero,) = zeros(1)
+        tokens = tuple(zero if token.special == PAD else token for token in prompt.tokens)
+        read.append(replace(prompt, tokens=tokens))
+    return read
+
+
+FAMILY = Family(
+    name="Ovis-Image",
+    denoisers=("OvisImageTransformer2DModel",),
+    layers={
+        "transformer_blocks.*.attn": ("double", "joint"),
+        "single_transformer_blocks.*.attn": ("single", "joint"),
+    },
+    joined="text first",
+    grid=grid_of_ids,
+    grid_argument="img_ids",
+    timestep_unit=1000.0,
+    patch=2,  # cut by the pipeline; the model's own patches are of 1
+    size_unit=16,
+    readers={"OvisImage": read_ovis},
+    preset="joint",
+    guidance={"OvisImagePipeline": IN_TURN},
+)
