@@ -1,6 +1,9 @@
 """The options of loading, on every command that loads a model."""
 
 import json
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -9,7 +12,8 @@ from diffusers import StableDiffusionPipeline
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import cli
-from sdattn.models.loading_options import OFFLOADS
+from sdattn.cli import loading
+from sdattn.models.loading_options import OFFLOADS, LoadingOptions
 from sdattn.runs.option_names import LOADING
 
 COMMANDS = typer.main.get_command(cli.commands).commands
@@ -42,23 +46,27 @@ def test_commands_that_load_a_model_have_all_options(command):
     has = {f"--{name}" for name in LOADING.values()} & params.keys()
     assert len(has) == (len(LOADING) if command in LOADING_COMMANDS else 0)
     if has:
-        assert tuple(params["--offload"].type.choices) == OFFLOADS
         assert params["--lora"].multiple
 
 
+def test_choices_are_those_of_the_library():
+    assert get_args(loading.Offload) == OFFLOADS
+    assert tuple(LOADING) == tuple(field.name for field in fields(LoadingOptions))
+
+
 def test_a_run_is_recorded_and_made_again_as_it_was_loaded(invoke, model, lora, tmp_path):
-    loading = ("--lora", f"{lora}:0.5", "--offload", "group")
-    loading += ("--scheduler", "EulerDiscreteScheduler")
-    code, _, err = invoke("generate", "a cat", "--model", model, *SMALL, *loading, "--out", "a")
+    asked = ("--lora", f"{lora}:0.5", "--offload", "group")
+    asked += ("--scheduler", "EulerDiscreteScheduler")
+    code, _, err = invoke("generate", "a cat", "--model", model, *SMALL, *asked, "--out", "a")
     assert code == 0
     assert f"in float32, lora {lora}:0.5, offload group, scheduler EulerDiscrete" in err
-    info = json.loads(open("a/run.json").read())
+    info = json.loads(Path("a/run.json").read_text())
     given = {"lora": [f"{lora}:0.5"], "offload": "group", "scheduler": "EulerDiscreteScheduler"}
     assert info["loading"] == given
     assert (info["scheduler"], info["device"]) == ("EulerDiscreteScheduler", "cpu")
-    assert "EulerDiscreteScheduler" in open("a/report.html").read()
+    assert "EulerDiscreteScheduler" in Path("a/report.html").read_text()
     assert invoke("generate", "--config", "a", "--device", "cpu", "--out", "b")[0] == 0
-    again = json.loads(open("b/run.json").read())
+    again = json.loads(Path("b/run.json").read_text())
     assert again["loading"] == given
     assert again["files"]["image.png"] == info["files"]["image.png"]
     code, out, _ = invoke("diff", "a", "b")
@@ -76,15 +84,15 @@ def test_info_says_how_a_model_was_loaded(invoke, model):
 
 
 def test_a_batch_is_loaded_so_and_goes_on_only_so(invoke, model, lora):
-    open("in.txt", "w").write("a cat\na dog\n")
+    Path("in.txt").write_text("a cat\na dog\n")
     batch = ("batch", "in.txt", "--out", "RUN", "--model", model, *SMALL, "--save", "image,maps")
-    loading = ("--scheduler", "EulerDiscreteScheduler", "--lora", f"{lora}:0.5")
-    assert invoke(*batch, *loading)[0] == 0
-    settings = json.loads(open("RUN/batch.json").read())["settings"]
+    asked = ("--scheduler", "EulerDiscreteScheduler", "--lora", f"{lora}:0.5")
+    assert invoke(*batch, *asked)[0] == 0
+    settings = json.loads(Path("RUN/batch.json").read_text())["settings"]
     expected = {"lora": [f"{lora}:0.5"], "scheduler": "EulerDiscreteScheduler"}
     assert settings["loading"] == expected
-    assert invoke(*batch, *loading)[0] == 0
-    code, _, err = invoke(*batch, *loading[:2], "--lora", f"{lora}:0.6")
+    assert invoke(*batch, *asked)[0] == 0
+    code, _, err = invoke(*batch, *asked[:2], "--lora", f"{lora}:0.6")
     assert code == 1 and "belongs to another run: the model's weights or configuration" in err
 
 
@@ -103,7 +111,7 @@ def test_a_batch_is_loaded_so_and_goes_on_only_so(invoke, model, lora):
 )
 @pytest.mark.parametrize("command", ["generate", "batch"])
 def test_what_cannot_be_is_told_as_it_is_typed(invoke, model, command, options, message):
-    open("in.txt", "w").write("a cat\n")
+    Path("in.txt").write_text("a cat\n")
     what = ("a cat",) if command == "generate" else ("in.txt", "--out", "RUN")
     code, _, err = invoke(command, *what, "--model", model, "--device", "cpu", *options)
     assert code == 1
