@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 
 def quiet_libraries(*, prompts: bool = False) -> None:
@@ -18,17 +18,27 @@ def quiet_libraries(*, prompts: bool = False) -> None:
         of_diffusers.set_verbosity_error()
 
 
-def no_torchvision_notices() -> AbstractContextManager[None]:
+@contextmanager
+def no_torchvision_notices() -> Iterator[None]:
     """Without the notices that torchvision is missing, which transformers prints for each image
     processor that diffusers imports, whether or not the pipeline has it; all else is printed."""
-    return _without("requires torchvision (not installed)", "transformers.utils.import_utils")
+    with _without("requires torchvision (not installed)", "transformers.utils.import_utils"):
+        yield
 
 
-def no_lora_notices() -> AbstractContextManager[None]:
+@contextmanager
+def no_lora_notices() -> Iterator[None]:
     """Without the notices that a LoRA has nothing for one of the pipeline's models."""
-    return _without(
-        "No LoRA keys associated", "diffusers.loaders.peft", "diffusers.loaders.lora_base"
-    )
+    loggers = "diffusers.loaders.peft", "diffusers.loaders.lora_base"
+    with _without("No LoRA keys associated", *loggers):
+        yield
+
+
+@contextmanager
+def no_cast_notices() -> Iterator[None]:
+    """Without the notice that no module is kept in float32."""
+    with _without("should be kept in float32: []", "diffusers.models.modeling_utils"):
+        yield
 
 
 @contextmanager

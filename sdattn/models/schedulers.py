@@ -1,12 +1,13 @@
 """Another scheduler than the one that a pipeline was saved with."""
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
 from .loading_options import LoadingOptions
+
+_FLOW = "FlowMatch"  # how the names of all that are of flow matching begin
 
 
 def chosen_scheduler(
@@ -32,23 +33,19 @@ def fitting_scheduler(name: str, own: str) -> Any:
     """
     import diffusers
 
-    names = sorted(each for each in dir(diffusers) if each.endswith("Scheduler"))
-    fitting = [each for each in names if _fits(each, own)]
+    kinds = _diffusion(), tuple(each for each in dir(diffusers) if each.startswith(_FLOW))
+    fitting = next((kind for kind in kinds if own in kind), (own,))
     if name not in fitting:
-        why = f"does not go with this model, whose own is {own}" if name in names else "is unknown"
-        raise OptionError("scheduler", name, f"it {why}. Pass one of {{0}}.", ", ".join(fitting))
+        known = name.endswith("Scheduler") and hasattr(diffusers, name)
+        why = f"does not go with this model, whose own is {own}" if known else "is unknown"
+        text = f"it {why}. Pass one of {{0}}."
+        raise OptionError("scheduler", name, text, ", ".join(sorted(fitting)))
     return getattr(diffusers, name)
 
 
-def _fits(name: str, own: str) -> bool:
-    """Whether both are of diffusion, with a schedule of betas, or both of flow matching."""
-    return _kind(name) == _kind(own) != "" or name == own
+def _diffusion() -> tuple[str, ...]:
+    """Those that diffusers lists as exchangeable, and two for distilled models, which take
+    the same settings."""
+    from diffusers.schedulers.scheduling_utils import KarrasDiffusionSchedulers
 
-
-def _kind(name: str) -> str:
-    import diffusers
-
-    if name.startswith("FlowMatch"):
-        return "flow"
-    known = inspect.signature(getattr(diffusers, name).__init__).parameters
-    return "diffusion" if "beta_schedule" in known else ""
+    return (*(each.name for each in KarrasDiffusionSchedulers), "LCMScheduler", "TCDScheduler")
