@@ -22,9 +22,9 @@ def size_unit(pipe: Any) -> int:
 def default_size(pipe: Any) -> tuple[int, int]:
     """(height, width) in pixels of the pictures that a pipeline makes by default."""
     known = inspect.signature(pipe.__call__).parameters
-    sides = [known[name].default if name in known else None for name in ("height", "width")]
-    if all(isinstance(side, int) for side in sides):
-        return sides[0], sides[1]
+    height, width = (known[name].default if name in known else None for name in ("height", "width"))
+    if isinstance(height, int) and isinstance(width, int):
+        return height, width
     denoiser = find_denoiser(pipe)
     size = getattr(pipe, "default_sample_size", None)
     size = size or getattr(denoiser.model.config, "sample_size", None)
