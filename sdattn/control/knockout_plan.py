@@ -69,7 +69,7 @@ def prepare(
     return KnockoutPlan(pipe, read, seed, layers, steps, options, queries)
 
 
-def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image], tuple[int, int]]:
+def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image], Size]:
     """Draw one batch, each row with columns of its own removed, and put everything back.
 
     Returns:

@@ -58,6 +58,7 @@ def capture(
     latent_size: tuple[int, int] | None = None,
     refine: Literal["self"] | None = None,
     space: Space = "attention",
+    frames: Sequence[int] | None = None,
 ) -> Iterator[MapStore]:
     """Watch the attention of a model while it runs; its output stays what it was, bit for bit.
 
@@ -104,6 +105,9 @@ def capture(
         space: of joint attention, ``"output"``: not what a cell pays to a token but how alike what
             they both get is, the product of their outputs before the output projection, a feature's
             mean, of any sign, see :mod:`sdattn.hooks.output_space`.
+        frames: of a film that is one sequence (Wan, LTX), those of its latent to keep, counted from
+            0; None for all. A latent frame stands for several of the film,
+            see :meth:`sdattn.Heatmap.of_frames`.
 
     Yields:
         MapStore: see there for ``maps``; with the defaults its size does not grow with the steps.
@@ -117,7 +121,7 @@ def capture(
     """
     # All that cannot be is refused here, before anything is put into the model.
     denoiser = find_denoiser(target)
-    keep = Keep.of(steps, heads, tokens, among, device, dtype, grad, refine, space)
+    keep = Keep.of(steps, heads, tokens, among, device, dtype, grad, refine, space, frames)
     if keep.steps.part is not None and denoiser.pipeline is None:
         raise InvalidValueError(
             f"steps={keep.steps.given}: how many steps a run has is not known of a model without "

@@ -13,7 +13,6 @@ Those that come with sdattn are in :mod:`sdattn.models.families`, a file each;
 """
 
 import fnmatch
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +21,7 @@ from typing import Any, Literal, get_args
 from ..attention import level_grids
 from ..attention.joint_processor import Spans
 from ..errors import InvalidTypeError, InvalidValueError
-from .denoiser_call import DenoiserCall, Timestep, arguments, head_count, unwrapped
+from .denoiser_call import DenoiserCall, Size, Timestep, arguments, head_count
 from .encoders import Reader
 from .image_latents import ImageLatents
 
@@ -59,8 +58,9 @@ class AttentionLayer:
     heads: int
     module: Any
 
-    def grid(self, latent_size: tuple[int, int]) -> tuple[int, int]:
-        """(rows, cols) of this layer's queries for a latent of (rows, cols) cells."""
+    def grid(self, latent_size: Size) -> Size:
+        """(rows, cols) of this layer's queries for a latent of (rows, cols) cells; frames, which a
+        film has before them, stay as many."""
         return level_grids(latent_size, self.level + 1)[-1]
 
 
@@ -116,8 +116,9 @@ class Family:
 
     Attributes:
         name: as its users call it.
-        grid: the grid of the picture's queries, ``(rows, cols)`` or ``(frames, rows, cols)``, from
-            the model and the arguments of its call by name.
+        grid: the grid of the picture's queries, ``(rows, cols)``, or ``(frames, rows, cols)`` of a
+            film that is one sequence, frame by frame, from the model and the arguments of its call
+            by name. Of one model it has one or the other: a film of one frame is a film.
         grid_argument: the argument whose values, not its shape, ``grid`` reads (a tensor of ids):
             those of one run are read once, since the device waits for it. None where there is none.
         denoisers: its classes: the class itself, or the name of one of diffusers, which is then not
@@ -262,7 +263,7 @@ class Family:
         unit = self.timestep_unit / getattr(config, "timestep_scale", 1.0)  # Sana's
         return DenoiserCall(
             timestep=Timestep(given["timestep"], unit, self.timestep_start),
-            size=partial(self.rows_and_cols, model, given),
+            size=lambda: tuple(map(int, self.grid(model, given))),
             batch=len(given[self.latents_argument]),
             text=given["encoder_hidden_states"],
             sample=given[self.latents_argument],
@@ -271,17 +272,3 @@ class Family:
             spans=partial(self.spans, model, given) if self.spans else None,
             spans_of=given.get(self.spans_argument) if self.spans_argument else None,
         )
-
-    def rows_and_cols(self, model: Any, given: Mapping[str, Any]) -> tuple[int, int]:
-        """:attr:`grid` of a single picture.
-
-        Raises:
-            ValueError: the queries are of several frames, which no map holds yet.
-        """
-        *frames, rows, cols = self.grid(model, given)
-        if math.prod(frames) != 1:
-            raise InvalidValueError(
-                f"A {type(unwrapped(model)).__name__} was called with a grid of {frames[0]} frames "
-                f"of {rows}x{cols} cells in one sequence. Maps are of single pictures: make one."
-            )
-        return int(rows), int(cols)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...errors import InvalidTypeError, Message
+from ...errors import InvalidTypeError, InvalidValueError, Message
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..encoders import PLACEHOLDER, TextCall, refuse_unknown, zeros
@@ -50,9 +50,19 @@ def refuse_images(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 def _grid_of_shapes(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """The grid of packed patches with ``img_shapes``: for each row of the batch the shapes
-    (frames, rows, cols) of its pictures, the one that is made first, or that one alone."""
+    (frames, rows, cols) of its pictures, the one that is made first, or that one alone.
+
+    Raises:
+        ValueError: several frames, which are layers of one picture.
+    """
     shape = given["img_shapes"][0]
-    return tuple(shape if isinstance(shape[0], int) else shape[0])
+    frames, rows, cols = shape if isinstance(shape[0], int) else shape[0]
+    if frames != 1:
+        raise InvalidValueError(
+            f"A QwenImageTransformer2DModel was called with a grid of {frames} layers of "
+            f"{rows}x{cols} cells in one sequence. Maps are of single pictures: make one."
+        )
+    return rows, cols
 
 
 def _encode(pipe: Any, pixels: Tensor) -> Tensor:
