@@ -28,9 +28,9 @@ from sdattn.maps.layermaps import LayerMaps, layer_maps
 from sdattn.maps.presets import Preset
 from sdattn.maps.requirements import columns_around
 from sdattn.models.demos import DEMOS, RECORD, demo_settings
-from sdattn.models.loading import default_size
 from sdattn.models.pipeline_call import call_pipeline, pictures_of
 from sdattn.models.reading import read_prompts
+from sdattn.models.sizes import default_size
 from sdattn.prompts.tokens import Prompt
 
 from ..scene_checker import SIDE, find_objects, match

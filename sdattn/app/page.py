@@ -14,8 +14,8 @@ from ..maps.notebook import framed
 from ..maps.presets import PRESETS
 from ..models.demos import demo_of, demo_settings
 from ..models.layers import find_denoiser
-from ..models.loading import default_size, size_unit
 from ..models.pipeline_call import turn
+from ..models.sizes import default_size, size_unit
 from ..runs.generation import generate
 from ..runs.option_names import PIPELINE
 from ..runs.run import Run

@@ -34,6 +34,7 @@ def settings_of(request: Request, loaded: Loaded) -> BatchSettings:
     preset = preset_of(request.preset, default=known.pop("preset"))
     settings = BatchSettings(
         model=str(request.model),
+        loading=request.loading or None,
         **known,
         save=sorted(request.save),
         preset=plain(preset.to_json()),  # to compare with that of a batch.json

@@ -100,7 +100,7 @@ class _BatchRun:
     def _read(self) -> tuple[list[Item], list[Job] | None, list[BadLine]]:
         data, kind = read_source(str(self.request.source), self.request.input_format)
         items, bad = read_items(data, kind, seed=self.request.seed)
-        pipe = outline(self.request.model)
+        pipe = outline(self.request.model, self.request.loading)
         if pipe is None:
             self._report(items, bad)
             return items, None, bad

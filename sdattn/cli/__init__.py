@@ -2,6 +2,7 @@
 
 What a command needs of torch and diffusers it imports when it runs, so that help, the version and
 completion come at once. `options` are those of several commands, `common_options` those of all,
+`loading` those of each that loads a model,
 `config` their defaults from a file; `output` and `printing` are what is printed, `messages` has
 what the library says in the words of options. To add a command, add a module and name it here.
 """
@@ -18,6 +19,7 @@ from ..errors import SdattnWarning
 from ..files.terminal import visible
 from . import app, batch, diff, edit, explain, generate, info, merge, show
 from .common_options import with_common_options
+from .loading import with_loading_options
 from .messages import failure, in_options
 
 
@@ -57,8 +59,8 @@ for command in (
     *(generate.generate, explain.explain, edit.edit, batch.batch),
     *(merge.merge, show.show, diff.diff, info.info),
 ):
-    commands.command(cls=_Command)(with_common_options(command))
-commands.command(cls=_Command)(app.app)
+    commands.command(cls=_Command)(with_common_options(with_loading_options(command)))
+commands.command(cls=_Command)(with_loading_options(app.app))
 
 
 def main() -> None:

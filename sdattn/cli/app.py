@@ -4,13 +4,14 @@ from typing import Annotated
 
 import typer
 
-from .options import Device, Dtype, Model, load
+from .options import Device, Dtype, Loading, Model, load
 
 
 def app(
     model: Model = "demo",
     device: Device = None,
     dtype: Dtype = None,
+    loading: Loading = None,
     host: Annotated[
         str, typer.Option(help="0.0.0.0 lets everyone in who can reach this machine.")
     ] = "127.0.0.1",
@@ -31,4 +32,4 @@ def app(
     import_gradio()  # it may be missing, and models take long to load
     from ..app.page import serve
 
-    serve(load(model, device, dtype), host, port, browser=browser)
+    serve(load(model, device, dtype, loading), host, port, browser=browser)

@@ -103,6 +103,7 @@ def batch(
     ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    loading: options.Loading = None,
     status: Annotated[
         Path | None, typer.Option(help="Only print how far this run is.", metavar="RUN")
     ] = None,
@@ -134,6 +135,7 @@ def batch(
         raise typer.BadParameter("Pass a file of prompts and --out RUN.")
     from ..batch.input.request import Request
     from ..maps.presets import preset_of
+    from ..models.loading_options import LoadingOptions
 
     request = Request(
         source=prompts,
@@ -154,6 +156,7 @@ def batch(
         max_errors=max_errors,
         device=device,
         dtype=options.dtype_of(dtype),
+        loading=LoadingOptions(**(loading or {})),
         progress=not output.quiet,
         engine=engine,
         workers=_workers(workers),

@@ -55,6 +55,7 @@ def edit(
     height: options.Pixels = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    loading: options.Loading = None,
     out: Annotated[Path | None, options.folder_named("SOURCE-edit-SEED")] = None,
     force: options.Force = False,
 ) -> None:
@@ -77,7 +78,7 @@ def edit(
         check_apart(out, image)
     check_target(out, force=force, kind="edit")
     picture = options.open_picture(image) if image else None
-    pipe = options.load(model, device, dtype, output)
+    pipe = options.load(model, device, dtype, loading, output)
     given = options.pipeline_options(steps, guidance, negative, width, height)
     if picture is not None:
         prepare(pipe, source, targets, asked, given)  # refuse before the long part

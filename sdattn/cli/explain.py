@@ -31,6 +31,7 @@ def explain(
     ask: options.Ask = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    loading: options.Loading = None,
     out: Annotated[Path | None, options.folder_named("IMAGE-explained-SEED")] = None,
     force: options.Force = False,
 ) -> None:
@@ -56,7 +57,7 @@ def explain(
     picture = options.open_picture(image)
     check_apart(out, image)
     check_target(out, force=force)
-    pipe = options.load(model, device, dtype, output)
+    pipe = options.load(model, device, dtype, loading, output)
     run = explain(pipe, picture, prompt, seed=seed, **way, **maps)
     print_run(output, run, run.save(out, force=force))
     explained = run[0].settings.explained

@@ -43,6 +43,7 @@ def generate(
     ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    loading: options.Loading = None,
     out: Annotated[Path | None, options.folder_named("PROMPT-SEED")] = None,
     force: options.Force = False,
 ) -> None:
@@ -63,7 +64,7 @@ def generate(
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
     if given.get("num_images_per_prompt", 1) == 1:  # known before the model is loaded
         check_target(out, force=force)
-    pipe = options.load(model, device, dtype, output)
+    pipe = options.load(model, device, dtype, loading, output)
     ways: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask, "causal": causal}
     ways |= {"capture_options": watch, "out": out, "force": force}
     run = prepare(pipe, prompt, seed=seed, **ways, **given).draw()

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import SdattnError
-from .options import Device, Dtype, load
+from ..errors import InvalidTypeError, SdattnError
+from .options import Device, Dtype, Loading, load
 from .output import Output
 
 
@@ -15,22 +15,31 @@ def info(
     model: Annotated[str, typer.Argument(help="As --model of generate.")] = "demo",
     device: Device = "cpu",
     dtype: Dtype = None,
+    loading: Loading = None,
 ) -> None:
     """List a model's attention layers, how much memory capture would hold, and what of sdattn
-    does not apply to the model.
+    does not apply to the model. Of a model that sdattn does not know, print a draft of the record
+    that it needs, and why the model is refused.
 
     Examples:
       sdattn info
       sdattn info owner/name --json
     """
+    from ..models.devices import device_of
     from ..models.layers import find_denoiser
-    from ..models.loading import latent_size, shortcomings
+    from ..models.loading_options import options_of
+    from ..models.shortcomings import shortcomings
+    from ..models.sizes import latent_size
 
-    pipe = load(model, device, dtype, output)
+    try:
+        pipe = load(model, device, dtype, loading, output)
+    except InvalidTypeError:
+        _print_draft(output, model, loading)
+        raise
     found, latent = find_denoiser(pipe).layers, latent_size(pipe)
     columns, lacks = _columns(pipe), shortcomings(pipe)
     held = _held(found, latent, columns or 1)
-    output.print(f"{type(pipe).__name__} {model}")
+    output.print(f"{type(pipe).__name__} {model}, {type(pipe.scheduler).__name__}")
     _print_layers(output, found, latent)
     parts = _tokenizers(pipe)
     for name, kind in parts.items():
@@ -44,11 +53,29 @@ def info(
     for lack in lacks:
         output.print(f"- {lack}")
     kind, name = type(pipe).__name__, str(pipe.dtype).removeprefix("torch.")
-    output.answer({"model": model, "pipeline": kind, "device": str(pipe.device), "dtype": name})
+    how = options_of(pipe)
+    output.answer({"model": model, "pipeline": kind, "device": str(device_of(pipe)), "dtype": name})
+    output.answer(
+        {"scheduler": type(pipe.scheduler).__name__, "loading": how.to_json() if how else {}}
+    )
     output.answer(
         {"layers": _as_json(found, latent), "tokenizers": parts, "token_columns": columns}
     )
     output.answer({"bytes_held": held, "shortcomings": lacks})
+
+
+def _print_draft(output: Output, model: str, loading: Loading) -> None:
+    """What a family for a model would be, if it is one of none."""
+    from ..models.loading_options import LoadingOptions
+    from ..models.outline import unclaimed_denoiser
+
+    denoiser = unclaimed_denoiser(model, LoadingOptions(**(loading or {})))
+    if denoiser is not None:
+        from ..hooks.draft import draft_family
+
+        draft = draft_family(denoiser)
+        output.answer({"model": model, "draft": draft.to_json()})
+        output.print_text(draft.text)
 
 
 def _print_layers(output: Output, found: list[Any], latent: tuple[int, int]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 from ..errors import in_python, is_bug, worded
 from ..files.terminal import visible
-from ..runs.option_names import PIPELINE
+from ..runs.option_names import LOADING, PIPELINE
 
 _FLAGS = {  # by what they are called in Python; others stay as Python has them
-    **{name: f"--{option}" for name, option in PIPELINE.items()},
+    **{name: f"--{option}" for name, option in {**PIPELINE, **LOADING}.items()},
     **{
         name: f"--{name.replace('_', '-')}"
         for name in (

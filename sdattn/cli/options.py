@@ -44,8 +44,12 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     Literal["float32", "float16", "bfloat16"] | None,
-    typer.Option(help="By default float16 on CUDA, float32 elsewhere."),
+    typer.Option(
+        help="By default, on CUDA, bfloat16 of FLUX, Qwen-Image and Sana, else float16; float32 "
+        "elsewhere."
+    ),
 ]
+Loading = dict[str, Any] | None  # of the options in cli/loading.py
 Seed = Annotated[int, typer.Option(help="Seed of the noise; the next image has the next one.")]
 Steps = Annotated[
     int | None,
@@ -156,17 +160,29 @@ def dtype_of(name: str | None) -> Any:
     return None if name is None else getattr(torch, name)
 
 
-def load(model: str, device: str | None, dtype: str | None, output: Output | None = None) -> Any:
-    """The pipeline that --model, --device and --dtype name; what it is goes to stderr."""
+def load(
+    model: str,
+    device: str | None,
+    dtype: str | None,
+    loading: Loading = None,
+    output: Output | None = None,
+) -> Any:
+    """The pipeline that --model, --device, --dtype and the options of loading name; what it is goes
+    to stderr."""
+    from ..models.devices import device_of
     from ..models.loading import load_pipeline
+    from ..models.loading_options import options_of
     from ..models.quiet import quiet_libraries
 
     torch_dtype = dtype_of(dtype)
     quiet_libraries()
-    pipe = load_pipeline(model, device=device, dtype=torch_dtype)
+    pipe = load_pipeline(model, device=device, dtype=torch_dtype, **(loading or {}))
     name = str(pipe.dtype).removeprefix("torch.")
     output = output or Output()
-    output.note(f"{type(pipe).__name__} {model} on {pipe.device} in {name}")
+    how = options_of(pipe)
+    output.note(
+        f"{type(pipe).__name__} {model} on {device_of(pipe)} in {name}{f', {how}' if how else ''}"
+    )
     if output.quiet:
         pipe.set_progress_bar_config(disable=True)
     return pipe

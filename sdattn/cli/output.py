@@ -43,6 +43,11 @@ class Output:
             console.width = max(console.width, width)
             console.print(shown)
 
+    def print_text(self, text: str) -> None:
+        """Lines on stdout as they are, to be copied."""
+        if not (self.as_json or self.quiet):
+            print(visible(text), end="")
+
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Inside, nothing but the object of --json comes to stdout; of an error its message."""

@@ -14,8 +14,9 @@ from torch import Tensor
 from ..attention.joint_processor import Queries
 from ..errors import InvalidTypeError, InvalidValueError, RunError
 from ..hooks.run_part import Span
+from ..models.call_facts import images_a_prompt
+from ..models.denoiser_call import Size
 from ..models.layers import LayerSelection, find_denoiser
-from ..models.loading import images_a_prompt
 from ..models.pipeline_call import (
     call_pipeline,
     checked_options,

@@ -21,11 +21,12 @@ from ..files.records import plain
 from ..hooks.run_part import Span
 from ..inversion.invert import Inversion, psnr
 from ..maps.presets import Preset, preset_for
+from ..models.call_facts import is_guided, model_passes
 from ..models.families import edits_of
 from ..models.layers import find_denoiser
-from ..models.loading import is_guided, latent_size, model_passes
 from ..models.pipeline_call import checked_options, checked_seeds, one_at_a_time
 from ..models.reading import read_prompts
+from ..models.sizes import latent_size
 from ..prompts.tokens import Prompt
 from ..runs.editrun import EditRun
 from ..runs.sampling import sample

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..attention.joint_processor import Spans
 from ..errors import CaptureError as CaptureError
-from ..errors import Message, OptionError, SdattnWarning
+from ..errors import InvalidValueError, Message, OptionError, SdattnWarning
 from ..models.denoiser_call import DenoiserCall, Size, Timestep
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, is_own, joint_spans, unwrapped
@@ -131,7 +131,8 @@ class Passes:
 
     Raises:
         ValueError: a branch that such a pipeline does not have; a size that the model has itself;
-            how the pipeline lays out guidance is not known.
+            how the pipeline lays out guidance is not known; the model is one of several processes'
+            that share a picture.
     """
 
     def __init__(self, denoiser: Denoiser, branch: str, latent_size: tuple[int, int] | None):
@@ -144,6 +145,7 @@ class Passes:
                 "every row."
             )
             raise OptionError("branch", branch, text, ", ".join(BRANCHES))
+        _refuse_shards(denoiser.model)
         self.denoiser, self.branch, self.latent_size = denoiser, branch, latent_size
         self.guidance = None if denoiser.pipeline is None else GuidanceWatch(denoiser.pipeline)
         if self.guidance is not None and self.guidance.in_turn and branch == "both":
@@ -187,7 +189,9 @@ class Passes:
         call = self.denoiser.family.read_call(model, args, kwargs)
         self._refuse_second_run()
         self._note_text(call)
-        order: Order = ("conditional",) if self.guidance is None else self.guidance.order()
+        order: Order = (
+            ("conditional",) if self.guidance is None else self.guidance.order(call.batch)
+        )
         kept = None if call.skips_layers else self._kept(call, order)
         self.begun, self.call = True, None if kept is None else call
         if kept is None:
@@ -288,3 +292,15 @@ class Passes:
         # Compared at the end: to read a timestep now would be to wait for the device.
         if self.guidance is None and before is not None and before[1] is not call.text:
             self._doubtful.append((before[0], call.timestep))
+
+
+def _refuse_shards(model: Any) -> None:
+    """Refuse a model that sees a part of the sequence, or of the heads, alone."""
+    config = getattr(unwrapped(model), "_parallel_config", None)
+    for name in ("context", "tensor"):
+        if getattr(config, f"{name}_parallel_config", None) is not None:
+            raise InvalidValueError(
+                f"The {type(unwrapped(model)).__name__} runs under {name} parallelism "
+                "(enable_parallelism), where each process sees a part of the attention. Capture a "
+                "model that is loaded without it."
+            )

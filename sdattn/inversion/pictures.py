@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import InvalidTypeError, InvalidValueError
 from ..models.families import image_latents_of
-from ..models.loading import default_size, size_unit
+from ..models.sizes import default_size, size_unit
 
 LONGEST_SIDE = 1536  # pixels of a picture that is kept to be shown
 

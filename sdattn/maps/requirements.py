@@ -8,9 +8,9 @@ from typing import Any
 from ..errors import InvalidTypeError, InvalidValueError, OptionError
 from ..hooks.keep import Heads, Steps
 from ..hooks.run_part import RunPart
+from ..models.call_facts import images_a_prompt
 from ..models.encoders import option_of
 from ..models.layers import TEXT_KINDS, find_denoiser, select_layers
-from ..models.loading import images_a_prompt
 from ..prompts.tokenizing import PAD
 from ..prompts.tokens import Prompt
 from .aggregation import refines_itself, refining

@@ -72,11 +72,14 @@ class DenoiserCall:
         batch: rows that the attention layers see; the frames of a video are rows.
         text: the text states, ``[B, T, width]``; None for a model of one's own, and where each row
             has states of its own.
+        text_2: those of a second encoder, whose columns are behind them; None where there is none.
         sample: the latents as the model gets them; None for a model of one's own.
         n_image: columns of image prompts (IP-Adapter), which follow those of the text.
         skips_layers: whether this is the extra pass of skip-layer guidance (SD 3.5), which is
             neither branch of the guidance.
         grid_ids: the tensor whose values give the size; None where shapes or numbers do.
+        n_before: tokens that the model itself puts before those of the text (AuraFlow's registers);
+            they are columns of the text too.
         spans: of joint attention whose rows have texts of their own lengths, where picture and text
             are in each, see :attr:`sdattn.models.Family.spans`; None elsewhere.
         spans_of: the tensor whose values give these; None where shapes do.
@@ -86,10 +89,12 @@ class DenoiserCall:
     size: Size | Callable[[], Size] | None
     batch: int
     text: Tensor | None
+    text_2: Tensor | None = None
     sample: Tensor | None = None
     n_image: int = 0
     skips_layers: bool = False
     grid_ids: Tensor | None = None
+    n_before: int = 0
     spans: Callable[[int], Sequence[Spans]] | None = None
     spans_of: Tensor | None = None
 
@@ -103,7 +108,8 @@ class DenoiserCall:
     @property
     def n_text(self) -> int:
         """Columns of the text; 0 while they are not known."""
-        return 0 if self.text is None else self.text.shape[1]
+        states = sum(text.shape[1] for text in (self.text, self.text_2) if text is not None)
+        return self.n_before + states if states else 0
 
 
 def arguments(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,10 +124,10 @@ def grid_of_patches(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return rows // model.config.patch_size, cols // model.config.patch_size
 
 
-def grid_of_ids(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def grid_of_ids(_model: Any, given: Mapping[str, Any], made: int = 0) -> tuple[int, ...]:
     """The grid of packed patches ``[B, N, C]`` with ``img_ids`` ``[(B,) N, (picture, row, col)]``.
 
-    The picture that is made is number 0 and comes first; reference pictures follow it. The values
+    The picture number ``made`` is made and comes first; reference pictures follow it. The values
     are read, so a family with this grid names ``img_ids`` as its ``grid_argument``.
 
     Raises:
@@ -129,11 +135,11 @@ def grid_of_ids(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """
     ids = given["img_ids"]
     ids = ids[0] if ids.ndim == 3 else ids
-    made = ids[ids[:, 0] == 0][:, 1:3].float()
-    rows, cols = made[:, 0].unique(), made[:, 1].unique()
-    if not len(made) or not torch.equal(made, torch.cartesian_prod(rows, cols)):
+    own = ids[ids[:, 0] == made][:, 1:3].float()
+    rows, cols = own[:, 0].unique(), own[:, 1].unique()
+    if not len(own) or not torch.equal(own, torch.cartesian_prod(rows, cols)):
         raise InvalidValueError(
-            f"img_ids name {len(made)} patches of the picture in {len(rows)} rows and {len(cols)} "
+            f"img_ids name {len(own)} patches of the picture in {len(rows)} rows and {len(cols)} "
             "columns, which is no grid, row by row, so where a patch lies is not known."
         )
     return len(rows), len(cols)

@@ -1,5 +1,7 @@
 """The devices of this machine: which to take, and which there are."""
 
+from typing import Any
+
 import torch
 
 from ..errors import OptionError
@@ -24,6 +26,29 @@ def checked_device(device: str | torch.device | None) -> torch.device:
     if number is not None and number <= (found.index or 0):
         raise _refusal(device, _why_not(found.type, number))
     return found
+
+
+def device_of(pipe: Any) -> torch.device:
+    """Where a pipeline computes; its weights may wait elsewhere (offload)."""
+    found: torch.device = pipe._execution_device
+    return found
+
+
+def place(pipe: Any, device: torch.device, offload: str | None) -> Any:
+    """The pipeline on a device; with ``offload`` its weights wait in the CPU's memory, and come
+    when they are needed: ``"model"`` a model at a time, ``"sequential"`` and ``"group"`` a layer,
+    with hooks of accelerate or of diffusers."""
+    if offload is None:
+        return pipe.to(device)
+    if offload == "model":
+        pipe.enable_model_cpu_offload(device=device)
+    elif offload == "sequential":
+        pipe.enable_sequential_cpu_offload(device=device)
+    else:
+        # Layers, since a VAE's blocks are not found; no streams, which foresee the layers' order:
+        # capture of another text runs some of them twice.
+        pipe.enable_group_offload(device, offload_type="leaf_level")
+    return pipe
 
 
 def _gpus() -> dict[str, int]:

@@ -138,6 +138,26 @@ def _check_agreement(prompt: Prompt, twin: Prompt) -> None:
             )
 
 
+def rendered(text: str, render: Callable[[str], str]) -> Source:
+    """The prompt inside what a chat template makes of it.
+
+    Raises:
+        ValueError: the template makes another text of it.
+    """
+    # What the template puts around a private character it puts around the prompt as well, which is
+    # checked: templates may rewrite what they get.
+    before, _, after = render(PLACEHOLDER).partition(PLACEHOLDER)
+    source, found = Source.of(text), render(text)
+    for inner in (source, source.strip()):
+        whole = inner.within(before, after)
+        if whole.text == found:
+            return whole
+    raise InvalidValueError(
+        f"The pipeline's chat template rewrites the prompt {text!r} to {found!r}. Leave out what "
+        "has a meaning of its own there, or pass labels."
+    )
+
+
 def zeros(length: int) -> tuple[Token, ...]:
     """Columns of zeros, which come from no token."""
     return (Token(-1, PAD, 0, 0, PAD),) * length

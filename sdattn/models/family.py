@@ -13,6 +13,7 @@ Those that come with sdattn are in :mod:`sdattn.models.families`, a file each;
 """
 
 import fnmatch
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,16 +22,17 @@ from typing import Any, Literal, get_args
 from ..attention import level_grids
 from ..attention.joint_processor import Spans
 from ..errors import InvalidTypeError, InvalidValueError
-from .denoiser_call import DenoiserCall, Size, Timestep, arguments, head_count
+from .denoiser_call import DenoiserCall, Size, Timestep, arguments, head_count, unwrapped
 from .encoders import Reader
 from .image_latents import ImageLatents
 
 Place = Literal["down", "mid", "up", "double", "single", "block"]
-Kind = Literal["cross", "joint", "self", "temporal", "linear"]
+Kind = Literal["cross", "joint", "self", "text", "temporal", "linear"]
 PLACES: tuple[Place, ...] = ("down", "mid", "up")  # of a UNet
 KINDS: tuple[Kind, ...] = ("cross", "joint", "self")  # those that can be captured
 TEXT_KINDS: tuple[Kind, ...] = ("cross", "joint")  # those with a column for each token of the text
 Joined = Literal["text first", "picture first"]
+Half = Literal["float16", "bfloat16"]
 Branch = Literal["conditional", "unconditional"]
 Order = tuple[Branch | None, ...]
 
@@ -44,8 +46,8 @@ class AttentionLayer:
         place: ``"down"``, ``"mid"`` or ``"up"`` in a UNet; ``"double"`` or ``"single"`` stream in a
             transformer with joint attention, ``"block"`` in any other.
         kind: ``"cross"`` (keys from the text), ``"joint"`` (keys from text and picture), ``"self"``
-            (keys from the picture); ``"temporal"`` (over the frames of a video) and ``"linear"``
-            (no softmax) are listed but cannot be captured.
+            (keys from the picture); ``"text"`` (of the text alone), ``"temporal"`` (over the frames
+            of a video) and ``"linear"`` (no softmax) are listed but cannot be captured.
         level: 0 at the full latent resolution, 1 at half of it, and so on.
         heads: number of attention heads.
         module: the attention module of diffusers; it holds the processor.
@@ -70,13 +72,15 @@ class Guidance:
 
     Attributes:
         order: the branches of a guided batch, chunk by chunk; None is neither of them.
-        known_by: what shows which branches a call of the model has: the pipeline's ``"property"``
-            ``do_classifier_free_guidance``; the argument of that name of its ``"encode_prompt"``;
-            or the count of ``"calls"`` in a step, the prompt's first, where they run in turn.
+        known_by: what shows which branches a call of the model has, where the pipeline does not
+            name it: its ``"property"`` ``do_classifier_free_guidance``; that and the number of
+            ``"rows"``, which are fewer once guidance has ended; the argument of that name of its
+            ``"encode_prompt"``; or the count of ``"calls"`` in a step, the prompt's first, where
+            they run in turn.
     """
 
     order: Order
-    known_by: Literal["property", "encode_prompt", "calls"] = "property"
+    known_by: Literal["property", "rows", "encode_prompt", "calls"] = "property"
 
 
 NEGATIVE_FIRST = Guidance(("unconditional", "conditional"))
@@ -116,9 +120,10 @@ class Family:
 
     Attributes:
         name: as its users call it.
-        grid: the grid of the picture's queries, ``(rows, cols)``, or ``(frames, rows, cols)`` of a
-            film that is one sequence, frame by frame, from the model and the arguments of its call
-            by name. Of one model it has one or the other: a film of one frame is a film.
+        grid: the grid of the picture's queries, ``(rows, cols)`` or ``(frames, rows, cols)``, from
+            the model and the arguments of its call by name.
+        film: whether its pictures are films, each one sequence, frame by frame: their maps have an
+            axis for the frames, also where there is one.
         grid_argument: the argument whose values, not its shape, ``grid`` reads (a tensor of ids):
             those of one run are read once, since the device waits for it. None where there is none.
         denoisers: its classes: the class itself, or the name of one of diffusers, which is then not
@@ -139,6 +144,8 @@ class Family:
         timestep_start: the scheduler's timestep where the model's is 0; its unit is then negative.
         patch: cells of the latent that one query has on a side; None for ``config.patch_size``.
         size_unit: pictures have sides of a multiple of this many pixels, at the least.
+        side: pixels a side of the pictures that are made where neither the pipeline nor the model
+            has a size of its own.
         readers: the beginnings of names of pipeline classes, and how those read their prompts; the
             longest that fits a class, or the nearest base that any fits, is taken.
         guidance: the names of pipeline classes, and how those and their subclasses run guidance.
@@ -150,6 +157,7 @@ class Family:
         text_stream: of joint attention, how text states as the model gets them enter the stream
             beside the picture; None where the blocks have no stream of their own for the text.
         preset: the name of that of :data:`sdattn.maps.presets.PRESETS` which points best.
+        half: the half type that its authors run it in, of which torch has a dtype.
         image_latents: how its text-to-image pipelines take a picture that is there already; None
             where that is not known.
         edits: how prompt-to-prompt edits its pictures; None where that is not known.
@@ -162,6 +170,7 @@ class Family:
     grid: Callable[[Any, Mapping[str, Any]], tuple[int, ...]]
     denoisers: tuple[type | str, ...] = ()
     layers: Mapping[str, tuple[Place, Kind]] = field(default_factory=dict)
+    film: bool = False
     joined: Joined | None = None
     spans: Callable[[Any, Mapping[str, Any], int], Sequence[Spans]] | None = None
     spans_argument: str | None = None
@@ -170,6 +179,7 @@ class Family:
     patch: int | None = None
     grid_argument: str | None = None
     size_unit: int = 8
+    side: int = 1024
     readers: Mapping[str, Reader] = field(default_factory=dict)
     guidance: Mapping[str, Guidance] = field(default_factory=dict)
     text_argument: str = "prompt"
@@ -177,6 +187,7 @@ class Family:
     latents_argument: str = "hidden_states"
     text_stream: Callable[[Any, Any], Any] | None = None
     preset: str = "default"
+    half: Half = "float16"
     image_latents: ImageLatents | None = None
     edits: Edits | None = None
 
@@ -263,7 +274,7 @@ class Family:
         unit = self.timestep_unit / getattr(config, "timestep_scale", 1.0)  # Sana's
         return DenoiserCall(
             timestep=Timestep(given["timestep"], unit, self.timestep_start),
-            size=lambda: tuple(map(int, self.grid(model, given))),
+            size=partial(self.size, model, given),
             batch=len(given[self.latents_argument]),
             text=given["encoder_hidden_states"],
             sample=given[self.latents_argument],
@@ -272,3 +283,20 @@ class Family:
             spans=partial(self.spans, model, given) if self.spans else None,
             spans_of=given.get(self.spans_argument) if self.spans_argument else None,
         )
+
+    def size(self, model: Any, given: Mapping[str, Any]) -> Size:
+        """:attr:`grid` as whole numbers, of a picture (rows, cols).
+
+        Raises:
+            ValueError: several frames of a model that is not known to make films.
+        """
+        *frames, rows, cols = map(int, self.grid(model, given))
+        if self.film:
+            return (*frames, rows, cols)
+        if math.prod(frames) != 1:
+            raise InvalidValueError(
+                f"A {type(unwrapped(model)).__name__} was called with a grid of {frames[0]} frames "
+                f"of {rows}x{cols} cells in one sequence. Its maps are of single pictures: make "
+                "one."
+            )
+        return rows, cols

@@ -65,6 +65,7 @@ class GuidanceWatch:
         self._is_named = False  # of the last call: whether the pipeline named its branch
         self._step: Any = None
         self._calls = 0  # within this step
+        self._first: tuple[Any, int] | None = None  # call of a guided run: its schedule, its rows
         self._is_guided: bool | None = None
         self._thread = get_ident()
 
@@ -84,14 +85,20 @@ class GuidanceWatch:
         """Whether the branches run one after the other, each in calls of its own."""
         return self._is_named or self._known_by == "calls"
 
-    def order(self) -> Order:
-        """The chunks of the batch of the call that begins now; to be asked once a call."""
+    def order(self, batch: int | None = None) -> Order:
+        """The chunks of the batch of the call that begins now; to be asked once a call.
+
+        Args:
+            batch: its rows, which say where guidance ends that the pipeline does not speak of.
+        """
         named = None if self._contexts is None else self._contexts.order()
         self._is_named = named is not None
         if named is not None:
             return named
         if self._known_by == "calls":
             return self._next_in_turn()
+        if self._known_by == "rows":
+            return self._by_rows(batch)
         if self._known_by == "property":
             return branch_order(self.pipeline)
         if self._is_guided is None:
@@ -116,6 +123,15 @@ class GuidanceWatch:
         # The prompt is always first.
         again = self._calls == 2
         return ("unconditional",) if again else ("conditional",)
+
+    def _by_rows(self, batch: int | None) -> Order:
+        order, schedule = branch_order(self.pipeline), self.pipeline.scheduler.timesteps
+        if len(order) == 1 or batch is None:
+            return order
+        if self._first is None or self._first[0] is not schedule:
+            self._first = schedule, batch
+        ended = batch * len(order) == self._first[1]
+        return ("conditional",) if ended else order
 
     def _hear(self, guided: bool) -> None:
         if get_ident() == self._thread:  # not of a run in another thread

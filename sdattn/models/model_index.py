@@ -6,13 +6,15 @@ index names, and read pickles, which run code: some of its versions without bein
 
 import inspect
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, OptionError
 from ..files.terminal import shown
 
 _LIBRARIES = ("diffusers", "transformers")
@@ -20,6 +22,7 @@ _KINDS = {"ModelMixin", "PreTrainedModel", "SchedulerMixin", "BaseGuidance"}
 _KINDS |= {"PreTrainedTokenizerBase", "FeatureExtractionMixin", "ImageProcessingMixin"}
 _KINDS |= {"ProcessorMixin"}
 _KERNELS = ("attn_implementation", "experts_implementation")  # their names hold no slash otherwise
+_VARIANT = re.compile(r"\.([^.]+?)(?:-\d+-of-\d+)?\.safetensors$")  # model.fp16.safetensors
 _PICKLES = {".bin", ".ckpt", ".pt", ".pth", ".pkl", ".pickle"}
 
 
@@ -59,6 +62,27 @@ def absent_parts(index: Mapping[str, Any]) -> dict[str, None]:
 
     taken = inspect.signature(getattr(diffusers, index["_class_name"])).parameters
     return {name: None for name in taken if index.get(name) == [None, None]}
+
+
+def check_variant(folder: Path, variant: str | None) -> None:
+    """Refuse a variant of the weights that no part of a folder has.
+
+    Raises:
+        ValueError: the message lists those that there are.
+    """
+    if variant is None:
+        return
+    files = [path.name for path in folder.glob("*/*.safetensors")]
+    known = {found[1] for name in files if (found := _VARIANT.search(name))}
+    if variant not in known:
+        text = "no part of {0} has files of it. " + ("It has {1}." if known else "Leave it out.")
+        raise OptionError("variant", variant, text, folder, ", ".join(sorted(known)))
+
+
+def as_dtype(dtype: Any) -> dict[str, Any]:
+    """The option of ``from_pretrained``; diffusers before 0.40 ignores ``dtype``."""
+    release = tuple(map(int, version("diffusers").split(".")[:2]))
+    return {"dtype" if release >= (0, 40) else "torch_dtype": dtype}
 
 
 def check_whole(folder: Path, models: Mapping[str, Any]) -> None:

@@ -12,24 +12,32 @@ from typing import Any
 
 import torch
 
+from .families import claimed
 from .layers import find_denoiser
-from .loading import download, find_model
-from .model_index import absent_parts, named_errors, read_index, without_weights
+from .loading_options import LoadingOptions
+from .locating import download, find_model
+from .lora import check_takes_lora
+from .model_index import absent_parts, check_variant, named_errors, read_index, without_weights
 from .quiet import only_errors
+from .schedulers import chosen_scheduler
+
+_NO_OPTIONS = LoadingOptions()
 
 
-def outline(model: str | Path = "demo") -> Any | None:
+def outline(model: str | Path = "demo", options: LoadingOptions = _NO_OPTIONS) -> Any | None:
     """A model's pipeline without its weights.
 
     It is of the pipeline's own class and has its own tokenizers, scheduler and processors; its
     models are of their own classes, as ``config.json`` has them, on torch's meta device. So what
     asks for classes, configurations and tokens works on it, with the same answers as of the
     loaded pipeline: :func:`sdattn.models.pipeline_call.checked_options`,
-    :func:`sdattn.read_prompts` and the questions of :mod:`sdattn.models.loading`. It cannot be run.
+    :func:`sdattn.read_prompts` and the questions of
+    :mod:`sdattn.models.sizes` and :mod:`sdattn.models.call_facts`. It cannot be run.
 
     Args:
         model: as :func:`sdattn.load_pipeline` takes it. Of a hub id all files are fetched, which
             saves the load from fetching them.
+        options: as the model will be loaded; of these only the scheduler is part of an outline.
 
     Returns:
         The diffusers pipeline; or None for what has no outline but may well load: a single
@@ -42,24 +50,46 @@ def outline(model: str | Path = "demo") -> Any | None:
     """
     path = find_model(model)
     if path is None:
-        pipe = _build(download(str(model)), str(model))
+        pipe = _build(_downloaded(model, options), str(model), options)
     else:
-        pipe = None if path.is_file() else _build(path, path)
+        pipe = None if path.is_file() else _build(path, path, options)
     if pipe is not None:
         find_denoiser(pipe)
     return pipe
 
 
-def _build(folder: Path, name: str | Path) -> Any | None:
-    from diffusers import DiffusionPipeline
+def unclaimed_denoiser(
+    model: str | Path, options: LoadingOptions = _NO_OPTIONS
+) -> torch.nn.Module | None:
+    """The denoiser of a folder or a hub id on the meta device, if no family claims it; None of one
+    that is claimed, of a pipeline with none, and of a single file. The arguments are
+    :func:`outline`'s."""
+    path = find_model(model)
+    if path is not None and path.is_file():
+        return None
+    folder = path or _downloaded(model, options)
+    index = read_index(folder)
+    parts = _models(folder, {name: index.get(name) for name in ("unet", "transformer")})
+    return next((one for one in parts.values() if one is not None and claimed(one) is None), None)
+
+
+def _downloaded(model: str | Path, options: LoadingOptions) -> Path:
+    return download(str(model), variant=options.variant, revision=options.revision)
+
+
+def _build(folder: Path, name: str | Path, options: LoadingOptions) -> Any | None:
+    import diffusers
 
     with only_errors(), named_errors(folder):
         index = read_index(folder)
+        check_variant(folder, options.variant)
+        check_takes_lora(getattr(diffusers, index["_class_name"]), options)
         models = _models(folder, index)
         if None in models.values():
             return None
-        parts = {**models, **absent_parts(index)}
-        pipe = DiffusionPipeline.from_pretrained(folder, use_safetensors=True, **parts)
+        scheduler = chosen_scheduler(options, folder, index)
+        parts = {**models, **absent_parts(index), **scheduler}
+        pipe = diffusers.DiffusionPipeline.from_pretrained(folder, use_safetensors=True, **parts)
         pipe.register_to_config(_name_or_path=name)
     return pipe
 

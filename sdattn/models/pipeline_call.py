@@ -15,12 +15,13 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from ..errors import InvalidValueError, Message, OptionError, option_names
+from .call_facts import images_a_prompt
 from .demos import demo_settings
 from .encoders import option_of
 from .finite import watch_finite
 from .layers import held_model
-from .loading import default_size, images_a_prompt, size_unit
 from .reading import check_text
+from .sizes import default_size, size_unit
 
 LARGEST_SEED = 2**63 - 1  # of a torch.Generator
 _BYTES_A_PIXEL = 3 * 4  # of the picture that the autoencoder makes, RGB in float32

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 
 def quiet_libraries(*, prompts: bool = False) -> None:
@@ -18,20 +18,32 @@ def quiet_libraries(*, prompts: bool = False) -> None:
         of_diffusers.set_verbosity_error()
 
 
-@contextmanager
-def no_torchvision_notices() -> Iterator[None]:
+def no_torchvision_notices() -> AbstractContextManager[None]:
     """Without the notices that torchvision is missing, which transformers prints for each image
     processor that diffusers imports, whether or not the pipeline has it; all else is printed."""
+    return _without("requires torchvision (not installed)", "transformers.utils.import_utils")
 
+
+def no_lora_notices() -> AbstractContextManager[None]:
+    """Without the notices that a LoRA has nothing for one of the pipeline's models."""
+    return _without(
+        "No LoRA keys associated", "diffusers.loaders.peft", "diffusers.loaders.lora_base"
+    )
+
+
+@contextmanager
+def _without(text: str, *loggers: str) -> Iterator[None]:
     def keep(record: logging.LogRecord) -> bool:
-        return "requires torchvision (not installed)" not in record.getMessage()
+        return text not in record.getMessage()
 
-    logger = logging.getLogger("transformers.utils.import_utils")
-    logger.addFilter(keep)
+    logs = [logging.getLogger(name) for name in loggers]
+    for log in logs:
+        log.addFilter(keep)
     try:
         yield
     finally:
-        logger.removeFilter(keep)
+        for log in logs:
+            log.removeFilter(keep)
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def _ready(prompt: Any, columns: int | None) -> Prompt:
 def _check_options(texts: list[str], options: Mapping[str, Any], negative: bool) -> None:
     """Refuse the options that give a text encoder another text."""
     before = "negative_prompt" if negative else "prompt"
-    for name in (f"{before}_2", f"{before}_3"):
+    for name in (f"{before}_2", f"{before}_3", f"{before}_4"):
         other = options.get(name)
         if other is not None and any(text != other for text in texts) and other != texts:
             raise InvalidValueError(

@@ -11,7 +11,7 @@ from ..errors import InvalidValueError
 from ..maps.presets import PRESETS, Preset
 from .imagerun import ImageRun
 from .info import FURTHER
-from .option_names import PIPELINE
+from .option_names import LOADING, PIPELINE
 from .settings import Edited, Explained, RunSettings
 
 _ARGUMENTS = {
@@ -91,7 +91,8 @@ def made_by(
         _refuse(settings.options_left_out or ())
     for name in ("model", "device", "dtype"):
         given[name] = getattr(settings, name)
-    return command, given
+    loading = settings.loading.to_json() if settings.loading else {}
+    return command, {**given, **{LOADING[name]: value for name, value in loading.items()}}
 
 
 def _refuse(names: Collection[str]) -> None:

@@ -11,8 +11,8 @@ from ..control.knockout_plan import KnockoutPlan
 from ..errors import InvalidValueError, Message, OptionError, SdattnWarning
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
+from ..models.call_facts import images_a_prompt
 from ..models.demos import demo_of
-from ..models.loading import images_a_prompt
 from ..models.pipeline_call import (
     checked_options,
     checked_seeds,

@@ -1,4 +1,5 @@
-"""What the command line calls the options of a pipeline's call that have an option of their own.
+"""What the command line calls the options of a pipeline's call that have an option of their own,
+and those of its loading.
 
 It imports nothing, so that the command line starts at once.
 """
@@ -9,4 +10,13 @@ PIPELINE = {
     "negative_prompt": "negative",
     "width": "width",
     "height": "height",
+}
+LOADING = {
+    "variant": "variant",
+    "revision": "revision",
+    "lora": "lora",
+    "quantization": "quantize",
+    "offload": "offload",
+    "scheduler": "scheduler",
+    "tokenizer": "tokenizer",
 }

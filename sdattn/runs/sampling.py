@@ -25,10 +25,12 @@ from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps, layer_maps
 from ..maps.presets import PRESETS, Preset
 from ..maps.requirements import capture_settings, columns_around
+from ..models.call_facts import images_a_prompt
 from ..models.demos import model_name
+from ..models.devices import device_of
 from ..models.finite import check_maps
 from ..models.layers import find_denoiser
-from ..models.loading import images_a_prompt
+from ..models.loading_options import options_of
 from ..models.pipeline_call import call_pipeline, one_each, pictures_of, turn
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
@@ -216,13 +218,14 @@ def _described(pipe: Any, store: MapStore, options: Mapping[str, Any]) -> RunSet
         model=model_name(pipe),
         pipeline=type(pipe).__name__,
         scheduler=type(pipe.scheduler).__name__,
+        loading=options_of(pipe),
         options={key: value for key, value in options.items() if isinstance(value, plain)},
         options_left_out=sorted(
             key
             for key, value in options.items()
             if not isinstance(value, plain) and key != "negative_prompt"  # which each image has
         ),
-        device=pipe.device.type,
+        device=device_of(pipe).type,
         dtype=str(pipe.dtype).removeprefix("torch."),
         timesteps=store.timesteps,
         captured=Captured(steps=store.steps, heads=store.heads),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..files.records import Record
+from ..models.loading_options import LoadingOptions
 
 EDIT_FORMAT = "sdattn-edit-1"
 Kept = str | Sequence[int] | tuple[float, ...] | None
@@ -56,6 +57,7 @@ class RunSettings(Record):
         prompt: the text.
         seed: of the noise; None where that is a picture's own.
         model, pipeline, scheduler: ``"demo"``, a folder or a name; names of classes.
+        loading: how the model was loaded; None where nothing was asked for.
         options: the pipeline's that JSON can hold.
         options_left_out: names of the others.
         device, dtype: ``"cpu"``, ``"float32"``.
@@ -76,6 +78,7 @@ class RunSettings(Record):
     model: str | None = None
     pipeline: str | None = None
     scheduler: str | None = None
+    loading: LoadingOptions | None = None
     options: dict[str, Any] | None = None
     options_left_out: list[str] | None = None
     device: str | None = None

@@ -1,5 +1,10 @@
 """`sdattn info` of a model."""
 
+import json
+
+import pytest
+from diffusers import DiTTransformer2DModel
+from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import sana
 
 
@@ -29,3 +34,54 @@ def test_info_of_a_demo_counts_the_columns_that_it_is_drawn_with(invoke):
     assert code == 0
     # 32 of CLIP, and 8 of zeros in T5's place
     assert "40 token columns" in out
+
+
+@pytest.fixture
+def unknown(tmp_path):
+    """The folder of a pipeline whose transformer no family claims."""
+    folder = tmp_path / "unknown"
+    make_pipeline().save_pretrained(folder)
+    shape = {"num_attention_heads": 2, "attention_head_dim": 4, "num_layers": 3, "in_channels": 4}
+    model = DiTTransformer2DModel(**shape, norm_num_groups=4, num_embeds_ada_norm=10)
+    model.save_pretrained(folder / "transformer")
+    index = json.loads((folder / "model_index.json").read_text())
+    index["transformer"] = ["diffusers", "DiTTransformer2DModel"]
+    del index["unet"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_info_of_an_unknown_model_drafts_its_record(invoke, unknown):
+    code, out, err = invoke("info", unknown)
+    assert code == 1
+    assert "holds a DiTTransformer2DModel, of no family" in err
+    assert "The nearest is PixArt (PixArtTransformer2DModel)" in err
+    assert "docs/contributing/family.md" in err and "docs/contributing/family.md" in out
+    names = {}
+    exec(out, names)  # all of stdout is a module
+    family = names["FAMILY"]
+    assert family.denoisers == ("DiTTransformer2DModel",)
+    assert family.layers == {"transformer_blocks.*.attn1": ("block", "self")}
+
+
+def test_programs_get_the_draft_too(invoke, unknown):
+    code, out, _ = invoke("info", unknown, "--json")
+    found = json.loads(out)
+    assert code == 1
+    assert "DiTTransformer2DModel, of no family" in found["error"]
+    draft = found["draft"]
+    assert draft["denoiser"] == "DiTTransformer2DModel" and draft["nearest"][0] == "PixArt"
+    assert draft["page"] == "docs/contributing/family.md"
+    [layers] = draft["layers"]
+    assert (layers["pattern"], layers["count"]) == ("transformer_blocks.*.attn1", 3)
+    assert (layers["kind"], layers["place"]) == ("self", "block")
+    assert draft["text"].startswith("# A draft of the record for DiTTransformer2DModel")
+    assert any(line.startswith("timestep_unit: ") for line in draft["not_known"])
+
+
+def test_another_refusal_has_no_draft(invoke, unknown):
+    index = json.loads((unknown / "model_index.json").read_text())
+    del index["transformer"]
+    (unknown / "model_index.json").write_text(json.dumps(index))
+    code, out, _ = invoke("info", unknown, "--json")
+    assert code == 1 and set(json.loads(out)) == {"error"}

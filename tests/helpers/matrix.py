@@ -11,12 +11,16 @@ from typing import Any
 import torch
 from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProcessor
 
+from helpers.cross_rows import CROSS
+from helpers.joint_rows import JOINT
+from helpers.padded_rows import PADDED
+from helpers.qwen_edit_rows import QWEN_EDITS
 from helpers.rows import Way
 from helpers.transformer_rows import TRANSFORMERS
 from helpers.unet_rows import UNETS
 from sdattn import TorchAttnProcessor
 
-ROWS = (*UNETS, *TRANSFORMERS)
+ROWS = (*UNETS, *TRANSFORMERS, *PADDED, *JOINT, *QWEN_EDITS, *CROSS)
 
 
 def same(_model: Any) -> None:

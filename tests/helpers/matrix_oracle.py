@@ -46,7 +46,19 @@ def recorded(model, monkeypatch):
         hook.remove()
 
 
-def expected_maps(calls, model_calls, row, way):
+def own_part(probs, cells, row, lengths):
+    """What each row's picture pays to its own text, ``[rows, cells, longest]``, then nothing."""
+    found = torch.zeros(len(probs), cells, max(lengths), dtype=probs.dtype)
+    for image, n_text in enumerate(lengths):
+        if row.joint == "text first":
+            found[image, :, :n_text] = probs[image, n_text : n_text + cells, :n_text]
+        else:
+            start = -(-cells // row.filled) * row.filled
+            found[image, :, :n_text] = probs[image, :cells, start : start + n_text]
+    return found
+
+
+def expected_maps(calls, model_calls, row, way, lengths=None):
     """The mean over passes and heads of the prompt's rows.
 
     Attention that is computed in parts (text and image prompts) has its columns side by side. Of
@@ -61,10 +73,13 @@ def expected_maps(calls, model_calls, row, way):
         probs = probs[list(row.rows(way, len(probs)))].mean(1)
         if row.joint:
             cells = math.prod(side // row.cell for side in way.size)
-            n_text = row.n_text or probs.shape[-1] - cells
+        if row.joint and lengths is not None:
+            probs = own_part(probs, cells, row, lengths)
+        elif row.joint:
+            n_text = row.n_text or probs.shape[-1] - cells - row.references
             if row.joint == "text first":
                 probs = probs[:, n_text : n_text + cells, :n_text]
             else:
-                probs = probs[:, :cells, cells:]
+                probs = probs[:, :cells, -n_text:]
         means.append(probs)
     return torch.stack(means).mean(0)

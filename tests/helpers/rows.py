@@ -59,7 +59,11 @@ class Row:
             never run with guidance in its batch.
         joint: the order in a joint attention, "text first" or "picture first"; None for
             cross-attention.
-        n_text: columns of the text in a joint attention; None if all but the picture's.
+        n_text: columns of the text in a joint attention; None if all but the pictures'.
+        references: tokens of pictures that follow the one that is made.
+        lengths: tokens of each image's text, for a way, where a row has its own text behind or
+            before the picture and then nothing; None where all rows are alike.
+        filled: in such a row the picture is filled up to a multiple of so many tokens.
         in_turn: whether guidance calls the model again, for the negative prompt.
         processors: those that may be set in place of its own.
         layers: layers that see the text.
@@ -67,6 +71,7 @@ class Row:
         cell: pixels a side of the finest cell of the maps.
         each: rows of the batch for one image (the frames of a video).
         images_option: the option for several images a prompt; None where there is none.
+        batched: whether the pipeline takes several prompts.
     """
 
     name: str
@@ -76,6 +81,9 @@ class Row:
     unguided_rows: Callable[[int], range] = every_row
     joint: str | None = None
     n_text: int | None = None
+    references: int = 0
+    lengths: Callable[[Any, Way], list[int]] | None = None
+    filled: int = 1
     in_turn: bool = False
     processors: tuple[str, ...] = ("AttnProcessor", "sliced", "TorchAttnProcessor", "fused")
     layers: int = 16
@@ -83,6 +91,7 @@ class Row:
     cell: int = 8
     each: int = 1
     images_option: str | None = "num_images_per_prompt"
+    batched: bool = True
 
     def __str__(self) -> str:
         return self.name
@@ -108,7 +117,8 @@ class Row:
         """The way as this pipeline can go it."""
         height, width = (-(-side // self.unit) * self.unit for side in way.size)
         images = way.images if self.images_option else 1
-        return replace(way, size=(height, width), images=images)
+        prompts = way.prompts if self.batched else 1
+        return replace(way, size=(height, width), images=images, prompts=prompts)
 
     def rows(self, way: Way, batch: int) -> range:
         """The rows of a batch that belong to the prompt."""

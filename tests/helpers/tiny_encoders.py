@@ -2,14 +2,22 @@
 tiny_tokenizers."""
 
 from transformers import (
+    BertConfig,
+    BertModel,
     Gemma2Config,
     Gemma2Model,
+    GlmConfig,
+    GlmModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLModel,
     T5Config,
     T5EncoderModel,
 )
@@ -28,17 +36,43 @@ def tiny_gemma_encoder() -> Gemma2Model:
     return Gemma2Model(Gemma2Config(**SMALL)).eval()
 
 
-def tiny_qwen_vl() -> Qwen2_5_VLForConditionalGeneration:
+def tiny_qwen_vl(tokenizer=None) -> Qwen2_5_VLForConditionalGeneration:
+    """For pictures with a tokenizer that has their tokens."""
     vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16}
     vision |= {"intermediate_size": 16, "fullatt_block_indexes": [0]}
     rope = {"mrope_section": [1, 1, 2], "type": "default", "rope_type": "default"}
     text = {k: v for k, v in SMALL.items() if k != "head_dim"} | {"rope_scaling": rope}
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    names = {"image_token_id": "<|image_pad|>", "vision_start_token_id": "<|vision_start|>"}
+    names |= {"vision_end_token_id": "<|vision_end|>", "video_token_id": "<|video_pad|>"}
+    ids = {key: tokenizer.convert_tokens_to_ids(name) for key, name in names.items() if tokenizer}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
     return Qwen2_5_VLForConditionalGeneration(config).eval()
 
 
 def tiny_qwen3(layers: int = 2) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(Qwen3Config(**{**SMALL, "num_hidden_layers": layers})).eval()
+
+
+def tiny_llama(layers: int = 2) -> LlamaForCausalLM:
+    config = LlamaConfig(**{**SMALL, "num_hidden_layers": layers}, attn_implementation="eager")
+    return LlamaForCausalLM(config).eval()
+
+
+def tiny_qwen3_vl(layers: int = 2) -> Qwen3VLModel:
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16}
+    vision |= {"intermediate_size": 16, "deepstack_visual_indexes": [0]}
+    rope = {"mrope_section": [1, 1, 2], "rope_type": "default", "rope_theta": 10000.0}
+    text = {**SMALL, "num_hidden_layers": layers, "rope_parameters": rope}
+    return Qwen3VLModel(Qwen3VLConfig(text_config=text, vision_config=vision)).eval()
+
+
+def tiny_glm_encoder() -> GlmModel:
+    return GlmModel(GlmConfig(**SMALL, pad_token_id=0)).eval()
+
+
+def tiny_bert() -> BertModel:
+    small = {name: value for name, value in SMALL.items() if name in BertConfig().to_dict()}
+    return BertModel(BertConfig(**small, max_position_embeddings=80)).eval()
 
 
 def tiny_mistral3(layers: int = 2) -> Mistral3ForConditionalGeneration:

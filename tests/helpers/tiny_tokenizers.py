@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
-from tokenizers.models import BPE, Unigram
+from tokenizers.models import BPE, Unigram, WordPiece
 from tokenizers.processors import TemplateProcessing
 from transformers import CLIPTokenizer, PreTrainedTokenizerFast
 
@@ -160,6 +160,42 @@ def tiny_mistral(padding_side: str = "left") -> PreTrainedTokenizerFast:
     )
 
 
+def tiny_glm() -> PreTrainedTokenizerFast:
+    """Byte-level BPE with two tokens in front; it pads on the left."""
+    backend = _byte_level(["<|endoftext|>", "[gMASK]", "<sop>"])
+    starts = [(token, backend.token_to_id(token)) for token in ("[gMASK]", "<sop>")]
+    backend.post_processor = TemplateProcessing(single="[gMASK] <sop> $A", special_tokens=starts)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|endoftext|>",
+        pad_token="<|endoftext|>",
+        padding_side="left",
+    )
+
+
+def tiny_bert_tokenizer() -> PreTrainedTokenizerFast:
+    """Word pieces in lower case between "[CLS]" and "[SEP]"."""
+    letters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
+    letters += [chr(code) for code in range(0x4E00, 0x4E10)]
+    entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, *("##" + one for one in letters)]
+    entries += [word for word in WORDS if len(word) > 1]
+    vocabulary = {entry: number for number, entry in enumerate(entries)}
+    backend = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    backend.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_max_length=77,
+    )
+
+
 # name -> its maker
 TINY_TOKENIZERS = {
     "clip": tiny_tokenizer,
@@ -168,5 +204,7 @@ TINY_TOKENIZERS = {
     "qwen": tiny_qwen,
     "qwen-left": lambda: tiny_qwen("left"),
     "mistral": tiny_mistral,
+    "glm": tiny_glm,
+    "bert": tiny_bert_tokenizer,
     "mistral-right": lambda: tiny_mistral("right"),
 }

@@ -158,6 +158,18 @@ def klein() -> Any:
     return quiet(Flux2KleinPipeline(text_encoder=tiny_qwen3(28), tokenizer=tiny_qwen(), **parts))
 
 
+def qwen_vae() -> AutoencoderKLQwenImage:
+    made = AutoencoderKLQwenImage(
+        base_dim=8,
+        z_dim=4,
+        dim_mult=[1, 2, 2, 2],
+        num_res_blocks=1,
+        latents_mean=[0.0] * 4,
+        latents_std=[1.0] * 4,
+    )
+    return made.eval()
+
+
 def qwen_image() -> Any:
     torch.manual_seed(0)
     transformer = QwenImageTransformer2DModel(
@@ -170,17 +182,9 @@ def qwen_image() -> Any:
         joint_attention_dim=16,
         axes_dims_rope=(4, 4, 8),
     )
-    made = AutoencoderKLQwenImage(
-        base_dim=8,
-        z_dim=4,
-        dim_mult=[1, 2, 2, 2],
-        num_res_blocks=1,
-        latents_mean=[0.0] * 4,
-        latents_std=[1.0] * 4,
-    )
     pipe = QwenImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=made.eval(),
+        vae=qwen_vae(),
         text_encoder=tiny_qwen_vl(),
         tokenizer=tiny_qwen(),
         transformer=transformer.eval(),
@@ -223,7 +227,7 @@ def pixart(kind: Any) -> Any:
     return quiet(pipe)
 
 
-def sana(qk_norm: str | None = None) -> Any:
+def sana(kind: Any = SanaPipeline, *, scheduler: Any = None, **changes: Any) -> Any:
     torch.manual_seed(0)
     transformer = SanaTransformer2DModel(
         patch_size=1,
@@ -237,7 +241,7 @@ def sana(qk_norm: str | None = None) -> Any:
         cross_attention_dim=16,
         caption_channels=16,
         sample_size=16,
-        qk_norm=qk_norm,
+        **changes,
     )
     made = AutoencoderDC(
         latent_channels=4,
@@ -256,12 +260,12 @@ def sana(qk_norm: str | None = None) -> Any:
         decoder_act_fns="silu",
         scaling_factor=0.4,
     )
-    pipe = SanaPipeline(
+    pipe = kind(
         tokenizer=tiny_gemma(),
         text_encoder=tiny_gemma_encoder(),
         vae=made.eval(),
         transformer=own_norms(transformer).eval(),
-        scheduler=FlowMatchEulerDiscreteScheduler(),
+        scheduler=scheduler or FlowMatchEulerDiscreteScheduler(),
     )
     return quiet(pipe)
 
@@ -362,7 +366,7 @@ TRANSFORMERS = (
     Row("Sana", sana, with_instruction, **SANA),
     Row(
         "Sana (normed across heads)",
-        lambda: sana("rms_norm_across_heads"),
+        lambda: sana(qk_norm="rms_norm_across_heads"),
         with_instruction,
         **SANA,
     ),

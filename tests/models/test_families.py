@@ -8,16 +8,16 @@ import pytest
 import torch
 from diffusers import (
     Flux2Pipeline,
+    FluxPriorReduxPipeline,
     FluxTransformer2DModel,
-    KolorsPipeline,
     PixArtAlphaPipeline,
     PixArtSigmaPipeline,
-    QwenImageEditPipeline,
     QwenImageImg2ImgPipeline,
     QwenImagePipeline,
     SanaPAGPipeline,
     SanaPipeline,
     SanaSprintPipeline,
+    ShapEPipeline,
     StableDiffusionXLImg2ImgPipeline,
 )
 from helpers.joint_models import first_map, inputs
@@ -344,13 +344,13 @@ def test_flux2_refuses_what_it_would_rewrite():
 
 
 def test_pipelines_whose_words_cannot_be_told_take_labels():
-    pipe = make_qwen(QwenImageEditPipeline)
-    with pytest.raises(TypeError, match="QwenImageEditPipeline.*read images.*Pass labels"):
+    pipe = FluxPriorReduxPipeline.__new__(FluxPriorReduxPipeline)  # FLUX.1's name, of no prompt
+    with pytest.raises(TypeError, match="How a FluxPriorReduxPipeline reads its prompts is not kn"):
         read_prompts(pipe, "a cat")
-    kolors = KolorsPipeline.__new__(KolorsPipeline)  # Stable Diffusion's mixins, another encoder
-    with pytest.raises(TypeError, match="How a KolorsPipeline reads its prompts is not known"):
-        read_prompts(kolors, "a cat")
-    for one in (pipe, kolors):
+    shap_e = ShapEPipeline.__new__(ShapEPipeline)  # of no family
+    with pytest.raises(TypeError, match="How a ShapEPipeline reads its prompts is not known"):
+        read_prompts(shap_e, "a cat")
+    for one in (pipe, shap_e):
         (read,) = read_prompts(one, {"cat": [2], "red dog": [4, 5]}, columns=300)
         assert read.find("red dog") == [(4, 5)]
         assert len(read.tokens) == 300
@@ -374,13 +374,18 @@ def test_pipelines_whose_words_cannot_be_told_take_labels():
         ("Flux2Pipeline", "read_flux2"),
         ("Flux2KleinPipeline", "read_klein"),
         ("QwenImageControlNetPipeline", "read_qwen"),
-        ("QwenImageEditPlusPipeline", "refuse_images"),
+        ("QwenImageEditPlusPipeline", "read_edit_plus"),
+        ("QwenImageEditInpaintPipeline", "read_edit"),
         ("PixArtSigmaPAGPipeline", "read_pixart"),
         ("SanaControlNetPipeline", "read_sana"),
         ("SanaVideoPipeline", "read_sana"),
-        ("KolorsImg2ImgPipeline", "refuse_unknown"),
-        ("ChromaPipeline", "refuse_unknown"),
-        ("HunyuanDiTPAGPipeline", "refuse_unknown"),
+        ("KolorsImg2ImgPipeline", "read_chatglm"),
+        ("AuraFlowPipeline", "read_auraflow"),
+        ("BriaFiboPipeline", "refuse_unknown"),
+        ("LongCatImageEditPipeline", "refuse_unknown"),
+        ("QwenImage21Pipeline", "refuse_unknown"),
+        ("ChromaInpaintPipeline", "read_chroma"),
+        ("HunyuanDiTPAGPipeline", "read_hunyuan_dit"),
         ("StableVideoDiffusionPipeline", "refuse_unknown"),
     ],
 )

@@ -17,17 +17,12 @@ from transformers import CLIPConfig, CLIPImageProcessor
 from transformers.utils import logging as transformers_log
 
 from sdattn import load_pipeline, read_prompts
-from sdattn.models.loading import (
-    cell_size,
-    default_size,
-    images_a_prompt,
-    is_demo,
-    latent_size,
-    shortcomings,
-    size_unit,
-)
+from sdattn.models.call_facts import images_a_prompt
+from sdattn.models.demos import demo_of
 from sdattn.models.outline import outline
 from sdattn.models.pipeline_call import checked_options
+from sdattn.models.shortcomings import shortcomings
+from sdattn.models.sizes import cell_size, default_size, latent_size, size_unit
 
 # Left out are those that differ from one of these in weights only or are not saved as they are
 # (LoRA, IP-Adapter, FreeU), and Stable Diffusion 3 without T5, of which diffusers saves an index
@@ -112,7 +107,7 @@ def test_it_is_the_same_pipeline_on_the_meta_device(both):
 def test_sizes_and_shortcomings_are_told_alike(both):
     pipe, made = both
     assert made.vae_scale_factor == pipe.vae_scale_factor
-    for question in (size_unit, default_size, cell_size, latent_size, is_demo, shortcomings):
+    for question in (size_unit, default_size, cell_size, latent_size, demo_of, shortcomings):
         assert question(made) == question(pipe)
     for options in ({}, {"num_images_per_prompt": 3}, {"num_frames": 5}):
         assert images_a_prompt(made, options) == images_a_prompt(pipe, options)

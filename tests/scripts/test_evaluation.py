@@ -24,7 +24,7 @@ from scripts.evaluation.variants import PEERS
 from scripts.scenes import Scene, SceneObject
 from sdattn.maps.masks import otsu
 from sdattn.maps.presets import PRESETS
-from sdattn.models.loading import default_size
+from sdattn.models.sizes import default_size
 
 pytestmark = pytest.mark.slow
 

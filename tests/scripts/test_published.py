@@ -24,7 +24,7 @@ from scripts.evaluation.published.scores import (
     iou_interval,
 )
 from sdattn import Heatmaps, explain, read_prompt
-from sdattn.models.loading import default_size
+from sdattn.models.sizes import default_size
 
 RNG = np.random.default_rng(0)
 

@@ -37,8 +37,8 @@ class Draw:
     among them.
 
     Args:
-        model, device, dtype: as :func:`sdattn.load_pipeline` takes them; Ray lets each actor see
-            the GPUs that are its own.
+        model, device, dtype, loading: as :func:`sdattn.load_pipeline` takes them, the last its
+            other arguments; Ray lets each actor see the GPUs that are its own.
         preset: how the heatmaps are made, or its name.
         options: of the pipeline's call, for rows that do not have them.
         seed: of rows that have none.
@@ -58,6 +58,7 @@ class Draw:
         save: Sequence[str] = PARTS,
         device: str | None = None,
         dtype: torch.dtype | None = None,
+        loading: Mapping[str, Any] | None = None,
     ):
         if unknown := sorted(set(save) - set(PARTS)):
             raise InvalidValueError(f"save={unknown}: choose of {', '.join(PARTS)}.")
@@ -65,7 +66,7 @@ class Draw:
         preset_of(preset)  # or refuse, before the model is loaded
         self.seed, self.save = seed, save
         quiet_libraries(prompts=True)
-        self.pipe = load_pipeline(model, device=device, dtype=dtype)
+        self.pipe = load_pipeline(model, device=device, dtype=dtype, **(loading or {}))
         self.pipe.set_progress_bar_config(disable=True)
         self._drawer = BatchDrawer(self.pipe, preset, self._store, self._fail)
         self._drawn: dict[str, dict[str, Any]] = {}  # by the number of the row in its batch
@@ -83,9 +84,9 @@ class Draw:
             order; ``truncated``, those that were cut off; ``blanked``, whether the pipeline's
             safety checker blanked the picture; ``statistics``, a mapping a word, see
             :meth:`WordStatistics.flat`; ``image``, uint8 ``[rows, cols, 3]``, and, where a row of
-            the batch has ``edit_to``, ``source_image``, None in rows without it; ``heatmaps``, float32
-            ``[words, rows, cols]``, made of the maps in float16 as files hold them; ``maps``, the
-            bytes of ``maps.safetensors``, float16 ``[rows, cols, tokens]`` a layer.
+            the batch has ``edit_to``, ``source_image``, None in rows without it; ``heatmaps``,
+            float32 ``[words, rows, cols]``, made of the maps in float16 as files hold them;
+            ``maps``, the bytes of ``maps.safetensors``, float16 ``[rows, cols, tokens]`` a layer.
 
         Raises:
             ValueError: a row that cannot be drawn, by its number in the batch, from 1; nothing was.

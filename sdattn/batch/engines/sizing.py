@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ...maps.presets import Preset, preset_for
-from ...models.loading import default_size
 from ...models.reading import read_prompts
+from ...models.sizes import default_size
 from ...runs.sampling import sample
 from ..input.plan import Job
 

@@ -46,7 +46,8 @@ class Loaded(NamedTuple):
 
 def load(request: Request, device: Any) -> Any:
     """The pipeline of a run."""
-    pipe = load_pipeline(request.model, device=device, dtype=request.dtype)
+    loading = request.loading.arguments()
+    pipe = load_pipeline(request.model, device=device, dtype=request.dtype, **loading)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

@@ -12,7 +12,7 @@ import torch
 from ...edit.editing import EditOptions, prepare
 from ...errors import InvalidValueError
 from ...files.writing import sha256
-from ...models.loading import images_a_prompt
+from ...models.call_facts import images_a_prompt
 from ...models.pipeline_call import checked_options
 from ...models.reading import check_text, read_prompts
 from .items import BadLine, Item, printable
@@ -177,8 +177,26 @@ def digest_model(pipe: Any) -> str:
         if hasattr(part, "get_vocab"):  # what tokens a text becomes
             parts[name].append([part.get_vocab(), part.model_max_length])
         if isinstance(part, torch.nn.Module):
-            parts[name].append({key: _sum(weight) for key, weight in part.state_dict().items()})
+            parts[name].append({key: _sum(weight) for key, weight in _weights(part).items()})
+            # A LoRA's scale is no weight of it.
+            scales = [[n, m.scaling] for n, m in part.named_modules() if _is_scaled(m)]
+            parts[name] += [scales] if scales else []
     return digest(parts)
+
+
+def _weights(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
+    """Also of a model whose weights wait elsewhere, behind hooks of accelerate."""
+    found = model.state_dict()
+    if any(weight.is_meta for weight in found.values()):
+        from accelerate.utils.modeling import get_state_dict_offloaded_model
+
+        found = get_state_dict_offloaded_model(model)
+    return found
+
+
+def _is_scaled(module: torch.nn.Module) -> bool:
+    """Whether it is a layer of peft with a LoRA."""
+    return isinstance(getattr(module, "scaling", None), dict) and hasattr(module, "base_layer")
 
 
 def _config(part: Any) -> dict[str, Any]:

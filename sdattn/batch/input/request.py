@@ -10,6 +10,7 @@ import torch
 
 from ...errors import InvalidValueError, Message, MissingPackageError, OptionError
 from ...maps.presets import PRESETS, Preset
+from ...models.loading_options import LoadingOptions
 from ...runs.drawings import PARTS, USUAL
 from ..storage.formats import FORMATS
 from ..storage.parquets import require_pyarrow
@@ -27,6 +28,7 @@ class Request:
         out: the run's folder.
         model, device, dtype: as :func:`sdattn.load_pipeline` takes them; under ``accelerate
             launch`` each process has a device of its own.
+        loading: how the model is loaded.
         options: of the pipeline's call, for items that do not have them.
         seed: of the first line; an item without a seed of its own has ``seed + line - 1``.
         batch_size: items that run together, or ``"auto"``.
@@ -53,6 +55,7 @@ class Request:
     source: str | Path
     out: str | Path
     model: str = "demo"
+    loading: LoadingOptions = field(default_factory=LoadingOptions)
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     batch_size: int | str = "auto"

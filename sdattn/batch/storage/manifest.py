@@ -10,6 +10,7 @@ from ...files.addresses import AnyPath
 from ...files.paths import inside
 from ...files.records import Record, RecordError, read_record
 from ...files.writing import sha256, to_json
+from ...models.loading_options import LoadingOptions
 
 FORMAT = "sdattn-batch-2"
 ADOPT = Message(
@@ -25,7 +26,8 @@ class BatchSettings(Record):
 
     Attributes:
         model: as it was asked for.
-        weights: a checksum of the model's weights and configurations.
+        weights: a checksum of the model's weights and configurations, its LoRAs among them.
+        loading: how the model is loaded; None where nothing was asked for.
         pipeline, dtype: names of its class and of its numbers' type.
         save: parts of each item, of :data:`sdattn.runs.drawings.PARTS`.
         preset: of the heatmaps, as JSON has it.
@@ -43,6 +45,7 @@ class BatchSettings(Record):
     options: dict[str, Any]
     format: str
     shard_bytes: int
+    loading: LoadingOptions | None = None
     fingerprint: str = ""
 
 

@@ -13,6 +13,7 @@ from ..denoiser_call import unwrapped
 from ..encoders import Reader, refuse_unknown
 from ..family import Edits, Family, Guidance
 from ..image_latents import ImageLatents
+from ..nearest import PAGE, nearest
 
 Fact = TypeVar("Fact")
 _registered: tuple[Family, ...] = tuple(
@@ -79,10 +80,13 @@ def family_of(model: Any, asked: str = "") -> Family:
     found = claimed(model)
     if found is None:
         supported = "; ".join(family.title for family in _registered)
+        alike = nearest(unwrapped(model), _registered)
+        nearest_one = f"The nearest is {alike[0].title}; alike are: {alike[1]}. " if alike else ""
         raise InvalidTypeError(
             f"{asked or f'A {type(unwrapped(model)).__name__} is of no known family'}. Supported: "
-            f"pipelines with one of these models, or the model itself: {supported}. Any other "
-            "needs a Family of its own, see sdattn.models.register."
+            f"pipelines with one of these models, or the model itself: {supported}. {nearest_one}"
+            f"Any other needs a Family of its own: {PAGE} says how to write one, and "
+            "`sdattn info` drafts it for a pipeline."
         )
     return found
 

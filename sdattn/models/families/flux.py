@@ -36,6 +36,7 @@ FAMILY = Family(
     readers={"Flux": read_flux, "FluxPriorRedux": refuse_unknown},
     text_stream=lambda model, states: model.context_embedder(states),
     preset="joint",
+    half="bfloat16",
     guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
     text_argument="prompt_2",  # T5's; CLIP gives no columns
     image_latents=ImageLatents(

@@ -1,16 +1,13 @@
 """FLUX.2 and FLUX.2 klein: joint attention; prompts inside a chat."""
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from ...errors import InvalidValueError
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
-from ...prompts.words import Source
 from ..denoiser_call import grid_of_ids
-from ..encoders import PLACEHOLDER, TextCall
+from ..encoders import TextCall, rendered
 from ..family import IN_TURN, Edits, Family
 from ..image_latents import ImageLatents, vae_latents
 
@@ -25,7 +22,7 @@ def read_klein(call: TextCall, texts: list[str]) -> list[Prompt]:
             chat, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
 
-    return [read_source(tokenizer, _rendered(text, render), **options) for text in texts]
+    return [read_source(tokenizer, rendered(text, render), **options) for text in texts]
 
 
 def read_flux2(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -45,28 +42,12 @@ def read_flux2(call: TextCall, texts: list[str]) -> list[Prompt]:
 
     read = []
     for text in texts:
-        source = _rendered(text, render)
+        source = rendered(text, render)
         # A processor adds the start that the template lacks; a bare tokenizer adds nothing.
         begun = tokenizer.bos_token and source.text.startswith(tokenizer.bos_token)
         adds = processor is not tokenizer and not begun
         read.append(read_source(tokenizer, source, add_special_tokens=adds, **options))
     return read
-
-
-def _rendered(text: str, render: Callable[[str], str]) -> Source:
-    """The prompt inside what a chat template makes of it."""
-    # What the template puts around a private character it puts around the prompt as well, which is
-    # checked: templates may rewrite what they get.
-    before, _, after = render(PLACEHOLDER).partition(PLACEHOLDER)
-    source, found = Source.of(text), render(text)
-    for inner in (source, source.strip()):
-        whole = inner.within(before, after)
-        if whole.text == found:
-            return whole
-    raise InvalidValueError(
-        f"The pipeline's chat template rewrites the prompt {text!r} to {found!r}. Leave out what "
-        "has a meaning of its own there, or pass labels."
-    )
 
 
 def _encode(pipe: Any, pixels: Tensor) -> Tensor:
@@ -92,6 +73,7 @@ FAMILY = Family(
     readers={"Flux2": read_flux2, "Flux2Klein": read_klein},
     text_stream=lambda model, states: model.context_embedder(states),
     preset="joint",
+    half="bfloat16",
     guidance=dict.fromkeys(
         ("Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinInpaintPipeline"), IN_TURN
     ),

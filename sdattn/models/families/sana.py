@@ -1,10 +1,16 @@
-"""Sana: linear attention over the picture, cross-attention to Gemma."""
+"""Sana and SanaSprint: linear attention over the picture, cross-attention to Gemma."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
-from ..denoiser_call import grid_of_patches
+from ..denoiser_call import DenoiserCall, Timestep, arguments, grid_of_patches
 from ..encoders import TextCall, cleaned, refuse_unknown
-from ..family import NEGATIVE_FIRST, Family
+from ..family import IN_TURN, NEGATIVE_FIRST, Family
 
 
 def read_sana(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -29,8 +35,31 @@ def read_sana(call: TextCall, texts: list[str]) -> list[Prompt]:
     ]
 
 
-FAMILY = Family(
+class SprintTimestep(Timestep):
+    """SanaSprint's scheduler has angles ``a`` in [0, pi / 2], of which the model gets
+    ``sin a / (cos a + sin a)``. Source: pipeline_sana_sprint.py, ``__call__``."""
+
+    @cached_property
+    def _read(self) -> float:
+        given = super()._read
+        return math.atan2(given, 1 - given)
+
+
+class Sana(Family):
+    """SanaSprint is of Sana's class, with an embedding of the guidance."""
+
+    def read_call(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> DenoiserCall:
+        call = super().read_call(model, args, kwargs)
+        if not model.config.guidance_embeds:
+            return call
+        return replace(call, timestep=SprintTimestep(arguments(model, args, kwargs)["timestep"]))
+
+
+FAMILY = Sana(
     name="Sana",
+    half="bfloat16",
     denoisers=("SanaTransformer2DModel",),
     layers={
         "transformer_blocks.*.attn1": ("block", "linear"),
@@ -39,6 +68,10 @@ FAMILY = Family(
     grid=grid_of_patches,
     size_unit=32,
     readers={"Sana": read_sana, "SanaWM": refuse_unknown},
-    guidance=dict.fromkeys(("SanaPipeline", "SanaControlNetPipeline"), NEGATIVE_FIRST),
+    guidance={
+        **dict.fromkeys(("SanaPipeline", "SanaControlNetPipeline"), NEGATIVE_FIRST),
+        # distilled: the guidance is an input of the model
+        **dict.fromkeys(("SanaSprintPipeline", "SanaSprintImg2ImgPipeline"), IN_TURN),
+    },
     text_options=("max_sequence_length", "clean_caption", "complex_human_instruction"),
 )

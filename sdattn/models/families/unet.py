@@ -1,4 +1,4 @@
-"""UNets with self- and cross-attention: Stable Diffusion 1, 2 and XL, LCM, AnimateDiff.
+"""UNets with self- and cross-attention: Stable Diffusion 1, 2 and XL, Kolors, LCM, AnimateDiff.
 
 ``attn1`` and ``attn2`` are in the blocks on the way down, in the middle and on the way up: SD 1.x
 has 16 places (2 in each of 3 down blocks, 1 mid, 3 in each of 3 up blocks), so 32 layers.
@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..chatglm import read_chatglm
 from ..denoiser_call import DenoiserCall, Timestep, arguments, innermost, unwrapped
 from ..encoders import read_clip
 from ..family import NEGATIVE_FIRST, PLACES, AttentionLayer, Edits, Family, Guidance, Kind
@@ -56,7 +57,7 @@ class UNets(Family):
         text, *images = text if isinstance(text, tuple) else (text,)
         return DenoiserCall(
             timestep=Timestep(given["timestep"]),
-            size=self.grid(model, given),
+            size=self.size(model, given),
             batch=len(sample) * frames,
             text=text,
             sample=sample,
@@ -109,7 +110,8 @@ StableDiffusionXLControlNetUnionPipeline StableDiffusionXLControlNetUnionImg2Img
 StableDiffusionXLControlNetUnionInpaintPipeline StableDiffusionXLAdapterPipeline
 LatentConsistencyModelPipeline LatentConsistencyModelImg2ImgPipeline AnimateDiffPipeline
 AnimateDiffControlNetPipeline AnimateDiffSDXLPipeline AnimateDiffSparseControlNetPipeline
-AnimateDiffVideoToVideoPipeline AnimateDiffVideoToVideoControlNetPipeline PAGMixin
+AnimateDiffVideoToVideoPipeline AnimateDiffVideoToVideoControlNetPipeline KolorsPipeline
+KolorsImg2ImgPipeline PAGMixin
 """  # PAGMixin: also of the PAG pipelines of transformers
 # Those that make their picture of noise and prompts alone.
 TEXT_TO_IMAGE = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
@@ -123,11 +125,12 @@ _THREE_WAY = Guidance(("conditional", None, "unconditional"))
 
 FAMILY = UNets(
     name="UNets with self- and cross-attention in down, mid and up blocks: SD 1.x, 2.x, SDXL, "
-    "AnimateDiff",
+    "Kolors, AnimateDiff",
+    denoisers=("UNet2DConditionModel", "UNetMotionModel"),
     grid=_cells,
     patch=1,
     latents_argument="sample",
-    readers=dict.fromkeys(_READ_CLIP.split(), read_clip),
+    readers={**dict.fromkeys(_READ_CLIP.split(), read_clip), "Kolors": read_chatglm},
     guidance={
         **dict.fromkeys(_NEGATIVE_FIRST.split(), NEGATIVE_FIRST),
         "StableDiffusionInstructPix2PixPipeline": _THREE_WAY,

@@ -42,6 +42,7 @@ FAMILY = Family(
     denoisers=("WanTransformer3DModel",),
     layers={"blocks.*.attn1": ("block", "self"), "blocks.*.attn2": ("block", "cross")},
     grid=_grid,
+    film=True,
     patch=2,
     size_unit=16,
     readers={"Wan": read_wan},

@@ -190,6 +190,7 @@ def _settings(run: ImageRun) -> dict[str, str]:
         "model": settings.model,
         "pipeline": settings.pipeline,
         "scheduler": settings.scheduler,
+        "loaded with": settings.loading,
         "size": f"{run.image.width}x{run.image.height} pixels",
         **{_SHORT.get(name, name): value for name, value in (settings.options or {}).items()},
         "preset": preset.title,

@@ -1,0 +1,77 @@
+"""The options of every command that loads a model: how it is loaded."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ..runs.option_names import LOADING
+
+Offload = Literal["model", "sequential", "group"]
+_KINDS: dict[str, Any] = {
+    "variant": Annotated[
+        str | None, typer.Option(help="Files of weights: fp16 for model.fp16.safetensors.")
+    ],
+    "revision": Annotated[
+        str | None, typer.Option(help="A branch, tag or commit of a model of the hub.")
+    ],
+    "lora": Annotated[
+        list[str] | None,
+        typer.Option(
+            help="PATH or PATH:SCALE: a .safetensors file, a folder or a hub id; several times. "
+            "Needs peft."
+        ),
+    ],
+    "quantize": Annotated[
+        str | None,
+        typer.Option(
+            help="8bit or 4bit, by bitsandbytes on a GPU; gguf:FILE for the denoiser.",
+            autocompletion=lambda incomplete: [
+                value for value in ("8bit", "4bit", "gguf:") if value.startswith(incomplete)
+            ],
+        ),
+    ],
+    "offload": Annotated[
+        Offload | None,
+        typer.Option(
+            help="Weights wait in the CPU's memory: whole models (model), or a layer at a time."
+        ),
+    ],
+    "scheduler": Annotated[
+        str | None, typer.Option(help="A class of diffusers, EulerDiscreteScheduler say.")
+    ],
+    "tokenizer": Annotated[
+        Path | None, typer.Option(help="Of a single file: the folder of its tokenizer.")
+    ],
+}
+_OPTIONS = [
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+    for name, kind in _KINDS.items()
+]
+
+
+def with_loading_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose argument ``loading``, a dictionary with the arguments of
+    :class:`sdattn.models.loading_options.LoadingOptions` that were given, is made of options."""
+    signature = inspect.signature(command)
+    own = [*signature.parameters.values()]
+    place = next((i for i, one in enumerate(own) if one.name == "loading"), None)
+    if place is None:
+        return command
+
+    @functools.wraps(command)
+    def run(*args: Any, **given: Any) -> None:
+        typed = {name: given.pop(option) for name, option in LOADING.items()}
+        loading = {name: value for name, value in typed.items() if value}
+        command(*args, **given, loading=loading)
+
+    # All are passed by name but the Output, which the common options bring.
+    before = [p if p.name == "output" else p.replace(kind=p.KEYWORD_ONLY) for p in own[:place]]
+    behind = [p.replace(kind=p.KEYWORD_ONLY) for p in own[place + 1 :]]
+    parameters = [*before, *_OPTIONS, *behind]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run

@@ -1,0 +1,251 @@
+"""A draft of the :class:`Family` that a model of no known family needs, as text to go on from.
+
+draft = draft_family(model)
+print(draft.text)  # a module with a FAMILY, and a line "not known: ..." for all that is open
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, product
+from typing import Any
+
+from ..files.terminal import shorter
+from ..models.denoiser_call import unwrapped
+from ..models.families import registered
+from ..models.family import Joined, Kind, Place
+from ..models.nearest import PAGE, folded, nearest
+from .trial_call import COLS, FRAMES, PICTURES, ROWS, SeenAttention, Trial, trial_call
+
+_READ = ("encoder_hidden_states", "hidden_states", "timestep")  # by Family.read_call
+_WORDS = {"t": "text", "p": "picture", "b": "both at once", "-": "neither", "?": "of a single row"}
+_OPEN = (  # fields that no call of the model shows, and where they are to be read
+    ("timestep_unit", "what the pipeline's __call__ divides the timestep by: 1.0 or 1000.0"),
+    ("readers", "how the pipeline's encode_prompt makes columns of words"),
+    ("guidance", "how the pipeline's __call__ runs guidance: NEGATIVE_FIRST or IN_TURN"),
+)
+
+
+@dataclass(frozen=True)
+class DraftLayers:
+    """The attention layers of one pattern.
+
+    Attributes:
+        pattern: of their paths, with ``*`` for numbers.
+        count: how many the whole model has.
+        place, kind: None where that is not known.
+        said: what was seen of them, or why nothing was.
+        joined: of joint attention, the order; None where it is not known.
+        cells: queries of the picture.
+    """
+
+    pattern: str
+    count: int
+    place: Place
+    kind: Kind | None
+    said: str
+    joined: Joined | None = None
+    cells: int = 0
+
+
+@dataclass(frozen=True)
+class FamilyDraft:
+    """What could be found out of a model.
+
+    Attributes:
+        denoiser: the name of its class.
+        layers: its attention, a pattern each.
+        joined, grid, patch: fields of its :class:`Family`, the grid as source code; None where they
+            are not known.
+        nearest: the name of the family that it is most like, and what both have.
+        not_known: what is open, a line each.
+        text: the module.
+    """
+
+    denoiser: str
+    layers: tuple[DraftLayers, ...]
+    joined: Joined | None
+    grid: str | None
+    grid_argument: str | None
+    patch: int | None
+    nearest: tuple[str, str] | None
+    not_known: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        layers = [vars(layers) for layers in self.layers]
+        return {**vars(self), "layers": layers, "text": self.text, "page": PAGE}
+
+    @property
+    def text(self) -> str:
+        return "\n".join(_lines(self)) + "\n"
+
+
+def draft_family(model: Any) -> FamilyDraft:
+    """A draft for a model, from its modules, the arguments of its ``forward`` and one small call.
+
+    Args:
+        model: a denoiser of diffusers; it may be on the meta device. A small one of its class is
+            built and called in its place.
+    """
+    model = unwrapped(model)
+    trial = trial_call(model)
+    layers = tuple(_layers(model, trial))
+    kinds = {one.kind for one in layers if one.kind}
+    alike = nearest(model, registered(), kinds)
+    orders = {one.joined for one in layers if one.kind == "joint"}
+    joined = orders.pop() if len(orders) == 1 else None
+    cells = {one.cells for one in layers if one.kind in ("cross", "joint")}
+    grid, argument, patch = _grid(trial, cells or {one.cells for one in layers if one.cells})
+    return FamilyDraft(
+        denoiser=type(model).__name__,
+        layers=layers,
+        joined=joined,
+        grid=grid,
+        grid_argument=argument,
+        patch=patch,
+        nearest=alike and (alike[0].name, alike[1]),
+        not_known=tuple(_not_known(model, trial, layers, joined, grid)),
+    )
+
+
+def _layers(model: Any, trial: Trial) -> Iterator[DraftLayers]:
+    """The layers of the whole model, with what the small one's call showed of them."""
+    held = [name for name, module in model.named_modules() if hasattr(module, "set_processor")]
+    counts = Counter(map(folded, held))
+    seen: dict[str, list[SeenAttention]] = {}
+    for one in trial.seen:
+        seen.setdefault(folded(one.layer), []).append(one)
+    for pattern, count in counts.items():
+        yield _described(pattern, count, seen.get(pattern, []))
+    for pattern in seen.keys() - counts.keys():  # a kernel's call in a module of another build
+        said = f"{_said(seen[pattern][0])}; it has no set_processor, so sdattn cannot watch it"
+        yield DraftLayers(pattern, 0, "block", None, said)
+
+
+def _described(pattern: str, count: int, seen: list[SeenAttention]) -> DraftLayers:
+    place: Place = "single" if "single" in pattern else "block"
+    if not seen:
+        said = "no call of scaled_dot_product_attention was seen in it; linear attention has none"
+        return DraftLayers(pattern, count, place, None, said)
+    kinds = {_kind(one) for one in seen}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind == "joint" and place != "single":
+        place = "double" if all(one.gets_text for one in seen) else "single"
+    said = "; ".join(dict.fromkeys(map(_said, seen)))
+    orders = {_order(one) for one in seen}
+    joined = orders.pop() if kind == "joint" and len(orders) == 1 else None
+    return DraftLayers(pattern, count, place, kind, said, joined, seen[0].queries.count("p"))
+
+
+def _kind(seen: SeenAttention) -> Kind | None:
+    """What kind of attention a call was; None for that of the text alone, or of what is neither."""
+    queries, keys = set(seen.queries) - {"-"}, set(seen.keys) - {"-"}
+    if queries == {"p"} and keys == {"t"}:
+        return "cross"
+    if queries == keys == {"t", "p"}:
+        return "joint"
+    if queries == keys == {"p"}:
+        return "temporal" if len(seen.keys) == FRAMES and seen.rows > FRAMES else "self"
+    return None
+
+
+def _order(seen: SeenAttention) -> Joined | None:
+    order = [token for token, _ in groupby(seen.keys) if token != "-"]
+    orders: dict[tuple[str, ...], Joined]
+    orders = {("t", "p"): "text first", ("p", "t"): "picture first"}
+    return orders.get(tuple(order))
+
+
+def _said(seen: SeenAttention) -> str:
+    """The tokens of a call in words.
+
+    >>> _said(SeenAttention("attn", True, True, "ttppp", "ttppp", 1))
+    'queries: 2 text, 3 picture; keys: 2 text, 3 picture'
+    """
+    parts = []
+    for name, tokens in (("queries", seen.queries), ("keys", seen.keys)):
+        runs = [f"{len(list(run))} {_WORDS[token]}" for token, run in groupby(tokens)]
+        parts.append(f"{name}: {', '.join(runs)}")
+    rows = f"; {seen.rows} rows for one of the model's" if seen.rows > 1 else ""
+    return "; ".join(parts) + rows
+
+
+def _grid(trial: Trial, cells: set[int]) -> tuple[str | None, str | None, int | None]:
+    """The field ``grid`` as source code, ``grid_argument`` and ``patch``, from the number of
+    queries of the picture."""
+    known = [name for name in PICTURES if name in trial.given]
+    if len(cells) != 1 or not known:
+        return None, None, None
+    [count], name = cells, known[0]
+    shape = trial.given[name].shape
+    if "img_ids" in trial.given and count == ROWS * COLS:
+        return "grid_of_ids", "img_ids", None
+    for patch, span in product((1, 2, 4), (1, 2)):
+        sides = {-2: patch, -1: patch}
+        if FRAMES in shape and count * span * patch**2 == FRAMES * ROWS * COLS:
+            sides = {shape.index(FRAMES): span, **sides}
+        elif count * patch**2 != ROWS * COLS:
+            continue
+        if shape[-2:] == (ROWS, COLS):
+            parts = [
+                f'given["{name}"].shape[{axis}]' + f" // {by}" * (by > 1)
+                for axis, by in sides.items()
+            ]
+            between = ",\n        "
+            return f"lambda model, given: ({between[1:]}{between.join(parts)},\n    )", None, patch
+    return None, None, None
+
+
+def _not_known(
+    model: Any, trial: Trial, layers: tuple[DraftLayers, ...], joined: Any, grid: Any
+) -> Iterator[str]:
+    if trial.error:
+        error = shorter(trial.error, 200)
+        yield f"what comes later in a call: the trial call of a small model ended: {error}"
+    for one in layers:
+        if one.kind is None:
+            yield f"the kind of {one.pattern}: {one.said}"
+        elif one.kind == "joint" and "neither" in one.said:
+            yield f"what the tokens of neither are in {one.pattern}: no field counts them"
+    if joined is None and any(one.kind == "joint" for one in layers):
+        yield "joined: the order in which the processor's torch.cat joins text and picture"
+    if grid is None:
+        yield "grid: how forward makes the picture's tokens of the latents"
+    arguments = trial.given or {}
+    if absent := [name for name in _READ if name not in arguments]:
+        yield f"how to read a call without {', '.join(absent)}: override Family.read_call"
+    yield from (f"{name}: {where}" for name, where in _OPEN)
+
+
+def _lines(draft: FamilyDraft) -> Iterator[str]:
+    yield f"# A draft of the record for {draft.denoiser}; {PAGE} says how to go on."
+    if draft.nearest:
+        yield "# Nearest family: {}; alike are: {}.".format(*draft.nearest)
+    yield from (f"# not known: {line}" for line in draft.not_known)
+    yield "from sdattn.models import Family"
+    if draft.grid == "grid_of_ids":
+        yield "from sdattn.models.denoiser_call import grid_of_ids"
+    yield from ("", "FAMILY = Family(")
+    yield f'    name="{draft.denoiser.partition("Transformer")[0]}",'
+    yield f'    denoisers=("{draft.denoiser}",),'
+    yield "    layers={"
+    for one in draft.layers:
+        yield f"        # {one.count}; {one.said}"
+        if one.kind is None:
+            yield f'        # not known: "{one.pattern}": ("{one.place}", ...),'
+        else:
+            yield f'        "{one.pattern}": ("{one.place}", "{one.kind}"),'
+    yield "    },"
+    if any(one.kind == "joint" for one in draft.layers):
+        known = f'joined="{draft.joined}",'
+        yield (
+            f"    {known}"
+            if draft.joined
+            else '    # not known: joined="text first" or the reverse'
+        )
+    yield f"    grid={draft.grid},{'' if draft.grid else '  # not known'}"
+    if draft.grid_argument:
+        yield f'    grid_argument="{draft.grid_argument}",'
+    if draft.patch:
+        yield f"    patch={draft.patch},"
+    yield ")"

@@ -1,0 +1,39 @@
+"""Bria 3: FLUX.1's joint attention to T5."""
+
+from dataclasses import replace
+
+from ...prompts.tokens import Prompt, read_source
+from ...prompts.words import Source
+from ..denoiser_call import grid_of_ids
+from ..encoders import TextCall, refuse_unknown, zeros
+from ..family import NEGATIVE_FIRST, Family
+
+
+def read_bria(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """T5, each prompt by itself, then zeros. Source: pipeline_bria.py,
+    ``_get_t5_prompt_embeds``."""
+    tokenizer, length = call.pipe.tokenizer, call.length()
+    options = {"truncation": True, "max_length": length}
+    read = [read_source(tokenizer, Source.of(text), **options) for text in texts]
+    return [
+        replace(prompt, tokens=prompt.tokens + zeros(length - len(prompt.tokens)))
+        for prompt in read
+    ]
+
+
+FAMILY = Family(
+    name="Bria",
+    denoisers=("BriaTransformer2DModel",),
+    layers={
+        "transformer_blocks.*.attn": ("double", "joint"),
+        "single_transformer_blocks.*.attn": ("single", "joint"),
+    },
+    joined="text first",
+    grid=grid_of_ids,
+    grid_argument="img_ids",
+    patch=1,  # the pipeline's scale factor is that of its patches of 2
+    size_unit=16,
+    readers={"Bria": read_bria, "BriaFibo": refuse_unknown},
+    preset="joint",
+    guidance={"BriaPipeline": NEGATIVE_FIRST},
+)

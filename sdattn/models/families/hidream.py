@@ -1,0 +1,89 @@
+"""HiDream-I1: joint attention, the picture first, to T5 and twice to Llama."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ...attention.joint_processor import Spans
+from ...errors import InvalidValueError, Message
+from ...prompts.tokenizing import filled
+from ...prompts.tokens import Prompt, join_prompts, read_source
+from ...prompts.words import Source
+from ..denoiser_call import DenoiserCall, Timestep, arguments, grid_of_patches, unwrapped
+from ..encoders import TextCall
+from ..family import NEGATIVE_FIRST, Family
+
+
+def read_hidream(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """T5, then Llama's last layer and that of the block's own, in as many columns each; the CLIPs
+    give one pooled vector. Source: pipeline_hidream_image.py, ``_get_t5_prompt_embeds`` and
+    ``_get_llama3_prompt_embeds``; transformer_hidream_image.py, ``forward``."""
+    asked = int(call.option("max_sequence_length"))
+    length, rest = (asked, 0) if call.columns is None else divmod(call.columns, 3)
+    if rest or not length or call.options.get("max_sequence_length") not in (None, length):
+        found = "{max_sequence_length} makes {0}"
+        raise call.unexplained(Message(found, 3 * asked, max_sequence_length=asked))
+    read = []
+    for text in texts:
+        t5, llama = (
+            read_source(
+                tokenizer, Source.of(text), **filled(min(length, tokenizer.model_max_length))
+            )
+            for tokenizer in (call.pipe.tokenizer_3, call.pipe.tokenizer_4)
+        )
+        joined = join_prompts([t5, llama, llama])
+        read.append(replace(joined, encoded=t5.encoded + llama.encoded))
+    return read
+
+
+def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+    if given["hidden_states"].ndim != 4:
+        raise InvalidValueError(
+            "HiDream was called with patches that were cut elsewhere, whose grid is not known. "
+            "Call it with latents [B, C, rows, cols], as its pipeline does."
+        )
+    return grid_of_patches(model, given)
+
+
+def _spans(model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
+    """Of pictures that are not square the patches are filled up to as many as there can be."""
+    rows, cols = given["hidden_states"].shape[-2:]
+    start = cells if rows == cols else unwrapped(model).max_seq
+    t5, llama = given["encoder_hidden_states_t5"], given["encoder_hidden_states_llama3"]
+    end = start + t5.shape[1] + 2 * llama.shape[2]
+    return [(slice(0, cells), slice(start, end))] * len(given["hidden_states"])
+
+
+class HiDream(Family):
+    """Arguments have names of their own."""
+
+    def read_call(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> DenoiserCall:
+        given = arguments(model, args, kwargs)
+        return DenoiserCall(
+            timestep=Timestep(given["timesteps"]),
+            size=partial(self.rows_and_cols, model, given),
+            batch=len(given["hidden_states"]),
+            text=given["encoder_hidden_states_t5"],
+            sample=given["hidden_states"],
+            spans=partial(_spans, model, given),
+        )
+
+
+FAMILY = HiDream(
+    name="HiDream-I1",
+    denoisers=("HiDreamImageTransformer2DModel",),
+    layers={
+        "double_stream_blocks.*.block.attn1": ("double", "joint"),
+        "single_stream_blocks.*.block.attn1": ("single", "joint"),
+    },
+    joined="picture first",
+    grid=_grid,
+    spans=_spans,
+    size_unit=16,
+    readers={"HiDreamImage": read_hidream},
+    preset="joint",
+    guidance={"HiDreamImagePipeline": NEGATIVE_FIRST},
+)

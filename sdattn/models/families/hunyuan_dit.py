@@ -1,0 +1,59 @@
+"""HunyuanDiT: cross-attention to BERT and T5 behind each other, its queries rotated."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...prompts.tokenizing import filled
+from ...prompts.tokens import Prompt, join_prompts, read_source
+from ...prompts.words import Source
+from ..denoiser_call import DenoiserCall, arguments, grid_of_patches
+from ..encoders import TextCall
+from ..family import NEGATIVE_FIRST, Family
+
+BERT, T5 = 77, 256  # columns, which no option changes
+
+
+def read_hunyuan_dit(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """BERT on the first columns, T5 on those behind them. Source: pipeline_hunyuandit.py,
+    ``encode_prompt``."""
+    pipe = call.pipe
+    if call.columns not in (None, BERT + T5):
+        raise call.unexplained(f"its two encoders makes {BERT + T5}")
+    return [
+        join_prompts(
+            [
+                read_source(pipe.tokenizer, Source.of(text), **filled(BERT)),
+                read_source(pipe.tokenizer_2, Source.of(text), **filled(T5)),
+            ]
+        )
+        for text in texts
+    ]
+
+
+class _HunyuanDiT(Family):
+    """The text states of both encoders are arguments of their own."""
+
+    def read_call(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> DenoiserCall:
+        call = super().read_call(model, args, kwargs)
+        return replace(call, text_2=arguments(model, args, kwargs)["encoder_hidden_states_t5"])
+
+
+FAMILY = _HunyuanDiT(
+    name="HunyuanDiT",
+    denoisers=("HunyuanDiT2DModel",),
+    layers={
+        "blocks.*.attn1": ("block", "self"),
+        "blocks.*.attn2": ("block", "cross"),
+    },
+    grid=grid_of_patches,
+    size_unit=16,
+    readers={"HunyuanDiT": read_hunyuan_dit},
+    guidance=dict.fromkeys(
+        ("HunyuanDiTPipeline", "HunyuanDiTControlNetPipeline", "HunyuanDiTPAGPipeline"),
+        NEGATIVE_FIRST,
+    ),
+    text_options=(),
+)

@@ -1,0 +1,54 @@
+"""Krea 2: one stream of joint attention, the text first, padded in its middle."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...prompts.tokenizing import TEMPLATE, Token, filled
+from ...prompts.tokens import Prompt, join_prompts, read_source
+from ...prompts.words import Source
+from ..denoiser_call import grid_of_ids
+from ..encoders import TextCall
+from ..family import IN_TURN, Family
+
+
+def read_krea2(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Qwen3-VL behind a system message that is dropped, filled up, and the end of the user's turn
+    behind the padding. Source: pipeline_krea2.py, ``get_text_hidden_states``."""
+    pipe, tokenizer, length = call.pipe, call.pipe.tokenizer, call.length()
+    drop, after = pipe.prompt_template_encode_start_idx, pipe.prompt_template_encode_suffix
+    options = filled(length + drop - pipe.prompt_template_encode_num_suffix_tokens)
+    ids = tokenizer([after])["input_ids"][0]
+    suffix = tuple(Token(one, tokenizer.convert_ids_to_tokens(one), 0, 0, TEMPLATE) for one in ids)
+    read = []
+    for text in texts:
+        source = Source.of(text).within(pipe.prompt_template_encode_prefix, "")
+        own = read_source(tokenizer, source, keep=lambda n: range(drop, n), **options)
+        whole = join_prompts([own, Prompt(own.text, (), suffix)])
+        read.append(replace(whole, encoded=((*own.encoded[0], *ids),)))
+    return read
+
+
+def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """By ``position_ids`` ``[T + N, (0, row, col)]``, those of the picture behind the text's."""
+    n_text = given["encoder_hidden_states"].shape[1]
+    return grid_of_ids(model, {"img_ids": given["position_ids"][n_text:]})
+
+
+FAMILY = Family(
+    name="Krea 2",
+    denoisers=("Krea2Transformer2DModel",),
+    layers={
+        "text_fusion.*.attn": ("block", "text"),
+        "transformer_blocks.*.attn": ("single", "joint"),
+    },
+    joined="text first",
+    grid=_grid,
+    grid_argument="position_ids",
+    timestep_unit=1000.0,
+    patch=2,  # cut by the pipeline
+    size_unit=16,
+    readers={"Krea2": read_krea2},
+    guidance={"Krea2Pipeline": IN_TURN},
+    preset="joint",
+)

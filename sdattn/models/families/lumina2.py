@@ -1,0 +1,64 @@
+"""Lumina 2: one stream of joint attention, in each row its own text and then the picture; Gemma
+behind a system prompt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...attention.joint_processor import Spans
+from ...errors import Message
+from ...prompts.tokens import Prompt, read_source
+from ...prompts.words import Source
+from ..denoiser_call import grid_of_patches
+from ..encoders import TextCall, zeros
+from ..family import IN_TURN, Family
+
+
+def read_lumina2(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Gemma without its padding, filled up to the longest prompt of the batch; negative prompts are
+    read alone. Source: pipeline_lumina2.py, ``encode_prompt`` and ``_get_gemma_prompt_embeds``."""
+    pipe, most = call.pipe, call.option("max_sequence_length")
+    system = call.option("system_prompt")
+    system = pipe.system_prompt if system is None else system
+    before = "" if call.negative else system + " <Prompt Start> "
+    read = [
+        read_source(
+            pipe.tokenizer, Source.of(text).within(before, ""), truncation=True, max_length=most
+        )
+        for text in texts
+    ]
+    longest = max(len(prompt.tokens) for prompt in read)
+    if call.columns not in (None, longest):
+        found = "{max_sequence_length} makes {0} of {1}, as many as the longest needs"
+        raise call.unexplained(Message(found, longest, texts, max_sequence_length=most))
+    return [
+        replace(prompt, tokens=prompt.tokens + zeros(longest - len(prompt.tokens)))
+        for prompt in read
+    ]
+
+
+def _spans(_model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
+    lengths: list[int] = given["encoder_attention_mask"].sum(dim=1).tolist()
+    return [(slice(length, length + cells), slice(0, length)) for length in lengths]
+
+
+FAMILY = Family(
+    name="Lumina 2",
+    denoisers=("Lumina2Transformer2DModel",),
+    layers={
+        "noise_refiner.*.attn": ("block", "self"),
+        "context_refiner.*.attn": ("block", "text"),
+        "layers.*.attn": ("single", "joint"),
+    },
+    joined="text first",
+    grid=grid_of_patches,
+    spans=_spans,
+    spans_argument="encoder_attention_mask",
+    timestep_unit=-1000.0,
+    timestep_start=1000.0,
+    size_unit=16,
+    readers={"Lumina2": read_lumina2},
+    guidance={"Lumina2Pipeline": IN_TURN},
+    text_options=("max_sequence_length", "system_prompt"),
+    preset="joint",
+)

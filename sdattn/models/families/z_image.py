@@ -1,0 +1,113 @@
+"""Z-Image and Z-Image-Turbo: one stream of joint attention, the picture and then the caption, each
+row of its own length; prompts inside a chat."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ...attention.joint_processor import Spans
+from ...errors import InvalidTypeError, Message
+from ...prompts.tokens import Prompt, read_source
+from ..denoiser_call import DenoiserCall, Timestep, arguments
+from ..encoders import PLACEHOLDER, TextCall, refuse_unknown, rendered, zeros
+from ..family import Family, Guidance
+
+UNIT = 32  # tokens: picture and caption are filled up to multiples (SEQ_MULTI_OF)
+
+
+def read_z_image(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Qwen3's chat format without its padding; the model fills it up to a multiple of 32 tokens, in
+    each row, and the map to the longest row. Source: pipeline_z_image.py, ``_encode_prompt``, and
+    transformer_z_image.py, ``patchify_and_embed``."""
+    tokenizer, most = call.pipe.tokenizer, call.option("max_sequence_length")
+
+    def render(text: str) -> str:
+        chat = [{"role": "user", "content": text}]
+        return tokenizer.apply_chat_template(
+            chat, tokenize=False, add_generation_prompt=True, enable_thinking=True
+        )
+
+    before, _, after = render(PLACEHOLDER).partition(PLACEHOLDER)
+    # Of prompts in a list the pipeline leaves what it rendered in their place.
+    bare = [text.removeprefix(before).removesuffix(after) for text in texts]
+    options = {"truncation": True, "max_length": most}
+    read = [read_source(tokenizer, rendered(text, render), **options) for text in bare]
+    longest = max(_filled(len(prompt.tokens)) for prompt in read)
+    columns = longest if call.columns is None else call.columns
+    if columns < longest or columns % UNIT:
+        found = "{max_sequence_length} makes {0} of {1}, or more where another text is longer"
+        raise call.unexplained(Message(found, longest, texts, max_sequence_length=most))
+    return [
+        replace(prompt, tokens=prompt.tokens + zeros(columns - len(prompt.tokens)))
+        for prompt in read
+    ]
+
+
+def _filled(tokens: int) -> int:
+    return tokens + -tokens % UNIT
+
+
+def _grid(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of latents ``[C, frames, rows, cols]``, one a row of the batch."""
+    frames, rows, cols = given["x"][0].shape[1:]
+    patch = given.get("patch_size", 2)
+    return frames // given.get("f_patch_size", 1), rows // patch, cols // patch
+
+
+def _spans(_model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
+    start = _filled(cells)
+    lengths = (_filled(len(caption)) for caption in given["cap_feats"])
+    return [(slice(0, cells), slice(start, start + length)) for length in lengths]
+
+
+class _ZImage(Family):
+    """Pictures and captions are lists, a tensor for each row."""
+
+    def read_call(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> DenoiserCall:
+        given = arguments(model, args, kwargs)
+        if isinstance(given["x"][0], list):
+            raise InvalidTypeError(
+                "Z-Image Omni puts captions, several pictures and what SigLIP saw of them behind "
+                "each other in a row, and which tokens are the words' is not known. Text-to-image "
+                "pipelines of Z-Image can be watched."
+            )
+        return DenoiserCall(
+            timestep=Timestep(given["t"], self.timestep_unit, self.timestep_start),
+            size=partial(self.rows_and_cols, model, given),
+            batch=len(given["x"]),
+            text=None,
+            spans=partial(_spans, model, given),
+        )
+
+
+_PIPELINES = """
+ZImagePipeline ZImageImg2ImgPipeline ZImageInpaintPipeline ZImageControlNetPipeline
+ZImageControlNetInpaintPipeline
+"""
+
+FAMILY = _ZImage(
+    name="Z-Image",
+    denoisers=("ZImageTransformer2DModel",),
+    layers={
+        "noise_refiner.*.attention": ("block", "self"),
+        "context_refiner.*.attention": ("block", "text"),
+        "layers.*.attention": ("single", "joint"),
+    },
+    joined="picture first",
+    grid=_grid,
+    spans=_spans,
+    timestep_unit=-1000.0,
+    timestep_start=1000.0,
+    patch=2,
+    size_unit=16,
+    readers={"ZImage": read_z_image, "ZImageOmni": refuse_unknown},
+    # cfg_truncation ends the guidance in the middle of a run
+    guidance=dict.fromkeys(
+        _PIPELINES.split(), Guidance(("conditional", "unconditional"), known_by="rows")
+    ),
+    latents_argument="x",
+    preset="joint",
+)

@@ -1,0 +1,175 @@
+"""`LoadingOptions`: how a model is loaded, beside its name, its device and its dtype.
+
+    options = LoadingOptions(lora="style.safetensors:0.8", scheduler="EulerDiscreteScheduler")
+    options.check("owner/name", device)       # refuses, before any weights are read
+    options_of(pipe)                          # those that a pipeline was loaded with
+
+One object goes from the command line to the loader, to the workers of a batch and into a run's
+``run.json``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import Message, MissingPackageError, OptionError
+from ..files.records import Record
+from .locating import find_model, is_hub_id
+
+OFFLOADS = ("model", "sequential", "group")
+BITS = ("8bit", "4bit")
+GGUF = "gguf:"
+_LORA_PACKAGE = "peft", "lora"
+_PACKAGES = {"8bit": "bitsandbytes", "4bit": "bitsandbytes", GGUF: "gguf"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadingOptions(Record):
+    """How a model is loaded. Each is None where nothing is asked for.
+
+    Attributes:
+        variant: of the files of weights, ``"fp16"`` for ``model.fp16.safetensors``.
+        revision: of a model of the hub: a branch, a tag or a commit.
+        lora: ``"PATH"`` or ``"PATH:SCALE"`` each, a ``.safetensors`` file, a folder with one, or a
+            hub id; the scale is 1 where it is left out.
+        quantization: ``"8bit"``, ``"4bit"`` or ``"gguf:FILE"``.
+        offload: of :data:`OFFLOADS`.
+        scheduler: the name of a class of diffusers.
+        tokenizer: of a single file, the folder of its tokenizer.
+
+    Raises:
+        ValueError: a value that cannot be.
+    """
+
+    variant: str | None = None
+    revision: str | None = None
+    lora: tuple[str, ...] | None = None
+    quantization: str | None = None
+    offload: str | None = None
+    scheduler: str | None = None
+    tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        lora = self.lora or ()
+        given = [lora] if isinstance(lora, (str, Path)) else lora
+        object.__setattr__(self, "lora", tuple(map(str, given)) or None)
+        if self.tokenizer is not None:
+            object.__setattr__(self, "tokenizer", str(self.tokenizer))
+        list(self.adapters())  # or refuse
+        if self.offload not in (None, *OFFLOADS):
+            raise OptionError(
+                "offload", self.offload, "pass one of {0}.", ", ".join(map(repr, OFFLOADS))
+            )
+        asked = self.quantization
+        if asked not in (None, *BITS) and not (asked and asked.partition(GGUF)[2]):
+            raise OptionError("quantization", asked, "pass '8bit', '4bit' or 'gguf:FILE'.")
+
+    def __bool__(self) -> bool:
+        return bool(self.arguments())
+
+    def __str__(self) -> str:
+        """``offload model, lora style.safetensors:0.8``."""
+        parts = []
+        for name, value in self.arguments().items():
+            parts += [f"{name} {text}" for text in ([value] if isinstance(value, str) else value)]
+        return ", ".join(parts)
+
+    def arguments(self) -> dict[str, Any]:
+        """Those of :func:`sdattn.load_pipeline` that are asked for."""
+        return {e.name: value for e in fields(self) if (value := getattr(self, e.name)) is not None}
+
+    @property
+    def gguf(self) -> Path | None:
+        """The file of the denoiser's quantized weights."""
+        asked = self.quantization or ""
+        return Path(asked.removeprefix(GGUF)).expanduser() if asked.startswith(GGUF) else None
+
+    def adapters(self) -> Iterator[tuple[str, float]]:
+        """The path or hub id and the scale of each LoRA.
+
+        Raises:
+            ValueError: none is named, or a scale is not finite.
+        """
+        for text in self.lora or ():
+            path, _, number = text.rpartition(":")
+            try:
+                scale = float(number)
+            except ValueError:  # a colon of the path, or none
+                path, scale = text, 1.0
+            if not path or not math.isfinite(scale):
+                raise OptionError("lora", text, "pass PATH, or PATH:SCALE with a finite number.")
+            yield path, scale
+
+    def check(self, model: str | Path, device: torch.device) -> None:
+        """Refuse what this model, this device or this installation cannot do.
+
+        Raises:
+            FileNotFoundError: a file that is named is not there, or there is no such model.
+            ValueError: options that do not go with the model or the device.
+            ImportError: a package that is needed is not installed.
+        """
+        path = find_model(model)
+        self._check_model(model, path)
+        self._check_files()
+        kind = self.quantization
+        if kind in BITS and device.type == "cpu":
+            text = "bitsandbytes, which diffusers quantizes with, needs a GPU; this is the CPU."
+            raise OptionError("quantization", kind, text)
+        if self.offload in ("model", "sequential") and device.type == "cpu":
+            text = "weights wait on the CPU until a GPU needs them; this run is on the CPU itself."
+            raise OptionError("offload", self.offload, text)
+        self._check_packages()
+
+    def _check_model(self, model: str | Path, path: Path | None) -> None:
+        single = path is not None and path.is_file()
+        if self.revision is not None and path is not None:
+            text = "only models of the hub have revisions, and {0} is on this machine."
+            raise OptionError("revision", self.revision, text, model)
+        for name in ("variant", "quantization"):
+            if single and (value := getattr(self, name)) is not None:
+                text = "{0} is a single file. Pass a diffusers folder, or a hub id."
+                raise OptionError(name, value, text, model)
+        if self.tokenizer is not None and not single:
+            text = "only a single .safetensors file needs one; {0} has its own."
+            raise OptionError("tokenizer", self.tokenizer, text, model)
+
+    def _check_files(self) -> None:
+        for path, _ in self.adapters():
+            here, text = Path(path).expanduser(), ""
+            if here.is_file() and here.suffix != ".safetensors":
+                text = "only .safetensors files are read, since others can run code."
+            elif not here.exists() and not is_hub_id(path):
+                text = "there is no such file or folder, and it is no hub id such as owner/name."
+            if text:
+                raise OptionError("lora", path, text)
+        if self.gguf is not None and not self.gguf.is_file():
+            raise OptionError("quantization", self.quantization, "there is no such file.")
+
+    def _check_packages(self) -> None:
+        needs = [("lora", value, *_LORA_PACKAGE) for value in self.lora or ()]
+        if self.quantization is not None:
+            kind = GGUF if self.gguf else self.quantization
+            needs.append(("quantization", self.quantization, _PACKAGES[kind], "quantization"))
+        for option, value, package, extra in needs:
+            if find_spec(package) is None:
+                text = f"{{{option}}} needs {{0}}: pip install 'sdattn[{{1}}]'"
+                raise MissingPackageError(Message(text, package, extra, **{option: value}))
+
+
+def options_of(pipe: Any) -> LoadingOptions | None:
+    """What a pipeline was loaded with by :func:`sdattn.load_pipeline`; None where that is nothing,
+    or is not known."""
+    return getattr(pipe, "sdattn_loading", None)
+
+
+def note_options(pipe: Any, options: LoadingOptions) -> None:
+    """Have :func:`options_of` say it of this pipeline."""
+    if options:
+        pipe.sdattn_loading = options

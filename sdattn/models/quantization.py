@@ -1,0 +1,77 @@
+"""Weights in few bits, by the backends of diffusers: bitsandbytes (Dettmers et al. 2022, 2023), and
+files in the format GGUF."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import InvalidValueError, OptionError
+from .loading_options import BITS, LoadingOptions
+from .model_index import as_dtype
+
+
+def quantized(
+    options: LoadingOptions, folder: Path, index: Mapping[str, Any], dtype: torch.dtype
+) -> dict[str, Any]:
+    """What ``from_pretrained`` is given of it: a denoiser that is loaded, or how to load parts.
+
+    Args:
+        options: see :class:`LoadingOptions`.
+        folder: of the pipeline.
+        index: its ``model_index.json``.
+        dtype: that the model computes in.
+
+    Raises:
+        ValueError: a GGUF file of another model, or one that is broken.
+    """
+    if options.gguf is not None:
+        return _from_gguf(options.gguf, folder, index, dtype)
+    if options.quantization not in BITS:
+        return {}
+    import diffusers
+    import transformers
+
+    bits = options.quantization
+    given: dict[str, Any] = {f"load_in_{bits}": True}
+    if bits == "4bit":
+        given |= {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    homes = {"diffusers": diffusers, "transformers": transformers}
+    mapping = {name: homes[index[name][0]].BitsAndBytesConfig(**given) for name in _large(index)}
+    config = vars(diffusers)["PipelineQuantizationConfig"](quant_mapping=mapping)
+    return {"quantization_config": config}
+
+
+def _large(index: Mapping[str, Any]) -> list[str]:
+    """The parts that fill the memory: the denoiser, and text encoders that are larger than CLIP."""
+    found = [name for name in ("unet", "transformer") if name in index]
+    for name, entry in index.items():
+        match entry:
+            case ["transformers", str(kind)] if name.startswith("text_encoder"):
+                found += [] if kind.startswith("CLIP") else [name]
+    return found
+
+
+def _from_gguf(
+    file: Path, folder: Path, index: Mapping[str, Any], dtype: torch.dtype
+) -> dict[str, Any]:
+    import diffusers
+    from diffusers.loaders.single_file_utils import SingleFileComponentError
+
+    name = next(name for name in ("transformer", "unet") if name in index)
+    kind = getattr(diffusers, index[name][1])
+    if not hasattr(kind, "from_single_file"):
+        text = "diffusers reads no single files of a {0}."
+        raise OptionError("quantization", f"gguf:{file}", text, kind.__name__)
+    config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
+    where = {"config": str(folder), "subfolder": name, "local_files_only": True}
+    try:
+        model = kind.from_single_file(
+            str(file), quantization_config=config, **where, **as_dtype(dtype)
+        )
+    except (ValueError, RuntimeError, SingleFileComponentError) as error:
+        raise InvalidValueError(
+            f"{file} cannot be loaded as the weights of a {kind.__name__}: {error}"
+        ) from error
+    return {name: model}

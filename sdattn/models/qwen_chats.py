@@ -1,0 +1,116 @@
+"""How Qwen2.5-VL reads prompts: inside a template, without its first tokens, behind pictures.
+
+A picture becomes as many tokens as its size asks for, so that the columns of a prompt behind it
+depend on that.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from ..errors import InvalidValueError, Message
+from ..prompts.tokenizing import TEMPLATE, Token
+from ..prompts.tokens import Prompt, read_source
+from ..prompts.words import Source
+from .encoders import PLACEHOLDER, TextCall, zeros
+
+PICTURE = "<|image_pad|>"  # a token of a picture
+
+
+def read_filled(
+    call: TextCall, texts: list[str], templates: list[str], most: int | None = None, **options: Any
+) -> list[Prompt]:
+    """Prompts in the place of the :data:`PLACEHOLDER` of templates, without the first tokens, and
+    filled with zeros up to the longest prompt of the batch.
+
+    Args:
+        call: of a pipeline with ``prompt_template_encode_start_idx``, the tokens that are left out.
+        texts: one prompt each.
+        templates: of each, as the tokenizer gets it.
+        most: columns that are kept at most; None for all.
+        options: handed to the tokenizer.
+
+    Raises:
+        ValueError: the text states have another number of columns.
+    """
+    drop, read = call.pipe.prompt_template_encode_start_idx, []
+
+    def keep(n: int) -> range:
+        return range(drop, n if most is None else min(n, drop + most))
+
+    for text, template in zip(texts, templates, strict=True):
+        before, _, after = template.partition(PLACEHOLDER)
+        source = Source.of(text).within(before, after)
+        read.append(read_source(call.pipe.tokenizer, source, keep=keep, **options))
+    longest = max(len(prompt.tokens) for prompt in read)
+    if call.columns not in (None, longest):
+        if most is None:
+            raise call.unexplained(f"these pictures makes {longest} of {texts}")
+        found = "{max_sequence_length} makes {0} of {1}, as many as the longest needs"
+        raise call.unexplained(Message(found, longest, texts, max_sequence_length=most))
+    return [
+        replace(prompt, tokens=prompt.tokens + zeros(longest - len(prompt.tokens)))
+        for prompt in read
+    ]
+
+
+def read_edit(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Uncut, behind a picture, which is resized to a megapixel; of a list each prompt has its own,
+    as it is. Source: pipeline_qwenimage_edit.py, ``__call__`` and ``_get_qwen_prompt_embeds``."""
+    given = _option(call, texts, "image", "prompt_image")
+    if isinstance(given, list):
+        numbers = [_tokens(call, picture.size) for picture in given]
+    else:
+        numbers = [_tokens(call, _resized(given.size, 1024 * 1024))] * len(texts)
+    template = call.pipe.prompt_template_encode.format(PLACEHOLDER)
+    templates = [template.replace(PICTURE, PICTURE * number) for number in numbers]
+    return _of_template(read_filled(call, texts, templates))
+
+
+def read_edit_plus(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Uncut, behind one picture or more. Source: pipeline_qwenimage_edit_plus.py, likewise."""
+    given = _option(call, texts, "image", "condition_images")
+    before = ""
+    for i, picture in enumerate(given if isinstance(given, list) else [given], start=1):
+        number = _tokens(call, _resized(picture.size, 384 * 384))
+        before += f"Picture {i}: <|vision_start|>{PICTURE * number}<|vision_end|>"
+    template = call.pipe.prompt_template_encode.format(before + PLACEHOLDER)
+    return _of_template(read_filled(call, texts, [template] * len(texts)))
+
+
+def _option(call: TextCall, texts: list[str], *names: str) -> Any:
+    """The pictures of a call: its argument, or the variable of the running call that the text
+    encoder's processor got."""
+    given = next((call.options[name] for name in names if call.options.get(name) is not None), None)
+    if given is None:
+        raise InvalidValueError(
+            f"A {type(call.pipe).__name__} has its text encoder read pictures before the prompt, "
+            f"so the columns of {texts[0]!r} depend on their size. Pass image=, the pictures of "
+            "the run; or labels, {'cat': [2]} say, and columns=."
+        )
+    return given
+
+
+def _resized(size: tuple[int, int], area: int) -> tuple[int, int]:
+    """(width, height) of a picture that a pipeline resizes to about so many pixels. Source:
+    pipeline_qwenimage_edit.py, ``calculate_dimensions``."""
+    ratio = size[0] / size[1]
+    width = math.sqrt(area * ratio)
+    return round(width / 32) * 32, round(width / ratio / 32) * 32
+
+
+def _tokens(call: TextCall, size: tuple[int, int]) -> int:
+    """The tokens of a picture of (width, height). Source: transformers,
+    processing_qwen2_5_vl.py, ``replace_image_token``."""
+    processor = call.pipe.processor.image_processor
+    patches = processor.get_number_of_image_patches(size[1], size[0], {})
+    return int(patches // processor.merge_size**2)
+
+
+def _of_template(read: list[Prompt]) -> list[Prompt]:
+    """The pictures' tokens, which a tokenizer takes for ends, as a part of the template."""
+    return [replace(prompt, tokens=tuple(map(_named, prompt.tokens))) for prompt in read]
+
+
+def _named(token: Token) -> Token:
+    return replace(token, special=TEMPLATE) if token.text == PICTURE else token

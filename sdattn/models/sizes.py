@@ -1,0 +1,43 @@
+"""Sizes of the pictures that a pipeline makes, and of the cells of its maps."""
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .layers import find_denoiser
+
+
+def cell_size(pipe: Any) -> int:
+    """Pixels a side of the finest cell of the maps: one of the latent, or a transformer's patch."""
+    denoiser = find_denoiser(pipe)
+    return int(pipe.vae_scale_factor * denoiser.family.cell(denoiser.model))
+
+
+def size_unit(pipe: Any) -> int:
+    """Sizes must be a multiple of this many pixels, and of those that diffusers asks for."""
+    return math.lcm(find_denoiser(pipe).family.size_unit, cell_size(pipe))
+
+
+def default_size(pipe: Any) -> tuple[int, int]:
+    """(height, width) in pixels of the pictures that a pipeline makes by default."""
+    known = inspect.signature(pipe.__call__).parameters
+    sides = [known[name].default if name in known else None for name in ("height", "width")]
+    if all(isinstance(side, int) for side in sides):
+        return sides[0], sides[1]
+    denoiser = find_denoiser(pipe)
+    size = getattr(pipe, "default_sample_size", None)
+    size = size or getattr(denoiser.model.config, "sample_size", None)
+    if size is None:
+        return denoiser.family.side, denoiser.family.side
+    rows, cols = (size, size) if isinstance(size, int) else size
+    return rows * pipe.vae_scale_factor, cols * pipe.vae_scale_factor
+
+
+def latent_size(pipe: Any, options: Mapping[str, Any] | None = None) -> tuple[int, int]:
+    """(rows, cols) of the finest cells that a pipeline makes with these options, or by default."""
+    height, width = default_size(pipe)
+    if options and "height" in options:
+        height, width = options["height"], options["width"]
+    cell = cell_size(pipe)
+    return height // cell, width // cell

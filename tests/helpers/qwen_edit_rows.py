@@ -1,0 +1,83 @@
+"""The rows of the support matrix of Qwen-Image's pipelines that edit pictures."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import (
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+    QwenImageEditPipeline,
+    QwenImageEditPlusPipeline,
+    QwenImageTransformer2DModel,
+)
+from PIL import Image
+
+from helpers.rows import Options, Row, Way
+from helpers.tiny_encoders import tiny_qwen_vl
+from helpers.tiny_processors import tiny_qwen_processor
+from helpers.transformer_rows import FLUX, in_turn, own_norms, quiet
+
+
+def qwen_edit(kind: Any = QwenImageEditPipeline) -> Any:
+    """With a VAE of few cells, since the pipelines resize pictures to a megapixel."""
+    torch.manual_seed(0)
+    transformer = QwenImageTransformer2DModel(
+        patch_size=2,
+        in_channels=16,
+        out_channels=4,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=16,
+        axes_dims_rope=(4, 4, 8),
+    )
+    made = AutoencoderKLQwenImage(
+        base_dim=2,
+        z_dim=4,
+        dim_mult=[1] * 6,
+        num_res_blocks=1,
+        temperal_downsample=[False] * 5,
+        latents_mean=[0.0] * 4,
+        latents_std=[1.0] * 4,
+    )
+    processor = tiny_qwen_processor()
+    pipe = kind(
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=made.eval(),
+        text_encoder=tiny_qwen_vl(processor.tokenizer),
+        tokenizer=processor.tokenizer,
+        processor=processor,
+        transformer=own_norms(transformer).eval(),
+    )
+    return quiet(pipe)
+
+
+def pictures(number: int) -> list[Image.Image]:
+    noise = np.random.default_rng(1).integers(0, 256, (number, 30, 120, 3), dtype=np.uint8)
+    return [Image.fromarray(one) for one in noise]
+
+
+def one_each(pipe: Any, way: Way) -> Options:
+    made = pictures(way.prompts)
+    return {**in_turn(pipe, way), "image": made if way.prompts > 1 else made[0]}
+
+
+def two(pipe: Any, way: Way) -> Options:
+    return {**in_turn(pipe, way), "image": pictures(2)}
+
+
+EDIT: Options = {**FLUX, "n_text": None, "in_turn": True, "layers": 2, "unit": 64, "cell": 64}
+CELLS = (512 // 64) * (2048 // 64)  # of a picture of 1 : 4 at a megapixel
+
+QWEN_EDITS = (
+    Row("Qwen-Image-Edit", qwen_edit, one_each, references=CELLS, **EDIT),
+    Row(
+        "Qwen-Image-Edit-Plus, two pictures",
+        lambda: qwen_edit(QwenImageEditPlusPipeline),
+        two,
+        references=2 * CELLS,
+        batched=False,
+        **{**EDIT, "processors": ()},
+    ),
+)

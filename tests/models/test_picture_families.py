@@ -1,0 +1,210 @@
+"""How further families of pictures read their prompts, against their own encode_prompt."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from diffusers import (
+    AuraFlowPipeline,
+    BriaPipeline,
+    ChromaImg2ImgPipeline,
+    ChromaPipeline,
+    KolorsPipeline,
+    LongCatImagePipeline,
+    QwenImageEditInpaintPipeline,
+    QwenImageEditPipeline,
+    QwenImageEditPlusPipeline,
+)
+from helpers.reading_pipelines import assert_same_columns, made_by, tells_ids
+from helpers.tiny_encoders import tiny_qwen_vl, tiny_t5_encoder
+from helpers.tiny_pipelines import make_vae
+from helpers.tiny_processors import tiny_qwen_processor
+from helpers.tiny_tokenizers import tiny_qwen, tiny_t5
+from PIL import Image
+
+from sdattn.models.reading import read_prompts
+
+PROMPTS = [
+    "a red cat on the sofa",
+    "A turquoise Cat, a dog (on a  cat's SOFA)!",
+    "  un café 😀 cat\n",
+    "一只 cat 红色",
+]
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def bare(kind, **parts):
+    """A pipeline of which only the parts are there that read a prompt."""
+    names = set(inspect.signature(kind.__init__).parameters) - {"self", *parts}
+    needed = {
+        name
+        for name in names
+        if inspect.signature(kind.__init__).parameters[name].default is inspect.Parameter.empty
+    }
+    return kind(**dict.fromkeys(needed), **parts)
+
+
+def numbers(read, *, masked=False):
+    """The token numbers of each column; with ``masked`` the pipeline zeroes its padding."""
+    return [
+        [-1 if masked and token.special == "<pad>" else token.id for token in one.tokens]
+        for one in read
+    ]
+
+
+@pytest.mark.parametrize("kind", [ChromaPipeline, ChromaImg2ImgPipeline])
+def test_chroma_reads_t5(kind):
+    pipe = bare(kind, text_encoder=tells_ids(tiny_t5_encoder()), tokenizer=tiny_t5())
+    read = read_prompts(pipe, PROMPTS, max_sequence_length=60)
+    options = {"do_classifier_free_guidance": False, "max_sequence_length": 60}
+    assert_same_columns(read, made_by(pipe, PROMPTS, **options), pipe.tokenizer)
+    assert read_prompts(pipe, PROMPTS, columns=60) == read
+    pipe.tokenizer.add_tokens(["<cat-toy>", "<cat-toy>_1"])
+    assert read_prompts(pipe, "a <cat-toy>, red")[0].find("<cat-toy>") == [(1, 2)]
+
+
+def test_auraflow_has_its_registers_before_t5():
+    pipe = bare(AuraFlowPipeline, text_encoder=tells_ids(tiny_t5_encoder()), tokenizer=tiny_t5())
+    read = read_prompts(pipe, PROMPTS, max_sequence_length=60)
+    options = {"do_classifier_free_guidance": False, "max_sequence_length": 60}
+    made = made_by(pipe, PROMPTS, **options)
+    assert numbers(read, masked=True) == [[-1] * 8 + ids for ids in made]
+    assert read[0].find("red cat") == [(8 + 1, 8 + 2)]
+    assert read_prompts(pipe, PROMPTS, columns=8 + 60) == read
+    with pytest.raises(ValueError, match="have 8 token columns.*max_sequence_length=256 makes 264"):
+        read_prompts(pipe, PROMPTS, columns=8)
+
+
+def picture(width, height):
+    return Image.fromarray(np.zeros((height, width, 3), dtype=np.uint8))
+
+
+def resized(area, one):
+    """As the pipelines have it for the text encoder; calculate_dimensions is their own."""
+    module = inspect.getmodule(QwenImageEditPlusPipeline)
+    return one.resize(module.calculate_dimensions(area, one.width / one.height))
+
+
+def make_edit(kind):
+    processor = tiny_qwen_processor()
+    encoder = tells_ids(tiny_qwen_vl(processor.tokenizer))
+    parts = {"tokenizer": processor.tokenizer, "processor": processor}
+    return bare(kind, text_encoder=encoder, **parts)
+
+
+def check_edit(pipe, shown, prompts, **options):
+    """Each column's token, against what the pipeline makes of the pictures it shows its encoder."""
+    made = made_by(pipe, prompts, image=shown)
+    read = read_prompts(pipe, prompts, **options)
+    assert_same_columns(read, made, pipe.tokenizer)
+    assert read_prompts(pipe, prompts, columns=len(made[0]), **options) == read
+    pads = [[i for i, token in enumerate(ids) if token == ID] for ids in made]
+    for columns, one in zip(pads, read, strict=True):
+        assert set(columns) <= set(one.find("<template>")[0])
+    return [len(ids) for ids in pads]
+
+
+ID = tiny_qwen_processor().image_token_id
+
+
+@pytest.mark.parametrize("kind", [QwenImageEditPipeline, QwenImageEditInpaintPipeline])
+def test_qwen_image_edit_reads_a_picture_before_the_prompt(kind):
+    pipe = make_edit(kind)
+    for size in ((60, 40), (40, 60), (100, 1000)):
+        one = picture(*size)
+        shown = resized(1024 * 1024, one)
+        (number,) = check_edit(pipe, shown, PROMPTS[:1], image=one)
+        assert number > 4  # pixels enough for the most that this processor gives
+        check_edit(pipe, shown, PROMPTS[:1], prompt_image=shown)
+    # of a list each prompt has one, which is not resized
+    several = [picture(60, 40), picture(56, 84), picture(100, 30), picture(84, 84)]
+    assert len(set(check_edit(pipe, several, PROMPTS, image=several))) > 1
+
+
+def test_qwen_image_edit_plus_reads_several_pictures():
+    pipe = make_edit(QwenImageEditPlusPipeline)
+    for sizes in ([(60, 40)], [(60, 40), (40, 60), (100, 1000)]):
+        given = [picture(*size) for size in sizes]
+        shown = [resized(384 * 384, one) for one in given]
+        check_edit(pipe, shown, PROMPTS[1:2], image=given)
+        check_edit(pipe, shown, PROMPTS[1:2], condition_images=shown)
+    check_edit(pipe, shown[:1], PROMPTS[:1], image=given[0])
+
+
+def test_qwen_image_edit_needs_the_size_of_its_pictures():
+    pipe = make_edit(QwenImageEditPipeline)
+    with pytest.raises(ValueError, match="QwenImageEditPipeline.*read pictures.*Pass image="):
+        read_prompts(pipe, "a cat")
+    with pytest.raises(ValueError, match="have 50 token columns, and a .* with these pictures"):
+        read_prompts(pipe, "a cat", image=picture(60, 40), columns=50)
+
+
+def test_bria_reads_t5_and_zeros():
+    transformer = torch.nn.Linear(1, 1)  # of which the pipeline asks the dtype
+    transformer.dtype = torch.float32
+    parts = {"text_encoder": tells_ids(tiny_t5_encoder()), "tokenizer": tiny_t5()}
+    pipe = bare(BriaPipeline, vae=make_vae(), transformer=transformer, **parts)
+    read = read_prompts(pipe, PROMPTS, max_sequence_length=60)
+    options = {"do_classifier_free_guidance": False, "max_sequence_length": 60}
+    assert_same_columns(read, made_by(pipe, PROMPTS, **options), pipe.tokenizer)
+    assert read_prompts(pipe, PROMPTS, columns=60) == read
+    assert len(read_prompts(pipe, PROMPTS[0])[0].tokens) == 128
+
+
+QUOTING = ["a sign 'red cat' on a sofa", 'the cat\'s sofa "a  red 😀"', "“red”, “dog”"]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_longcat_image_reads_quoted_text_in_letters(side):
+    parts = {"text_encoder": tells_ids(tiny_qwen_vl()), "tokenizer": tiny_qwen(side)}
+    pipe = bare(LongCatImagePipeline, **parts)
+    pipe.tokenizer_max_length = 60
+    with torch.no_grad():
+        made, _ = pipe.encode_prompt([*PROMPTS, *QUOTING])
+    ids = (made[..., 0].round().long() - 1).tolist()
+    read = read_prompts(pipe, [*PROMPTS, *QUOTING], enable_prompt_rewrite=False)
+    assert_same_columns(read, ids, pipe.tokenizer)
+    assert len(read[len(PROMPTS)].find("cat")[0]) == 3  # in letters
+    assert len(read[0].find("cat")[0]) == 1
+
+
+def test_longcat_image_refuses_what_it_would_rewrite():
+    pipe = bare(LongCatImagePipeline, text_encoder=tiny_qwen_vl(), tokenizer=tiny_qwen())
+    with pytest.raises(ValueError, match="rewrites the prompt.*rewire_prompt"):
+        read_prompts(pipe, "a cat")
+    with pytest.raises(ValueError, match="mixes up the apostrophes"):
+        read_prompts(pipe, "a cat's sofa, a dog's sofa", enable_prompt_rewrite=False)
+    with pytest.raises(ValueError, match="have 60 token columns.*tokenizer_max_length 512"):
+        read_prompts(pipe, "a cat", enable_prompt_rewrite=False, columns=60)
+
+
+def test_kolors_reads_chatglm():
+    pytest.importorskip("sentencepiece")
+    from helpers.tiny_chatglm import tiny_chatglm, tiny_chatglm_tokenizer
+
+    encoder = tiny_chatglm()
+    encoder.register_forward_hook(tell_chatglm_ids, with_kwargs=True)
+    pipe = bare(KolorsPipeline, text_encoder=encoder, tokenizer=tiny_chatglm_tokenizer())
+    with torch.no_grad():
+        made = pipe.encode_prompt(PROMPTS, do_classifier_free_guidance=False)[0]
+    ids = (made[..., 0].round().long() - 1).tolist()
+    read = read_prompts(pipe, PROMPTS)
+    assert_same_columns(read, ids, pipe.tokenizer)
+    assert read[0].find("red cat") == [(251, 252)]  # "on the sofa" fills 256 columns
+    assert read[0].find("<sos>") == [(248, 249)]
+    assert read_prompts(pipe, PROMPTS, columns=256) == read
+    with pytest.raises(ValueError, match="have 24 token columns.*any max_sequence_length makes"):
+        read_prompts(pipe, "a cat", columns=24)
+
+
+def tell_chatglm_ids(_module, _args, kwargs, output):
+    """Have states ``[length, B, width]`` hold the number of their token, plus one."""
+    ids = kwargs["input_ids"].T[..., None] + 1
+    states = output.hidden_states
+    output.hidden_states = tuple(ids.expand_as(one).to(one.dtype) for one in states)
+    return output
