@@ -12,6 +12,7 @@ import torch
 from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProcessor
 
 from helpers.cross_rows import CROSS
+from helpers.film_rows import FILMS
 from helpers.joint_rows import JOINT
 from helpers.padded_rows import PADDED
 from helpers.qwen_edit_rows import QWEN_EDITS
@@ -20,7 +21,7 @@ from helpers.transformer_rows import TRANSFORMERS
 from helpers.unet_rows import UNETS
 from sdattn import TorchAttnProcessor
 
-ROWS = (*UNETS, *TRANSFORMERS, *PADDED, *JOINT, *QWEN_EDITS, *CROSS)
+ROWS = (*UNETS, *TRANSFORMERS, *PADDED, *JOINT, *QWEN_EDITS, *CROSS, *FILMS)
 
 
 def same(_model: Any) -> None:

@@ -1,0 +1,73 @@
+"""Rows of the support matrix: films that are one sequence, with random weights."""
+
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderKLWan,
+    FlowMatchEulerDiscreteScheduler,
+    WanPipeline,
+    WanTransformer3DModel,
+)
+from transformers import UMT5Config, UMT5EncoderModel
+
+from helpers.rows import Options, Row, Way, sized
+from helpers.tiny_tokenizers import tiny_t5
+
+FRAMES = 5  # of the film, two of a latent that is cut by four
+
+
+def wan_transformer(**changes: Any) -> WanTransformer3DModel:
+    config = {
+        "num_attention_heads": 2,
+        "attention_head_dim": 12,
+        "in_channels": 4,
+        "out_channels": 4,
+        "text_dim": 32,
+        "freq_dim": 16,
+        "ffn_dim": 16,
+        "num_layers": 2,
+        "rope_max_seq_len": 32,
+    }
+    return WanTransformer3DModel(**{**config, **changes}).eval()
+
+
+def wan(kind: Any = WanPipeline, **parts: Any) -> Any:
+    torch.manual_seed(0)
+    vae = AutoencoderKLWan(
+        base_dim=3,
+        z_dim=4,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        latents_mean=[0.0] * 4,
+        latents_std=[1.0] * 4,
+    )
+    text = UMT5Config(vocab_size=400, d_model=32, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    made = {
+        "tokenizer": tiny_t5(),
+        "text_encoder": UMT5EncoderModel(text).eval(),
+        "vae": vae.eval(),
+        "scheduler": FlowMatchEulerDiscreteScheduler(),
+        "transformer": wan_transformer(),
+    }
+    pipe = kind(**{**made, **parts})
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def film(pipe: Any, way: Way) -> Options:
+    return {**sized(pipe, way), "num_frames": FRAMES, "max_sequence_length": 12}
+
+
+FILM: dict[str, Any] = {
+    "frames": 2,
+    "prompt_rows": None,
+    "unit": 16,
+    "cell": 16,
+    "layers": 2,
+    "processors": (),
+    "images_option": "num_videos_per_prompt",
+}
+
+FILMS = (Row("Wan 2.1", wan, film, in_turn=True, **FILM),)
