@@ -47,6 +47,13 @@ class Denoiser:
         return self.family.find_layers(unwrapped(self.model))
 
     @property
+    def stands_in(self) -> Any | None:
+        """The model of the same layers that runs in the place of the first in some of the steps,
+        those of little noise (Wan 2.2's ``transformer_2``); None where there is none."""
+        other = getattr(self.pipeline, "transformer_2", None)
+        return None if other is self.model else other
+
+    @property
     def levels(self) -> int:
         """Number of resolutions: those of a UNet, 1 for a transformer."""
         return self.family.levels(self.model)
@@ -81,7 +88,7 @@ def what_it_holds(target: Any, model: Any) -> str:
 
 def held_model(target: Any) -> Any | None:
     """The part of a pipeline that is its denoiser; None where it has none."""
-    held = (getattr(target, name, None) for name in ("unet", "transformer"))
+    held = (getattr(target, name, None) for name in ("unet", "transformer", "transformer_2"))
     return next((part for part in held if part is not None), None)
 
 

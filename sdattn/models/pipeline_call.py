@@ -73,8 +73,8 @@ def checked_options(pipe: Any, options: Mapping[str, Any], *, prompts: int = 1) 
     """
     if find_denoiser(pipe).family.film:
         text = (
-            "A {0} makes films, and runs, edits and pages are of pictures. Draw inside {capture()}, "
-            "and see where its words went with sdattn.heatmaps(store)."
+            "A {0} makes films, and runs, edits and pages are of pictures. Draw inside "
+            "{capture()}, and see where its words went with sdattn.heatmaps(store)."
         )
         raise InvalidTypeError(Message(text, type(pipe).__name__))
     given = {**demo_settings(pipe), **options}

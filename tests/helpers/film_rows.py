@@ -70,4 +70,10 @@ FILM: dict[str, Any] = {
     "images_option": "num_videos_per_prompt",
 }
 
+def wan_of_two() -> Any:
+    """Wan 2.2: another transformer in the second half of the schedule."""
+    torch.manual_seed(1)
+    return wan(transformer_2=wan_transformer(), boundary_ratio=0.5)
+
+
 FILMS = (Row("Wan 2.1", wan, film, in_turn=True, **FILM),)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.film_rows import film, wan, wan_transformer
+from helpers.film_rows import film, wan, wan_of_two, wan_transformer
 from helpers.rows import Way
 
 import sdattn
@@ -246,3 +246,25 @@ def test_runs_of_films_are_refused_by_name(watched):
     pipe, _, options = watched
     with pytest.raises(TypeError, match="WanPipeline makes films"):
         generate(pipe, "a red cat", num_inference_steps=1, **options)
+
+
+def test_one_capture_watches_both_models_of_wan_2_2():
+    """Each runs in one of two steps: the mean is that of what either alone shows."""
+    pipe = wan_of_two()
+    options = film(pipe, WAY)
+    plain = drawn(pipe, {**options, "output_type": "np"}).frames
+    before = [model.attn_processors for model in (pipe.transformer, pipe.transformer_2)]
+    with capture(pipe) as store:
+        seen = drawn(pipe, {**options, "output_type": "np"}).frames
+    assert (plain == seen).all()
+    with capture(pipe.transformer) as first, capture(pipe.transformer_2) as second:
+        drawn(pipe, {**options, "guidance_scale": 1.0})
+    assert len(store.passes) == 2 and len(first.passes) == len(second.passes) == 1
+    with capture(pipe) as unguided:
+        drawn(pipe, {**options, "guidance_scale": 1.0})
+    for layer, maps in unguided.maps.items():
+        assert not torch.allclose(first.maps[layer], second.maps[layer], atol=1e-3)
+        mean = (first.maps[layer] + second.maps[layer]) / 2
+        torch.testing.assert_close(maps, mean, atol=1e-6, rtol=0)
+    for model, held in zip((pipe.transformer, pipe.transformer_2), before, strict=True):
+        assert all(held[name] is one for name, one in model.attn_processors.items())
