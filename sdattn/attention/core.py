@@ -4,6 +4,7 @@ Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1 and section
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -205,20 +206,21 @@ def scaled_dot_product_attention(
     return weights @ value, weights
 
 
-def level_grids(latent_size: tuple[int, int], n_levels: int = 4) -> list[tuple[int, int]]:
-    """(rows, cols) at each level of a UNet, which halves its latent, rounding up.
+def level_grids(latent_size: tuple[int, ...], n_levels: int = 4) -> list[tuple[int, ...]]:
+    """(rows, cols) at each level of a UNet, which halves its latent, rounding up; frames before
+    them, of a film, stay as many.
 
     >>> level_grids((9, 17), 3)
     [(9, 17), (5, 9), (3, 5)]
     """
     grids = [latent_size]
     for _ in range(n_levels - 1):
-        rows, cols = grids[-1]
-        grids.append(((rows + 1) // 2, (cols + 1) // 2))
+        *frames, rows, cols = grids[-1]
+        grids.append((*frames, (rows + 1) // 2, (cols + 1) // 2))
     return grids
 
 
-def query_grid(n_queries: int, latent_size: tuple[int, int], n_levels: int = 4) -> tuple[int, int]:
+def query_grid(n_queries: int, latent_size: tuple[int, ...], n_levels: int = 4) -> tuple[int, ...]:
     """Recover the (rows, cols) behind a flattened query axis.
 
     The number of queries identifies the level of :func:`level_grids`. Nothing assumes a square
@@ -226,11 +228,12 @@ def query_grid(n_queries: int, latent_size: tuple[int, int], n_levels: int = 4) 
 
     Args:
         n_queries: length of the query axis in one attention call.
-        latent_size: (rows, cols) in latent cells, not pixels.
+        latent_size: (rows, cols) in latent cells, not pixels, or (frames, rows, cols) of a film.
         n_levels: resolutions in the UNet, ``len(config.block_out_channels)``.
 
     Returns:
-        (rows, cols), row-major: query ``i`` sits at ``divmod(i, cols)``.
+        (rows, cols), row-major: query ``i`` sits at ``divmod(i, cols)``. Of a film
+        (frames, rows, cols), frame by frame.
 
     Raises:
         ValueError: no level has that many queries.
@@ -239,12 +242,20 @@ def query_grid(n_queries: int, latent_size: tuple[int, int], n_levels: int = 4) 
     (16, 24)
     """
     grids = level_grids(latent_size, n_levels)
-    for rows, cols in grids:
-        if rows * cols == n_queries:
-            return rows, cols
-    known = ", ".join(f"{rows}x{cols}={rows * cols}" for rows, cols in grids)
+    for grid in grids:
+        if math.prod(grid) == n_queries:
+            return grid
+    known = ", ".join(f"{grid_text(grid)}={math.prod(grid)}" for grid in grids)
     raise InvalidValueError(
-        f"{n_queries} queries fit no level of a {latent_size[0]}x{latent_size[1]} latent "
-        f"({known}). "
+        f"{n_queries} queries fit no level of a {grid_text(latent_size)} latent ({known}). "
         "Pass the latent size of this run: image height and width divided by the VAE scale factor."
     )
+
+
+def grid_text(grid: Sequence[int]) -> str:
+    """A grid as messages name it.
+
+    >>> grid_text((21, 30, 52))
+    '21x30x52'
+    """
+    return "x".join(map(str, grid))

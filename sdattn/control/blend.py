@@ -88,10 +88,10 @@ class LocalBlend:
     def _maps(self, store: Mapping[str, list[Tensor]], size: tuple[int, int]) -> Tensor:
         cross = [m for key, maps in store.items() if key.endswith("_cross") for m in maps]
         # Eight halvings are more than any UNet has; a coarser grid is never reached.
-        by_grid: dict[tuple[int, int], list[Tensor]] = {}
+        by_grid: dict[tuple[int, ...], list[Tensor]] = {}
         for m in cross:
             by_grid.setdefault(query_grid(m.shape[1], size, n_levels=8), []).append(m)
-        grid = self.grid
+        grid: tuple[int, ...] | None = self.grid
         if grid is None and by_grid:
             cells = max(16**2, size[0] * size[1] // 16)
             grid = min(by_grid, key=lambda g: abs(math.log(g[0] * g[1] / cells)))

@@ -15,6 +15,7 @@ from ..attention.joint_processor import Queries
 from ..errors import InvalidTypeError, InvalidValueError, RunError
 from ..hooks.run_part import Span
 from ..models.call_facts import images_a_prompt
+from ..models.denoiser_call import Size
 from ..models.layers import LayerSelection, find_denoiser
 from ..models.pipeline_call import (
     call_pipeline,
@@ -69,7 +70,7 @@ def prepare(
     return KnockoutPlan(pipe, read, seed, layers, steps, options, queries)
 
 
-def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image], tuple[int, int]]:
+def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image], Size]:
     """Draw one batch, each row with columns of its own removed, and put everything back.
 
     Returns:

@@ -29,7 +29,7 @@ from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError
 from ..hooks.run_part import RunPart, Span
 from ..hooks.unknown_processors import is_plain
-from ..models.denoiser_call import DenoiserCall, innermost
+from ..models.denoiser_call import DenoiserCall, Size, innermost
 from ..models.guidance import Order, guided_order
 from ..models.layers import (
     TEXT_KINDS,
@@ -94,7 +94,7 @@ class Removal:
         self.layers, self.steps = layers, check_removal(pipe, layers, steps, queries)
         self.queries: Queries = queries or "all"
         self._spans: Spans | None = None  # of the pass that runs now, in joint attention
-        self.grid = (0, 0)
+        self.grid: Size = (0, 0)
         self._passes = self._expected = 0
         self._during: list[int] = []
         self._edits: dict[int, Columns] = {}  # row of the batch -> what it loses in this pass
@@ -195,7 +195,7 @@ class Removal:
                 f"this run. One pass is 1 / {self._expected} of it."
             )
 
-    def _install(self, latent_size: tuple[int, int]) -> None:
+    def _install(self, latent_size: Size) -> None:
         chosen = select_layers(self.denoiser.layers, self.layers, TEXT_KINDS, latent_size)
         self.grid = latent_size
         for layer in chosen:

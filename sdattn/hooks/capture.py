@@ -58,6 +58,7 @@ def capture(
     latent_size: tuple[int, int] | None = None,
     refine: Literal["self"] | None = None,
     space: Space = "attention",
+    frames: Sequence[int] | None = None,
 ) -> Iterator[MapStore]:
     """Watch the attention of a model while it runs; its output stays what it was, bit for bit.
 
@@ -104,6 +105,9 @@ def capture(
         space: of joint attention, ``"output"``: not what a cell pays to a token but how alike what
             they both get is, the product of their outputs before the output projection, a feature's
             mean, of any sign, see :mod:`sdattn.hooks.output_space`.
+        frames: of a film that is one sequence (Wan, LTX), those of its latent to keep, counted from
+            0; None for all. A latent frame stands for several of the film,
+            see :meth:`sdattn.Heatmap.of_frames`.
 
     Yields:
         MapStore: see there for ``maps``; with the defaults its size does not grow with the steps.
@@ -117,7 +121,7 @@ def capture(
     """
     # All that cannot be is refused here, before anything is put into the model.
     denoiser = find_denoiser(target)
-    keep = Keep.of(steps, heads, tokens, among, device, dtype, grad, refine, space)
+    keep = Keep.of(steps, heads, tokens, among, device, dtype, grad, refine, space, frames)
     if keep.steps.part is not None and denoiser.pipeline is None:
         raise InvalidValueError(
             f"steps={keep.steps.given}: how many steps a run has is not known of a model without "
@@ -136,7 +140,10 @@ def capture(
         raise OptionError(name, value, text, type(denoiser.model).__name__)
     store = MapStore(chosen, keep, denoiser.levels)
     passes = Passes(denoiser, branch, latent_size)
-    with closing(passes), Installation(every) as installed:  # a user may replace any of them
+    other = denoiser.stands_in
+    twins = [] if other is None else denoiser.family.find_layers(unwrapped(other))
+    # a user may replace any of them
+    with closing(passes), Installation([*every, *twins]) as installed:
         asked = None if text_states is None else DeviceCopies(text_states)
         prompts = PromptWatch(denoiser, installed) if asked is None else None
         watch = _Watch(passes, installed, store, (layers, kinds), asked, prompts)
@@ -145,7 +152,10 @@ def capture(
             watch.stream.follow(installed, found)
         watch.spreading = Spreading() if refine else None
         with closing(watch):
-            watch.begin(denoiser.model)
+            watch.begin(denoiser.model, store.layers)
+            if other is not None:
+                names = {layer.name for layer in chosen}
+                watch.begin(other, [twin for twin in twins if twin.name in names])
             # The model runs in the caller's block.
             yield store
             watch.check()
@@ -168,9 +178,10 @@ class _Watch:
     stream: TextStream | None = None  # of another text in joint attention
     spreading: Spreading | None = None  # of joint attention that is refined
 
-    def begin(self, model: Any) -> None:
-        """Install the observers, and warn of what is not as a user may expect."""
-        layers = self.store.layers
+    def begin(self, model: Any, layers: Sequence[AttentionLayer]) -> None:
+        """Install the observers of a model's layers, and warn of what is not as a user may expect.
+
+        A second model's layers fill the maps of the first one's, by their names."""
         compiled = is_compiled(model)
         if compiled and self.text_states is None and can_record(model, layers, self.store.keep):
             self.recorders.put(self.installed, layers)

@@ -57,7 +57,7 @@ class Installation:
 
     def __init__(self, layers: Sequence[AttentionLayer] = ()):
         self._undo = ExitStack()
-        self._places: dict[str, _Place] = {}
+        self._places: dict[Any, _Place] = {}  # by the layer's module: two models have like names
         for layer in layers:
             self._note(layer)
 
@@ -120,22 +120,23 @@ class Installation:
 
     def leave(self, layer: AttentionLayer) -> None:
         """Let a layer keep what it holds now."""
-        del self._places[layer.name]
+        del self._places[layer.module]
 
     def remove(self) -> None:
         """Put all back; of no effect a second time."""
         self._undo.close()
 
     def _note(self, layer: AttentionLayer) -> _Place:
-        if layer.name not in self._places:
+        module = layer.module
+        if module not in self._places:
             held = layer.module.processor
             getattr(held, "__dict__", {}).pop("stands_for", None)  # it is at work now
-            self._places[layer.name] = _Place(layer, held)
-            self._undo.callback(self._put_back, layer.name)
-        return self._places[layer.name]
+            self._places[module] = _Place(layer, held)
+            self._undo.callback(self._put_back, module)
+        return self._places[module]
 
-    def _put_back(self, name: str) -> None:
-        if place := self._places.pop(name, None):
+    def _put_back(self, module: Any) -> None:
+        if place := self._places.pop(module, None):
             place.put_back()
 
 

@@ -3,6 +3,7 @@ bytes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from ..errors import InvalidValueError, OptionError
+from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
 from ..models.pipeline_call import whole
 from .run_part import RunPart, items_of
@@ -143,6 +145,7 @@ class Keep:
         grad: whether their graph is kept.
         refine: whether joint layers' maps are spread along the picture's self-attention.
         space: ``"attention"``, or ``"output"`` for joint layers' products of outputs.
+        frames: of a film's grid, counted from 0; None for all.
     """
 
     steps: Steps
@@ -154,6 +157,7 @@ class Keep:
     grad: bool
     refine: bool = False
     space: Space = "attention"
+    frames: tuple[int, ...] | None = None
 
     @classmethod
     def of(
@@ -167,6 +171,7 @@ class Keep:
         grad: bool = False,
         refine: str | None = None,
         space: Space = "attention",
+        frames: Sequence[int] | None = None,
     ) -> Keep:
         """Read the options of :func:`sdattn.capture`; see there.
 
@@ -195,7 +200,8 @@ class Keep:
             )
         columns = None if tokens is None else _columns(tokens)
         chosen = Steps.of(steps), Heads.of(heads)
-        return cls(*chosen, columns, lists, device, dtype, grad, refine is not None, space)
+        held = None if frames is None else _indices("frames", frames)
+        return cls(*chosen, columns, lists, device, dtype, grad, refine is not None, space, held)
 
     @cached_property
     def held_dtype(self) -> torch.dtype:
@@ -205,7 +211,7 @@ class Keep:
     def nbytes(
         self,
         layers: Sequence[AttentionLayer],
-        latent_size: tuple[int, int],
+        latent_size: Size,
         n_keys: int,
         *,
         images: int = 1,
@@ -215,17 +221,19 @@ class Keep:
 
         Args:
             layers: the watched layers. A self-attention layer has as many keys as queries.
-            latent_size: (rows, cols) of the latent.
+            latent_size: of the latent, (frames, rows, cols) of a film.
             n_keys: token columns kept of a layer that sees the text.
             images: rows kept of the batch.
             passes: calls of the model.
         """
         total = 0
         for layer in layers:
-            rows, cols = layer.grid(latent_size)
-            keys = rows * cols if layer.kind == "self" else n_keys
+            grid = layer.grid(latent_size)
+            cells = math.prod(grid)
+            keys = cells if layer.kind == "self" else n_keys
             heads = self.heads.used(layer.heads) if self.heads.each else 1
-            total += heads * rows * cols * keys
+            kept = cells if self.frames is None else len(self.frames) * cells // grid[0]
+            total += heads * kept * keys
         return images * self.steps.held(passes) * total * self.held_dtype.itemsize
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..attention.core import grid_text
 from ..files.tables import labelled
+from ..models.denoiser_call import Size
 from ..models.guidance import Branch
 from ..models.layers import AttentionLayer
 from .drawn import HasHeatmaps
@@ -40,12 +42,13 @@ class MapStore(HasHeatmaps):
             states passed in their place, before the model runs.
         expected_nbytes: bytes that will be held at the end of the run, at most; None before it. Of
             a model without its pipeline, whose number of calls is not known, after one call.
-        maps: a mapping, layer name to ``[images, (steps,) (heads,) rows, cols, tokens]``. The
-            steps axis is there with ``steps="all"`` or a list, the heads axis likewise.
-            Values are probabilities in [0, 1]; in the default dtype float32 and with all tokens
-            kept those of cross- and self-attention sum to 1 over the last axis (text columns and
-            those of each image prompt by themselves), those of joint attention to less: the rest
-            goes to the picture. A layer that has not run yet is not in it.
+        maps: a mapping, layer name to ``[images, (steps,) (heads,) (frames,) rows, cols, tokens]``.
+            The frames axis is there with models of films that are one sequence. The steps axis is
+            there with ``steps="all"`` or a list, the heads axis likewise. Values are probabilities
+            in [0, 1]; in the default dtype float32 and with all tokens kept those of cross- and
+            self-attention sum to 1 over the last axis (text columns and those of each image prompt
+            by themselves), those of joint attention to less: the rest goes to the picture. A layer
+            that has not run yet is not in it.
     """
 
     def __init__(self, layers: Sequence[AttentionLayer], keep: Keep, levels: int = 4):
@@ -96,8 +99,9 @@ class MapStore(HasHeatmaps):
         return self.passes[0].branches if self.passes else ()
 
     @property
-    def latent_size(self) -> tuple[int, int] | None:
-        """(rows, cols) of the latent; None where queries are a mere sequence, one row each.
+    def latent_size(self) -> Size | None:
+        """(rows, cols) of the latent, (frames, rows, cols) of a film; None where queries are a mere
+        sequence, one row each.
 
         Raises:
             CaptureError: the model has not run.
@@ -105,6 +109,11 @@ class MapStore(HasHeatmaps):
         if not self.passes:
             raise CaptureError("The store is empty: the model has not run inside capture().")
         return self.passes[0].latent_size
+
+    @property
+    def is_film(self) -> bool:
+        """Whether the maps have frames."""
+        return bool(self.passes) and len(self.latent_size or ()) == 3
 
     @property
     def n_keys(self) -> int | None:
@@ -252,10 +261,11 @@ class MapStore(HasHeatmaps):
             layer: its name, one of ``list(store.maps)``.
 
         Returns:
-            float32 ``(image, [step,] [head,] row, col, token)`` on the CPU; ``key`` in place of
-            ``token`` for self-attention. ``token`` has the columns that are kept, ``step`` the
-            calls of the model, counted from 0, with ``timestep`` beside them, ``head`` the model's
-            numbers, ``row`` and ``col`` the centres of the cells as parts of the picture.
+            float32 ``(image, [step,] [head,] [frame,] row, col, token)`` on the CPU; ``key`` in
+            place of ``token`` for self-attention. ``frame`` counts those of the latent from 0.
+            ``token`` has the columns that are kept, ``step`` the calls of the model, counted from
+            0, with ``timestep`` beside them, ``head`` the model's numbers, ``row`` and ``col`` the
+            centres of the cells as parts of the picture.
 
         Raises:
             ImportError: xarray is not installed.
@@ -270,6 +280,8 @@ class MapStore(HasHeatmaps):
             axes["head"] = self.keep.heads.numbers or range(watched.heads)
         columns = range(maps.shape[-1])
         last = {"key": columns} if watched.kind == "self" else {"token": self.tokens or columns}
+        if maps.dim() - len(axes) == 4:
+            axes["frame"] = self.keep.frames or range(maps.shape[len(axes)])
         axes = {**axes, "row": None, "col": None, **last}
         found = labelled(maps.numpy(), axes, layer=layer, place=watched.place)
         times = [self.passes[call].timestep for call in calls]
@@ -289,7 +301,7 @@ class MapStore(HasHeatmaps):
         lines = {
             "layers": f"{len(self.layers) - len(missing)} of {len(self.layers)} seen",
             "missing": ", ".join(missing) or "none",
-            "grids": ", ".join(f"{rows}x{cols}" for rows, cols in grids),
+            "grids": ", ".join(map(grid_text, grids)),
             "passes": f"{len(self.passes)}, timesteps {', '.join(times)}",
             "skipped": f"{self.skipped} passes that are not the branch's",
             "guidance": f"{layout} in a batch of {first.batch}",

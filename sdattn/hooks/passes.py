@@ -76,7 +76,8 @@ class Pass:
 
     Attributes:
         given: the timestep as the model was called with it.
-        latent_size: (rows, cols) of the latent; None where queries are a mere sequence.
+        latent_size: (rows, cols) of the latent, (frames, rows, cols) of a film; None where queries
+            are a mere sequence.
         batch: rows in the batch.
         layout: the chunks that guidance makes of the batch, in order.
         rows: the rows that are kept, one an image.

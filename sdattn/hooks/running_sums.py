@@ -1,5 +1,6 @@
 """What is held of one layer: a running sum over calls and heads, or each that was asked for."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import reduce
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..attention import query_grid
+from ..attention.core import grid_text
 from ..attention.device_copies import DeviceCopies, chosen
 from ..errors import NotFoundError
 from ..models.denoiser_call import Size
@@ -33,7 +35,8 @@ class RunningSum:
         calls: how many calls were added.
         seen: the passes whose maps are held, in order; of a mean, those that it is of.
         keys: key columns of the layer, kept or not; None before it ran.
-        grid: (rows, cols) of its queries; None before it ran.
+        grid: (rows, cols) of its queries, of a film (frames, rows, cols) with the frames that are
+            kept; None before it ran.
     """
 
     def __init__(self, layer: AttentionLayer, keep: Keep, levels: int = 4):
@@ -48,6 +51,7 @@ class RunningSum:
         self.copy = HostCopy()
         self._summed = 1  # heads that are averaged
         self._kept: DeviceCopies | None = None  # of the keys that ``among`` names
+        self._cells: tuple[int, ...] | None = None  # of the frames that are kept; None for all
 
     def wanted(self) -> bool:
         """Whether a call of the layer that begins now is kept."""
@@ -91,7 +95,20 @@ class RunningSum:
     def _begin(self, attended: Attended, size: Size | None) -> None:
         cells, self.keys = attended.cells, attended.keys
         self.grid = (1, cells) if size is None else query_grid(cells, size, self.levels)
+        if self.keep.frames is not None:
+            self._choose_frames(self.keep.frames, self.grid)
         self._summed = 1 if self.keep.heads.each else attended.heads
+
+    def _choose_frames(self, frames: tuple[int, ...], grid: Size) -> None:
+        if len(grid) < 3 or max(frames) >= grid[0]:
+            there = f"{grid[0]} (0 to {grid[0] - 1})" if len(grid) == 3 else "none: it is a picture"
+            raise CaptureError(
+                f"Asked for frame {max(frames)} of {self.layer.name}, whose grid is "
+                f"{grid_text(grid)}. Its frames: {there}."
+            )
+        each = math.prod(grid[1:])
+        self._cells = tuple(frame * each + cell for frame in frames for cell in range(each))
+        self.grid = (len(frames), *grid[1:])
 
     def _columns(self, attended: Attended) -> Columns:
         """The key columns that are kept, None for all."""
@@ -117,6 +134,9 @@ class RunningSum:
             pieces = [self._chosen_heads(attended.every_head(columns))]
         else:
             pieces = attended.head_sums(columns)
+        if self._cells is not None:
+            cells = self._cells
+            pieces = (chosen(piece, -2, cells) for piece in pieces)
         device, dtype = self.keep.device, self.keep.held_dtype
         # then held one by one, or moved. On its way from a GPU a map is not waited for until the
         # next.
@@ -156,10 +176,11 @@ class RunningSum:
         """Whether a layer's heads are summed where they are computed, in its running sum."""
         keep = self.keep
         moved = keep.device is not None or keep.held_dtype != torch.float32
-        return not (moved or keep.grad or keep.heads.each or keep.steps.each)
+        apart = moved or keep.frames is not None
+        return not (apart or keep.grad or keep.heads.each or keep.steps.each)
 
     def map(self) -> Tensor:
-        """``[images, (steps,) (heads,) rows, cols, tokens]``."""
+        """``[images, (steps,) (heads,) (frames,) rows, cols, tokens]``."""
         self._receive()
         if self.total is None:
             held = torch.stack(self.steps, dim=1)

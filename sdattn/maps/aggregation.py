@@ -33,8 +33,8 @@ def aggregate(maps: LayerMaps, preset: Preset) -> Tensor:
     ``sum_l w_l R(A_l) / W`` with resizing ``R`` and the weights of :func:`_weights`.
 
     Returns:
-        float32 ``[images, rows, cols, tokens]``, >= 0. In the default preset probabilities; where a
-        preset sums over heads, layers or steps, their sums.
+        float32 ``[images, (frames,) rows, cols, tokens]``, >= 0. In the default preset
+        probabilities; where a preset sums over heads, layers or steps, their sums.
 
     Raises:
         CaptureError: none of the layers is one that the preset reads.
@@ -42,18 +42,18 @@ def aggregate(maps: LayerMaps, preset: Preset) -> Tensor:
     # Layers of one resolution are added up before they are resized, so that there are as many
     # resizes as resolutions. DAAM resizes each head: bicubic with a cut at 0 is not linear.
     layers = list(read_by(maps, preset).values())
-    finest = max((layer.grid for layer in layers), key=lambda grid: grid[0] * grid[1])
+    finest = max((layer.size for layer in layers), key=lambda size: size[0] * size[1])
     weights, divisor = _weights(layers, preset)
-    by_grid: dict[tuple[int, int], Tensor] = {}
+    by_size: dict[tuple[int, int], Tensor] = {}
     for layer, weight in zip(layers, weights, strict=True):
         own = layer.maps.float()  # one layer at a time, where they are as a file holds them
         if preset.each_head:
             part = _resized(own, finest, preset.resize).mean(1) * weight
         else:  # one resize a resolution: bilinear is linear
             part = own * weight
-        grid = finest if preset.each_head else layer.grid
-        by_grid[grid] = by_grid[grid] + part if grid in by_grid else part
-    total = sum(_resized(part, finest, preset.resize) for part in by_grid.values())
+        size = finest if preset.each_head else layer.size
+        by_size[size] = by_size[size] + part if size in by_size else part
+    total = sum(_resized(part, finest, preset.resize) for part in by_size.values())
     values = torch.as_tensor(total) / divisor
     if maps.affinity is not None and preset.refine:  # those of joint attention are spread already
         values = spread(values, maps)
@@ -80,13 +80,13 @@ def read_by(maps: LayerMaps, preset: Preset) -> dict[str, LayerMap]:
             nothing_read(preset, [(layer.place, layer.level) for layer in every.values()])
         )
     # Of these places, the grids that are near enough to a size, or fine enough.
-    sides = {min(layer.grid) for layer in chosen.values()}
+    sides = {min(layer.size) for layer in chosen.values()}
     if preset.cells is not None:
         cells = preset.cells
         nearest = min(sides, key=lambda side: (max(side / cells, cells / side), -side))
-        return {name: layer for name, layer in chosen.items() if min(layer.grid) == nearest}
+        return {name: layer for name, layer in chosen.items() if min(layer.size) == nearest}
     least = min(preset.least_cells, max(sides))
-    return {name: layer for name, layer in chosen.items() if min(layer.grid) >= least}
+    return {name: layer for name, layer in chosen.items() if min(layer.size) >= least}
 
 
 def _weights(layers: Sequence[LayerMap], preset: Preset) -> tuple[list[int], int]:
@@ -117,8 +117,8 @@ def contrast(maps: Tensor, columns: Sequence[int], factor: float) -> Tensor:
 
 
 def rescaled(maps: Tensor, prompt: Prompt) -> Tensor:
-    """Maps of all columns ``[rows, cols, T]`` divided, cell by cell, by that of the start token, or
-    of the end token where there is no start.
+    """Maps of all columns ``[(frames,) rows, cols, T]`` divided, cell by cell, by that of the start
+    token, or of the end token where there is no start.
 
     Raises:
         CaptureError: the text has neither.
@@ -134,9 +134,10 @@ def rescaled(maps: Tensor, prompt: Prompt) -> Tensor:
 
 
 def sharpened(maps: Tensor, power: float) -> Tensor:
-    """Each map ``[rows, cols, T]``, from its lowest value ``a`` to its highest ``b``, as
-    ``b ((m - a) / (b - a))^power``: in [0, b], and 0 where it is flat."""
-    low, high = maps.amin((0, 1)), maps.amax((0, 1))
+    """Each map ``[(frames,) rows, cols, T]``, from its lowest value ``a`` to its highest ``b``, of
+    all frames, as ``b ((m - a) / (b - a))^power``: in [0, b], and 0 where it is flat."""
+    cells = maps.flatten(0, -2)
+    low, high = cells.amin(0), cells.amax(0)
     apart = (high - low).clamp(min=torch.finfo(maps.dtype).tiny)
     return high * ((maps - low) / apart) ** power
 

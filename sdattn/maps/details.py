@@ -17,12 +17,12 @@ class Details:
     """What was kept of single steps and heads of one image's run.
 
     Attributes:
-        steps: maps of each layer with a step in the place of an image, ``[steps, rows, cols,
-            columns]``, the mean over heads; None where a mean over steps is all there is.
+        steps: maps of each layer with a step in the place of an image, ``[steps, (frames,) rows,
+            cols, columns]``, the mean over heads; None where a mean over steps is all there is.
         calls: which calls of the model, counted from 0, the steps are.
-        heads: maps of each layer ``[1, heads, rows, cols, columns]``, the mean over the steps that
-            the preset reads; None where a mean over heads is all there is, or where the maps of
-            the run itself have their heads.
+        heads: maps of each layer ``[1, heads, (frames,) rows, cols, columns]``, the mean over the
+            steps that the preset reads; None where a mean over heads is all there is, or where the
+            maps of the run itself have their heads.
         head_numbers: which heads of each layer they are.
     """
 
@@ -49,7 +49,8 @@ def details_of(store: MapStore, number: int, heatmaps: Heatmaps) -> Details:
             if layer.kind in TEXT_KINDS and layer.name in store.maps:
                 maps = maps_of(layer.name, store.maps[layer.name][number : number + 1].detach())
                 maps = maps[..., positions].float().cpu()
-                found[layer.name] = LayerMap(layer.place, layer.level, layer.heads, maps)
+                about = layer.place, layer.level, layer.heads
+                found[layer.name] = LayerMap(*about, maps, store.is_film)
         return LayerMaps(found, tuple(columns), passes=1)
 
     steps = heads = None

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from ..attention.core import grid_text
 from ..errors import InvalidValueError
 from .layermaps import resize_maps
 from .masks import mask_of, smooth
@@ -25,11 +27,12 @@ class Heatmap:
     Attributes:
         label: what it shows, as written in the prompt.
         values: float32 ``[rows, cols]`` in cells of the finest attention that was read, row 0 at
-            the top, >= 0. In the default preset the share of a cell's attention that goes to the
-            columns, in [0, 1]: the columns of a prompt sum to 1 in cross-attention, and to less in
-            joint attention, where the rest goes to the picture; those of an image prompt sum to 1
-            by themselves. In presets that sum over steps, heads or layers the sum of shares; of a
-            knockout how much the picture changed.
+            the top, >= 0; of a film ``[frames, rows, cols]`` with those of its latent. In the
+            default preset the share of a cell's attention that goes to the columns, in [0, 1]: the
+            columns of a prompt sum to 1 in cross-attention, and to less in joint attention, where
+            the rest goes to the picture; those of an image prompt sum to 1 by themselves. In
+            presets that sum over steps, heads or layers the sum of shares; of a knockout how much
+            the picture changed.
         map: the same as ``values``, named as :attr:`sdattn.Heatmaps.maps` is.
         columns: the token columns that it comes from.
         top: the highest value that a content word of the same prompt reaches, see
@@ -46,9 +49,8 @@ class Heatmap:
         return self.values
 
     def __repr__(self) -> str:
-        rows, cols = self.values.shape
         low, high = self.range
-        return f"Heatmap({self.label!r}, {rows}x{cols}, {low:.2g} to {high:.2g})"
+        return f"Heatmap({self.label!r}, {grid_text(self.values.shape)}, {low:.2g} to {high:.2g})"
 
     @property
     def range(self) -> tuple[float, float]:
@@ -57,7 +59,7 @@ class Heatmap:
         return float(self.values.min()), float(self.values.max())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """The values for numpy, ``[rows, cols]``, by default in their own memory."""
+        """The values for numpy, ``[(frames,) rows, cols]``, by default in their own memory."""
         values = self.values.detach().numpy()
         # numpy 1 takes no None for copy
         return np.asarray(values, dtype) if copy is None else np.array(values, dtype, copy=copy)
@@ -67,7 +69,8 @@ class Heatmap:
         return WordStatistics.of(self.label, self.values, self.columns)
 
     def resize(self, size: tuple[int, int]) -> Tensor:
-        """The values at ``size`` = (height, width) in pixels: float32, bilinear between cells."""
+        """The values at ``size`` = (height, width) in pixels: float32 ``[(frames,) height,
+        width]``, bilinear between cells."""
         if min(size) < 1:
             raise InvalidValueError(f"Asked for a size of {size}; pass (height, width) in pixels.")
         return resize_maps(self.values[None], size)[0]
@@ -93,7 +96,8 @@ class Heatmap:
             sigma: blur the map first, by a Gaussian of so many of its cells.
 
         Returns:
-            bool ``[height, width]``; all False for a map of one value.
+            bool ``[(frames,) height, width]``; all False for a map of one value. The frames of a
+            film have one level; ``largest`` is of each frame.
 
         Raises:
             ValueError: a threshold, quantile or sigma that cannot be, or more than one of the
@@ -104,6 +108,31 @@ class Heatmap:
             values = replace(self, values=values).resize(size)
         return mask_of(values, threshold, quantile=quantile, largest=largest)
 
+    def frame(self, number: int) -> Heatmap:
+        """That of one frame of a film's latent, counted from 0, on the scale of them all.
+
+        Raises:
+            ValueError: it is of a picture, or there is no such frame.
+        """
+        there = len(self.values) if self.values.ndim == 3 else 0
+        if not 0 <= number < there:
+            raise InvalidValueError(
+                f"Asked for frame {number} of {self!r}, which has "
+                f"{f'{there} frames, 0 to {there - 1}' if there else 'none: it is of a picture'}."
+            )
+        return replace(self, values=self.values[number], top=self.full)
+
+    def of_frames(self, number: int) -> Tensor:
+        """The values for each of a film's ``number`` frames: float32 ``[number, rows, cols]``, see
+        :func:`latent_frames`.
+
+        Raises:
+            ValueError: it is of a picture, or no film of so many frames has such a latent.
+        """
+        if self.values.ndim != 3:
+            raise InvalidValueError(f"{self!r} is of a picture, which has no frames.")
+        return self.values[latent_frames(len(self.values), number)]
+
     def overlay(self, image: Image.Image, **options: Any) -> Image.Image:
         """The map in colour over the image, see :func:`sdattn.maps.render.overlay`.
 
@@ -112,6 +141,7 @@ class Heatmap:
         """
         from .render import overlay  # pillow is loaded only when something is drawn
 
+        self._check_picture("overlay(image)")
         if not options.get("stretch") and options.get("scale") is None:
             options["scale"] = 0.0, self.full
         return overlay(image, self.values.numpy(), self.label, **options)
@@ -130,6 +160,7 @@ class Heatmap:
         """
         from .render import COLORMAP
 
+        self._check_picture("plot()")
         if ax is None:
             from matplotlib import pyplot
 
@@ -143,9 +174,49 @@ class Heatmap:
     def _repr_png_(self) -> bytes:
         from .notebook import png
 
-        return png(self.label, self.values.numpy(), self.full)
+        # of a film its frames in a row
+        values = self.values if self.values.ndim == 2 else torch.cat([*self.values], 1)
+        return png(self.label, values.numpy(), self.full)
+
+    def _check_picture(self, asked: str) -> None:
+        if self.values.ndim != 2:
+            raise InvalidValueError(
+                f"Asked {self!r} for {asked}, which draws one picture. Take one of its frames, "
+                "heatmap.frame(0)."
+            )
 
     @property
     def full(self) -> float:
         """The value that is drawn at full strength: ``top``, or the map's own highest."""
         return self.range[1] if self.top is None else self.top
+
+
+def latent_frames(latent: int, frames: int) -> list[int]:
+    """Which frame of a latent each frame of a film comes from.
+
+    A VAE of films codes the first frame alone and then so many at a time (Wan, HunyuanVideo,
+    CogVideoX four: 81 frames are 21 of the latent; LTX eight); where the numbers do not fit that,
+    as many each (Allegro four). Frames that are a batch are their own.
+
+    Args:
+        latent: frames of the latent.
+        frames: of the film.
+
+    Returns:
+        ``frames`` numbers from 0 to ``latent - 1``, rising.
+
+    Raises:
+        ValueError: no film of so many frames has such a latent.
+
+    >>> latent_frames(3, 9)
+    [0, 1, 1, 1, 1, 2, 2, 2, 2]
+    """
+    if 1 < latent <= frames and (frames - 1) % (latent - 1) == 0:
+        each = (frames - 1) // (latent - 1)
+        return [0, *(1 + frame // each for frame in range(frames - 1))]
+    if not 1 <= latent <= frames or frames % latent:
+        raise InvalidValueError(
+            f"A film of {frames} frames has no latent of {latent}: the first of them stands for "
+            "one frame, each other for as many as any. Pass the number of frames of this very run."
+        )
+    return [frame // (frames // latent) for frame in range(frames)]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..attention.core import grid_text
 from ..errors import InvalidValueError, NotFoundError
 from ..files.tables import labelled
 from ..files.terminal import shorter
@@ -44,7 +45,8 @@ class Heatmaps(Mapping[str, Heatmap]):
 
     Attributes:
         prompt: the :class:`sdattn.Prompt`: words, tokens and what was cut off.
-        maps: float32 ``[rows, cols, columns kept]``.
+        maps: float32 ``[rows, cols, columns kept]``, of a film ``[frames, rows, cols, columns
+            kept]``.
         preset: what they were made by.
     """
 
@@ -68,10 +70,10 @@ class Heatmaps(Mapping[str, Heatmap]):
         self._place = {column: i for i, column in enumerate(kept)}
 
     def __repr__(self) -> str:
-        rows, cols = self.maps.shape[:2]
+        grid = grid_text(self.maps.shape[:-1])
         words = f"{len(self.held)} word{'' if len(self.held) == 1 else 's'}"
         prompt = shorter(self.prompt.text, 60)
-        return f"Heatmaps({words} of {prompt!r}, {rows}x{cols}, preset {self.preset.title})"
+        return f"Heatmaps({words} of {prompt!r}, {grid}, preset {self.preset.title})"
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -176,8 +178,8 @@ class Heatmaps(Mapping[str, Heatmap]):
             threshold, sigma, options: as of :meth:`Heatmap.mask`.
 
         Returns:
-            int64 ``[height, width]``: 0 for no word, else the number of the word in ``words``,
-            counted from 1.
+            int64 ``[(frames,) height, width]``: 0 for no word, else the number of the word in
+            ``words``, counted from 1.
 
         Raises:
             KeyError: a word that is not in the prompt.
@@ -213,7 +215,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         return to_dataframe(rows, ("word", "columns"))
 
     def to_xarray(self) -> xr.DataArray:
-        """The maps of the words as an array of xarray, float32 ``(word, row, col)``.
+        """The maps of the words as an array of xarray, float32 ``(word, [frame,] row, col)``.
 
         ``word`` has the words in prompt order, repeats on their own: ``sel(word="a")`` gives each
         "a" of the prompt, along ``word``, where there are several. ``row`` and ``col`` are the
@@ -224,10 +226,13 @@ class Heatmaps(Mapping[str, Heatmap]):
             ImportError: xarray is not installed.
         """
         maps = self.occurrences()
-        values = np.zeros((len(maps), *self.maps.shape[:2]), np.float32)
+        values = np.zeros((len(maps), *self.maps.shape[:-1]), np.float32)
         for i, heatmap in enumerate(maps):
             values[i] = heatmap
-        axes = {"word": [heatmap.label for heatmap in maps], "row": None, "col": None}
+        axes: dict[str, Any] = {"word": [heatmap.label for heatmap in maps]}
+        if self.maps.ndim == 4:
+            axes["frame"] = range(len(self.maps))
+        axes |= {"row": None, "col": None}
         about = {"prompt": self.prompt.text, "preset": self.preset.name, "units": self.preset.unit}
         return labelled(values, axes, **about)
 

@@ -22,20 +22,27 @@ class LayerMap:
     Attributes:
         place, level: of the layer, see :class:`sdattn.models.layers.AttentionLayer`.
         heads: how many of its heads were kept.
-        maps: float32 ``[images, (heads,) rows, cols, tokens]`` on the CPU, probabilities; the mean
-            over the steps that were kept, with its graph where the store has one. The heads axis is
-            there where the preset reads each head by itself.
+        maps: float32 ``[images, (heads,) (frames,) rows, cols, tokens]`` on the CPU, probabilities;
+            the mean over the steps that were kept, with its graph where the store has one. The
+            heads axis is there where the preset reads each head by itself.
+        is_film: whether there are frames.
     """
 
     place: str
     level: int
     heads: int
     maps: Tensor
+    is_film: bool = False
 
     @property
-    def grid(self) -> tuple[int, int]:
+    def size(self) -> tuple[int, int]:
         """(rows, cols)."""
         return self.maps.shape[-3], self.maps.shape[-2]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """(rows, cols), of a film (frames, rows, cols)."""
+        return tuple(self.maps.shape[-4 if self.is_film else -3 : -1])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -148,7 +155,8 @@ def _of_layer(store: MapStore, layer: AttentionLayer, preset: Preset) -> LayerMa
     heads = store.keep.heads
     if heads.each and not preset.each_head:
         maps = maps.mean(1)
-    return LayerMap(layer.place, layer.level, heads.used(layer.heads), maps.float().cpu())
+    used, is_film = heads.used(layer.heads), store.is_film
+    return LayerMap(layer.place, layer.level, used, maps.float().cpu(), is_film)
 
 
 def _read_steps(store: MapStore, preset: Preset) -> list[int]:

@@ -142,12 +142,14 @@ def mask_of(
     """Where a map is high.
 
     Args:
-        values: real numbers ``[rows, cols]``.
+        values: real numbers ``[rows, cols]``, or ``[frames, rows, cols]`` of a film, which has one
+            level for all frames.
         threshold: a share of the range from the lowest value to the highest, in [0, 1], or
             ``"otsu"``, see :func:`otsu`; 0.5 by default.
         quantile: in [0, 1), in place of ``threshold``: what lies at or above this quantile of the
             values, about ``1 - quantile`` of the cells, and more where many are equal to it.
-        largest: keep only the largest connected part, see :func:`largest_component`.
+        largest: keep only the largest connected part, see :func:`largest_component`; of a film that
+            of each frame.
 
     Returns:
         bool, shaped like ``values``. All False for a map of one value, as nothing in it stands
@@ -167,6 +169,8 @@ def mask_of(
             "level. Pass one of them."
         )
     mask = values >= level
+    if largest and mask.ndim == 3:
+        return torch.stack([largest_component(frame) for frame in mask])
     return largest_component(mask) if largest else mask
 
 
@@ -258,24 +262,27 @@ def label_map(values: Tensor, masks: Tensor) -> Tensor:
     has one value everywhere.
 
     Args:
-        values: real numbers ``[words, rows, cols]``, at least one word.
-        masks: bool ``[words, rows, cols]``.
+        values: real numbers ``[words, (frames,) rows, cols]``, at least one word.
+        masks: bool ``[words, (frames,) rows, cols]``.
 
     Returns:
-        int64 ``[rows, cols]``: 0 where no mask holds, else 1 for the first word, 2 for the second,
-        and so on. Of words of equal strength the first.
+        int64 ``[(frames,) rows, cols]``: 0 where no mask holds, else 1 for the first word, 2 for
+        the second, and so on. Of words of equal strength the first.
 
     Raises:
-        ValueError: the shapes differ or are not ``[words, rows, cols]``, there is no word, the
+        ValueError: the shapes differ or are not these, there is no word, the
             masks are not bool, or a value is NaN or infinite.
     """
-    if values.ndim != 3 or values.shape != masks.shape or masks.dtype != torch.bool:
+    if values.ndim not in (3, 4) or values.shape != masks.shape or masks.dtype != torch.bool:
         raise InvalidValueError(
             f"Asked for the labels of values {list(values.shape)} with masks {list(masks.shape)} "
-            f"of {masks.dtype}. Pass both as [words, rows, cols], the masks as bool."
+            f"of {masks.dtype}. Pass both as [words, (frames,) rows, cols], the masks as bool."
         )
     _check_finite(values)
-    low, high = (limit(values, (1, 2), keepdim=True) for limit in (torch.amin, torch.amax))
+    low, high = (
+        limit(values, tuple(range(1, values.ndim)), keepdim=True)
+        for limit in (torch.amin, torch.amax)
+    )
     strength = torch.where(high > low, (values - low) / (high - low), 0.0)
     strongest = strength.masked_fill(~masks, -math.inf).argmax(0) + 1
     return strongest * masks.any(0)

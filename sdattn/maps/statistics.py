@@ -25,7 +25,8 @@ _DIGITS = 6  # significant ones in files, of maps in float16, which has three to
 
 @dataclass(frozen=True)
 class WordStatistics(Record):
-    """What the values ``v[r, c]`` of a heatmap with ``R`` rows and ``C`` columns come to.
+    """What the values ``v[r, c]`` of a heatmap with ``R`` rows and ``C`` columns come to; of a film
+    with ``F`` frames ``v[f, r, c]``, the sums over its frames too.
 
     All sums are over the cells, in float64 and in numpy's order, so that they do not depend on the
     number of threads. Peak, mean and mass have the unit of the values, by
@@ -36,7 +37,7 @@ class WordStatistics(Record):
         word: what the map shows.
         columns: the token columns that it comes from.
         peak: the largest value.
-        mean: ``sum v / (R C)``.
+        mean: ``sum v / (R C)``, of a film ``sum v / (F R C)``.
         mass: ``sum v``, in cells: 3.5 is as much as three and a half cells that attend to nothing
             but the word.
         centre: (row, col), the mean place weighted by the values, from the top and from the left:
@@ -45,7 +46,9 @@ class WordStatistics(Record):
         area: the part of the cells above half of the range, those of :meth:`Heatmap.mask`, in
             [0, 1]; 0 for a map of one value.
         entropy: ``-sum p ln p`` with ``p = v / sum v``, in nats, from 0 for a single cell to
-            ``ln(R C)`` for a map of one value; None for a map that is 0 everywhere.
+            ``ln(R C)`` for a map of one value, of a film ``ln(F R C)``; None for a map that is 0
+            everywhere.
+        frames: of a film the mass of each frame; None of a picture.
     """
 
     word: str
@@ -56,10 +59,11 @@ class WordStatistics(Record):
     centre: tuple[float, float] | None
     area: float
     entropy: float | None
+    frames: tuple[float, ...] | None = None
 
     @classmethod
     def of(cls, word: str, values: Tensor, columns: Sequence[int]) -> WordStatistics:
-        """Those of a map ``[rows, cols]``.
+        """Those of a map ``[rows, cols]`` or ``[frames, rows, cols]``.
 
         Raises:
             ValueError: a value that is not finite, or below 0.
@@ -78,14 +82,15 @@ class WordStatistics(Record):
             peak=float(held.max()),
             mean=mass / held.size,
             mass=mass,
-            centre=(_centre(held, 0), _centre(held, 1)) if mass else None,
+            centre=(_centre(held, -2), _centre(held, -1)) if mass else None,
             area=area,
             entropy=_entropy(held / mass) if mass else None,
+            frames=tuple(held.sum((1, 2)).tolist()) if held.ndim == 3 else None,
         )
 
     def rounded(self) -> WordStatistics:
         """To six significant digits, as files have them."""
-        names = ("peak", "mean", "mass", "centre", "area", "entropy")
+        names = ("peak", "mean", "mass", "centre", "area", "entropy", "frames")
         return replace(self, **{name: _rounded(getattr(self, name)) for name in names})
 
     def flat(self) -> dict[str, Any]:
@@ -96,8 +101,10 @@ class WordStatistics(Record):
 
 
 def _centre(values: np.ndarray, axis: int) -> float:
-    """The mean place along an axis of a map that is not 0 everywhere, as a part of its length."""
-    along = values.sum(1 - axis)
+    """The mean place along an axis, -2 or -1, of a map that is not 0 everywhere, as a part of its
+    length."""
+    axes = set(range(values.ndim)) - {values.ndim + axis}
+    along = values.sum(tuple(axes))
     centres = (np.arange(len(along)) + 0.5) / len(along)
     return float((centres * along).sum() / along.sum())
 

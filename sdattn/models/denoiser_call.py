@@ -16,7 +16,7 @@ from torch import Tensor
 from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError
 
-Size = tuple[int, int]
+Size = tuple[int, ...]  # (rows, cols) of a picture, (frames, rows, cols) of a film
 
 
 class Timestep:
@@ -97,8 +97,9 @@ class DenoiserCall:
 
     @cached_property
     def latent_size(self) -> Size | None:
-        """(rows, cols) of the finest queries: the cells of a UNet's latent, the patches of a
-        transformer's; None for a model of one's own, whose grid no argument names."""
+        """(rows, cols) of the finest queries, (frames, rows, cols) where several frames are in one
+        sequence: the cells of a UNet's latent, the patches of a transformer's; None for a model of
+            one's own, whose grid no argument names."""
         return self.size() if callable(self.size) else self.size
 
     @property

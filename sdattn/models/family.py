@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 from ..attention import level_grids
 from ..attention.joint_processor import Spans
 from ..errors import InvalidTypeError, InvalidValueError
-from .denoiser_call import DenoiserCall, Timestep, arguments, head_count, unwrapped
+from .denoiser_call import DenoiserCall, Size, Timestep, arguments, head_count, unwrapped
 from .encoders import Reader
 from .image_latents import ImageLatents
 
@@ -60,8 +60,9 @@ class AttentionLayer:
     heads: int
     module: Any
 
-    def grid(self, latent_size: tuple[int, int]) -> tuple[int, int]:
-        """(rows, cols) of this layer's queries for a latent of (rows, cols) cells."""
+    def grid(self, latent_size: Size) -> Size:
+        """(rows, cols) of this layer's queries for a latent of (rows, cols) cells; frames, which a
+        film has before them, stay as many."""
         return level_grids(latent_size, self.level + 1)[-1]
 
 
@@ -121,6 +122,8 @@ class Family:
         name: as its users call it.
         grid: the grid of the picture's queries, ``(rows, cols)`` or ``(frames, rows, cols)``, from
             the model and the arguments of its call by name.
+        film: whether its pictures are films, each one sequence, frame by frame: their maps have an
+            axis for the frames, also where there is one.
         grid_argument: the argument whose values, not its shape, ``grid`` reads (a tensor of ids):
             those of one run are read once, since the device waits for it. None where there is none.
         denoisers: its classes: the class itself, or the name of one of diffusers, which is then not
@@ -167,6 +170,7 @@ class Family:
     grid: Callable[[Any, Mapping[str, Any]], tuple[int, ...]]
     denoisers: tuple[type | str, ...] = ()
     layers: Mapping[str, tuple[Place, Kind]] = field(default_factory=dict)
+    film: bool = False
     joined: Joined | None = None
     spans: Callable[[Any, Mapping[str, Any], int], Sequence[Spans]] | None = None
     spans_argument: str | None = None
@@ -270,7 +274,7 @@ class Family:
         unit = self.timestep_unit / getattr(config, "timestep_scale", 1.0)  # Sana's
         return DenoiserCall(
             timestep=Timestep(given["timestep"], unit, self.timestep_start),
-            size=partial(self.rows_and_cols, model, given),
+            size=partial(self.size, model, given),
             batch=len(given[self.latents_argument]),
             text=given["encoder_hidden_states"],
             sample=given[self.latents_argument],
@@ -280,16 +284,19 @@ class Family:
             spans_of=given.get(self.spans_argument) if self.spans_argument else None,
         )
 
-    def rows_and_cols(self, model: Any, given: Mapping[str, Any]) -> tuple[int, int]:
-        """:attr:`grid` of a single picture.
+    def size(self, model: Any, given: Mapping[str, Any]) -> Size:
+        """:attr:`grid` as whole numbers, of a picture (rows, cols).
 
         Raises:
-            ValueError: the queries are of several frames, which no map holds yet.
+            ValueError: several frames of a model that is not known to make films.
         """
-        *frames, rows, cols = self.grid(model, given)
+        *frames, rows, cols = map(int, self.grid(model, given))
+        if self.film:
+            return (*frames, rows, cols)
         if math.prod(frames) != 1:
             raise InvalidValueError(
                 f"A {type(unwrapped(model)).__name__} was called with a grid of {frames[0]} frames "
-                f"of {rows}x{cols} cells in one sequence. Maps are of single pictures: make one."
+                f"of {rows}x{cols} cells in one sequence. Its maps are of single pictures: make "
+                "one."
             )
-        return int(rows), int(cols)
+        return rows, cols

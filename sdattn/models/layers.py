@@ -13,7 +13,9 @@ from typing import Any
 
 from torch.nn import Module
 
+from ..attention.core import grid_text
 from ..errors import InvalidTypeError, InvalidValueError
+from .denoiser_call import Size
 from .denoiser_call import unwrapped as unwrapped
 from .families import claimed, family_of, registered
 from .families.own import is_own as is_own
@@ -26,9 +28,7 @@ from .family import Joined as Joined
 from .family import Place as Place
 
 LayerChoice = str | int | tuple[int, int]
-LayerPredicate = (
-    Callable[[AttentionLayer], bool] | Callable[[AttentionLayer, tuple[int, int] | None], bool]
-)
+LayerPredicate = Callable[[AttentionLayer], bool] | Callable[[AttentionLayer, Size | None], bool]
 LayerSelection = LayerChoice | Sequence[LayerChoice] | LayerPredicate | None
 
 
@@ -45,6 +45,13 @@ class Denoiser:
     def layers(self) -> list[AttentionLayer]:
         """Every attention layer, see :func:`find_layers`."""
         return self.family.find_layers(unwrapped(self.model))
+
+    @property
+    def stands_in(self) -> Any | None:
+        """The model of the same layers that runs in the place of the first in some of the steps,
+        those of little noise (Wan 2.2's ``transformer_2``); None where there is none."""
+        other = getattr(self.pipeline, "transformer_2", None)
+        return None if other is self.model else other
 
     @property
     def levels(self) -> int:
@@ -81,7 +88,7 @@ def what_it_holds(target: Any, model: Any) -> str:
 
 def held_model(target: Any) -> Any | None:
     """The part of a pipeline that is its denoiser; None where it has none."""
-    held = (getattr(target, name, None) for name in ("unet", "transformer"))
+    held = (getattr(target, name, None) for name in ("unet", "transformer", "transformer_2"))
     return next((part for part in held if part is not None), None)
 
 
@@ -138,7 +145,7 @@ def select_layers(
     found: Sequence[AttentionLayer],
     layers: LayerSelection = None,
     kinds: Sequence[str] = TEXT_KINDS,
-    latent_size: tuple[int, int] | None = None,
+    latent_size: Size | None = None,
 ) -> list[AttentionLayer]:
     """Those of ``found`` that are of one of ``kinds`` and fit one of ``layers``.
 
@@ -149,8 +156,8 @@ def select_layers(
             at a dot (``"down_blocks.0"``), a place (``"down"``), a resolution: ``(rows, cols)``, or
             an integer for the grid whose shorter side it is.
         kinds: of ``"cross"``, ``"joint"``, ``"self"``; by default both kinds that see the text.
-        latent_size: (rows, cols) of the latent. While it is None, resolutions are not known yet
-            and fit every layer.
+        latent_size: of the latent, (frames, rows, cols) of a film. While it is None, resolutions
+            are not known yet and fit every layer.
 
     Raises:
         ValueError: a kind or a choice that fits no layer; the message lists what there is.
@@ -192,7 +199,7 @@ def checked_kinds(kinds: Any, known: Sequence[str] = KINDS) -> tuple[str, ...]:
     return found
 
 
-def _holds(predicate: Any, layer: AttentionLayer, latent_size: tuple[int, int] | None) -> bool:
+def _holds(predicate: Any, layer: AttentionLayer, latent_size: Size | None) -> bool:
     given = inspect.signature(predicate).parameters.values()
     needed = [p for p in given if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     return bool(predicate(layer, latent_size) if len(needed) > 1 else predicate(layer))
@@ -212,20 +219,18 @@ def _as_choices(layers: Any) -> list[LayerChoice]:
     return list(layers)
 
 
-def _fits(layer: AttentionLayer, choice: LayerChoice, latent_size: tuple[int, int] | None) -> bool:
+def _fits(layer: AttentionLayer, choice: LayerChoice, latent_size: Size | None) -> bool:
     if isinstance(choice, str):
         return choice == layer.place or f".{choice}." in f".{layer.name}."
     if latent_size is None:
         return True
-    grid = layer.grid(latent_size)
+    grid = layer.grid(latent_size)[-2:]
     return min(grid) == choice if isinstance(choice, (int, Integral)) else grid == tuple(choice)
 
 
-def _nothing_fits(
-    asked: str, found: Sequence[AttentionLayer], latent_size: tuple[int, int] | None
-) -> str:
+def _nothing_fits(asked: str, found: Sequence[AttentionLayer], latent_size: Size | None) -> str:
     lines = []
     for layer in found:
-        grid = "" if latent_size is None else " {}x{}".format(*layer.grid(latent_size))
+        grid = "" if latent_size is None else f" {grid_text(layer.grid(latent_size))}"
         lines.append(f"  {layer.name} ({layer.place}, {layer.kind}{grid})")
     return f"No attention layer fits {asked}. The model has:\n" + "\n".join(lines or ["  none"])

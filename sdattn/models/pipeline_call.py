@@ -14,12 +14,18 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from ..errors import InvalidValueError, Message, OptionError, option_names
+from ..errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    Message,
+    OptionError,
+    option_names,
+)
 from .call_facts import images_a_prompt
 from .demos import demo_settings
 from .encoders import option_of
 from .finite import watch_finite
-from .layers import held_model
+from .layers import find_denoiser, held_model
 from .reading import check_text
 from .sizes import default_size, size_unit
 
@@ -63,7 +69,14 @@ def checked_options(pipe: Any, options: Mapping[str, Any], *, prompts: int = 1) 
     Raises:
         ValueError: an option that is not free here, a size or a number of steps or of pictures that
             cannot be, pictures that this machine's memory cannot hold, a text that is too long.
+        TypeError: the pipeline makes films that are one sequence.
     """
+    if find_denoiser(pipe).family.film:
+        text = (
+            "A {0} makes films, and runs, edits and pages are of pictures. Draw inside "
+            "{capture()}, and see where its words went with sdattn.heatmaps(store)."
+        )
+        raise InvalidTypeError(Message(text, type(pipe).__name__))
     given = {**demo_settings(pipe), **options}
     options = {name: _plain(value) for name, value in given.items()}
     if taken := sorted({"generator", "output_type", "prompt_embeds", "return_dict"} & set(options)):

@@ -11,7 +11,13 @@ from .layers import find_denoiser
 def cell_size(pipe: Any) -> int:
     """Pixels a side of the finest cell of the maps: one of the latent, or a transformer's patch."""
     denoiser = find_denoiser(pipe)
-    return int(pipe.vae_scale_factor * denoiser.family.cell(denoiser.model))
+    return int(_latent_cell(pipe) * denoiser.family.cell(denoiser.model))
+
+
+def _latent_cell(pipe: Any) -> int:
+    """Pixels a side of a cell of the latent, by any of the names that pipelines have for it."""
+    names = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
+    return next(int(getattr(pipe, name)) for name in names if hasattr(pipe, name))
 
 
 def size_unit(pipe: Any) -> int:
@@ -31,11 +37,12 @@ def default_size(pipe: Any) -> tuple[int, int]:
     if size is None:
         return denoiser.family.default_size, denoiser.family.default_size
     rows, cols = (size, size) if isinstance(size, int) else size
-    return rows * pipe.vae_scale_factor, cols * pipe.vae_scale_factor
+    return rows * _latent_cell(pipe), cols * _latent_cell(pipe)
 
 
 def latent_size(pipe: Any, options: Mapping[str, Any] | None = None) -> tuple[int, int]:
-    """(rows, cols) of the finest cells that a pipeline makes with these options, or by default."""
+    """(rows, cols) of the finest cells that a pipeline makes with these options, or by default; of
+    a film those of a frame."""
     height, width = default_size(pipe)
     if options and "height" in options:
         height, width = options["height"], options["width"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ..attention.core import grid_text
 from ..errors import InvalidValueError, Message
 from ..files.tables import along
 from ..files.terminal import shorter
@@ -213,9 +214,9 @@ def head_heatmaps(run: ImageRun) -> dict[str, dict[int, Heatmaps]]:
         return {}
     read = read_by(maps, preset)
     # Heads of coarse layers say little on a fine grid: those of the finest are shown.
-    finest = max(layer.grid for layer in read.values())
+    finest = max(layer.size for layer in read.values())
     chosen = "all" if maps is run.layers else run.details.head_numbers
-    heads = {name: layer.maps[0] for name, layer in read.items() if layer.grid == finest}
+    heads = {name: layer.maps[0] for name, layer in read.items() if layer.size == finest}
     return {
         name: {
             number: Heatmaps(prompt, head, maps.columns)
@@ -234,7 +235,7 @@ def short_name(run: ImageRun, layer: str) -> str:
 def _grouped(maps: LayerMaps, prompt: Prompt) -> dict[str, list[Heatmaps]]:
     groups: dict[str, list[LayerMap]] = {}
     for layer in maps.layers.values():
-        groups.setdefault(f"{layer.place} {layer.grid[0]}x{layer.grid[1]}", []).append(layer)
+        groups.setdefault(f"{layer.place} {grid_text(layer.size)}", []).append(layer)
     return {
         name: [Heatmaps(prompt, image, maps.columns) for image in _mean(layers)]
         for name, layers in groups.items()
@@ -242,6 +243,9 @@ def _grouped(maps: LayerMaps, prompt: Prompt) -> dict[str, list[Heatmaps]]:
 
 
 def _mean(layers: Sequence[LayerMap]) -> Tensor:
-    """``[images, rows, cols, tokens]``."""
-    over_heads = [layer.maps.mean(1) if layer.maps.dim() == 5 else layer.maps for layer in layers]
+    """``[images, (frames,) rows, cols, tokens]``."""
+    over_heads = [
+        layer.maps.mean(1) if layer.maps.dim() == 2 + len(layer.grid) + 1 else layer.maps
+        for layer in layers
+    ]
     return torch.stack(over_heads).mean(0)

@@ -45,12 +45,13 @@ FURTHER = {  # by the folder that they are in
 
 @dataclass(frozen=True)
 class LayerEntry(Record):
-    """A layer's place, level and heads, and the (rows, cols) of its map."""
+    """A layer's place, level and heads, and the (rows, cols) of its map, (frames, rows, cols) of a
+    film's."""
 
     place: str
     level: int
     heads: int
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
 
 
 @dataclass(frozen=True)

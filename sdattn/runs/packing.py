@@ -75,7 +75,11 @@ def pack_run(
     tensors = {MAPS: _tensors(run.layers)}
     for name, kept in ((STEPS, run.details.steps), (HEADS, run.details.heads)):
         if kept is not None:
-            tensors[name] = {layer: _unbatched(held.maps) for layer, held in kept.layers.items()}
+            # steps stand in the place of images, heads behind one image
+            tensors[name] = {
+                layer: held.maps[0] if name == HEADS else held.maps
+                for layer, held in kept.layers.items()
+            }
     _check_finite(tensors)
     # The files of the prompt.
     files: dict[str, bytes] = {}
@@ -145,11 +149,6 @@ def _check_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
                 f"The maps of {broken[0]} hold values that are not finite. If the model runs in "
                 "float16, try bfloat16 or float32."
             )
-
-
-def _unbatched(maps: Tensor) -> Tensor:
-    """``[heads, ...]`` of ``[1, heads, ...]``; steps, ``[steps, ...]``, as they are."""
-    return maps[0] if maps.dim() == 5 else maps
 
 
 def _tensors(layers: LayerMaps) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from ..maps.heatmap import Heatmap
 from ..maps.layermaps import LayerMap, LayerMaps
 from .drawings import named
 from .imagerun import Further, ImageRun
-from .info import FURTHER, HEADS, MAPS, STEPS, RunInfo, missing, read_info
+from .info import FURTHER, HEADS, MAPS, STEPS, LayerEntry, RunInfo, missing, read_info
 from .packing import AFFINITY, heatmaps_from
 
 NEEDED = ("run.json", "image.png", MAPS)
@@ -90,13 +90,16 @@ def _unpack_layers(data: bytes, info: RunInfo) -> LayerMaps:
     if foreign := tensors.keys() - shapes.keys():
         raise InvalidValueError(f"{min(foreign)} is no layer of the run")
     layers = {
-        name: LayerMap(layer.place, layer.level, layer.heads, tensors[name].float()[None])
-        for name, layer in info.layers.items()
+        name: _layer_map(layer, tensors[name].float()[None]) for name, layer in info.layers.items()
     }
     if info.self_attention is None:
         return LayerMaps(layers, info.columns, info.passes)
     affinity = tensors[AFFINITY].float()[None]
     return LayerMaps(layers, info.columns, info.passes, affinity, info.self_attention)
+
+
+def _layer_map(entry: LayerEntry, maps: Tensor) -> LayerMap:
+    return LayerMap(entry.place, entry.level, entry.heads, maps, len(entry.grid) == 3)
 
 
 def _unpack_details(files: Mapping[str, bytes], info: RunInfo) -> Details:
@@ -115,7 +118,7 @@ def _unpack_details(files: Mapping[str, bytes], info: RunInfo) -> Details:
                 elif isinstance(kept.heads, tuple):
                     _check_shape(tensors, layer, (len(kept.heads), *maps.shape[1:]))
                 maps = maps[None] if name == HEADS else maps
-                found[layer] = LayerMap(entry.place, entry.level, entry.heads, maps)
+                found[layer] = _layer_map(entry, maps)
         if not found:
             raise InvalidValueError(f"{name} holds no layer of the run")
         return LayerMaps(found, kept.columns, passes=1)

@@ -12,6 +12,7 @@ import torch
 from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProcessor
 
 from helpers.cross_rows import CROSS
+from helpers.film_rows import FILMS
 from helpers.hunyuan_rows import HUNYUAN_IMAGES
 from helpers.joint_rows import JOINT
 from helpers.padded_rows import PADDED
@@ -21,7 +22,16 @@ from helpers.transformer_rows import TRANSFORMERS
 from helpers.unet_rows import UNETS
 from sdattn import TorchAttnProcessor
 
-ROWS = (*UNETS, *TRANSFORMERS, *PADDED, *JOINT, *HUNYUAN_IMAGES, *QWEN_EDITS, *CROSS)
+ROWS = (
+    *UNETS,
+    *TRANSFORMERS,
+    *PADDED,
+    *JOINT,
+    *HUNYUAN_IMAGES,
+    *QWEN_EDITS,
+    *CROSS,
+    *FILMS,
+)
 
 
 def same(_model: Any) -> None:

@@ -72,7 +72,7 @@ def expected_maps(calls, model_calls, row, way, lengths=None):
         probs = torch.cat(calls[i * parts : (i + 1) * parts], dim=-1)
         probs = probs[list(row.rows(way, len(probs)))].mean(1)
         if row.joint:
-            cells = math.prod(side // row.cell for side in way.size)
+            cells = math.prod(row.grid(way))
         if row.joint and lengths is not None:
             probs = own_part(probs, cells, row, lengths)
         elif row.joint:

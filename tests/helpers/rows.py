@@ -70,6 +70,7 @@ class Row:
         unit: sizes are rounded up to a multiple of this many pixels.
         cell: pixels a side of the finest cell of the maps.
         each: rows of the batch for one image (the frames of a video).
+        frames: of the latent of a film that is one sequence; None of a picture.
         images_option: the option for several images a prompt; None where there is none.
         batched: whether the pipeline takes several prompts.
     """
@@ -90,6 +91,7 @@ class Row:
     unit: int = 8
     cell: int = 8
     each: int = 1
+    frames: int | None = None
     images_option: str | None = "num_images_per_prompt"
     batched: bool = True
 
@@ -119,6 +121,11 @@ class Row:
         images = way.images if self.images_option else 1
         prompts = way.prompts if self.batched else 1
         return replace(way, size=(height, width), images=images, prompts=prompts)
+
+    def grid(self, way: Way) -> tuple[int, ...]:
+        """Of the finest cells: (rows, cols), of a film (frames, rows, cols)."""
+        cells = tuple(side // self.cell for side in way.size)
+        return cells if self.frames is None else (self.frames, *cells)
 
     def rows(self, way: Way, batch: int) -> range:
         """The rows of a batch that belong to the prompt."""

@@ -57,7 +57,7 @@ def test_the_seven_laws(row, processor, way, monkeypatch):
     assert len(texts) == row.layers
     lengths = None if row.lengths is None else row.lengths(pipe, way)
     for layer in texts:
-        found = store.maps[layer].flatten(1, 2).double()
+        found = store.maps[layer].flatten(1, -2).double()
         expected = expected_maps(record[layer], len(model_calls), row, way, lengths)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
@@ -67,4 +67,4 @@ def test_the_seven_laws(row, processor, way, monkeypatch):
 
     assert store.nbytes == store.expected_nbytes  # 5: memory is what was said
     assert store.images == way.total * row.each  # 6: nothing assumed of batch and size
-    assert store.latent_size == tuple(side // row.cell for side in way.size)
+    assert store.latent_size == row.grid(way)

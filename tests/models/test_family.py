@@ -256,7 +256,7 @@ def test_attention_in_an_unknown_place_is_named(known):
 
 
 @pytest.mark.parametrize("frames", [1, 3])
-def test_frames_in_one_sequence_are_refused_until_maps_hold_them(known, frames):
+def test_frames_in_one_sequence_are_refused_of_models_of_pictures(known, frames):
     known(replace(TOY, grid=lambda model, given: (frames, *cells(model, given))))
     if frames == 1:
         maps, truth = maps_and_truth()

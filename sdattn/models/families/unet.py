@@ -57,7 +57,7 @@ class UNets(Family):
         text, *images = text if isinstance(text, tuple) else (text,)
         return DenoiserCall(
             timestep=Timestep(given["timestep"]),
-            size=self.rows_and_cols(model, given),
+            size=self.size(model, given),
             batch=len(sample) * frames,
             text=text,
             sample=sample,
