@@ -32,7 +32,7 @@ def quantized(
         return {}
     import diffusers
     import transformers
-    from diffusers.quantizers import PipelineQuantizationConfig
+    from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 
     bits = options.quantization
     given: dict[str, Any] = {f"load_in_{bits}": True}
