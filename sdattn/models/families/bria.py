@@ -35,6 +35,7 @@ FAMILY = Family(
     grid_argument="img_ids",
     patch=1,  # the pipeline counts the cells of 2x2 that it packs
     size_unit=16,
+    half="bfloat16",
     readers={"Bria": read_bria, "BriaFibo": refuse_unknown},
     preset="joint",
     guidance={"BriaPipeline": NEGATIVE_FIRST},

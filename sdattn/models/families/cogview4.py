@@ -41,6 +41,7 @@ FAMILY = Family(
     joined="text first",
     grid=grid_of_patches,
     size_unit=16,
+    half="bfloat16",
     readers={"CogView4": read_cogview4},
     guidance=dict.fromkeys(("CogView4Pipeline", "CogView4ControlPipeline"), IN_TURN),
     preset="joint",

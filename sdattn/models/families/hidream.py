@@ -83,6 +83,7 @@ FAMILY = HiDream(
     grid=_grid,
     spans=_spans,
     size_unit=16,
+    half="bfloat16",
     readers={"HiDreamImage": read_hidream},
     preset="joint",
     guidance={"HiDreamImagePipeline": NEGATIVE_FIRST},

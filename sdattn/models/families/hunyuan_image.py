@@ -93,6 +93,7 @@ FAMILY = HunyuanImage(
     joined="picture first",
     grid=_grid,
     size_unit=32,
+    half="bfloat16",
     readers={"HunyuanImage": read_hunyuan_image, "HunyuanImageRefiner": refuse_unknown},
     preset="joint",
     guidance={"HunyuanImagePipeline": IN_TURN},  # its guiders name the branch of each call

@@ -69,6 +69,7 @@ FAMILY = Family(
     grid=_grid,
     patch=2,
     size_unit=16,
+    half="bfloat16",
     readers={"Kandinsky5T2IPipeline": read_kandinsky5},
     guidance={"Kandinsky5T2IPipeline": IN_TURN},
 )

@@ -48,6 +48,7 @@ FAMILY = Family(
     timestep_unit=1000.0,
     patch=2,  # cut by the pipeline
     size_unit=16,
+    half="bfloat16",
     readers={"Krea2": read_krea2},
     guidance={"Krea2Pipeline": IN_TURN},
     preset="joint",

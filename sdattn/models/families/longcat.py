@@ -84,6 +84,7 @@ FAMILY = Family(
     timestep_unit=1000.0,
     patch=2,  # cut by the pipelines; the model's own patches are of 1
     size_unit=16,
+    half="bfloat16",
     readers={"LongCatImage": read_longcat, "LongCatImageEdit": refuse_unknown},
     preset="joint",
     guidance=dict.fromkeys(("LongCatImagePipeline", "LongCatImageEditPipeline"), IN_TURN),

@@ -24,6 +24,7 @@ FAMILY = Family(
     film=True,
     patch=1,
     size_unit=32,
+    half="bfloat16",
     readers={"LTX": read_ltx, "LTX2": refuse_unknown},
     guidance={"LTXPipeline": NEGATIVE_FIRST},
 )

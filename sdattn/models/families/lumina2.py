@@ -57,6 +57,7 @@ FAMILY = Family(
     timestep_unit=-1000.0,
     timestep_start=1000.0,
     size_unit=16,
+    half="bfloat16",
     readers={"Lumina2": read_lumina2},
     guidance={"Lumina2Pipeline": IN_TURN},
     text_options=("max_sequence_length", "system_prompt"),

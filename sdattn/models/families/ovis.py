@@ -46,6 +46,7 @@ FAMILY = Family(
     timestep_unit=1000.0,
     patch=2,  # cut by the pipeline; the model's own patches are of 1
     size_unit=16,
+    half="bfloat16",
     readers={"OvisImage": read_ovis},
     preset="joint",
     guidance={"OvisImagePipeline": IN_TURN},

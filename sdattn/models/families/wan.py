@@ -45,6 +45,7 @@ FAMILY = Family(
     film=True,
     patch=2,
     size_unit=16,
+    half="bfloat16",
     readers={"Wan": read_wan},
     guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
 )
