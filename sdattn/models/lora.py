@@ -1,11 +1,12 @@
 """LoRAs (Hu et al. 2021) that a pipeline is loaded with, by diffusers and peft."""
 
-from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
 from .hub import needs_the_hub
 from .loading_options import LoadingOptions
+from .locating import find_lora
+from .quiet import only_errors
 
 
 def check_takes_lora(kind: type, options: LoadingOptions) -> None:
@@ -30,7 +31,8 @@ def load_loras(pipe: Any, options: LoadingOptions) -> None:
     for path, scale in options.adapters():
         name = f"lora_{len(scales)}"
         try:
-            _load(pipe, path, name)
+            with only_errors():  # diffusers warns of each part that a LoRA has nothing for
+                _load(pipe, path, name)
         except (ValueError, RuntimeError) as error:  # sizes of another model
             text = "it does not fit a {0}: {1}"
             raise OptionError("lora", path, text, type(pipe).__name__, error) from error
@@ -43,7 +45,7 @@ def load_loras(pipe: Any, options: LoadingOptions) -> None:
 
 
 def _load(pipe: Any, path: str, name: str) -> None:
-    here = Path(path).expanduser()
+    here = find_lora(path)
     given: dict[str, Any] = {"adapter_name": name, "use_safetensors": True}
     if here.is_file():
         pipe.load_lora_weights(str(here.parent), weight_name=here.name, **given)
