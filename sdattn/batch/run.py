@@ -100,7 +100,10 @@ class _BatchRun:
     def _read(self) -> tuple[list[Item], list[Job] | None, list[BadLine]]:
         data, kind = read_source(str(self.request.source), self.request.input_format)
         items, bad = read_items(data, kind, seed=self.request.seed)
-        pipe = outline(self.request.model, self.request.loading)
+        model, loading = self.request.model, self.request.loading
+        if self.request.engine == "local":  # workers of Ray have other devices and packages
+            loading.check(model, self.team.device)
+        pipe = outline(model, loading)
         if pipe is None:
             self._report(items, bad)
             return items, None, bad

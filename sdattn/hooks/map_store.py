@@ -124,6 +124,13 @@ class MapStore(HasHeatmaps):
         return sum(map(self.keeps, range(len(self.passes))))
 
     @property
+    def seen(self) -> dict[str, tuple[int, ...]]:
+        """Of each layer that ran, the calls of the model, from 0, whose maps are held: the same of
+        all layers, unless something skips some of them (a cache)."""
+        numbers = {id(one): number for number, one in enumerate(self.passes)}
+        return {name: tuple(numbers[id(p)] for p in self.sums[name].seen) for name in self.maps}
+
+    @property
     def nbytes(self) -> int:
         """Bytes held now."""
         held = (tensor for layer in self.sums.values() for tensor in layer.tensors())
@@ -215,16 +222,17 @@ class MapStore(HasHeatmaps):
             )
         self._check_calls()
 
+    def uneven(self) -> list[str]:
+        """Names of the layers that ran, but not once in each pass that is kept."""
+        return [n for n, held in self.sums.items() if held.calls not in (0, self.kept_passes)]
+
     def _check_calls(self) -> None:
-        kept = self.kept_passes
-        ran = {name: held.calls for name, held in self.sums.items() if held.calls}
-        # A cache (DeepCache, FasterCache) skips layers in some steps.
-        uneven = [f"{name} in {calls}" for name, calls in ran.items() if calls != kept]
-        if uneven:
+        # A cache (FirstBlockCache, DeepCache, FasterCache) skips layers in some steps.
+        if uneven := self.uneven():
+            some = [f"{name} in {', '.join(map(str, self.seen[name]))}" for name in uneven[:3]]
             warnings.warn(
-                f"The model ran {kept} times, but {len(uneven)} watched layers ran in other "
-                "numbers of them (is a cache enabled?), so the steps of the layers are not the "
-                f"same ones: {', '.join(uneven[:3])}.",
+                f"{len(uneven)} watched layers did not run once in each of {self.kept_passes} "
+                f"steps (is a cache enabled?). Their maps are of these alone: {'; '.join(some)}.",
                 CaptureWarning,
                 stacklevel=5,
             )
@@ -255,11 +263,9 @@ class MapStore(HasHeatmaps):
         """
         maps = self.maps[layer].detach().float().cpu()
         [watched] = [la for la in self.layers if la.name == layer]
-        calls = [i for i in range(len(self.passes)) if self.keeps(i)]
-        known = self.keep.steps.each and maps.shape[1] == len(calls)  # it ran in all of them
+        calls, each = self.seen[layer], self.keep.steps.each
         axes: dict[str, Sequence[Any] | None] = {"image": range(len(maps))}
-        if self.keep.steps.each:
-            axes["step"] = calls if known else None
+        axes |= {"step": calls} if each else {}
         if self.keep.heads.each:
             axes["head"] = self.keep.heads.numbers or range(watched.heads)
         columns = range(maps.shape[-1])
@@ -267,7 +273,7 @@ class MapStore(HasHeatmaps):
         axes = {**axes, "row": None, "col": None, **last}
         found = labelled(maps.numpy(), axes, layer=layer, place=watched.place)
         times = [self.passes[call].timestep for call in calls]
-        return found.assign_coords(timestep=("step", times)) if known else found
+        return found.assign_coords(timestep=("step", times)) if each else found
 
     def report(self) -> str:
         """What was asked for and what was seen, as a text of a few lines."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CaptureError as CaptureError
-from ..errors import Message, OptionError, SdattnWarning
+from ..errors import InvalidValueError, Message, OptionError, SdattnWarning
 from ..models.denoiser_call import DenoiserCall, Size, Timestep
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, is_own, joint_spans, unwrapped
@@ -137,7 +137,8 @@ class Passes:
 
     Raises:
         ValueError: a branch that such a pipeline does not have; a size that the model has itself;
-            how the pipeline lays out guidance is not known.
+            how the pipeline lays out guidance is not known; the model is one of several processes'
+            that share a picture.
     """
 
     def __init__(self, denoiser: Denoiser, branch: str, latent_size: tuple[int, int] | None):
@@ -150,6 +151,7 @@ class Passes:
                 "every row."
             )
             raise OptionError("branch", branch, text, ", ".join(BRANCHES))
+        _refuse_shards(denoiser.model)
         self.denoiser, self.branch, self.latent_size = denoiser, branch, latent_size
         self.guidance = None if denoiser.pipeline is None else GuidanceWatch(denoiser.pipeline)
         if self.guidance is not None and self.guidance.in_turn and branch == "both":
@@ -283,3 +285,15 @@ class Passes:
         # Compared at the end: to read a timestep now would be to wait for the device.
         if self.guidance is None and before is not None and before[1] is not call.text:
             self._doubtful.append((before[0], call.timestep))
+
+
+def _refuse_shards(model: Any) -> None:
+    """Refuse a model that sees a part of the sequence, or of the heads, alone."""
+    config = getattr(unwrapped(model), "_parallel_config", None)
+    for name in ("context", "tensor"):
+        if getattr(config, f"{name}_parallel_config", None) is not None:
+            raise InvalidValueError(
+                f"The {type(unwrapped(model)).__name__} runs under {name} parallelism "
+                "(enable_parallelism), where each process sees a part of the attention. Capture a "
+                "model that is loaded without it."
+            )

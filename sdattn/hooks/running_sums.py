@@ -31,6 +31,7 @@ class RunningSum:
     Attributes:
         running: the pass that runs now, where it is kept of this layer; else None.
         calls: how many calls were added.
+        seen: the passes whose maps are held, in order; of a mean, those that it is of.
         keys: key columns of the layer, kept or not; None before it ran.
         grid: (rows, cols) of its queries; None before it ran.
     """
@@ -39,6 +40,7 @@ class RunningSum:
         self.layer, self.keep, self.levels = layer, keep, levels
         self.running: Pass | None = None
         self.calls = 0
+        self.seen: list[Pass] = []
         self.keys: int | None = None
         self.grid: Size | None = None
         self.total: Tensor | None = None
@@ -82,6 +84,9 @@ class RunningSum:
         else:
             self._add_apart(attended, columns)
         self.calls += 1
+        if self.keep.steps.last:
+            self.seen.clear()
+        self.seen.append(running)
 
     def _begin(self, attended: Attended, size: Size | None) -> None:
         cells, self.keys = attended.cells, attended.keys

@@ -43,11 +43,11 @@ def details_of(store: MapStore, number: int, heatmaps: Heatmaps) -> Details:
     columns = [column for column in held if column in words or preset.needs_all_columns]
     positions = [held.index(column) for column in columns]
 
-    def kept(maps_of: Callable[[Tensor], Tensor]) -> LayerMaps:
+    def kept(maps_of: Callable[[str, Tensor], Tensor]) -> LayerMaps:
         found = {}
         for layer in store.layers:
             if layer.kind in TEXT_KINDS and layer.name in store.maps:
-                maps = maps_of(store.maps[layer.name][number : number + 1].detach())
+                maps = maps_of(layer.name, store.maps[layer.name][number : number + 1].detach())
                 maps = maps[..., positions].float().cpu()
                 found[layer.name] = LayerMap(layer.place, layer.level, layer.heads, maps)
         return LayerMaps(found, tuple(columns), passes=1)
@@ -55,9 +55,9 @@ def details_of(store: MapStore, number: int, heatmaps: Heatmaps) -> Details:
     steps = heads = None
     calls = tuple(i for i in range(len(store.passes)) if store.keeps(i))
     if store.keep.steps.each:
-        steps = kept(lambda maps: (maps.mean(2) if store.keep.heads.each else maps)[0])
+        steps = kept(lambda _, maps: (maps.mean(2) if store.keep.heads.each else maps)[0])
         whole = {n: layer for n, layer in steps.layers.items() if len(layer.maps) == len(calls)}
         steps = LayerMaps(whole, steps.columns, passes=1) if whole else None
     if store.keep.heads.each and not preset.each_head:
-        heads = kept(lambda maps: over_steps(store, maps, preset))
+        heads = kept(lambda name, maps: over_steps(store, name, maps, preset))
     return Details(steps, calls if steps else (), heads, store.keep.heads.numbers or "all")

@@ -129,6 +129,11 @@ def _check_kept(store: MapStore, preset: Preset) -> None:
         missing.append("tokens=None")
     if preset.space != store.keep.space:
         missing.append(f"space={preset.space!r}")
+    if preset.steps == "sum" and (uneven := store.uneven()):
+        raise CaptureError(
+            f"The preset {preset.name!r} adds up steps, and {len(uneven)} layers ran in other "
+            f"numbers of them than the model, {uneven[0]} for one. Disable the cache that skips it."
+        )
     if missing:
         text = (
             "{0} reads what this store has not kept. Capture with {1}; {generate()} with {preset} "
@@ -139,7 +144,7 @@ def _check_kept(store: MapStore, preset: Preset) -> None:
 
 
 def _of_layer(store: MapStore, layer: AttentionLayer, preset: Preset) -> LayerMap:
-    maps = over_steps(store, store.maps[layer.name], preset)
+    maps = over_steps(store, layer.name, store.maps[layer.name], preset)
     heads = store.keep.heads
     if heads.each and not preset.each_head:
         maps = maps.mean(1)
@@ -159,9 +164,25 @@ def _read_steps(store: MapStore, preset: Preset) -> list[int]:
     return read or list(range(len(kept)))
 
 
-def over_steps(store: MapStore, maps: Tensor, preset: Preset) -> Tensor:
-    """``[images, steps, ...]`` without its steps; a store that has none is left as it is."""
-    return maps if not store.keep.steps.each else maps[:, _read_steps(store, preset)].mean(1)
+def over_steps(store: MapStore, name: str, maps: Tensor, preset: Preset) -> Tensor:
+    """A layer's maps ``[images, steps, ...]`` without their steps; where there are none as they
+    are.
+
+    Raises:
+        CaptureError: the layer ran in none of the steps that the preset reads.
+    """
+    if not store.keep.steps.each:
+        return maps
+    kept = [i for i in range(len(store.passes)) if store.keeps(i)]
+    read = {kept[place] for place in _read_steps(store, preset)}
+    # A cache may have skipped the layer in some of them.
+    held = [place for place, call in enumerate(store.seen[name]) if call in read]
+    if not held:
+        raise CaptureError(
+            f"The preset {preset.name!r} reads steps in which {name} did not run. Disable the "
+            "cache that skipped it, or leave it out (layers=…)."
+        )
+    return maps[:, held].mean(1)
 
 
 def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, tuple[int, int]]:
@@ -180,7 +201,7 @@ def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, tuple[int, int]]
     total, grid = torch.zeros(()), (0, 0)
     finest_layers = [layer for layer in held if layer.level == finest]
     for layer in finest_layers:
-        maps = over_steps(store, store.maps[layer.name], preset)
+        maps = over_steps(store, layer.name, store.maps[layer.name], preset)
         maps = maps.mean(1) if store.keep.heads.each else maps  # [images, rows, cols, N]
         grid = (maps.shape[1], maps.shape[2])
         total = total + maps.float().cpu().flatten(1, 2)

@@ -1,12 +1,13 @@
 """LoRAs (Hu et al. 2021) that a pipeline is loaded with, by diffusers and peft."""
 
+import warnings
 from typing import Any
 
 from ..errors import OptionError
 from .hub import needs_the_hub
 from .loading_options import LoadingOptions
 from .locating import find_lora
-from .quiet import only_errors
+from .quiet import no_lora_notices
 
 
 def check_takes_lora(kind: type, options: LoadingOptions) -> None:
@@ -31,7 +32,9 @@ def load_loras(pipe: Any, options: LoadingOptions) -> None:
     for path, scale in options.adapters():
         name = f"lora_{len(scales)}"
         try:
-            with only_errors():  # diffusers warns of each part that a LoRA has nothing for
+            with no_lora_notices(), warnings.catch_warnings():
+                # peft warns of a second one
+                warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
                 _load(pipe, path, name)
         except (ValueError, RuntimeError) as error:  # sizes of another model
             text = "it does not fit a {0}: {1}"

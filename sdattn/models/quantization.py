@@ -39,7 +39,8 @@ def quantized(
         given |= {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
     homes = {"diffusers": diffusers, "transformers": transformers}
     mapping = {name: homes[index[name][0]].BitsAndBytesConfig(**given) for name in _large(index)}
-    return {"quantization_config": diffusers.PipelineQuantizationConfig(quant_mapping=mapping)}
+    config = vars(diffusers)["PipelineQuantizationConfig"](quant_mapping=mapping)
+    return {"quantization_config": config}
 
 
 def _large(index: Mapping[str, Any]) -> list[str]:
@@ -56,6 +57,7 @@ def _from_gguf(
     file: Path, folder: Path, index: Mapping[str, Any], dtype: torch.dtype
 ) -> dict[str, Any]:
     import diffusers
+    from diffusers.loaders.single_file_utils import SingleFileComponentError
 
     name = next(name for name in ("transformer", "unet") if name in index)
     kind = getattr(diffusers, index[name][1])
@@ -68,9 +70,8 @@ def _from_gguf(
         model = kind.from_single_file(
             str(file), quantization_config=config, **where, **as_dtype(dtype)
         )
-    except (ValueError, KeyError, RuntimeError, AttributeError) as error:
+    except (ValueError, RuntimeError, SingleFileComponentError) as error:
         raise InvalidValueError(
-            f"{file} cannot be loaded as the weights of a {kind.__name__}: "
-            f"{type(error).__name__}: {error}"
+            f"{file} cannot be loaded as the weights of a {kind.__name__}: {error}"
         ) from error
     return {name: model}

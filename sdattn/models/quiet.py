@@ -22,16 +22,38 @@ def quiet_libraries(*, prompts: bool = False) -> None:
 def no_torchvision_notices() -> Iterator[None]:
     """Without the notices that torchvision is missing, which transformers prints for each image
     processor that diffusers imports, whether or not the pipeline has it; all else is printed."""
+    with _without("requires torchvision (not installed)", "transformers.utils.import_utils"):
+        yield
 
+
+@contextmanager
+def no_lora_notices() -> Iterator[None]:
+    """Without the notices that a LoRA has nothing for one of the pipeline's models."""
+    loggers = "diffusers.loaders.peft", "diffusers.loaders.lora_base"
+    with _without("No LoRA keys associated", *loggers):
+        yield
+
+
+@contextmanager
+def no_cast_notices() -> Iterator[None]:
+    """Without the notice that no module is kept in float32."""
+    with _without("should be kept in float32: []", "diffusers.models.modeling_utils"):
+        yield
+
+
+@contextmanager
+def _without(text: str, *loggers: str) -> Iterator[None]:
     def keep(record: logging.LogRecord) -> bool:
-        return "requires torchvision (not installed)" not in record.getMessage()
+        return text not in record.getMessage()
 
-    logger = logging.getLogger("transformers.utils.import_utils")
-    logger.addFilter(keep)
+    logs = [logging.getLogger(name) for name in loggers]
+    for log in logs:
+        log.addFilter(keep)
     try:
         yield
     finally:
-        logger.removeFilter(keep)
+        for log in logs:
+            log.removeFilter(keep)
 
 
 @contextmanager

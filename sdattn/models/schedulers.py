@@ -7,6 +7,8 @@ from typing import Any
 from ..errors import OptionError
 from .loading_options import LoadingOptions
 
+_FLOW = "FlowMatch"  # how the names of all that are of flow matching begin
+
 
 def chosen_scheduler(
     options: LoadingOptions, folder: Path, index: Mapping[str, Any]
@@ -31,20 +33,19 @@ def fitting_scheduler(name: str, own: str) -> Any:
     """
     import diffusers
 
-    names = sorted(each for each in dir(diffusers) if each.endswith("Scheduler"))
-    fitting = [each for each in names if _fits(each, own)]
+    kinds = _diffusion(), tuple(each for each in dir(diffusers) if each.startswith(_FLOW))
+    fitting = next((kind for kind in kinds if own in kind), (own,))
     if name not in fitting:
-        why = f"does not go with this model, whose own is {own}" if name in names else "is unknown"
-        raise OptionError("scheduler", name, f"it {why}. Pass one of {{0}}.", ", ".join(fitting))
+        known = name.endswith("Scheduler") and hasattr(diffusers, name)
+        why = f"does not go with this model, whose own is {own}" if known else "is unknown"
+        text = f"it {why}. Pass one of {{0}}."
+        raise OptionError("scheduler", name, text, ", ".join(sorted(fitting)))
     return getattr(diffusers, name)
 
 
-def _fits(name: str, own: str) -> bool:
-    """Whether diffusers says so of one of the two; those of flow matching say it of none, and all
-    take the same settings."""
-    import diffusers
+def _diffusion() -> tuple[str, ...]:
+    """Those that diffusers lists as exchangeable, and two for distilled models, which take
+    the same settings."""
+    from diffusers.schedulers.scheduling_utils import KarrasDiffusionSchedulers
 
-    both = (name, own), (own, name)
-    listed = any(b in getattr(getattr(diffusers, a), "_compatibles", ()) for a, b in both)
-    flow = all(each.startswith("FlowMatch") for each in (name, own))
-    return name == own or listed or flow
+    return (*(each.name for each in KarrasDiffusionSchedulers), "LCMScheduler", "TCDScheduler")

@@ -28,7 +28,6 @@ class Request:
         out: the run's folder.
         model, device, dtype: as :func:`sdattn.load_pipeline` takes them; under ``accelerate
             launch`` each process has a device of its own.
-        loading: how the model is loaded.
         options: of the pipeline's call, for items that do not have them.
         seed: of the first line; an item without a seed of its own has ``seed + line - 1``.
         batch_size: items that run together, or ``"auto"``.
@@ -50,12 +49,12 @@ class Request:
             actors of Ray, which needs ray.
         workers: of Ray (at least, at most): drawing begins with so many, and others join it where
             Ray finds room. By default one a GPU of the cluster, and drawing begins with the first.
+        loading: how the model is loaded, beside its device and dtype.
     """
 
     source: str | Path
     out: str | Path
     model: str = "demo"
-    loading: LoadingOptions = field(default_factory=LoadingOptions)
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     batch_size: int | str = "auto"
@@ -74,6 +73,7 @@ class Request:
     progress: bool = True
     engine: str = "local"
     workers: tuple[int, int] | None = None
+    loading: LoadingOptions = field(default_factory=LoadingOptions)
 
     def check(self) -> None:
         """Raise ValueError for what cannot be asked, ImportError where a library is missing."""

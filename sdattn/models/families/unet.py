@@ -113,11 +113,6 @@ AnimateDiffVideoToVideoPipeline AnimateDiffVideoToVideoControlNetPipeline PAGMix
 """  # PAGMixin: also of the PAG pipelines of transformers
 # Those that make their picture of noise and prompts alone.
 TEXT_TO_IMAGE = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
-# How the names of some tensors begin in a single file, and the pipeline that it is of.
-CHECKPOINTS = {
-    "conditioner.embedders.": "StableDiffusionXLPipeline",
-    "cond_stage_model.": "StableDiffusionPipeline",
-}
 # [prompt and image, image only, neither]: Brooks et al. 2022, section 3.2.1.
 _THREE_WAY = Guidance(("conditional", None, "unconditional"))
 

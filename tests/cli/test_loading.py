@@ -1,0 +1,118 @@
+"""The options of loading, on every command that loads a model."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+import typer
+from diffusers import StableDiffusionPipeline
+from helpers.tiny_pipelines import make_pipeline
+
+from sdattn import cli
+from sdattn.cli import loading
+from sdattn.models.loading_options import OFFLOADS, LoadingOptions
+from sdattn.runs.option_names import LOADING
+
+COMMANDS = typer.main.get_command(cli.commands).commands
+LOADING_COMMANDS = ("generate", "explain", "edit", "batch", "info", "app")
+SMALL = ("--steps", "2", "--width", "64", "--height", "64", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    make_pipeline().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory):
+    from peft import LoraConfig
+    from peft.utils import get_peft_model_state_dict
+
+    unet, folder = make_pipeline().unet, tmp_path_factory.mktemp("lora")
+    torch.manual_seed(0)
+    unet.add_adapter(LoraConfig(r=2, target_modules=["to_q"], init_lora_weights=False))
+    StableDiffusionPipeline.save_lora_weights(folder, get_peft_model_state_dict(unet))
+    return str(folder / "pytorch_lora_weights.safetensors")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_that_load_a_model_have_all_options(command):
+    params = {name: param for param in COMMANDS[command].params for name in param.opts}
+    has = {f"--{name}" for name in LOADING.values()} & params.keys()
+    assert len(has) == (len(LOADING) if command in LOADING_COMMANDS else 0)
+    if has:
+        assert params["--lora"].multiple
+
+
+def test_choices_are_those_of_the_library():
+    assert get_args(loading.Offload) == OFFLOADS
+    assert tuple(LOADING) == tuple(field.name for field in fields(LoadingOptions))
+
+
+def test_a_run_is_recorded_and_made_again_as_it_was_loaded(invoke, model, lora, tmp_path):
+    asked = ("--lora", f"{lora}:0.5", "--offload", "group")
+    asked += ("--scheduler", "EulerDiscreteScheduler")
+    code, _, err = invoke("generate", "a cat", "--model", model, *SMALL, *asked, "--out", "a")
+    assert code == 0
+    assert f"in float32, lora {lora}:0.5, offload group, scheduler EulerDiscrete" in err
+    info = json.loads(Path("a/run.json").read_text())
+    given = {"lora": [f"{lora}:0.5"], "offload": "group", "scheduler": "EulerDiscreteScheduler"}
+    assert info["loading"] == given
+    assert (info["scheduler"], info["device"]) == ("EulerDiscreteScheduler", "cpu")
+    assert "EulerDiscreteScheduler" in Path("a/report.html").read_text()
+    assert invoke("generate", "--config", "a", "--device", "cpu", "--out", "b")[0] == 0
+    again = json.loads(Path("b/run.json").read_text())
+    assert again["loading"] == given
+    assert again["files"]["image.png"] == info["files"]["image.png"]
+    code, out, _ = invoke("diff", "a", "b")
+    assert code == 0 and "loading" not in out
+
+
+def test_info_says_how_a_model_was_loaded(invoke, model):
+    options = ("--scheduler", "DDIMScheduler", "--offload", "group")
+    code, out, _ = invoke("info", model, "--json", *options)
+    found = json.loads(out)
+    assert code == 0
+    assert found["loading"] == {"offload": "group", "scheduler": "DDIMScheduler"}
+    assert (found["scheduler"], found["device"]) == ("DDIMScheduler", "cpu")
+    assert json.loads(invoke("info", model, "--json")[1])["loading"] == {}
+
+
+def test_a_batch_is_loaded_so_and_goes_on_only_so(invoke, model, lora):
+    Path("in.txt").write_text("a cat\na dog\n")
+    batch = ("batch", "in.txt", "--out", "RUN", "--model", model, *SMALL, "--save", "image,maps")
+    asked = ("--scheduler", "EulerDiscreteScheduler", "--lora", f"{lora}:0.5")
+    assert invoke(*batch, *asked)[0] == 0
+    settings = json.loads(Path("RUN/batch.json").read_text())["settings"]
+    expected = {"lora": [f"{lora}:0.5"], "scheduler": "EulerDiscreteScheduler"}
+    assert settings["loading"] == expected
+    assert invoke(*batch, *asked)[0] == 0
+    code, _, err = invoke(*batch, *asked[:2], "--lora", f"{lora}:0.6")
+    assert code == 1 and "belongs to another run: the model's weights or configuration" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--offload", "model"), "--offload model: weights wait on the CPU"),
+        (("--quantize", "3bit"), "--quantize 3bit: pass '8bit', '4bit' or 'gguf:FILE'."),
+        (("--quantize", "4bit"), "--quantize 4bit: bitsandbytes, which diffusers quantizes with,"),
+        (("--lora", "x.safetensors:2"), "--lora x.safetensors: there is no such file or folder"),
+        (("--scheduler", "Euler"), "--scheduler Euler: it is unknown. Pass one of DDIM"),
+        (("--variant", "fp16"), "--variant fp16: no part of "),
+        (("--revision", "main"), "--revision main: only models of the hub have revisions"),
+        (("--tokenizer", "t"), "--tokenizer t: only a single .safetensors file needs one"),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "batch"])
+def test_what_cannot_be_is_told_as_it_is_typed(invoke, model, command, options, message):
+    Path("in.txt").write_text("a cat\n")
+    what = ("a cat",) if command == "generate" else ("in.txt", "--out", "RUN")
+    code, _, err = invoke(command, *what, "--model", model, "--device", "cpu", *options)
+    assert code == 1
+    assert message in err

@@ -1,0 +1,232 @@
+"""Checkpoints in the layout of CompVis' latent diffusion: the names and shapes of their tensors,
+written out from the structure of its models (``openaimodel.UNetModel``, ``model.Encoder`` and
+``Decoder``, CLIP and OpenCLIP) and the published configurations."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+# How wide the levels are, times the first: published, or small
+MULT = ((1, 2, 4, 4), (1, 1, 2, 2))
+Entry = tuple[str, tuple[int, ...]]
+
+
+def layer(name: str, *shape: int, bias: bool = True) -> Iterator[Entry]:
+    yield f"{name}.weight", shape
+    if bias:
+        yield f"{name}.bias", shape[:1]
+
+
+def conv(name: str, out: int, given: int, side: int = 3) -> Iterator[Entry]:
+    yield from layer(name, out, given, side, side)
+
+
+@dataclass(frozen=True)
+class Unet:
+    """Arguments of ``UNetModel``: a level is ``width * mult`` wide, and its transformers have
+    ``depth`` blocks; there are none where that is 0."""
+
+    channels: int
+    width: int
+    mult: Sequence[int]
+    depth: Sequence[int]
+    middle: int
+    text: int
+    linear: bool
+    adm: int | None = None
+    blocks: int = 2
+
+    def entries(self) -> Iterator[Entry]:
+        width, time = self.width, 4 * self.width
+        yield from layer("time_embed.0", time, width)
+        yield from layer("time_embed.2", time, time)
+        if self.adm:
+            yield from layer("label_emb.0.0", time, self.adm)
+            yield from layer("label_emb.0.2", time, time)
+        yield from conv("input_blocks.0.0", width, self.channels)
+        skips, now, number = [width], width, 1
+        for level, (mult, depth) in enumerate(zip(self.mult, self.depth, strict=True)):
+            for _ in range(self.blocks):
+                yield from self.block(f"input_blocks.{number}", now, width * mult, depth)
+                now, number = width * mult, number + 1
+                skips.append(now)
+            if level + 1 < len(self.mult):
+                yield from conv(f"input_blocks.{number}.0.op", now, now)
+                number += 1
+                skips.append(now)
+        yield from self.residual("middle_block.0", now, now)
+        yield from self.transformer("middle_block.1", now, self.middle)
+        yield from self.residual("middle_block.2", now, now)
+        number = 0
+        for level in reversed(range(len(self.mult))):
+            out, depth = width * self.mult[level], self.depth[level]
+            for i in range(self.blocks + 1):
+                name = f"output_blocks.{number}"
+                yield from self.block(name, now + skips.pop(), out, depth)
+                if level and i == self.blocks:
+                    yield from conv(f"{name}.{2 if depth else 1}.conv", out, out)
+                now, number = out, number + 1
+        yield from layer("out.0", width)
+        yield from conv("out.2", 4, width)
+
+    def block(self, name: str, given: int, out: int, depth: int) -> Iterator[Entry]:
+        yield from self.residual(f"{name}.0", given, out)
+        if depth:
+            yield from self.transformer(f"{name}.1", out, depth)
+
+    def residual(self, name: str, given: int, out: int) -> Iterator[Entry]:
+        yield from layer(f"{name}.in_layers.0", given)
+        yield from conv(f"{name}.in_layers.2", out, given)
+        yield from layer(f"{name}.emb_layers.1", out, 4 * self.width)
+        yield from layer(f"{name}.out_layers.0", out)
+        yield from conv(f"{name}.out_layers.3", out, out)
+        if given != out:
+            yield from conv(f"{name}.skip_connection", out, given, 1)
+
+    def transformer(self, name: str, width: int, depth: int) -> Iterator[Entry]:
+        square = (width, width) if self.linear else (width, width, 1, 1)
+        yield from layer(f"{name}.norm", width)
+        yield from layer(f"{name}.proj_in", *square)
+        for i in range(depth):
+            block = f"{name}.transformer_blocks.{i}"
+            for attn, keys in (("attn1", width), ("attn2", self.text)):
+                yield from layer(f"{block}.{attn}.to_q", width, width, bias=False)
+                yield from layer(f"{block}.{attn}.to_k", width, keys, bias=False)
+                yield from layer(f"{block}.{attn}.to_v", width, keys, bias=False)
+                yield from layer(f"{block}.{attn}.to_out.0", width, width)
+            yield from layer(f"{block}.ff.net.0.proj", 8 * width, width)
+            yield from layer(f"{block}.ff.net.2", width, 4 * width)
+            for norm in ("norm1", "norm2", "norm3"):
+                yield from layer(f"{block}.{norm}", width)
+        yield from layer(f"{name}.proj_out", *square)
+
+
+def vae(width: int, mult: Sequence[int] = (1, 2, 4, 4), blocks: int = 2) -> Iterator[Entry]:
+    now, last = width, len(mult) - 1
+    yield from conv("encoder.conv_in", now, 3)
+    for level, times in enumerate(mult):
+        for i in range(blocks):
+            yield from vae_residual(f"encoder.down.{level}.block.{i}", now, width * times)
+            now = width * times
+        yield from conv(f"encoder.down.{level}.downsample.conv", now, now) if level < last else ()
+    yield from vae_middle("encoder", now)
+    yield from conv("encoder.conv_out", 8, now)
+    yield from conv("decoder.conv_in", now, 4)
+    yield from vae_middle("decoder", now)
+    for level in reversed(range(len(mult))):
+        for i in range(blocks + 1):
+            yield from vae_residual(f"decoder.up.{level}.block.{i}", now, width * mult[level])
+            now = width * mult[level]
+        yield from conv(f"decoder.up.{level}.upsample.conv", now, now) if level else ()
+    yield from layer("encoder.norm_out", width * mult[-1])
+    yield from layer("decoder.norm_out", now)
+    yield from conv("decoder.conv_out", 3, now)
+    yield from conv("quant_conv", 8, 8, 1)
+    yield from conv("post_quant_conv", 4, 4, 1)
+
+
+def vae_residual(name: str, given: int, out: int) -> Iterator[Entry]:
+    yield from layer(f"{name}.norm1", given)
+    yield from conv(f"{name}.conv1", out, given)
+    yield from layer(f"{name}.norm2", out)
+    yield from conv(f"{name}.conv2", out, out)
+    if given != out:
+        yield from conv(f"{name}.nin_shortcut", out, given, 1)
+
+
+def vae_middle(name: str, now: int) -> Iterator[Entry]:
+    yield from vae_residual(f"{name}.mid.block_1", now, now)
+    yield from layer(f"{name}.mid.attn_1.norm", now)
+    for part in ("q", "k", "v", "proj_out"):
+        yield from conv(f"{name}.mid.attn_1.{part}", now, now, 1)
+    yield from vae_residual(f"{name}.mid.block_2", now, now)
+
+
+def clip(width: int, layers: int, vocabulary: int) -> Iterator[Entry]:
+    yield "embeddings.token_embedding.weight", (vocabulary, width)
+    yield "embeddings.position_embedding.weight", (77, width)
+    for i in range(layers):
+        name = f"encoder.layers.{i}"
+        for part in ("k_proj", "v_proj", "q_proj", "out_proj"):
+            yield from layer(f"{name}.self_attn.{part}", width, width)
+        yield from layer(f"{name}.layer_norm1", width)
+        yield from layer(f"{name}.mlp.fc1", 4 * width, width)
+        yield from layer(f"{name}.mlp.fc2", width, 4 * width)
+        yield from layer(f"{name}.layer_norm2", width)
+    yield from layer("final_layer_norm", width)
+
+
+def open_clip(width: int, layers: int, vocabulary: int) -> Iterator[Entry]:
+    yield "positional_embedding", (77, width)
+    yield "text_projection", (width, width)
+    yield "logit_scale", ()
+    for i in range(layers):
+        name = f"transformer.resblocks.{i}"
+        yield from layer(f"{name}.ln_1", width)
+        yield f"{name}.attn.in_proj_weight", (3 * width, width)
+        yield f"{name}.attn.in_proj_bias", (3 * width,)
+        yield from layer(f"{name}.attn.out_proj", width, width)
+        yield from layer(f"{name}.ln_2", width)
+        yield from layer(f"{name}.mlp.c_fc", 4 * width, width)
+        yield from layer(f"{name}.mlp.c_proj", width, 4 * width)
+    yield "token_embedding.weight", (vocabulary, width)
+    yield from layer("ln_final", width)
+
+
+def checkpoint(unet: Unet, vae_width: int, **encoders: Iterator[Entry]) -> dict[str, tuple]:
+    """Shapes by name; encoders by the beginnings of their names, dots as ``__``."""
+    levels = (1, 2, 4, 4) if vae_width > 32 else (1, 1, 1, 1)
+    parts = {"model.diffusion_model": unet.entries(), "first_stage_model": vae(vae_width, levels)}
+    parts |= {name.replace("__", "."): entries for name, entries in encoders.items()}
+    return {f"{part}.{name}": shape for part, held in parts.items() for name, shape in held}
+
+
+def sd1(channels: int = 4, *, tiny: bool = False) -> dict[str, tuple]:
+    """v1-inference.yaml."""
+    width, text, layers, words = (32, 64, 2, 520) if tiny else (320, 768, 12, 49408)
+    unet = Unet(channels, width, MULT[tiny], (1, 1, 1, 0), 1, text, linear=False)
+    encoder = clip(text, layers, words)
+    return checkpoint(unet, 32 if tiny else 128, cond_stage_model__transformer__text_model=encoder)
+
+
+def sd2(channels: int = 4, *, tiny: bool = False) -> dict[str, tuple]:
+    """v2-inference.yaml, v2-inference-v.yaml."""
+    width, text, layers, words = (64, 64, 24, 520) if tiny else (320, 1024, 24, 49408)
+    unet = Unet(channels, width, MULT[tiny], (1, 1, 1, 0), 1, text, linear=True)
+    encoder = open_clip(text, layers, words)
+    return checkpoint(unet, 32 if tiny else 128, cond_stage_model__model=encoder)
+
+
+def sdxl(channels: int = 4, *, tiny: bool = False) -> dict[str, tuple]:
+    """sd_xl_base.yaml; ``adm``: the pooled text and six numbers of 256 each."""
+    width, first, second, words = (64, 64, 128, 520) if tiny else (320, 768, 1280, 49408)
+    depth, middle = ((0, 1, 2), 2) if tiny else ((0, 2, 10), 10)
+    adm, text = second + 6 * 256, first + second
+    unet = Unet(channels, width, MULT[tiny][:3], depth, middle, text, linear=True, adm=adm)
+    clips = {
+        "conditioner__embedders__0__transformer__text_model": clip(first, 2 if tiny else 12, words),
+        "conditioner__embedders__1__model": open_clip(second, 2 if tiny else 32, words),
+    }
+    return checkpoint(unet, 32 if tiny else 128, **clips)
+
+
+def refiner(*, tiny: bool = False) -> dict[str, tuple]:
+    """sd_xl_refiner.yaml; ``adm``: the pooled text and five numbers of 256 each."""
+    width, text, words = (64, 128, 520) if tiny else (384, 1280, 49408)
+    depth, middle = ((0, 1, 1, 0), 1) if tiny else ((0, 4, 4, 0), 4)
+    adm = text + 5 * 256
+    unet = Unet(4, width, MULT[tiny], depth, middle, text, linear=True, adm=adm)
+    encoder = open_clip(text, 2 if tiny else 32, words)
+    return checkpoint(unet, 32 if tiny else 128, conditioner__embedders__0__model=encoder)
+
+
+def filled(shapes: dict[str, tuple]) -> dict[str, torch.Tensor]:
+    """Random weights, small enough that pictures stay finite."""
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for name, shape in shapes.items():
+        values = torch.randn(shape, generator=generator)
+        is_norm = name.endswith(".weight") and len(shape) == 1
+        found[name] = 1 + 0.1 * values if is_norm else 0.05 * values
+    return found

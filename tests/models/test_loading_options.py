@@ -1,0 +1,342 @@
+"""Loading as people load: LoRAs, quantized weights, offload, schedulers, variants; and what is
+refused before any weights are read."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline, StableDiffusionPipeline
+from helpers.tiny_pipelines import make_pipeline
+from helpers.transformer_rows import flux, pixart, sd3
+from safetensors.torch import load_file, save_file
+
+import sdattn
+from sdattn import load_pipeline
+from sdattn.batch.input.plan import digest_model
+from sdattn.models.devices import device_of
+from sdattn.models.families import registered
+from sdattn.models.loading_options import LoadingOptions, options_of
+from sdattn.models.locating import is_hub_id
+from sdattn.models.outline import outline
+from sdattn.models.schedulers import fitting_scheduler
+from sdattn.runs.again import command_of
+from sdattn.runs.settings import RunSettings
+
+DRAW = {"num_inference_steps": 2, "height": 64, "width": 64, "output_type": "latent"}
+
+
+def draw(pipe):
+    pipe.set_progress_bar_config(disable=True)
+    return pipe("a red cat", generator=torch.Generator().manual_seed(0), **DRAW).images
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    make_pipeline().save_pretrained(path)
+    return path
+
+
+def save_lora(path, pipeline, model, seed=0):
+    """A LoRA of random weights for the queries, keys and values of a denoiser."""
+    from peft import LoraConfig
+    from peft.utils import get_peft_model_state_dict
+
+    torch.manual_seed(seed)
+    targets = ["to_q", "to_k", "to_v"]
+    model.add_adapter(LoraConfig(r=2, target_modules=targets, init_lora_weights=False))
+    pipeline.save_lora_weights(path, get_peft_model_state_dict(model))
+    return path / "pytorch_lora_weights.safetensors"
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory):
+    return save_lora(tmp_path_factory.mktemp("lora"), StableDiffusionPipeline, make_pipeline().unet)
+
+
+# -- LoRAs ----------------------------------------------------------------------------------------
+
+
+def test_a_lora_adds_its_product_to_the_weights_and_capture_leaves_the_picture(folder, lora):
+    """W + scale B A, computed here: a file without alphas has that of its rank."""
+    weights, merged = load_file(lora), make_pipeline()
+    modules = dict(merged.unet.named_modules())
+    for name in [name for name in weights if name.endswith("lora_A.weight")]:
+        path = name.removeprefix("unet.").removesuffix(".lora_A.weight")
+        up, down = weights[name.replace("lora_A", "lora_B")].double(), weights[name].double()
+        weight = modules[path].weight
+        weight.data = (weight.double() + 0.5 * up @ down).float()
+    pipe = load_pipeline(folder, device="cpu", lora=f"{lora}:0.5")
+    found = draw(pipe)
+    assert torch.allclose(found, draw(merged), atol=2e-4)
+    assert not torch.allclose(found, draw(make_pipeline()), atol=1e-2)
+    with sdattn.capture(pipe) as store:
+        assert torch.equal(draw(pipe), found)
+    assert len(store.maps) == 16
+
+
+def test_several_loras_act_together_each_with_its_scale(folder, lora):
+    halves = load_pipeline(folder, device="cpu", lora=[f"{lora.parent}:0.25", f"{lora}:0.25"])
+    one = load_pipeline(folder, device="cpu", lora=f"{lora}:0.5")
+    assert torch.allclose(draw(halves), draw(one), atol=2e-4)
+    # a batch that goes on knows them by the model's checksum, the scale among it
+    other = load_pipeline(folder, device="cpu", lora=f"{lora}:0.6")
+    assert len({digest_model(pipe) for pipe in (halves, one, other, make_pipeline())}) == 4
+
+
+def test_what_a_lora_of_another_model_is(folder, tmp_path, lora):
+    other = save_lora(tmp_path, StableDiffusion3Pipeline, sd3().transformer)
+    with pytest.raises(ValueError, match="nothing in it belongs to a StableDiffusionPipeline"):
+        load_pipeline(folder, device="cpu", lora=other)
+    wider = {name: torch.ones(3, 5) for name in load_file(lora)}
+    save_file(wider, tmp_path / "wider.safetensors")
+    with pytest.raises(ValueError, match="it does not fit a StableDiffusionPipeline"):
+        load_pipeline(folder, device="cpu", lora=tmp_path / "wider.safetensors")
+
+
+def test_a_pipeline_that_takes_no_lora_is_told_before_its_weights_are_read(tmp_path, lora):
+    from diffusers import PixArtAlphaPipeline
+
+    pixart(PixArtAlphaPipeline).save_pretrained(tmp_path)
+    for weights in tmp_path.rglob("*.safetensors"):
+        weights.write_bytes(b"broken")
+    for read in (
+        lambda: load_pipeline(tmp_path, device="cpu", lora=lora),
+        lambda: outline(tmp_path, LoadingOptions(lora=str(lora))),
+    ):
+        with pytest.raises(ValueError, match="no LoRA into a PixArtAlphaPipeline"):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "scale"),
+    [
+        ("a.safetensors", "a.safetensors", 1.0),
+        ("a.safetensors:0.8", "a.safetensors", 0.8),
+        ("owner/name:-1", "owner/name", -1.0),
+        ("C:/a.safetensors", "C:/a.safetensors", 1.0),
+        ("C:/a.safetensors:2", "C:/a.safetensors", 2.0),
+    ],
+)
+def test_path_and_scale_are_told_apart(text, path, scale):
+    assert list(LoadingOptions(lora=text).adapters()) == [(path, scale)]
+
+
+# -- weights in few bits --------------------------------------------------------------------------
+
+
+def write_gguf(model, path):
+    gguf = pytest.importorskip("gguf")
+    kind, writer = gguf.GGMLQuantizationType.Q8_0, gguf.GGUFWriter(str(path), "tiny")
+    for name, weight in model.state_dict().items():
+        values = weight.numpy()
+        if weight.ndim == 2 and weight.shape[1] % 32 == 0:  # a block of Q8_0
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("make", [flux, sd3, make_pipeline])
+def test_a_gguf_file_takes_the_denoisers_place(make, tmp_path):
+    plain, file = make(), tmp_path / "tiny.gguf"
+    part = "unet" if make is make_pipeline else "transformer"
+    write_gguf(getattr(plain, part), file)
+    plain.save_pretrained(tmp_path)
+    pipe = load_pipeline(tmp_path, device="cpu", quantization=f"gguf:{file}")
+    kinds = {type(module).__name__ for module in getattr(pipe, part).modules()}
+    assert "GGUFLinear" in kinds
+    found = draw(pipe)
+    # 8 bits a weight: near, and not the same
+    assert 0 < (found - draw(plain)).abs().max() < 0.05
+    with sdattn.capture(pipe) as store:
+        assert torch.equal(draw(pipe), found)
+    assert not store.missing()
+    assert digest_model(pipe) != digest_model(plain)
+
+
+def test_a_gguf_file_of_another_model_is_told(folder, tmp_path):
+    write_gguf(sd3().transformer, tmp_path / "sd3.gguf")
+    with pytest.raises(ValueError, match="sd3.gguf cannot be loaded as the weights of a UNet2D"):
+        load_pipeline(folder, device="cpu", quantization=f"gguf:{tmp_path / 'sd3.gguf'}")
+
+
+def test_bits_need_a_gpu(folder):
+    for bits in ("8bit", "4bit"):
+        with pytest.raises(ValueError, match=f"quantization='{bits}': bitsandbytes.*needs a GPU"):
+            load_pipeline(folder, device="cpu", quantization=bits)
+
+
+# -- offload --------------------------------------------------------------------------------------
+
+
+def test_group_offload_leaves_pictures_and_the_record_as_they_are(folder):
+    pipe = load_pipeline(folder, device="cpu", offload="group")
+    plain = make_pipeline()
+    assert device_of(pipe).type == "cpu"
+    found = draw(pipe)
+    assert torch.allclose(found, draw(plain), atol=1e-3)
+    with sdattn.capture(pipe):
+        assert torch.equal(draw(pipe), found)
+    assert digest_model(pipe) == digest_model(load_pipeline(folder, device="cpu"))
+    run = sdattn.generate(pipe, "a red cat", num_inference_steps=2, height=64, width=64)
+    assert run.info[0]["device"] == "cpu" and run.info[0]["loading"] == {"offload": "group"}
+
+
+# -- schedulers and variants ----------------------------------------------------------------------
+
+
+def test_a_scheduler_takes_the_settings_of_the_own_one(folder):
+    name = "EulerDiscreteScheduler"
+    pipe = load_pipeline(folder, device="cpu", scheduler=name)
+    own = json.loads((folder / "scheduler" / "scheduler_config.json").read_text())
+    assert type(pipe.scheduler).__name__ == name
+    assert own["beta_start"] == pipe.scheduler.config.beta_start
+    assert type(outline(folder, LoadingOptions(scheduler=name)).scheduler).__name__ == name
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "fits"),
+    [
+        ("LCMScheduler", "PNDMScheduler", True),
+        ("DPMSolverMultistepScheduler", "EulerDiscreteScheduler", True),
+        ("FlowMatchHeunDiscreteScheduler", "FlowMatchEulerDiscreteScheduler", True),
+        ("FlowMatchEulerDiscreteScheduler", "DDIMScheduler", False),
+        ("DDIMScheduler", "FlowMatchEulerDiscreteScheduler", False),
+        ("Euler", "DDIMScheduler", False),
+        ("SchedulerMixin", "DDIMScheduler", False),
+    ],
+)
+def test_which_schedulers_go_with_a_model(name, own, fits):
+    if fits:
+        assert fitting_scheduler(name, own).__name__ == name
+    else:
+        with pytest.raises(ValueError, match=f"scheduler='{name}'.*Pass one of .*{own}"):
+            fitting_scheduler(name, own)
+
+
+def test_a_variant_is_that_of_its_files(folder, tmp_path):
+    make_pipeline().to(torch.float16).save_pretrained(tmp_path, variant="fp16")
+    pipe = load_pipeline(tmp_path, device="cpu", variant="fp16")
+    half = make_pipeline().unet.half().float().state_dict()
+    assert all(torch.equal(one, half[name]) for name, one in pipe.unet.state_dict().items())
+    with pytest.raises(ValueError, match=r"variant='bf16': no part of .* It has fp16\."):
+        load_pipeline(tmp_path, device="cpu", variant="bf16")
+    with pytest.raises(ValueError, match="Leave it out"):
+        outline(folder, LoadingOptions(variant="fp16"))
+
+
+def test_the_half_type_is_that_of_the_models_authors(monkeypatch, tmp_path):
+    """On CUDA; here the device is only said to be one."""
+    halves = {family.name: family.half for family in registered()}
+    bfloat = {name for name, half in halves.items() if half == "bfloat16"}
+    assert bfloat == {"FLUX.1", "FLUX.2", "Qwen-Image", "Sana"}
+    monkeypatch.setattr("sdattn.models.loading.checked_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("sdattn.models.loading.place", lambda pipe, *_: pipe)
+    for make, half in ((flux, torch.bfloat16), (make_pipeline, torch.float16)):
+        make().save_pretrained(tmp_path / half.__repr__())
+        pipe = load_pipeline(tmp_path / half.__repr__())
+        assert pipe.vae.dtype == half
+        assert load_pipeline(tmp_path / half.__repr__(), dtype=torch.float32).vae.dtype != half
+
+
+# -- what is refused, before weights are read ------------------------------------------------------
+
+
+@pytest.fixture
+def broken(folder, tmp_path):
+    """A folder whose weights cannot be read."""
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "broken")
+    for weights in (tmp_path / "broken").rglob("*.safetensors"):
+        weights.write_bytes(b"broken")
+    (tmp_path / "lora.bin").write_bytes(b"\x80\x02}q\x00.")
+    save_file({"cond_stage_model.x": torch.zeros(1)}, tmp_path / "single.safetensors")
+    return tmp_path / "broken"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"offload": "disk"}, ValueError, "offload='disk': pass one of 'model', 'sequential'"),
+        ({"offload": "model"}, ValueError, "weights wait on the CPU until a GPU"),
+        ({"offload": "sequential"}, ValueError, "weights wait on the CPU until a GPU"),
+        ({"quantization": "3bit"}, ValueError, "pass '8bit', '4bit' or 'gguf:FILE'"),
+        ({"quantization": "gguf:"}, ValueError, "pass '8bit', '4bit' or 'gguf:FILE'"),
+        ({"quantization": "gguf:no.gguf"}, ValueError, "there is no such file"),
+        ({"lora": "no/such.safetensors"}, ValueError, "there is no such file or folder"),
+        ({"lora": "lora.bin"}, ValueError, "only .safetensors files are read"),
+        ({"lora": "lora.bin:inf"}, ValueError, "with a finite number"),
+        ({"lora": ":0.5"}, ValueError, "pass PATH"),
+        ({"revision": "main"}, ValueError, "only models of the hub have revisions"),
+        ({"tokenizer": "x"}, ValueError, "only a single .safetensors file needs one"),
+        ({"scheduler": "Fast"}, ValueError, "it is unknown. Pass one of "),
+        ({"variant": "fp16"}, ValueError, "no part of .* has files of it"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_weights_are_read(
+    broken, monkeypatch, options, error, message
+):
+    monkeypatch.chdir(broken.parent)
+    with pytest.raises(error, match=message):
+        load_pipeline(broken, device="cpu", **options)
+
+
+@pytest.mark.parametrize("options", [{"variant": "fp16"}, {"quantization": "gguf:lora.bin"}])
+def test_what_a_single_file_does_not_take(broken, monkeypatch, options):
+    monkeypatch.chdir(broken.parent)
+    with pytest.raises(ValueError, match="is a single file. Pass a diffusers folder"):
+        load_pipeline("single.safetensors", device="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    ("package", "options", "extra"),
+    [
+        ("peft", {"lora": "lora.safetensors"}, "lora"),
+        ("bitsandbytes", {"quantization": "4bit"}, "quantization"),
+        ("gguf", {"quantization": "gguf:lora.safetensors"}, "quantization"),
+    ],
+)
+def test_a_missing_package_is_told(broken, monkeypatch, package, options, extra):
+    monkeypatch.chdir(broken.parent)
+    save_file({"x": torch.zeros(1)}, "lora.safetensors")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "sdattn.models.loading_options.find_spec",
+        lambda name: None if name == package else found(name),
+    )
+    with pytest.raises(ImportError, match=rf"needs {package}: pip install 'sdattn\[{extra}\]'"):
+        LoadingOptions(**options).check(broken, torch.device("cuda"))
+
+
+def test_a_file_is_no_hub_id():
+    assert is_hub_id("owner/name") and not is_hub_id("folder/name.safetensors")
+
+
+# -- records --------------------------------------------------------------------------------------
+
+
+def test_a_record_is_read_as_it_was_written(folder, lora):
+    given = {"lora": (f"{lora}:0.5",), "scheduler": "EulerDiscreteScheduler", "offload": "group"}
+    pipe = load_pipeline(folder, device="cpu", **given)
+    assert options_of(pipe) == LoadingOptions(**given)
+    run = sdattn.generate(pipe, "a red cat", num_inference_steps=2, height=64, width=64)[0]
+    written = run.settings.to_json()
+    assert written["loading"] == {**given, "lora": [f"{lora}:0.5"]}
+    from sdattn.files.records import read_record
+
+    assert read_record(RunSettings, written).loading == LoadingOptions(**given)
+    line = command_of(run)
+    assert line.endswith(f"--lora {lora}:0.5 --offload group --scheduler EulerDiscreteScheduler")
+
+
+def test_a_pipeline_without_options_has_none_in_its_record(folder):
+    pipe = load_pipeline(folder, device="cpu")
+    assert options_of(pipe) is None and not LoadingOptions()
+    run = sdattn.generate(pipe, "a red cat", num_inference_steps=2, height=64, width=64)
+    assert "loading" not in run.info[0]
