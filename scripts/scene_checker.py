@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
@@ -45,7 +46,11 @@ class Found:
     mask: Mask
 
 
-def find_objects(picture: Image.Image | Picture, min_area: float = 0.012) -> list[Found]:
+def find_objects(
+    picture: Image.Image | Picture,
+    min_area: float = 0.012,
+    colours: Mapping[str, tuple[int, int, int]] = COLOURS,
+) -> list[Found]:
     """The objects in a picture, biggest first, by colour and outline alone.
 
     Every pixel takes the nearest colour of the palette; blends at edges count for the colours
@@ -55,12 +60,13 @@ def find_objects(picture: Image.Image | Picture, min_area: float = 0.012) -> lis
     Args:
         picture: PIL image or uint8 [rows, cols, 3]; looked at in 64 x 64.
         min_area: the least part of the picture that counts as an object.
+        colours: that an object can have.
     """
     image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
     small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX)
-    labels = _label_colours(np.asarray(small, dtype=np.float64))
+    labels = _label_colours(np.asarray(small, dtype=np.float64), colours)
     found = []
-    for index, colour in enumerate(COLOURS):
+    for index, colour in enumerate(colours):
         patches = components(torch.from_numpy(labels == index)).numpy()
         for patch in (patches == number for number in range(1, patches.max() + 1)):
             if patch.mean() >= min_area and _eroded(patch).sum() >= SOLID:
@@ -88,13 +94,15 @@ def match(scene: Scene, found: list[Found]) -> tuple[Found, ...] | None:
     return max(fitting, key=agreement, default=None)
 
 
-def _label_colours(picture: NDArray[np.float64]) -> NDArray[np.int64]:
+def _label_colours(
+    picture: NDArray[np.float64], colours: Mapping[str, tuple[int, int, int]]
+) -> NDArray[np.int64]:
     """The palette's index for each pixel [64, 64]; backgrounds come after the colours.
 
     Only colours with a solid patch are let in: red fading into white passes through pink, and
     that is no pink object.
     """
-    palette = np.array([*COLOURS.values(), *BACKGROUNDS.values()], dtype=np.float64)
+    palette = np.array([*colours.values(), *BACKGROUNDS.values()], dtype=np.float64)
     distance = ((picture[:, :, None] - palette) ** 2).sum(-1)  # [64, 64, colours]
     nearest = distance.argmin(-1)
     solid = [int(_eroded(nearest == index).sum()) for index in range(len(palette))]

@@ -1,34 +1,81 @@
-"""``sdattn diff``: two runs side by side."""
+"""``sdattn diff``: two runs side by side, or one prompt with and without a LoRA."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .options import Force, Words, folder_named
+from ..runs.option_names import LOADING
+from . import options
 from .output import Output
 
 
 def diff(
     output: Output,
-    run_a: Annotated[Path, typer.Argument(help="A run's folder, or a batch run's with --item.")],
-    run_b: Annotated[Path, typer.Argument(help="The other one.")],
-    words: Words = None,
+    run_a: Annotated[
+        str,
+        typer.Argument(
+            help="A run's folder, or a batch run's with --item; with --lora a prompt to draw."
+        ),
+    ],
+    run_b: Annotated[
+        str | None, typer.Argument(help="The other one; with --lora the first of the words.")
+    ] = None,
+    words: options.Words = None,
     item: Annotated[
         list[str] | None,
         typer.Option(help="The id of an item of both batch runs; twice: of A, then of B."),
     ] = None,
-    out: Annotated[Path | None, folder_named("A-vs-B")] = None,
-    force: Force = False,
+    model: Annotated[
+        str | None, typer.Option(help="Of --lora, as --model of generate; demo by default.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of --lora: of the noise, 0 by default.")] = None,
+    steps: options.Steps = None,
+    guidance: options.Guidance = None,
+    set_: options.Settings = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    loading: options.Loading = None,
+    out: Annotated[Path | None, options.folder_named("A-vs-B")] = None,
+    force: options.Force = False,
 ) -> None:
     """Show where two runs differ: the heatmaps of each word side by side and B - A. Of two prompts,
-    two seeds, a model with and without a LoRA.
+    two seeds or two models; or, with --lora, of a prompt that is drawn without the LoRA (A) and
+    with it (B).
 
     Examples:
       sdattn diff outputs/a-cat-0 outputs/a-cat-1
       sdattn diff outputs/a-cat-0 outputs/a-dog-0 cat dog --out cat-or-dog
       sdattn diff RUN-1 RUN-2 --item 000001
+      sdattn diff "a gold circle" --lora demo-lora
+      sdattn diff "a cat on a sofa" --model owner/name --lora style.safetensors:0.8
     """
+    how = {"model": model, "seed": seed, "steps": steps, "guidance": guidance, "set": set_}
+    how |= {"device": device, "dtype": dtype, **(loading or {})}
+    asked = {name: value for name, value in how.items() if value is not None}
+    if loading and "lora" in loading:
+        chosen = [word for word in (run_b, *(words or ())) if word is not None]
+        found, out = _with_and_without(output, run_a, asked, chosen or None, out, force)
+    elif asked:
+        hint = f"--{LOADING.get(first := next(iter(asked)), first)}"
+        raise typer.BadParameter("It is of a prompt that --lora draws. Add that.", param_hint=hint)
+    elif run_b is None:
+        raise typer.BadParameter("Name the other run, or pass --lora.", param_hint="RUN_B")
+    else:
+        found, out = _of_runs(Path(run_a), Path(run_b), words, item, out, force)
+    found.save(out, force=force)
+    _print(output, found, out)
+
+
+def _of_runs(
+    run_a: Path,
+    run_b: Path,
+    words: list[str] | None,
+    item: list[str] | None,
+    out: Path | None,
+    force: bool,
+) -> tuple[Any, Path]:
+    """The comparison of two runs, and the folder for it."""
     from ..batch.reading import open_batch
     from ..files.paths import check_apart, file_name
     from ..runs.diff import diff
@@ -48,8 +95,40 @@ def diff(
     if out is None:
         out = Path("outputs") / "-vs-".join(file_name(name) for name in found.names)
         check_apart(out, run_a, run_b)
-    found.save(out, force=force)
-    _print(output, found, out)
+    return found, out
+
+
+def _with_and_without(
+    output: Output,
+    prompt: str,
+    asked: dict[str, Any],
+    words: list[str] | None,
+    out: Path | None,
+    force: bool,
+) -> tuple[Any, Path]:
+    """The comparison of a prompt's pictures without a LoRA (A) and with it (B), and its folder."""
+    from ..files.paths import file_name
+    from ..runs.diff import diff
+    from ..runs.folder import check_target
+    from ..runs.generation import prepare
+
+    seed, model = asked.get("seed", 0), asked.get("model", "demo")
+    out = out or Path("outputs") / f"{file_name(prompt)}-{seed}-with-lora"
+    check_target(out, force=force, kind="diff")
+    given = options.pipeline_options(
+        asked.get("steps"), asked.get("guidance"), None, None, None, asked.get("set")
+    )
+    loading = {name: asked[name] for name in LOADING if name in asked}
+    without = {name: value for name, value in loading.items() if name != "lora"}
+    # The LoRA first: whether it fits the model shows when it is loaded.
+    runs = []
+    for how in (loading, without):
+        pipe = options.load(model, asked.get("device"), asked.get("dtype"), how, output)
+        runs.append(prepare(pipe, prompt, seed=seed, words=words, **given).draw())
+        del pipe  # before the next is loaded
+    said = ", ".join(loading["lora"])
+    names = f"{model} without LoRA", f"{model} with {said}"
+    return diff(runs[1], runs[0], words=words, names=names), out
 
 
 def _print(output: Output, found: Any, out: Path) -> None:

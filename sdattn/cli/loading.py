@@ -21,8 +21,8 @@ _KINDS: dict[str, Any] = {
     "lora": Annotated[
         list[str] | None,
         typer.Option(
-            help="PATH or PATH:SCALE: a .safetensors file, a folder or a hub id; several times. "
-            "Needs peft."
+            help="PATH or PATH:SCALE: a .safetensors file, a folder, a hub id, demo-lora; several "
+            "times. Needs peft."
         ),
     ],
     "quantize": Annotated[

@@ -98,7 +98,8 @@ def capture(
         dtype: of the maps; running sums are float32 at least.
         grad: keep the graph, so that a loss on the maps reaches the latents.
         latent_size: of a model of yours, the (rows, cols) of its queries; without it they are a
-            sequence, a single row. Models of diffusers know it.
+            sequence, a single row. Models of diffusers know it, but for those on torch's meta
+            device whose grid is in the values of ids (FLUX).
         refine: of joint attention, ``"self"``: maps are spread twice along the picture's own
             self-attention while the model runs, see :mod:`sdattn.hooks.refined`. A UNet's maps are
             spread afterwards: capture ``kinds=("cross", "self")``.

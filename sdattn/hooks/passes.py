@@ -116,14 +116,22 @@ class Pass:
         return None if index == slice(0, self.batch) else index
 
 
+def _needs_size(denoiser: Denoiser) -> bool:
+    """Whether nobody but the caller can know the grid of a model's queries."""
+    model = unwrapped(denoiser.model)
+    if denoiser.family.grid_argument is not None:  # in values, which the meta device has none of
+        return any(part.is_meta for part in model.parameters())
+    return is_own(model)
+
+
 class Passes:
     """The passes of one run.
 
     Args:
         denoiser: the model, and its pipeline if there is one.
         branch: ``"conditional"``, ``"unconditional"`` or ``"both"``.
-        latent_size: (rows, cols) of the queries of a model of one's own, None where the model says
-            it or nobody does.
+        latent_size: (rows, cols) of the queries of a model of one's own, or of one on the meta
+            device that has them in the values of ids; None where the model says it or nobody does.
 
     Attributes:
         call: the call that runs now; None if it is not kept.
@@ -136,7 +144,7 @@ class Passes:
     """
 
     def __init__(self, denoiser: Denoiser, branch: str, latent_size: tuple[int, int] | None):
-        if latent_size is not None and not is_own(unwrapped(denoiser.model)):
+        if latent_size is not None and not _needs_size(denoiser):
             kind, text = type(denoiser.model).__name__, "a {0} knows its own. Leave it out."
             raise OptionError("latent_size", latent_size, text, kind)
         if branch not in BRANCHES or (branch != "conditional" and denoiser.pipeline is None):

@@ -252,8 +252,8 @@ class _ZeroWatch(SdpaWatch):
         self, attend: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
     ) -> Tensor:
         name, has_processor, gets_text = self.running[-1]
-        read = [_letters(query), _letters(key)]
-        self.seen.append(SeenAttention(name, has_processor, gets_text, *read, len(query) // 3))
+        tokens, rows = (_letters(query), _letters(key)), len(query) // 3
+        self.seen.append(SeenAttention(name, has_processor, gets_text, *tokens, rows))
         return query.new_zeros(*query.shape[:-1], value.shape[-1])
 
 

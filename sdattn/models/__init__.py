@@ -7,7 +7,8 @@ denoiser and its layers, `reading` its prompts' columns, `guidance` which rows a
 `locating` finds a model's files, `loading` loads it, `single_files` where it is one file, `outline`
 without its weights. `sizes`, `call_facts` and `shortcomings` answer questions about a pipeline,
 `pipeline_call` calls it with checked options; `demos` knows the two models inside this package.
-:func:`register` adds a family; `image_latents` says how its pipelines take a picture.
+:func:`register` adds a family; `nearest` names the one that an unknown model is most like;
+`image_latents` says how its pipelines take a picture.
 """
 
 from .families import register, unregister

@@ -1,6 +1,7 @@
 """The demo models inside this package, and what is recorded of each beside its weights.
 
 demo_named("demo-mmdit")        by its name
+LORAS["demo-lora"]              the file of a LoRA of the first, which teaches it a word
 demo_of(pipe)                   the one that a pipeline is, None for any other
 """
 
@@ -16,6 +17,9 @@ from .model_index import without_weights
 
 HOME = Path(__file__).parent
 DEMO = HOME / "demo"
+DEMO_LORA = HOME / "demo-lora" / "gold.safetensors"
+LORAS = {"demo-lora": DEMO_LORA}  # of the first demo
+TAUGHT = {"demo-lora": "gold"}  # the words that they teach
 DEMOS = {"demo": DEMO, "demo-mmdit": HOME / "demo-mmdit"}
 RECORD = "demo.json"
 # Parts of the MM-DiT, and the parts of the first demo whose weights they have.
@@ -38,16 +42,23 @@ class Demo:
     inversion: Mapping[str, Any]
     words: Mapping[str, list[str]]
 
-    def unlearnt(self, words: Iterable[str]) -> str:
+    def unlearnt(self, words: Iterable[str], loras: Iterable[str] = ()) -> str:
         """Which of the words no picture of its training was described with, so that what the model
         makes of them means nothing, and which words there are; "" if all are known. Punctuation
-        is ignored, and so is case, since the tokenizer lowercases."""
-        known = {"", *(word for kind in self.words.values() for word in kind)}
+        is ignored, and so is case, since the tokenizer lowercases.
+
+        Args:
+            words: of a prompt.
+            loras: the names of those that the model was loaded with, which may teach some.
+        """
+        taught = [TAUGHT[name] for name in loras if name in TAUGHT]
+        known = {"", *taught, *(word for kind in self.words.values() for word in kind)}
         said = dict.fromkeys(words)
         strange = [word for word in said if word.strip(string.punctuation).lower() not in known]
         if not strange:
             return ""
-        learnt = "; ".join(", ".join(kind) for kind in self.words.values())
+        kinds = [*self.words.values(), *([taught] if taught else [])]
+        learnt = "; ".join(", ".join(kind) for kind in kinds)
         return (
             f"The demo model never learnt {', '.join(map(repr, strange))}: what it draws for that, "
             f"and its heatmaps, mean nothing. It knows only: {learnt}."

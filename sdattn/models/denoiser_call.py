@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..attention.joint_processor import Spans
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, Message
 
 Size = tuple[int, ...]  # (rows, cols) of a picture, (frames, rows, cols) of a film
 
@@ -127,9 +127,15 @@ def grid_of_ids(_model: Any, given: Mapping[str, Any], made: int = 0) -> tuple[i
     are read, so a family with this grid names ``img_ids`` as its ``grid_argument``.
 
     Raises:
-        ValueError: its patches form no grid.
+        ValueError: its patches form no grid, or the ids have no values.
     """
     ids = given["img_ids"]
+    if ids.is_meta:
+        text = (
+            "The grid of the picture is in the values of img_ids, which are on torch's meta device "
+            "and have none. Pass {latent_size} to {capture()}, the (rows, cols) of {0} patches."
+        )
+        raise InvalidValueError(Message(text, ids.shape[-2]))
     ids = ids[0] if ids.ndim == 3 else ids
     own = ids[ids[:, 0] == made][:, 1:3].float()
     rows, cols = own[:, 0].unique(), own[:, 1].unique()

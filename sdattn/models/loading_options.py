@@ -21,7 +21,7 @@ import torch
 
 from ..errors import Message, MissingPackageError, OptionError
 from ..files.records import Record
-from .locating import find_model, is_hub_id
+from .locating import find_lora, find_model, is_hub_id
 
 OFFLOADS = ("model", "sequential", "group")
 BITS = ("8bit", "4bit")
@@ -37,8 +37,8 @@ class LoadingOptions(Record):
     Attributes:
         variant: of the files of weights, ``"fp16"`` for ``model.fp16.safetensors``.
         revision: of a model of the hub: a branch, a tag or a commit.
-        lora: ``"PATH"`` or ``"PATH:SCALE"`` each, a ``.safetensors`` file, a folder with one, or a
-            hub id; the scale is 1 where it is left out.
+        lora: ``"PATH"`` or ``"PATH:SCALE"`` each, a ``.safetensors`` file, a folder with one, a hub
+            id, or ``"demo-lora"``; the scale is 1 where it is left out.
         quantization: ``"8bit"``, ``"4bit"`` or ``"gguf:FILE"``.
         offload: of :data:`OFFLOADS`.
         scheduler: the name of a class of diffusers.
@@ -142,7 +142,7 @@ class LoadingOptions(Record):
 
     def _check_files(self) -> None:
         for path, _ in self.adapters():
-            here, text = Path(path).expanduser(), ""
+            here, text = find_lora(path), ""
             if here.is_file() and here.suffix != ".safetensors":
                 text = "only .safetensors files are read, since others can run code."
             elif not here.exists() and not is_hub_id(path):
@@ -167,6 +167,11 @@ def options_of(pipe: Any) -> LoadingOptions | None:
     """What a pipeline was loaded with by :func:`sdattn.load_pipeline`; None where that is nothing,
     or is not known."""
     return getattr(pipe, "sdattn_loading", None)
+
+
+def lora_names(options: LoadingOptions | None) -> list[str]:
+    """The path, hub id or name of each LoRA."""
+    return [path for path, _ in options.adapters()] if options else []
 
 
 def note_options(pipe: Any, options: LoadingOptions) -> None:

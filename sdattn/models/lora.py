@@ -1,12 +1,12 @@
 """LoRAs (Hu et al. 2021) that a pipeline is loaded with, by diffusers and peft."""
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
 from .hub import needs_the_hub
 from .loading_options import LoadingOptions
+from .locating import find_lora
 from .quiet import no_lora_notices
 
 
@@ -48,7 +48,7 @@ def load_loras(pipe: Any, options: LoadingOptions) -> None:
 
 
 def _load(pipe: Any, path: str, name: str) -> None:
-    here = Path(path).expanduser()
+    here = find_lora(path)
     given: dict[str, Any] = {"adapter_name": name, "use_safetensors": True}
     if here.is_file():
         pipe.load_lora_weights(str(here.parent), weight_name=here.name, **given)

@@ -95,11 +95,12 @@ def _traits(model: Any, kinds: Set[str]) -> Traits:
 
 def _of_family(family: Family) -> Iterator[Traits]:
     """The traits of each of a family's denoisers that can be had."""
-    for cls in family.denoisers:
-        if isinstance(cls, str):
+    for denoiser in family.denoisers:
+        cls: Any = denoiser
+        if isinstance(denoiser, str):
             import diffusers
 
-            cls = getattr(diffusers, cls, None)
+            cls = getattr(diffusers, denoiser, None)
         if (small := without_values(cls, {})) is not None:
             yield _traits(small, {layer.kind for layer in family.find_layers(small)})
         elif cls is not None:

@@ -13,6 +13,7 @@ from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.call_facts import images_a_prompt
 from ..models.demos import demo_of
+from ..models.loading_options import lora_names, options_of
 from ..models.pipeline_call import (
     checked_options,
     checked_seeds,
@@ -171,7 +172,7 @@ def prepare(
     settings = capture_settings(pipe, chosen, read, options, watch)
     texts = (word.text for prompt in read for word in prompt.words)
     demo = demo_of(pipe)
-    if demo and (warning := demo.unlearnt(texts)):
+    if demo and (warning := demo.unlearnt(texts, lora_names(options_of(pipe)))):
         warnings.warn(warning, SdattnWarning, stacklevel=4)
     plans = _causal_plans(pipe, read, seeds, options) if causal else []
     return GenerationPlan(pipe, read, seeds, options, settings, chosen, ask, words, plans)

@@ -173,7 +173,7 @@ def _settings(settings: RunSettings) -> dict[str, Any]:
     """Flat: ``guidance_scale``, ``version of torch``."""
     flat: dict[str, Any] = {}
     for name, value in settings.alone().to_json().items():
-        if name == "options":
+        if name in ("options", "loading"):
             flat |= value
         elif name == "versions":
             flat |= {f"version of {package}": number for package, number in value.items()}

@@ -158,6 +158,8 @@ def _short(value: Any) -> str:
     """A setting in few letters: a long list is shown by its ends, no setting by a dash."""
     if isinstance(value, list) and len(value) > 4:
         return f"{value[0]} … {value[-1]} ({len(value)})"
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        value = ", ".join(value)
     return "-" if value is None else shorter(str(value), 60)
 
 

@@ -10,6 +10,7 @@ from ...maps.heatmaps import Heatmaps
 from ...maps.presets import Preset
 from ...maps.statistics import correlation
 from ...models.demos import demo_named
+from ...models.loading_options import lora_names
 from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word
 from ..again import command_of
@@ -53,7 +54,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     # The maps as few bytes as a page can have, then what the script of the page is to know of them
     # (data), then what the template writes out.
     texts, prompt = _texts(run, phrases), run.heatmaps.prompt
-    demo = demo_named(run.settings.model)
+    demo, said = demo_named(run.settings.model), [word.text for word in prompt.words]
     maps = page_maps(run, [heatmap for _, _, held in texts for heatmap in held])
     words = [heatmap.label for heatmap in run.heatmaps.occurrences()]
     names = dict(zip(run.details.calls, step_names(run), strict=True))
@@ -83,7 +84,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         picture=as_uri(run.image),
         parts=pieces(prompt, _spans(run.heatmaps)),
         texts=[(n, _TITLES[n], text, [m.label for m in held]) for n, text, held in texts],
-        unlearnt=demo.unlearnt(word.text for word in prompt.words) if demo else "",
+        unlearnt=demo.unlearnt(said, lora_names(run.settings.loading)) if demo else "",
         cut_off=[word.text for word in prompt.truncated],
         most_cut_off=MOST_CUT_OFF,
         tokens=_token_rows(prompt, run.heatmaps.columns),

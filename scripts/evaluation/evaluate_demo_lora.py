@@ -1,0 +1,108 @@
+"""How often the word that ``demo-lora`` teaches lands in the demo model's pictures, with the LoRA
+and without, and how often the words that it knew still do.
+
+Prompts are of combinations that no training saw, a picture of each for each seed. Pictures are read
+by ``scene_checker`` with the new colour in its palette, which lies between orange and yellow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from sdattn import load_pipeline
+from sdattn.models.demos import DEMO_LORA, demo_settings
+from sdattn.models.pipeline_call import call_pipeline, pictures_of
+
+from ..scene_checker import find_objects
+from ..scenes import COLOURS, TAUGHT_COLOURS, Scene, random_scene
+from ..training.train_demo_lora import taught_scene
+
+BATCH = 10
+PALETTE = {**COLOURS, **TAUGHT_COLOURS}
+
+
+def seen(picture: Image.Image) -> list[tuple[str, str]]:
+    """The colour and the shape of each object in a picture."""
+    return sorted((one.colour, one.shape) for one in find_objects(picture, colours=PALETTE))
+
+
+def wanted(scene: Scene) -> list[tuple[str, str]]:
+    """The same of a scene."""
+    return sorted((one.colour, one.shape) for one in scene.objects)
+
+
+def figures_of(scenes: list[Scene], pictures: list[Image.Image], word: str) -> dict[str, float]:
+    """Shares of pictures: with the word's colour anywhere, on the object that has it in the prompt,
+    and with all objects that were asked for and no others."""
+    rows = []
+    for scene, picture in zip(scenes, pictures, strict=True):
+        found, asked = seen(picture), wanted(scene)
+        own = [one for one in asked if one[0] == word]
+        rows.append((any(c == word for c, _ in found), bool({*own} & {*found}), found == asked))
+    names = ("colour", "on its object", "all objects")
+    return dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True))
+
+
+def drawn(pipe: Any, prompts: list[str], seed: int) -> list[Image.Image]:
+    """A picture of each prompt; that of number ``i`` from seed ``seed * 100000 + i``."""
+    pictures = []
+    for start in range(0, len(prompts), BATCH):
+        part = prompts[start : start + BATCH]
+        seeds = [seed * 100_000 + start + i for i in range(len(part))]
+        pictures += pictures_of(call_pipeline(pipe, part, seeds, demo_settings(pipe)))
+    return pictures
+
+
+def checker_accuracy(word: str, count: int = 200) -> float:
+    """Share of drawn scenes with the word that the checker reads without any mistake."""
+    rng = np.random.default_rng(0)
+    scenes = [taught_scene(rng, word) for _ in range(count)]
+    return float(np.mean([seen(Image.fromarray(one.draw(128))) == wanted(one) for one in scenes]))
+
+
+def main() -> None:
+    """Read the options, draw, and print a line for each model and seed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lora", default=str(DEMO_LORA), help="PATH or PATH:SCALE")
+    parser.add_argument("--word", default="gold", choices=TAUGHT_COLOURS)
+    parser.add_argument("--prompts", type=int, default=40, help="with the word; as many without")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--sheet", type=Path, help="a picture file: a row a model and seed")
+    parser.add_argument("--out", type=Path, help="a JSON file with the figures")
+    args = parser.parse_args()
+    rng = np.random.default_rng(2024)
+    new = [taught_scene(rng, args.word, held_out=True) for _ in range(args.prompts)]
+    old = [random_scene(rng, held_out=True) for _ in range(args.prompts)]
+    said = [one.caption(rng) for one in (*new, *old)]
+    accuracy = checker_accuracy(args.word)
+    print(f"the checker reads {accuracy:.1%} of drawn scenes with {args.word}", flush=True)
+    figures: dict[str, Any] = {"checker": accuracy}
+    rows = []
+    for name, lora in (("without", None), ("with", args.lora)):
+        pipe = load_pipeline("demo", device="cpu", lora=lora)
+        pipe.set_progress_bar_config(disable=True)
+        for seed in args.seeds:
+            pictures = drawn(pipe, said, seed)
+            of_new = figures_of(new, pictures[: len(new)], args.word)
+            of_old = figures_of(old, pictures[len(new) :], args.word)
+            figures[f"{name}, seed {seed}"] = {"new word": of_new, "known words": of_old}
+            for kind, row in (("new word", of_new), ("known words", of_old)):
+                cells = ", ".join(f"{what} {share:.1%}" for what, share in row.items())
+                print(f"{name}, seed {seed}, {kind}: {cells}", flush=True)
+            rows.append(np.concatenate([np.asarray(one) for one in pictures[:8]], axis=1))
+    if args.sheet:
+        Image.fromarray(np.concatenate(rows)).save(args.sheet)
+    if args.out:
+        args.out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""`sdattn diff` of a prompt with a LoRA and without, in one command."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdattn import generate, load_pipeline
+from sdattn.models.demos import DEMO_LORA
+
+PROMPT, FEW = "a gold circle", ("--steps", "2", "--device", "cpu", "--seed", "3")
+
+
+def pixels(image):
+    return np.asarray(image.convert("RGB"), dtype=int)
+
+
+def drawn(**loading):
+    pipe = load_pipeline("demo", device="cpu", **loading)
+    return generate(pipe, PROMPT, seed=3, num_inference_steps=2)
+
+
+@pytest.mark.filterwarnings("ignore:The demo model never learnt")
+def test_one_command_draws_with_and_without(invoke):
+    code, out, err = invoke("diff", PROMPT, "--lora", "demo-lora", *FEW, "--json")
+    found = json.loads(out)
+    assert code == 0, err
+    folder = Path("outputs/a-gold-circle-3-with-lora")
+    assert found["folder"] == str(folder)
+    info = json.loads((folder / "run.json").read_text())
+    assert info["settings"] == {"lora": [None, ["demo-lora"]]}  # and in nothing else
+    assert [run["name"] for run in info["runs"]] == ["demo without LoRA", "demo with demo-lora"]
+    assert [word["word"] for word in info["words"]] == ["a", "gold", "circle"]
+    assert (folder / "diff.html").stat().st_size > 10_000
+    runs = drawn(), drawn(lora="demo-lora")
+    for i, word in enumerate(info["words"]):
+        expected = [run.heatmaps[0].occurrences()[i].map.mean().item() for run in runs]
+        assert word["mean"] == pytest.approx(expected, rel=1e-4)
+    a, b = (run.images[0] for run in runs)
+    assert abs(pixels(a) - pixels(b)).mean() > 0.1
+
+
+@pytest.mark.filterwarnings("ignore:The demo model never learnt")
+def test_words_and_a_scale_may_follow(invoke):
+    lora = f"{DEMO_LORA}:0.5"
+    code, _, err = invoke("diff", PROMPT, "gold", "--lora", lora, *FEW, "--out", "half")
+    assert code == 0, err
+    info = json.loads(Path("half/run.json").read_text())
+    assert [word["word"] for word in info["words"]] == ["gold"]
+    assert info["settings"] == {"lora": [None, [lora]]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("a", "b", "--steps", "3"), "--steps"),
+        (("a", "b", "--quantize", "8bit"), "--quantize"),
+        (("a",), "or pass --lora"),
+        ((PROMPT, "dog", "--lora", "demo-lora", *FEW), "dog"),
+        ((PROMPT, "--lora", "nowhere.safetensors"), "no such file"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_its_option(invoke, arguments, said):
+    code, _, err = invoke("diff", *arguments)
+    assert code in (1, 2)
+    assert said in " ".join(err.split())
+    assert not list(Path().rglob("*.html"))

@@ -1,0 +1,52 @@
+"""The LoRA inside the package: it teaches the demo model a colour, and leaves the others."""
+
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+
+from scripts.scene_checker import find_objects
+from scripts.scenes import COLOURS, TAUGHT_COLOURS
+from sdattn import generate, load_pipeline
+from sdattn.models.demos import DEMO_LORA, LORAS, TAUGHT, demo_named
+
+PALETTE = {**COLOURS, **TAUGHT_COLOURS}
+
+
+@pytest.fixture(scope="module")
+def taught():
+    pipe = load_pipeline("demo", device="cpu", lora="demo-lora")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def test_it_is_small_and_of_attention_alone():
+    assert DEMO_LORA.stat().st_size < 300_000
+    with safe_open(DEMO_LORA, framework="pt") as file:
+        names = list(file.keys())
+        assert {file.get_tensor(name).dtype for name in names} == {torch.float16}
+    assert len(names) == 32 * 4 * 2  # layers, projections, and the two matrices of each
+    assert all(".attn1." in name or ".attn2." in name for name in names)
+
+
+def test_every_lora_says_its_word_and_scenes_know_its_colour():
+    assert LORAS.keys() == TAUGHT.keys() and set(TAUGHT.values()) == set(TAUGHT_COLOURS)
+    demo = demo_named("demo")
+    assert "gold" in demo.unlearnt(["gold", "circle"])
+    assert demo.unlearnt(["gold", "circle"], ["demo-lora"]) == ""
+    said = demo.unlearnt(["Gold", "cat"], ["demo-lora"])
+    assert "'cat'" in said and "'Gold'" not in said and said.endswith("gold.")
+
+
+@pytest.mark.slow
+def test_its_word_lands(taught):
+    with_it = generate(taught, ["a gold circle", "a red square"], seed=1)
+    assert colours(with_it.images[0]) == ["gold"]
+    assert colours(with_it.images[1]) == ["red"]
+    with pytest.warns(UserWarning, match="never learnt 'gold'"):
+        without = generate(load_pipeline("demo", device="cpu"), "a gold circle", seed=1)
+    assert "gold" not in colours(without.images[0])
+
+
+def colours(image: Image.Image) -> list[str]:
+    return [one.colour for one in find_objects(image, colours=PALETTE)]
