@@ -246,13 +246,13 @@ def _places(
 ) -> list[tuple[float, float]]:
     """Centres for the radii: clear of the border and of each other, and true to the relation."""
     gap = 0.06
+    lowest, highest = radii[:, None] + gap / 3, 1 - radii[:, None] - gap / 3
     while True:
-        xy = rng.uniform(radii[:, None] + gap / 3, 1 - radii[:, None] - gap / 3, (len(radii), 2))
-        centres = [(float(x), float(y)) for x, y in xy]
-        if relation is None:
-            return centres
-        offset = abs(xy[0] - xy[1])
-        if max(offset) < radii.sum() + gap:
-            continue
-        if relation == "and" or (holds(relation, *centres) and min(offset) < 0.2):
+        xy = rng.uniform(lowest, highest, (len(radii), 2))
+        if relation is not None:
+            near, far = sorted(abs(xy[0] - xy[1]).tolist())
+            if far < radii.sum() + gap or (relation != "and" and near >= 0.2):
+                continue
+        centres = [(x, y) for x, y in xy.tolist()]
+        if relation is None or holds(relation, *centres):
             return centres

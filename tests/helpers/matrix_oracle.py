@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from contextlib import contextmanager
 
+import pytest
 import torch
 
 from sdattn.models.layers import find_layers
@@ -24,7 +25,7 @@ def softmax_in_float64(query, key, mask, scale):
 
 
 @contextmanager
-def recorded(model, monkeypatch):
+def recorded(model):
     """name -> [probabilities of each call of each pass], float64 ``[B, heads, N, keys]``."""
     record, running = defaultdict(list), []
     real = torch.nn.functional.scaled_dot_product_attention
@@ -39,7 +40,7 @@ def recorded(model, monkeypatch):
         module = layer.module
         hooks.append(module.register_forward_pre_hook(lambda *_, n=layer.name: running.append(n)))
         hooks.append(module.register_forward_hook(lambda *_: running.pop() and None))
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
         yield record
     for hook in hooks:

@@ -46,16 +46,17 @@ def make_unet(**changes) -> UNet2DConditionModel:
     return UNet2DConditionModel(**{**config, **changes}).eval()
 
 
-def make_small_unet() -> UNet2DConditionModel:
+def make_small_unet(**changes) -> UNet2DConditionModel:
     """One of few layers, for what takes long in each: on the way down, in the middle, and two on
     the way up."""
-    return make_unet(
-        layers_per_block=1,
-        block_out_channels=(8, 16),
-        attention_head_dim=(2, 4),
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-    )
+    config = {
+        "layers_per_block": 1,
+        "block_out_channels": (8, 16),
+        "attention_head_dim": (2, 4),
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    }
+    return make_unet(**{**config, **changes})
 
 
 def make_sd15_unet() -> UNet2DConditionModel:
@@ -87,7 +88,7 @@ def make_scheduler() -> DDIMScheduler:
 def make_pipeline(kind=StableDiffusionPipeline, max_length: int = 77, **parts):
     torch.manual_seed(2)
     components = {
-        "unet": make_unet(),
+        "unet": parts.get("unet") or make_unet(),
         "vae": make_vae(),
         "text_encoder": tiny_text_encoder(max_length=max_length),
         "tokenizer": tiny_tokenizer(max_length),

@@ -18,6 +18,7 @@ from diffusers import (
     StableDiffusionInpaintPipeline,
     StableDiffusionInstructPix2PixPipeline,
     StableDiffusionPAGPipeline,
+    StableDiffusionPipeline,
     StableDiffusionXLImg2ImgPipeline,
     T2IAdapter,
 )
@@ -29,11 +30,18 @@ from helpers.tiny_pipelines import (
     make_scheduler,
     make_sdxl_pipeline,
     make_sdxl_unet,
+    make_small_unet,
     make_unet,
     make_vae,
     tiny_text_encoder,
 )
 from helpers.tiny_tokenizers import tiny_tokenizer
+
+
+def small_pipeline(kind: Any = StableDiffusionPipeline, **parts: Any) -> Any:
+    """With a UNet of few layers, where the row is about something else: those of SD 1.x and 2.x
+    have all blocks."""
+    return make_pipeline(kind, **{"unet": make_small_unet(), **parts})
 
 
 def sd2():
@@ -62,17 +70,15 @@ def refiner():
 
 def lcm():
     scheduler = LCMScheduler.from_config(make_scheduler().config)
-    unet = make_unet(time_cond_proj_dim=32)
+    unet = make_small_unet(time_cond_proj_dim=32)
     return make_pipeline(LatentConsistencyModelPipeline, unet=unet, scheduler=scheduler)
 
 
 def controlnet(count: int):
     def make():
-        unet = make_unet()
+        unet = make_small_unet()
         torch.manual_seed(3)
-        nets = [
-            ControlNetModel.from_unet(unet, conditioning_channels=3).eval() for _ in range(count)
-        ]
+        nets = [ControlNetModel.from_unet(unet, "rgb", (4, 8, 8, 8)).eval() for _ in range(count)]
         for net in nets:  # they begin as zeros, which would hide them
             for parameter in net.controlnet_mid_block.parameters():
                 torch.nn.init.normal_(parameter)
@@ -121,7 +127,7 @@ def ip_adapter_weights(unet: Any, seed: int = 0) -> Options:
 
 def ip_adapter(count: int):
     def make():
-        pipe = make_pipeline()
+        pipe = small_pipeline()
         weights = [ip_adapter_weights(pipe.unet, seed) for seed in range(count)]
         pipe.load_ip_adapter(
             weights, subfolder=[""] * count, weight_name=[""] * count, image_encoder_folder=None
@@ -145,7 +151,7 @@ def lora(state: str):
     def make():
         from peft import LoraConfig
 
-        pipe = make_pipeline()
+        pipe = small_pipeline()
         torch.manual_seed(4)
         targets = ["to_q", "to_k", "to_v", "to_out.0"]
         config = LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
@@ -164,7 +170,7 @@ def scaled_lora(pipe: Any, way: Way) -> Options:
 
 
 def learned_token():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     torch.manual_seed(5)
     pipe.load_textual_inversion(torch.randn(3, 32), token="<cat-toy>")
     return pipe
@@ -176,7 +182,7 @@ def says_the_learned_token(pipe: Any, way: Way) -> Options:
 
 
 def freeu():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     pipe.enable_freeu(s1=0.9, s2=0.2, b1=1.2, b2=1.4)
     return pipe
 
@@ -184,8 +190,8 @@ def freeu():
 def animatediff():
     torch.manual_seed(6)
     adapter = MotionAdapter(
-        block_out_channels=(8, 16, 16, 16),
-        motion_layers_per_block=2,
+        block_out_channels=(8, 16),
+        motion_layers_per_block=1,
         motion_norm_num_groups=4,
         motion_num_attention_heads=2,
     )
@@ -193,7 +199,7 @@ def animatediff():
         vae=make_vae(),
         text_encoder=tiny_text_encoder(),
         tokenizer=tiny_tokenizer(),
-        unet=make_unet(),
+        unet=make_small_unet(),
         motion_adapter=adapter,
         scheduler=make_scheduler(),
     )
@@ -203,7 +209,7 @@ def animatediff():
 
 def scheduled(kind: Any):
     def make():
-        return make_pipeline(scheduler=kind.from_config(make_scheduler().config))
+        return small_pipeline(scheduler=kind.from_config(make_scheduler().config))
 
     return make
 
@@ -215,7 +221,7 @@ def inpainting(pipe: Any, way: Way) -> Options:
 
 
 def pag():
-    return make_pipeline(StableDiffusionPAGPipeline, pag_applied_layers=["mid"])
+    return small_pipeline(StableDiffusionPAGPipeline, pag_applied_layers=["mid"])
 
 
 def lcm_options(pipe: Any, way: Way) -> Options:
@@ -244,20 +250,27 @@ UNETS = (
         lambda pipe, way: {**from_picture(pipe, way), "num_inference_steps": 8},  # 0.3 of them run
         layers=12,
     ),
-    Row("LCM", lcm, lcm_options, prompt_rows=None),
-    Row("image to image", lambda: make_pipeline(StableDiffusionImg2ImgPipeline), from_picture),
+    Row("LCM", lcm, lcm_options, prompt_rows=None, layers=4),
+    Row(
+        "image to image",
+        lambda: small_pipeline(StableDiffusionImg2ImgPipeline),
+        from_picture,
+        layers=4,
+    ),
     Row(
         "inpainting (9 channels)",
-        lambda: make_pipeline(StableDiffusionInpaintPipeline, unet=make_unet(in_channels=9)),
+        lambda: make_pipeline(StableDiffusionInpaintPipeline, unet=make_small_unet(in_channels=9)),
         inpainting,
+        layers=4,
     ),
     Row(
         "InstructPix2Pix",
         lambda: make_pipeline(
-            StableDiffusionInstructPix2PixPipeline, unet=make_unet(in_channels=8)
+            StableDiffusionInstructPix2PixPipeline, unet=make_small_unet(in_channels=8)
         ),
         from_picture,
         prompt_rows=first_third,
+        layers=4,
     ),
     Row(
         "PAG",
@@ -266,19 +279,22 @@ UNETS = (
         prompt_rows=middle_third,
         unguided_rows=lambda batch: range(batch // 2),
         processors=(),
+        layers=4,
     ),
-    Row("ControlNet", controlnet(1), conditioned(1)),
-    Row("ControlNet, two at once", controlnet(2), conditioned(2)),
+    Row("ControlNet", controlnet(1), conditioned(1), layers=4),
+    Row("ControlNet, two at once", controlnet(2), conditioned(2), layers=4),
     Row("T2I-Adapter", t2i_adapter, conditioned(1), unit=64),
-    Row("IP-Adapter", ip_adapter(1), with_image_prompts(1), processors=()),
-    Row("IP-Adapter, two at once", ip_adapter(2), with_image_prompts(2), processors=()),
-    Row("LoRA", lora("loaded"), sized, processors=APART),
-    Row("LoRA, fused", lora("fused"), sized),
-    Row("LoRA, unfused", lora("unfused"), sized, processors=APART),
-    Row("LoRA, scaled", lora("loaded"), scaled_lora, processors=APART),
-    Row("textual inversion", learned_token, says_the_learned_token),
-    Row("FreeU", freeu, sized),
-    Row("AnimateDiff", animatediff, frames, each=3, images_option=None),
-    Row("Euler scheduler (fractional timesteps)", scheduled(EulerDiscreteScheduler), sized),
-    Row("Heun scheduler (second order)", scheduled(HeunDiscreteScheduler), sized),
+    Row("IP-Adapter", ip_adapter(1), with_image_prompts(1), processors=(), layers=4),
+    Row("IP-Adapter, two at once", ip_adapter(2), with_image_prompts(2), processors=(), layers=4),
+    Row("LoRA", lora("loaded"), sized, processors=APART, layers=4),
+    Row("LoRA, fused", lora("fused"), sized, layers=4),
+    Row("LoRA, unfused", lora("unfused"), sized, processors=APART, layers=4),
+    Row("LoRA, scaled", lora("loaded"), scaled_lora, processors=APART, layers=4),
+    Row("textual inversion", learned_token, says_the_learned_token, layers=4),
+    Row("FreeU", freeu, sized, layers=4),
+    Row("AnimateDiff", animatediff, frames, each=3, images_option=None, layers=4),
+    Row(
+        "Euler scheduler (fractional timesteps)", scheduled(EulerDiscreteScheduler), sized, layers=4
+    ),
+    Row("Heun scheduler (second order)", scheduled(HeunDiscreteScheduler), sized, layers=4),
 )

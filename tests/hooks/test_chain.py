@@ -17,6 +17,7 @@ from helpers.tiny_pipelines import make_sd15_unet, make_unet
 import sdattn
 from sdattn import AttentionStore, TorchAttnProcessor
 from sdattn.edit import register_attention_control
+from sdattn.models.layers import find_layers
 
 
 @pytest.mark.slow
@@ -27,8 +28,9 @@ def test_one_pass_of_sd15_by_set_attn_processor():
     unet = make_sd15_unet()
     inputs = torch.randn(1, 4, 64, 64), 500, torch.randn(1, 77, 768)
     plain = unet(*inputs).sample
-    with sdattn.capture(unet) as maps:
-        unet(*inputs)
+    with sdattn.capture(unet) as maps, sdattn.capture(unet, steps="all", heads="all") as full:
+        assert torch.equal(unet(*inputs).sample, plain)
+    assert maps.nbytes == 26_944 * 77 * 4  # cells, columns, float32
     store = AttentionStore()
     store.attach(unet)
     ours, others = TorchAttnProcessor(store), AttnProcessor2_0()
@@ -42,6 +44,13 @@ def test_one_pass_of_sd15_by_set_attn_processor():
         "up_cross": [(8, n, 77) for n in [256] * 3 + [1024] * 3 + [4096] * 3],
     }
     assert (store.cur_step, store.images, store.latent_size) == (1, 1, (64, 64))
+    # what capture() saw is the same, to rounding, and in the same order
+    cross = [layer.name for layer in find_layers(unet) if layer.kind == "cross"]
+    assert list(full.maps) == cross
+    held = [one for key in shapes for one in store.last_step[key]]
+    for seen, theirs in zip(full.maps.values(), held, strict=True):
+        ours = seen[0, 0].flatten(1, 2)
+        torch.testing.assert_close(ours.double(), theirs.double(), atol=1e-5, rtol=0)
     labels = {"cat": [2], "red dog": [4, 5]}
     for preset in ("default", "p2p", "sum"):
         expected = sdattn.heatmaps(maps, None, labels, preset=preset)

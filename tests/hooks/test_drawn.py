@@ -1,4 +1,7 @@
-"""Stores of a pipeline know the prompts that it drew, and refuse heatmaps of other ones."""
+"""Stores of a pipeline know the prompts that it drew, and refuse heatmaps of other ones.
+
+That of each pipeline of the support matrix is seen in test_matrix.py.
+"""
 
 import copy
 import gc
@@ -9,14 +12,11 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 from helpers.capture_runs import PROMPT, run
-from helpers.matrix import ROWS, WAYS
-from helpers.rows import NEGATIVE, PROMPTS, Way
+from helpers.rows import NEGATIVE, PROMPTS
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from helpers.transformer_rows import flux, sd3
 
 from sdattn import AttentionStore, TorchAttnProcessor, capture, heatmaps
-
-TWO = Way(prompts=2, images=2)
 
 
 def equal(found, expected):
@@ -30,26 +30,6 @@ def attached(pipe, **options):
     store = AttentionStore(pipeline=pipe, **options)
     pipe.unet.set_attn_processor(TorchAttnProcessor(store))
     return store
-
-
-@pytest.mark.parametrize("row", ROWS, ids=str)
-@pytest.mark.parametrize("way", [WAYS[0], pytest.param(TWO, marks=pytest.mark.slow)], ids=str)
-def test_every_pipeline_says_what_it_drew(row, way):
-    way, pipe = row.fitted(way), row.make()
-    with capture(pipe) as store:
-        row.run(pipe, way)
-    options = row.options(pipe, way)
-    given = options.pop("prompt", list(PROMPTS[: way.prompts]))  # some rows have their own
-    right = [given] if isinstance(given, str) else list(given)
-    assert equal(store.heatmaps(), heatmaps(store, pipe, right, **options))
-    wrong = ["a blue dog", *right[1:]]
-    with pytest.raises(ValueError, match=f"heatmaps of 'a blue dog', but the .* was {right[0]!r}"):
-        heatmaps(store, pipe, wrong, **options)
-    if len(right) == 2:
-        with pytest.raises(ValueError, match=f"of {right[1]!r}, but the prompt .* {right[0]!r}"):
-            heatmaps(store, pipe, right[::-1], **options)
-    for part in vars(pipe).values():
-        assert not getattr(part, "_forward_pre_hooks", None)
 
 
 @pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline, sd3])

@@ -29,13 +29,13 @@ def same(a, b):
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_the_laws_in_half_types(row, dtype, device, monkeypatch):
+def test_the_laws_in_half_types(row, dtype, device):
     way = row.fitted(Way(prompts=2, dtype=dtype))
     pipe = row.make()
     pipe.to(device, dtype)
     model, calls = find_denoiser(pipe).model, []
     counter = model.register_forward_hook(lambda *_: calls.append(1))
-    with recorded(model, monkeypatch) as record:
+    with recorded(model) as record:
         row.run(pipe, way)
     counter.remove()
     plain, before = row.run(pipe, way), dict(model.attn_processors)

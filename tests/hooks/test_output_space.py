@@ -14,7 +14,8 @@ from sdattn import PRESETS, capture, generate, heatmaps, load_run
 from sdattn.hooks.keep import Keep
 
 CELLS = ROWS * COLS
-PROMPT, STEPS = "a red cat on the sofa", {"num_inference_steps": 2, "max_sequence_length": 16}
+PROMPT = "a red cat on the sofa"
+STEPS = {"num_inference_steps": 2, "max_sequence_length": 16, "height": 128, "width": 128}
 
 
 class Outputs(TorchFunctionMode):

@@ -11,7 +11,8 @@ from sdattn import capture, generate
 from sdattn.hooks.capture import find_denoiser
 
 CELLS, STREAMS = ROWS * COLS, ("SD3", "FLUX.1", "FLUX.2")
-PROMPT, STEPS = "a red cat on the sofa", {"num_inference_steps": 2, "max_sequence_length": 16}
+PROMPT = "a red cat on the sofa"
+STEPS = {"num_inference_steps": 2, "max_sequence_length": 16, "height": 128, "width": 128}
 
 
 def other_states(model, texts=1):

@@ -113,13 +113,13 @@ def test_negative_prompts_have_heatmaps_with_their_own_words(name, tmp_path):
 
 
 @pytest.mark.parametrize("make", [flux, klein, qwen_image])
-def test_negative_prompts_of_pipelines_that_run_in_turn(make, monkeypatch):
+def test_negative_prompts_of_pipelines_that_run_in_turn(make):
     pipe = make()
     options = {"negative_prompt": "dog, dog, dog", "true_cfg_scale": 4.0}
     options = {"guidance_scale": 4.0} if make is klein else options
     row = next(row for row in ROWS if row.make is make)
     model = find_denoiser(pipe).model
-    with recorded(model, monkeypatch) as record:
+    with recorded(model) as record:
         run(pipe, **options)
     with capture(pipe) as positive, capture(pipe, branch="unconditional") as negative:
         run(pipe, **options)
@@ -244,7 +244,7 @@ def test_image_prompts_have_columns_of_their_own():
         torch.testing.assert_close(second, torch.ones_like(second))
 
 
-def test_image_prompts_with_masks_stand_in_their_order(monkeypatch):
+def test_image_prompts_with_masks_stand_in_their_order():
     """Each image has a softmax of its own; scaled_dot_product_attention sees text, then images."""
     pipe = ip_adapter(1)()
     options = with_image_prompts(1)(pipe, WAYS[0])
@@ -253,7 +253,7 @@ def test_image_prompts_with_masks_stand_in_their_order(monkeypatch):
     given = {name: options[name] for name in options if "ip" in name}
     given |= {"cross_attention_kwargs": {"ip_adapter_masks": [masks]}, "num_inference_steps": 1}
     pipe.set_ip_adapter_scale([[0.5, 0.9]])
-    with recorded(pipe.unet, monkeypatch) as record:
+    with recorded(pipe.unet) as record:
         run(pipe, **given)
     with capture(pipe) as store:
         run(pipe, **given)

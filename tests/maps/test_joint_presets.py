@@ -14,7 +14,7 @@ from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.prompts.tokens import Prompt
 
 PROMPT = "a red cat on the turquoise sofa"
-STEPS = {"num_inference_steps": 9, "max_sequence_length": 32}
+STEPS = {"num_inference_steps": 9, "max_sequence_length": 32, "height": 128, "width": 128}
 
 
 def every_step(pipe):

@@ -14,7 +14,7 @@ from torch import nn
 from scripts.evaluation.evaluate_demo_model import evaluate, settings
 from scripts.evaluation.pictures import own_settings
 from scripts.scenes import random_scene
-from scripts.training import fit, mmdit, train_demo_mmdit
+from scripts.training import data, fit, mmdit, train_demo_mmdit
 from scripts.training.data import TOKENS, all_scenes, token_ids
 from scripts.training.losses import Caption
 from scripts.training.mmdit import (
@@ -35,6 +35,7 @@ from sdattn.models.loading import load_pipeline
 
 pytestmark = pytest.mark.slow
 PROMPTS = ["a red circle left of a blue square", "an orange star", ""]
+SCENES = 60  # of a chunk
 SMALL = partial(new_transformer, blocks=2, heads=2, head_width=16)
 
 
@@ -147,12 +148,11 @@ def test_times_are_spread_over_all_parts_of_noise():
 
 
 def test_latents_are_of_the_scenes_and_worked_out_once(parts, tmp_path, monkeypatch):
-    vae, few = parts[0], 3
+    vae, real = parts[0], data.make_scenes
+    monkeypatch.setattr(data, "make_scenes", lambda seed: real(seed, count=3))  # of a chunk
     drawn = torch.stack(
         [torch.from_numpy(scene.draw(128)).permute(2, 0, 1) for scene in all_scenes(1, 2)]
-    )[[0, 1, 2, 1000, 1001, 1002]]
-    real = mmdit.draw_scenes
-    monkeypatch.setattr(mmdit, "draw_scenes", lambda seed: real(seed)[:few])
+    )
     latents = scene_latents(vae, 1, 2, tmp_path)
     with torch.no_grad():
         wanted = vae.encode(drawn.float() / 127.5 - 1).latent_dist.mode()
@@ -163,7 +163,9 @@ def test_latents_are_of_the_scenes_and_worked_out_once(parts, tmp_path, monkeypa
 
 @pytest.fixture
 def small(monkeypatch):
-    """A transformer of a few weights, three scenes a batch, two pictures of two steps."""
+    """A transformer of a few weights, few scenes, three a batch, two pictures of two steps."""
+    real = data.make_scenes
+    monkeypatch.setattr(data, "make_scenes", lambda seed: real(seed, count=SCENES))
     for module in (mmdit, train_demo_mmdit):
         monkeypatch.setattr(module, "new_transformer", SMALL)
     monkeypatch.setattr(mmdit, "BATCH", 3)
@@ -178,7 +180,7 @@ def trained(work, steps, **options):
     if not work.exists():
         work.mkdir()
         torch.manual_seed(5)
-        torch.save(torch.randn(1000, 4, 16, 16), work / "latents-1000000.pt")
+        torch.save(torch.randn(SCENES, 4, 16, 16), work / "latents-1000000.pt")
     args = {"work": work, "out": work / "model", "start": DEMO, "seed": 1, "chunks": 1}
     args |= {"mmdit_steps": steps, "device": "cpu", "processes": 1, "snapshot": False, **options}
     train_demo_mmdit.run(argparse.Namespace(**args))
@@ -216,7 +218,7 @@ def test_processes_share_the_batch_that_one_alone_would_see(small, tmp_path, mon
         seen.append(given)
         return flow_loss(transformer, *given)
 
-    latents = torch.randn(1000, 4, 16, 16)
+    latents = torch.randn(SCENES, 4, 16, 16)
     monkeypatch.setattr(train_demo_mmdit, "scene_latents", lambda *_: latents)
     monkeypatch.setattr(mmdit, "flow_loss", heard)
     for rank, world in ((0, 1), (0, 2), (1, 2)):
@@ -239,7 +241,7 @@ def test_it_learns_the_scenes_that_it_is_shown(small, tmp_path, monkeypatch):
     monkeypatch.setattr(mmdit, "flow_loss", heard)
     monkeypatch.setattr(fit, "rate", lambda *_: 1.0)  # at once, for so few steps
     (tmp_path / "run").mkdir()  # all its pictures are plain and of one colour
-    torch.save(torch.full((1000, 4, 16, 16), 2.0), tmp_path / "run" / "latents-1000000.pt")
+    torch.save(torch.full((SCENES, 4, 16, 16), 2.0), tmp_path / "run" / "latents-1000000.pt")
     trained(tmp_path / "run", 40)
     seen = [one.item() for one in losses if one.requires_grad]
     assert len(seen) == 40 and np.mean(seen[-10:]) < 0.8 * np.mean(seen[:10])
