@@ -47,7 +47,7 @@ class ErnieImage(Family):
         given = arguments(model, args, kwargs)
         return DenoiserCall(
             timestep=Timestep(given["timestep"]),
-            size=partial(self.rows_and_cols, model, given),
+            size=partial(self.size, model, given),
             batch=len(given["hidden_states"]),
             text=given["text_bth"],
             sample=given["hidden_states"],

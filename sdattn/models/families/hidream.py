@@ -64,7 +64,7 @@ class HiDream(Family):
         given = arguments(model, args, kwargs)
         return DenoiserCall(
             timestep=Timestep(given["timesteps"]),
-            size=partial(self.rows_and_cols, model, given),
+            size=partial(self.size, model, given),
             batch=len(given["hidden_states"]),
             text=given["encoder_hidden_states_t5"],
             sample=given["hidden_states"],

@@ -76,7 +76,7 @@ class _ZImage(Family):
             )
         return DenoiserCall(
             timestep=Timestep(given["t"], self.timestep_unit, self.timestep_start),
-            size=partial(self.rows_and_cols, model, given),
+            size=partial(self.size, model, given),
             batch=len(given["x"]),
             text=None,
             spans=partial(_spans, model, given),
