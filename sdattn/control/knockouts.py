@@ -212,7 +212,7 @@ def draw_without(plan: KnockoutPlan, words: Sequence[str], batch_size: int = 4) 
     ]
 
 
-def change(image: Image.Image, other: Image.Image, grid: tuple[int, int]) -> Tensor:
+def change(image: Image.Image, other: Image.Image, grid: tuple[int, ...]) -> Tensor:
     """Where two pictures differ.
 
     Args:
