@@ -35,8 +35,6 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(cells // patch for cells, patch in sizes)
 
 
-_PIPELINES = "WanPipeline WanImageToVideoPipeline WanVideoToVideoPipeline"
-
 FAMILY = Family(
     name="Wan",
     denoisers=("WanTransformer3DModel",),
@@ -47,5 +45,6 @@ FAMILY = Family(
     size_unit=16,
     half="bfloat16",
     readers={"Wan": read_wan},
-    guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
+    # Of pictures to film, the layers of Wan 2.1 attend to a picture too.
+    guidance={"WanPipeline": IN_TURN},
 )
