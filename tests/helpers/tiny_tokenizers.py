@@ -181,7 +181,7 @@ def tiny_bert_tokenizer() -> PreTrainedTokenizerFast:
     entries += [word for word in WORDS if len(word) > 1]
     vocabulary = {entry: number for number, entry in enumerate(entries)}
     backend = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=False)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
     ends = [("[CLS]", 2), ("[SEP]", 3)]
