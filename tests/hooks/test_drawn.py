@@ -32,12 +32,19 @@ def attached(pipe, **options):
     return store
 
 
+# each prompt has a call of a text encoder of its own: which is of which is not known
+ONE_BY_ONE = ("Bria", "ERNIE-Image", "HunyuanImage 2.1, quoted text")
+
+
 @pytest.mark.parametrize("row", ROWS, ids=str)
 @pytest.mark.parametrize("way", [WAYS[0], pytest.param(TWO, marks=pytest.mark.slow)], ids=str)
 def test_every_pipeline_says_what_it_drew(row, way):
     way, pipe = row.fitted(way), row.make()
     with capture(pipe) as store:
         row.run(pipe, way)
+    if way.prompts > 1 and row.name in ONE_BY_ONE:
+        assert store.drawn is None
+        return
     options = row.options(pipe, way)
     given = options.pop("prompt", list(PROMPTS[: way.prompts]))  # some rows have their own
     right = [given] if isinstance(given, str) else list(given)
