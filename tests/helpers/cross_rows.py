@@ -91,8 +91,8 @@ def kandinsky5() -> Any:
 def of_resolution(pipe: Any, way: Way) -> Options:
     """The pipeline takes sizes of its list only, and some parts of its model stay in float32."""
     pipe.resolutions = [way.size[::-1]]
-    for name, module in pipe.transformer.named_modules():
-        if any(part in name for part in pipe.transformer._keep_in_fp32_modules):
+    for name, module in getattr(pipe, "transformer", torch.nn.Module()).named_modules():
+        if any(part in name for part in Kandinsky5Transformer3DModel._keep_in_fp32_modules):
             module.float()
     return sized(pipe, way)
 

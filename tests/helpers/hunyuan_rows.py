@@ -68,7 +68,7 @@ def quoting(pipe: Any, way: Way) -> Options:
 
 
 HUNYUAN: Options = {"joint": "picture first", "n_text": 190 + 16, "layers": 4, "processors": ()}
-HUNYUAN |= {"in_turn": True, "prompt_rows": None, "unit": 32}
+HUNYUAN |= {"in_turn": True, "prompt_rows": None}
 
 HUNYUAN_IMAGES = (
     Row("HunyuanImage 2.1", hunyuan_image, guided, **HUNYUAN),

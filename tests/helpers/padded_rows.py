@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from diffusers import (
+    CogView4ControlPipeline,
     CogView4Pipeline,
     CogView4Transformer2DModel,
     FlowMatchEulerDiscreteScheduler,
@@ -14,6 +15,8 @@ from diffusers import (
     Krea2Transformer2DModel,
     Lumina2Pipeline,
     Lumina2Transformer2DModel,
+    ZImageControlNetModel,
+    ZImageControlNetPipeline,
     ZImageImg2ImgPipeline,
     ZImageInpaintPipeline,
     ZImagePipeline,
@@ -40,7 +43,7 @@ from helpers.tiny_tokenizers import (
 from helpers.transformer_rows import own_norms, quiet, qwen_vae, vae
 
 
-def z_image(kind: Any = ZImagePipeline) -> Any:
+def z_image(kind: Any = ZImagePipeline, **parts: Any) -> Any:
     torch.manual_seed(0)
     transformer = ZImageTransformer2DModel(
         in_channels=4,
@@ -61,8 +64,28 @@ def z_image(kind: Any = ZImagePipeline) -> Any:
         text_encoder=tiny_qwen3(),
         tokenizer=tiny_qwen(),
         transformer=own_norms(transformer).eval(),
+        **parts,
     )
     return quiet(pipe)
+
+
+def z_image_controlled() -> Any:
+    torch.manual_seed(5)
+    control = ZImageControlNetModel(
+        control_layers_places=[0],
+        control_refiner_layers_places=[0],
+        control_in_dim=4,
+        add_control_noise_refiner="control_noise_refiner",
+        dim=32,
+        n_refiner_layers=1,
+        n_heads=2,
+        n_kv_heads=2,
+    )
+    return z_image(ZImageControlNetPipeline, controlnet=control.eval())
+
+
+def controlled(pipe: Any, way: Way) -> Options:
+    return {**above_nothing(pipe, way), "control_image": pictures(way, 1)}
 
 
 LONG = "a turquoise cat on the sofa, a red dog"  # of more than 32 tokens in a chat
@@ -138,11 +161,11 @@ def system_lengths(pipe: Any, way: Way) -> list[int]:
     return [len(pipe.tokenizer(prompt)["input_ids"]) for prompt in prompts] * way.images
 
 
-def cogview4() -> Any:
+def cogview4(kind: Any = CogView4Pipeline, channels: int = 4) -> Any:
     torch.manual_seed(0)
     transformer = CogView4Transformer2DModel(
         patch_size=2,
-        in_channels=4,
+        in_channels=channels,
         out_channels=4,
         num_layers=2,
         attention_head_dim=8,
@@ -153,7 +176,7 @@ def cogview4() -> Any:
         sample_size=16,
         rope_axes_dim=(16, 16),
     )
-    pipe = CogView4Pipeline(
+    pipe = kind(
         tokenizer=tiny_glm(),
         text_encoder=tiny_glm_encoder(),
         vae=vae(),
@@ -161,6 +184,11 @@ def cogview4() -> Any:
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
     )
     return quiet(pipe)
+
+
+def cogview4_control(pipe: Any, way: Way) -> Options:
+    torch.manual_seed(0)  # the pipeline draws the control's latents without its generator
+    return {**sized(pipe, way), "control_image": pictures(way, 1)}
 
 
 def krea2() -> Any:
@@ -261,8 +289,15 @@ PADDED = (
     Row("Z-Image", z_image, above_nothing, **Z_IMAGE),
     Row("Z-Image, image to image", lambda: z_image(ZImageImg2ImgPipeline), from_picture, **Z_IMAGE),
     Row("Z-Image, inpainting", lambda: z_image(ZImageInpaintPipeline), inpainted, **Z_IMAGE),
+    Row("Z-Image, ControlNet", z_image_controlled, controlled, **Z_IMAGE),
     Row("Lumina 2", lumina2, with_system_prompt, lengths=system_lengths, **IN_TURN),
     Row("CogView4", cogview4, sized, **IN_TURN),
+    Row(
+        "CogView4, control",
+        lambda: cogview4(CogView4ControlPipeline, channels=8),
+        cogview4_control,
+        **IN_TURN,
+    ),
     Row("Krea 2", krea2, krea2_options, n_text=40, **IN_TURN),
     Row("HunyuanDiT", hunyuan_dit, unbinned, layers=2, unit=16, cell=16, processors=("fused",)),
 )

@@ -18,6 +18,8 @@ from sdattn.hooks.run_watch import running_call
 from sdattn.models.layers import find_denoiser, find_layers
 
 LOSSY = ("fused", torch.bfloat16)  # ways of changing a pipeline that are not undone
+# each prompt has a call of a text encoder of its own: which is of which is not known
+ONE_BY_ONE = ("Bria", "ERNIE-Image", "HunyuanImage 2.1, quoted text")
 
 
 def state(pipe, model):
@@ -115,7 +117,9 @@ def test_the_seven_laws(row, processor, way):
         assert store.nbytes == store.expected_nbytes  # 5: memory is what was said
         assert store.images == way.total * row.each  # 6: nothing assumed of batch and size
         assert store.latent_size == row.grid(way)
-        if processor == "own":
+        if way.prompts > 1 and row.name in ONE_BY_ONE:
+            assert store.drawn is None
+        elif processor == "own":
             assert_it_says_what_it_drew(store, pipe, row, way)
 
 

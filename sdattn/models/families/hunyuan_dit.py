@@ -51,9 +51,6 @@ FAMILY = _HunyuanDiT(
     grid=grid_of_patches,
     size_unit=16,
     readers={"HunyuanDiT": read_hunyuan_dit},
-    guidance=dict.fromkeys(
-        ("HunyuanDiTPipeline", "HunyuanDiTControlNetPipeline", "HunyuanDiTPAGPipeline"),
-        NEGATIVE_FIRST,
-    ),
+    guidance=dict.fromkeys(("HunyuanDiTPipeline", "HunyuanDiTControlNetPipeline"), NEGATIVE_FIRST),
     text_options=(),
 )

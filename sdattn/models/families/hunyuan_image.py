@@ -92,7 +92,6 @@ FAMILY = HunyuanImage(
     },
     joined="picture first",
     grid=_grid,
-    size_unit=32,
     half="bfloat16",
     readers={"HunyuanImage": read_hunyuan_image, "HunyuanImageRefiner": refuse_unknown},
     preset="joint",
