@@ -32,6 +32,7 @@ def quantized(
         return {}
     import diffusers
     import transformers
+    from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 
     bits = options.quantization
     given: dict[str, Any] = {f"load_in_{bits}": True}
@@ -39,8 +40,7 @@ def quantized(
         given |= {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
     homes = {"diffusers": diffusers, "transformers": transformers}
     mapping = {name: homes[index[name][0]].BitsAndBytesConfig(**given) for name in _large(index)}
-    config = vars(diffusers)["PipelineQuantizationConfig"](quant_mapping=mapping)
-    return {"quantization_config": config}
+    return {"quantization_config": PipelineQuantizationConfig(quant_mapping=mapping)}
 
 
 def _large(index: Mapping[str, Any]) -> list[str]:

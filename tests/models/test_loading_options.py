@@ -19,6 +19,7 @@ from sdattn.models.families import registered
 from sdattn.models.loading_options import LoadingOptions, options_of
 from sdattn.models.locating import is_hub_id
 from sdattn.models.outline import outline
+from sdattn.models.quantization import quantized
 from sdattn.models.schedulers import fitting_scheduler
 from sdattn.runs.again import command_of
 from sdattn.runs.settings import RunSettings
@@ -163,6 +164,22 @@ def test_a_gguf_file_of_another_model_is_told(folder, tmp_path):
     write_gguf(sd3().transformer, tmp_path / "sd3.gguf")
     with pytest.raises(ValueError, match="sd3.gguf cannot be loaded as the weights of a UNet2D"):
         load_pipeline(folder, device="cpu", quantization=f"gguf:{tmp_path / 'sd3.gguf'}")
+
+
+def test_bits_are_for_the_denoiser_and_large_text_encoders(folder):
+    """As far as it can be seen without a GPU: what diffusers is asked for."""
+    index = {
+        "transformer": ["diffusers", "FluxTransformer2DModel"],
+        "text_encoder": ["transformers", "CLIPTextModel"],
+        "text_encoder_2": ["transformers", "T5EncoderModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+    }
+    asked = quantized(LoadingOptions(quantization="8bit"), folder, index, torch.bfloat16)
+    mapping = asked["quantization_config"].quant_mapping
+    homes = {name: type(one).__module__.partition(".")[0] for name, one in mapping.items()}
+    assert homes == {"transformer": "diffusers", "text_encoder_2": "transformers"}
+    assert all(one.load_in_8bit and not one.load_in_4bit for one in mapping.values())
+    assert quantized(LoadingOptions(), folder, index, torch.bfloat16) == {}
 
 
 def test_bits_need_a_gpu(folder):
