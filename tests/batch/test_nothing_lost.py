@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import demo_batches
 from helpers.demo_batches import (  # noqa: F401
     LINUX,
-    SETTINGS,
     call_batch,
     check_complete,
     colours,
@@ -36,6 +36,7 @@ from sdattn.models.sizes import size_unit
 pytestmark = pytest.mark.slow
 
 DEMO = Path(sdattn.__file__).parent / "models" / "demo"
+SETTINGS = [*demo_batches.SETTINGS, "--width", "64", "--height", "64"]  # a quarter of the time
 
 
 # Folders that are not this run's
@@ -92,7 +93,8 @@ def test_other_prompts_and_steps_are_refused_and_force_makes_anew_only_them(batc
     steps = [*arguments[:1], "--steps", "3", *arguments[3:]]
     code, _, err = batch(*steps)
     assert code == 1 and len(err.splitlines()) == 1
-    assert "options {'num_inference_steps': 2} is now {'num_inference_steps': 3}" in err
+    before_and_now = [f"{{'num_inference_steps': {n}, 'width': 64, 'height': 64}}" for n in (2, 3)]
+    assert "options " + " is now ".join(before_and_now) in err
     assert stamps(root) == before
     code, out, err = batch(*steps, "--force")
     assert code == 0, err

@@ -68,35 +68,6 @@ def test_type_checkers_know_every_name_of_the_module():
     assert names == set(sdattn.edit.__all__)
 
 
-USE = """
-import sdattn
-from sdattn.edit import EditRun
-run: EditRun = sdattn.edit(None, "a cat", ["a dog"], seed=1, num_inference_steps=3)
-same: sdattn.edit.EditRun = run
-control: sdattn.edit.AttentionReplace = sdattn.edit.AttentionReplace([], num_steps=3)
-near: float = sdattn.edit.psnr(run.images[0], run.images[1])
-sdattn.edit(None, 3, "a dog")
-sdattn.edit.nothing
-"""
-
-
-@pytest.mark.slow
-def test_a_type_checker_knows_that_the_module_can_be_called(tmp_path, monkeypatch):
-    api = pytest.importorskip("mypy.api", reason="pip install mypy")
-    heavy = "torch.*,diffusers.*,transformers.*,numpy.*,matplotlib.*,PIL.*"
-    (tmp_path / "mypy.ini").write_text(
-        "[mypy]\nstrict = true\nignore_missing_imports = true\nfollow_imports = silent\n"
-        f"[mypy-{heavy}]\nfollow_imports = skip\n"
-    )
-    monkeypatch.setenv("MYPYPATH", str(Path(sdattn.__file__).parents[1]))
-    options = ["--config-file", f"{tmp_path}/mypy.ini", "--cache-dir", f"{tmp_path}/cache"]
-    said, trouble, _ = api.run([*options, "-c", USE])
-    lines = [line for line in said.splitlines() if "error:" in line]
-    assert not trouble and len(lines) == 2, said
-    assert ":8:" in lines[0] and 'incompatible type "int"; expected "str"' in lines[0]
-    assert ":9:" in lines[1] and 'no attribute "nothing"' in lines[1]
-
-
 OFF = {"cross_replace_steps": 0.0, "self_replace_steps": 0.0}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import training_process
+from helpers.forks import fork
 from torch import nn
 from transformers import CLIPTokenizer
 
@@ -180,7 +181,10 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path, monkeyp
 
 
 def test_processes_that_began_apart_train_the_same_network(tmp_path):
-    torch.multiprocessing.spawn(training_process.train, (tmp_path,), nprocs=2)
+    processes = [fork(training_process.train, rank, tmp_path) for rank in (0, 1)]
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
     ends = [torch.load(tmp_path / f"end-{rank}.pt") for rank in (0, 1)]
     for name in ends[0]:
         assert torch.equal(ends[0][name], ends[1][name])
