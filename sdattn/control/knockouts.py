@@ -225,4 +225,4 @@ def change(image: Image.Image, other: Image.Image, grid: tuple[int, ...]) -> Ten
     """
     pair = [np.asarray(picture.convert("RGB"), dtype=np.float32) for picture in (image, other)]
     difference = torch.from_numpy(abs(pair[0] - pair[1])).mean(-1) / 255  # [height, width]
-    return torch.nn.functional.adaptive_avg_pool2d(difference[None], grid)[0]
+    return torch.nn.functional.adaptive_avg_pool2d(difference[None], (grid[0], grid[1]))[0]

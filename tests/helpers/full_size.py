@@ -136,5 +136,16 @@ FULL_SIZES = {
         ((60, 83, 83),),
         40,
     ),
-    # A further model is one more row: its class, its published configuration and one call.
+    "Z-Image": FullSize(  # 1024 x 1024; a prompt of 40 tokens, filled up to 64
+        "ZImageTransformer2DModel",
+        6154.908,
+        {},
+        lambda: {
+            "x": [torch.empty(16, 1, 128, 128)],
+            "t": torch.empty(1),
+            "cap_feats": [torch.empty(40, 2560)],
+        },
+        ((30, 64, 64),),
+        64,
+    ),
 }
