@@ -28,10 +28,10 @@ def shown(model):
 @torch.no_grad()
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("kind", NAMES)
-def test_agrees_with_diffusers_and_with_the_softmax_of_its_operands(kind, batch, monkeypatch):
+def test_agrees_with_diffusers_and_with_the_softmax_of_its_operands(kind, batch):
     model = sharp_model(kind)
     given = sharp_inputs(kind, model, batch=batch)
-    with recorded(model, monkeypatch) as record:
+    with recorded(model) as record:
         expected = model(**given).sample
     found = shown(model)
     output = model(**given).sample
@@ -61,13 +61,13 @@ def test_fused_projections(kind):
 
 
 @torch.no_grad()
-def test_a_mask_of_qwens_text(monkeypatch):
+def test_a_mask_of_qwens_text():
     """Padding of the second prompt; a hole in the first."""
     model = sharp_model("Qwen-Image")
     mask = torch.ones(2, N_TEXT, dtype=torch.bool)
     mask[0, 2] = mask[1, 4:] = False
     given = {**sharp_inputs("Qwen-Image", model, batch=2), "encoder_hidden_states_mask": mask}
-    with recorded(model, monkeypatch) as record:
+    with recorded(model) as record:
         expected = model(**given).sample
     found = shown(model)
     torch.testing.assert_close(model(**given).sample, expected, atol=1e-5, rtol=0)
