@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -166,8 +167,11 @@ class PromptWatch:
         if any(len(calls) > len(given) for calls in heard.ids.values()):
             return None  # which of them was of which text is not known
         texts, ids = {}, {}
-        for number, (branch, text) in enumerate(given.items()):  # the prompts are encoded first
-            own = {name: calls[number] for name, calls in heard.ids.items() if number < len(calls)}
+        most = max(map(len, heard.ids.values()), default=0)
+        for number, (branch, text) in enumerate(islice(given.items(), most)):
+            # The prompts are encoded first. What an encoder got that is not called for every text
+            # (ByT5, for quoted text alone) may be of either branch.
+            own = {name: calls[min(number, len(calls) - 1)] for name, calls in heard.ids.items()}
             rows = _text_of_each_row("" if text is None else text, list(own.values()))
             if rows is not None:
                 texts[branch], ids[branch] = rows, own

@@ -173,7 +173,7 @@ class _Reading:
         for branch in dict.fromkeys(branches):  # all of a batch at once: it may share its length
             positions = [i for i, side in enumerate(branches) if side == branch]
             try:
-                found = self._read(store, [self.given[i] for i in positions], branch)
+                found = self._read(store, [self.given[i] for i in positions], branch, each)
             # If another prompt was drawn, that is the more helpful error.
             except InvalidValueError:
                 if self.drawn is not None:
@@ -186,7 +186,7 @@ class _Reading:
             self.drawn.check(store.branches, prompts)
         return prompts
 
-    def _read(self, store: Source, texts: list[Any], branch: Branch) -> list[Prompt]:
+    def _read(self, store: Source, texts: list[Any], branch: Branch, each: int) -> list[Prompt]:
         columns, tokenizer, options = store.n_text or 0, self.tokenizer, self.options
         is_tokenizer = hasattr(tokenizer, "convert_ids_to_tokens")
         # By the pipeline: as its family reads, with the options of the run. By a bare tokenizer:
@@ -194,6 +194,7 @@ class _Reading:
         if not is_tokenizer or not all(isinstance(text, str) for text in texts):
             if self.drawn is not None:
                 options = {**self.drawn.options, **options}
+            options = {"num_images_per_prompt": each, **options}
             negative = branch == "unconditional"
             return read_prompts(tokenizer, texts, columns, negative=negative, **options)
         most = tokenizer.model_max_length

@@ -208,8 +208,9 @@ def ernie() -> Any:
 
 
 def of_area(pipe: Any, way: Way) -> Options:
-    """The pipeline scales every picture to about the area of this many cells a side."""
-    pipe.default_sample_size = 1.001 * math.sqrt(way.size[0] * way.size[1]) / 8
+    """The pipeline scales every picture to about the area of this many cells a side, and rounds
+    down."""
+    pipe.default_sample_size = 1 + math.isqrt(way.size[0] * way.size[1]) // 8
     return short(pipe, way)
 
 

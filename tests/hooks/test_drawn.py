@@ -12,7 +12,8 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 from helpers.capture_runs import PROMPT, run
-from helpers.rows import NEGATIVE, PROMPTS
+from helpers.hunyuan_rows import guided, hunyuan_image
+from helpers.rows import NEGATIVE, PROMPTS, Way
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from helpers.transformer_rows import flux, sd3
 
@@ -50,6 +51,33 @@ def test_a_negative_prompt_that_was_left_out_is_empty():
     assert store.drawn.texts == {"conditional": (PROMPT,), "unconditional": ("",)}
     with pytest.raises(ValueError, match="but the negative prompt of this run was ''"):
         heatmaps(store, pipe, PROMPT)
+
+
+@pytest.mark.parametrize("quoted", [(), ("prompt",), ("negative",), ("prompt", "negative")])
+def test_an_encoder_of_some_texts_alone_may_be_of_either(quoted):
+    """HunyuanImage has ByT5 read quoted text, and calls it for nothing else."""
+    pipe = hunyuan_image()
+    texts = [
+        text if name in quoted else text.replace('"', "")
+        for name, text in (("prompt", 'a "red" cat'), ("negative", 'a "blue" dog'))
+    ]
+    options = {**guided(pipe, Way(size=(64, 64))), "negative_prompt": texts[1]}
+    with capture(pipe) as store, capture(pipe, branch="unconditional") as negative:
+        pipe(texts[0], num_inference_steps=1, output_type="latent", **options)
+    for one, text in zip((store, negative), texts, strict=True):
+        assert one.heatmaps()[0].prompt.text == text
+        with pytest.raises(ValueError, match="but the .*prompt of this run was"):
+            heatmaps(one, pipe, 'a "green" cow')
+
+
+def test_heatmaps_of_several_images_are_told_of_them():
+    """HunyuanImage mixes up columns of several images of each prompt, where one quotes text."""
+    pipe, prompts = hunyuan_image(), ['a "red" cat', "a dog"]
+    options = {**guided(pipe, Way(size=(64, 64))), "num_inference_steps": 1}
+    with capture(pipe) as store:
+        pipe(prompts, num_images_per_prompt=2, output_type="latent", **options)
+    with pytest.raises(ValueError, match="num_images_per_prompt=2: a HunyuanImagePipeline"):
+        heatmaps(store, pipe, prompts)
 
 
 def test_the_text_is_as_it_was_typed():

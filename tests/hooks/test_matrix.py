@@ -118,7 +118,7 @@ def test_the_seven_laws(row, processor, way):
         assert store.images == way.total * row.each  # 6: nothing assumed of batch and size
         assert store.latent_size == row.grid(way)
         if way.prompts > 1 and row.name in ONE_BY_ONE:
-            assert store.drawn is None
+            assert store.drawn is None or "conditional" not in store.drawn.texts
         elif processor == "own":
             assert_it_says_what_it_drew(store, pipe, row, way)
 

@@ -45,37 +45,62 @@ def processors(pipe):
 
 # -- several images, several prompts --------------------------------------------------------------
 
-# diffusers 0.42 gives the images of several prompts each other's text masks in these
-MIXED_MASKS = ("Qwen-Image", "Sana")
+# Of several prompts with several images each, diffusers 0.42 gives images each other's text masks
+# in these.
+MIXED_MASKS = ("Qwen-Image", "Sana", "Lumina 2", "HunyuanDiT", "HunyuanImage 2.1", "LTX-Video")
+ONE_NEGATIVE = ("LongCat-Image",)  # encodes one negative prompt for all prompts
+# Texts are filled up to the batch's longest, and the filling is attended to; pooled states are
+# mixed up as masks are above.
+FILLED_TO_LONGEST = ("Kandinsky 5",)
+UNSEEDED = ("CogView4, control",)  # draws the control's latents without the call's generator
 # To make all of the pipelines takes each process seconds, and who takes a picture asks for none.
 FROM_TEXT = [
-    row for row in ROWS if "image" not in row.options(SimpleNamespace(), row.fitted(WAYS[0]))
+    row
+    for row in ROWS
+    if "image" not in row.options(SimpleNamespace(), row.fitted(WAYS[0]))
+    and row.name not in UNSEEDED
 ]
+
+
+def of_separate_images(row):
+    """A way of several prompts and images in which the row's pipeline keeps images apart."""
+    way = row.fitted(WAYS[1])
+    if row.name.startswith(MIXED_MASKS + ONE_NEGATIVE):
+        return replace(way, images=1)
+    return replace(way, prompts=1) if row.name in FILLED_TO_LONGEST else way
+
+
+def heatmaps_of(row, pipe, prompts, seed, images, **options):
+    """Of each image, whose noise is drawn with the next seed."""
+    if row.frames is None:
+        return sdattn.generate(pipe, prompts, seed=seed, **options).heatmaps
+    options.pop("preset")  # the default is the default here too
+    noise = [torch.Generator().manual_seed(seed + i) for i in range(images)]
+    with capture(pipe) as store:
+        pipe(prompt=prompts, generator=noise, output_type="latent", **options)
+    return store.heatmaps()
 
 
 @pytest.mark.parametrize("row", FROM_TEXT, ids=str)
 def test_a_batch_is_its_images_one_by_one(row):
     pipe = row.make()
-    way = row.fitted(WAYS[1])
-    if row.name.startswith(MIXED_MASKS):
-        way = replace(way, images=1)
+    way = of_separate_images(row)
     options = {**row.options(pipe, way), "num_inference_steps": 2}
-    prompts = options.pop("prompt", ["a red cat", "dog, dog and cat"])
+    prompts = options.pop("prompt", ["a red cat", "dog, dog and cat"][: way.prompts])
+    prompts = [prompts] if isinstance(prompts, str) else prompts
     if options.get("negative_prompt", "") is None or row.in_turn:
         options.pop("negative_prompt", None)
-    if way.images > 1:
-        options["num_images_per_prompt"] = way.images
+    more = {row.images_option: way.images} if way.images > 1 else {}
     # sharpened, maps of random weights, which are nearly flat, would show how batches round
     options["preset"] = "columns" if row.joint else "default"
-    together = sdattn.generate(pipe, prompts, seed=3, **options)
-    assert len(together.heatmaps) == way.total * row.each
-    options.pop("num_images_per_prompt", None)
+    together = heatmaps_of(row, pipe, prompts, 3, way.total, **options, **more)
+    assert len(together) == way.total * row.each
     for i in range(way.total):
         prompt = prompts[i // way.images]
-        alone = sdattn.generate(pipe, prompt, seed=3 + i, **options)
-        assert alone.heatmaps[0].words == together.heatmaps[i * row.each].words
-        for frame, one in enumerate(alone.heatmaps):
-            found = together.heatmaps[i * row.each + frame]
+        alone = heatmaps_of(row, pipe, prompt, 3 + i, 1, **options)
+        assert alone[0].words == together[i * row.each].words
+        for frame, one in enumerate(alone):
+            found = together[i * row.each + frame]
             for word in one:
                 torch.testing.assert_close(
                     found[word].values, one[word].values, atol=2e-5, rtol=1e-3

@@ -254,8 +254,9 @@ def test_a_model_of_the_hub_keeps_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(DiffusionPipeline, "download", download)
     made = outline("owner/name")
     loaded = load_pipeline("owner/name", device="cpu")
-    asked_for = ("owner/name", {"use_safetensors": True, "trust_remote_code": False})
-    assert asked == [asked_for, asked_for]
+    of_its_own = {"variant": None, "revision": None}
+    options = {"use_safetensors": True, "trust_remote_code": False, **of_its_own}
+    assert asked == [("owner/name", options)] * 2
     assert made.name_or_path == loaded.name_or_path == "owner/name"
 
 

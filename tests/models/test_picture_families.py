@@ -299,6 +299,17 @@ def test_hunyuan_image_reads_quoted_text_by_byt5():
     assert all(word.columns for one in read for word in one.words)
     with pytest.raises(ValueError, match="have 128 token columns.*tokenizer_2_max_length"):
         read_prompts(pipe, "a cat", columns=128)
+    # several images a prompt: the masks come in another order than the states that they are for
+    mixed = [PROMPTS[0], GLYPHS[0]]
+    with torch.no_grad():
+        *_, glyphs, glyph_mask = pipe.encode_prompt(mixed, "cpu", 2, num_images_per_prompt=2)
+    assert glyphs[:, 0].any(-1).tolist() == [False, False, True, True]
+    assert glyph_mask[:, 0].bool().tolist() == [False, True, False, True]
+    with pytest.raises(ValueError, match="num_images_per_prompt=2: a HunyuanImagePipeline gives"):
+        read_prompts(pipe, mixed, num_images_per_prompt=2)
+    for kept_apart in (PROMPTS[:2], GLYPHS[:1]):
+        many = read_prompts(pipe, kept_apart, num_images_per_prompt=2)
+        assert many == read_prompts(pipe, kept_apart)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...errors import OptionError
 from ...prompts.tokenizing import PAD, Token, filled, tokenize
 from ...prompts.tokens import Prompt, place_words
 from ...prompts.words import Source
@@ -20,7 +21,13 @@ _QUOTED = (r"\'(.*?)\'", r"\"(.*?)\"", "\u2018(.*?)\u2019", "\u201c(.*?)\u201d")
 def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
     """ByT5's tokens of the quoted text, Qwen2.5-VL's of the prompt inside a template, then the
     padding of both. Source: pipeline_hunyuanimage.py, ``encode_prompt``;
-    transformer_hunyuanimage.py, ``forward``."""
+    transformer_hunyuanimage.py, ``forward``.
+
+    Raises:
+        ValueError: several images of each of several prompts whose quoted texts differ in length.
+            ``encode_prompt`` repeats the masks in another order than the text states, and the
+            transformer orders the columns by the masks.
+    """
     pipe = call.pipe
     drop = pipe.prompt_template_encode_start_idx
     lengths = pipe.tokenizer_max_length, pipe.tokenizer_2_max_length
@@ -29,7 +36,7 @@ def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
             f"its tokenizer_max_length and tokenizer_2_max_length make {lengths}"
         )
     before, _, after = pipe.prompt_template_encode.format(PLACEHOLDER).partition(PLACEHOLDER)
-    read = []
+    read, n_glyphs = [], set()
     for text in texts:
         source = Source.of(text).within(before, after)
         every = tokenize(pipe.tokenizer, source, **filled(lengths[0] + drop))
@@ -38,9 +45,15 @@ def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
         if quoted is not None:
             glyphs = tokenize(pipe.tokenizer_2, quoted, **filled(lengths[1]))
             encoded.append(tuple(token.id for token in glyphs))
+        n_glyphs.add(sum(not _is_padding(token) for token in glyphs))
         tokens = sorted((*glyphs, *every[drop:]), key=_is_padding)  # else in their order
         prompt = place_words(pipe.tokenizer, Source.of(text), tokens)
         read.append(replace(prompt, encoded=tuple(encoded)))
+    images = call.options.get("num_images_per_prompt") or 1
+    if len(n_glyphs) > 1 and images > 1:
+        advice = "a {0} gives images of prompts whose quoted texts differ in length, as those of "
+        advice += "{1}, each other's columns. Draw one image a prompt, or each prompt by itself."
+        raise OptionError("num_images_per_prompt", images, advice, type(pipe).__name__, texts)
     return read
 
 
