@@ -252,6 +252,18 @@ FAMILIES = (
     "Lumina 2",
     "CogView4",
     "Krea 2",
+    "Chroma",
+    "AuraFlow",
+    "Bria",
+    "HiDream-I1",
+    "Ovis-Image",
+    "ERNIE-Image",
+    "LongCat-Image",
+    "HunyuanImage 2.1",
+    "Kandinsky 5",
+    "Wan 2.1",
+    "LTX-Video",
+    "CogVideoX",
 )  # not HunyuanDiT, whose pipeline reads each timestep itself and hands on a copy
 SMALL = Way(size=(64, 96))
 
