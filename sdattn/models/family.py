@@ -238,11 +238,11 @@ class Family:
                 return AttentionLayer(name, place, kind, 0, head_count(module), module)
         raise self.unknown_layer(name, module)
 
-    def unknown_layer(self, name: str, module: Any) -> TypeError:
+    def unknown_layer(self, name: str, module: Any, why: str = "") -> TypeError:
         """The error for attention in a place where the family is known to have none."""
         return InvalidTypeError(
             f"{name} is a {type(module).__name__} of a kind that sdattn does not know in a model "
-            f"of the family {self.title}."
+            f"of the family {self.title}{why and f': {why}'}."
         )
 
     def levels(self, _model: Any) -> int:

@@ -10,7 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from diffusers import FluxTransformer2DModel
+from diffusers import (
+    FluxTransformer2DModel,
+    PRXTransformer2DModel,
+    QwenImage21Transformer2DModel,
+    UNet2DConditionModel,
+)
 from helpers.matrix import ROWS
 from helpers.tiny_tokenizers import tiny_tokenizer
 from helpers.transformer_rows import qwen_image
@@ -283,3 +288,30 @@ def test_every_family_has_a_row_in_the_matrix():
     rows = (*UNETS[:1], *ROWS[len(UNETS) :])
     seen = {family_of(find_denoiser(row.make()).model).name for row in rows}
     assert seen == {family.name for family in registered() if "one's own" not in family.name}
+
+
+@torch.device("meta")
+def resisting(kind):
+    if kind is UNet2DConditionModel:  # DeepFloyd IF's
+        return kind(
+            block_out_channels=(32, 64),
+            down_block_types=("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
+            mid_block_type="UNetMidBlock2DSimpleCrossAttn",
+            up_block_types=("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"),
+            cross_attention_dim=32,
+            layers_per_block=1,
+        )
+    return kind(num_layers=1) if kind is QwenImage21Transformer2DModel else kind(depth=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (QwenImage21Transformer2DModel, "fewer queries than keys, and after the first step"),
+        (PRXTransformer2DModel, "the picture attends to the text and to itself and the text to"),
+        (UNet2DConditionModel, "down_blocks.1.attentions.0 .* keys are those of text and picture"),
+    ],
+)
+def test_what_resists_is_refused_with_its_reason(kind, why):
+    with pytest.raises(TypeError, match=why), sdattn.capture(resisting(kind)):
+        pass

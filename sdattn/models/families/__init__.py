@@ -16,6 +16,13 @@ from ..image_latents import ImageLatents
 from ..nearest import PAGE, nearest
 
 Fact = TypeVar("Fact")
+# Models of diffusers that have been looked at and cannot be captured, by class, and why.
+RESISTING: Mapping[str, str] = {
+    "PRXTransformer2DModel": "in each layer the picture attends to the text and to itself and the "
+    "text to nothing, so there are fewer queries than keys, which no way of looking knows",
+    "QwenImage21Transformer2DModel": "its layers attend to the sequence a part at a time, with fewer "
+    "queries than keys, and after the first step to keys from a cache",
+}
 _registered: tuple[Family, ...] = tuple(
     import_module(f".{module.name}", __name__).FAMILY for module in iter_modules(__path__)
 )
@@ -79,11 +86,15 @@ def family_of(model: Any, asked: str = "") -> Family:
     """
     found = claimed(model)
     if found is None:
+        what = asked or f"A {type(unwrapped(model)).__name__} is of no known family"
+        for cls in type(unwrapped(model)).__mro__:
+            if cls.__name__ in RESISTING:
+                raise InvalidTypeError(f"{what}: {RESISTING[cls.__name__]}.")
         supported = "; ".join(family.title for family in _registered)
         alike = nearest(unwrapped(model), _registered)
         nearest_one = f"The nearest is {alike[0].title}; alike are: {alike[1]}. " if alike else ""
         raise InvalidTypeError(
-            f"{asked or f'A {type(unwrapped(model)).__name__} is of no known family'}. Supported: "
+            f"{what}. Supported: "
             f"pipelines with one of these models, or the model itself: {supported}. {nearest_one}"
             f"Any other needs a Family of its own: {PAGE} says how to write one, and "
             "`sdattn info` drafts it for a pipeline."

@@ -33,8 +33,10 @@ class UNets(Family):
 
     def describe(self, model: Any, name: str, module: Any) -> AttentionLayer:
         place = next((place for place in PLACES if name.startswith(place)), None)
-        added_keys = getattr(module, "add_k_proj", None) is not None
-        if place is None or not hasattr(module, "to_q") or added_keys:
+        if getattr(module, "add_k_proj", None) is not None:
+            why = "its keys are those of text and picture, its queries the picture's alone"
+            raise self.unknown_layer(name, module, f"{why} (as in DeepFloyd IF and Kandinsky 2)")
+        if place is None or not hasattr(module, "to_q"):
             raise self.unknown_layer(name, module)
         # down_blocks.0 is at full resolution, and up_blocks.0 at the lowest.
         deepest = self.levels(model) - 1
