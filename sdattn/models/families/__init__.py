@@ -20,8 +20,8 @@ Fact = TypeVar("Fact")
 RESISTING: Mapping[str, str] = {
     "PRXTransformer2DModel": "in each layer the picture attends to the text and to itself and the "
     "text to nothing, so there are fewer queries than keys, which no way of looking knows",
-    "QwenImage21Transformer2DModel": "its layers attend to the sequence a part at a time, with fewer "
-    "queries than keys, and after the first step to keys from a cache",
+    "QwenImage21Transformer2DModel": "its layers attend to the sequence a part at a time, with "
+    "fewer queries than keys, and after the first step to keys from a cache",
 }
 _registered: tuple[Family, ...] = tuple(
     import_module(f".{module.name}", __name__).FAMILY for module in iter_modules(__path__)
