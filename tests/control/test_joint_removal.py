@@ -18,6 +18,7 @@ from sdattn.models.layers import find_denoiser
 
 PROMPT = "a red cat and a dog"
 NAMES = ("Stable Diffusion 3", "FLUX.1", "FLUX.2", "FLUX.2 klein", "Qwen-Image")
+NAMES += ("Chroma", "Bria", "Ovis-Image", "LongCat-Image")
 CASES = [row for row in ROWS if row.name in NAMES]
 COLUMNS = (1, 2, 3, 4)
 TOLERANCE = 5e-5  # of outputs of about 2, after two passes in float32
