@@ -158,9 +158,20 @@ def rendered(text: str, render: Callable[[str], str]) -> Source:
     )
 
 
+def read_t5(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """T5 alone, filled up to the length that the call has."""
+    tokenizer, options = call.pipe.tokenizer, filled(call.length())
+    return [read_source(tokenizer, Source.of(text), **options) for text in texts]
+
+
 def zeros(length: int) -> tuple[Token, ...]:
     """Columns of zeros, which come from no token."""
     return (Token(-1, PAD, 0, 0, PAD),) * length
+
+
+def zero_filled(prompts: list[Prompt], length: int) -> list[Prompt]:
+    """Prompts with columns of zeros behind their own, up to a length."""
+    return [replace(one, tokens=one.tokens + zeros(length - len(one.tokens))) for one in prompts]
 
 
 def cleaned(call: TextCall, text: str) -> Source:

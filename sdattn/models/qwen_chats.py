@@ -12,7 +12,7 @@ from ..errors import InvalidValueError, Message
 from ..prompts.tokenizing import TEMPLATE, Token
 from ..prompts.tokens import Prompt, read_source
 from ..prompts.words import Source
-from .encoders import PLACEHOLDER, TextCall, zeros
+from .encoders import PLACEHOLDER, TextCall, zero_filled
 
 PICTURE = "<|image_pad|>"  # a token of a picture
 
@@ -48,10 +48,7 @@ def read_filled(
             raise call.unexplained(f"these pictures makes {longest} of {texts}")
         found = "{max_sequence_length} makes {0} of {1}, as many as the longest needs"
         raise call.unexplained(Message(found, longest, texts, max_sequence_length=most))
-    return [
-        replace(prompt, tokens=prompt.tokens + zeros(longest - len(prompt.tokens)))
-        for prompt in read
-    ]
+    return zero_filled(read, longest)
 
 
 def read_edit(call: TextCall, texts: list[str]) -> list[Prompt]:

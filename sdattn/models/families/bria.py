@@ -1,11 +1,9 @@
 """Bria 3: FLUX.1's joint attention to T5."""
 
-from dataclasses import replace
-
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..denoiser_call import grid_of_ids
-from ..encoders import TextCall, refuse_unknown, zeros
+from ..encoders import TextCall, refuse_unknown, zero_filled
 from ..family import NEGATIVE_FIRST, Family
 
 
@@ -17,10 +15,7 @@ def read_bria(call: TextCall, texts: list[str]) -> list[Prompt]:
         read_source(tokenizer, Source.of(text), truncation=True, max_length=length)
         for text in texts
     ]
-    return [
-        replace(prompt, tokens=prompt.tokens + zeros(length - len(prompt.tokens)))
-        for prompt in read
-    ]
+    return zero_filled(read, length)
 
 
 FAMILY = Family(

@@ -3,17 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ...prompts.tokenizing import filled
-from ...prompts.tokens import Prompt, read_source
-from ...prompts.words import Source
-from ..encoders import TextCall
+from ..encoders import read_t5
 from ..family import Family, Guidance
-
-
-def read_cogvideox(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """T5, filled up. Source: pipeline_cogvideox.py, ``_get_t5_prompt_embeds``."""
-    tokenizer, options = call.pipe.tokenizer, filled(call.length())
-    return [read_source(tokenizer, Source.of(text), **options) for text in texts]
 
 
 def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
@@ -39,6 +30,6 @@ FAMILY = Family(
     grid=_grid,
     film=True,
     size_unit=16,
-    readers={"CogVideoX": read_cogvideox},
+    readers={"CogVideoX": read_t5},
     guidance={"CogVideoXPipeline": _NEGATIVE_FIRST},
 )

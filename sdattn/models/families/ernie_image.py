@@ -1,7 +1,6 @@
 """ERNIE-Image: one stream of joint attention, the picture first, to Ministral."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +8,7 @@ from ...errors import InvalidValueError
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..denoiser_call import DenoiserCall, Timestep, arguments, grid_of_patches
-from ..encoders import TextCall, zeros
+from ..encoders import TextCall, zero_filled
 from ..family import NEGATIVE_FIRST, Family
 
 
@@ -32,10 +31,7 @@ def read_ernie(call: TextCall, texts: list[str]) -> list[Prompt]:
     columns = longest if call.columns is None else call.columns
     if columns < longest:
         raise call.unexplained(f"the longest of {texts} makes {longest}, or more")
-    return [
-        replace(prompt, tokens=prompt.tokens + zeros(columns - len(prompt.tokens)))
-        for prompt in read
-    ]
+    return zero_filled(read, columns)
 
 
 class ErnieImage(Family):

@@ -2,7 +2,6 @@
 behind a system prompt."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ...attention.joint_processor import Spans
@@ -10,7 +9,7 @@ from ...errors import Message
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches
-from ..encoders import TextCall, zeros
+from ..encoders import TextCall, zero_filled
 from ..family import IN_TURN, Family
 
 
@@ -31,10 +30,7 @@ def read_lumina2(call: TextCall, texts: list[str]) -> list[Prompt]:
     if call.columns not in (None, longest):
         found = "{max_sequence_length} makes {0} of {1}, as many as the longest needs"
         raise call.unexplained(Message(found, longest, texts, max_sequence_length=most))
-    return [
-        replace(prompt, tokens=prompt.tokens + zeros(longest - len(prompt.tokens)))
-        for prompt in read
-    ]
+    return zero_filled(read, longest)
 
 
 def _spans(_model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:

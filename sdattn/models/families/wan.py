@@ -4,18 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InvalidValueError, Message
-from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
-from ..encoders import TextCall
+from ..encoders import TextCall, zero_filled
 from ..family import IN_TURN, Family
 
 
 def read_wan(call: TextCall, texts: list[str]) -> list[Prompt]:
     """UMT5; behind the prompt zeros, which draw attention, since no mask keeps them out. Source:
     pipeline_wan.py, ``prompt_clean`` and ``_get_t5_prompt_embeds``."""
-    tokenizer, options = call.pipe.tokenizer, filled(call.length())
-    return [read_source(tokenizer, _cleaned(call, text), **options) for text in texts]
+    length = call.length()
+    options: dict[str, Any] = {"truncation": True, "max_length": length}
+    read = [read_source(call.pipe.tokenizer, _cleaned(call, text), **options) for text in texts]
+    return zero_filled(read, length)
 
 
 def _cleaned(call: TextCall, text: str) -> Source:

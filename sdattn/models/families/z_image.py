@@ -2,7 +2,6 @@
 row of its own length; prompts inside a chat."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ from ...attention.joint_processor import Spans
 from ...errors import InvalidTypeError, Message
 from ...prompts.tokens import Prompt, read_source
 from ..denoiser_call import DenoiserCall, Timestep, arguments
-from ..encoders import PLACEHOLDER, TextCall, refuse_unknown, rendered, zeros
+from ..encoders import PLACEHOLDER, TextCall, refuse_unknown, rendered, zero_filled
 from ..family import Family, Guidance
 
 UNIT = 32  # tokens: picture and caption are filled up to multiples (SEQ_MULTI_OF)
@@ -38,10 +37,7 @@ def read_z_image(call: TextCall, texts: list[str]) -> list[Prompt]:
     if columns < longest or columns % UNIT:
         found = "{max_sequence_length} makes {0} of {1}, or more where another text is longer"
         raise call.unexplained(Message(found, longest, texts, max_sequence_length=most))
-    return [
-        replace(prompt, tokens=prompt.tokens + zeros(columns - len(prompt.tokens)))
-        for prompt in read
-    ]
+    return zero_filled(read, columns)
 
 
 def _filled(tokens: int) -> int:
