@@ -17,7 +17,7 @@ from sdattn.models.loading_options import OFFLOADS, LoadingOptions
 from sdattn.runs.option_names import LOADING
 
 COMMANDS = typer.main.get_command(cli.commands).commands
-LOADING_COMMANDS = ("generate", "explain", "edit", "batch", "info", "app")
+LOADING_COMMANDS = ("generate", "explain", "edit", "diff", "batch", "info", "app")
 SMALL = ("--steps", "2", "--width", "64", "--height", "64", "--device", "cpu")
 
 

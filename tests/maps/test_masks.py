@@ -359,7 +359,7 @@ def test_equal_words_go_to_the_first_and_words_of_one_value_to_the_last():
     [
         (torch.ones(2, 3, 4), torch.ones(2, 3, 5).bool(), r"values \[2, 3, 4\] with masks"),
         (torch.ones(2, 3, 4), torch.ones(2, 3, 4), "of torch.float32. Pass both"),
-        (torch.ones(3, 4), torch.ones(3, 4).bool(), r"as \[words, rows, cols\]"),
+        (torch.ones(3, 4), torch.ones(3, 4).bool(), r"as \[words, \(frames,\) rows, cols\]"),
         (torch.ones(0, 3, 4), torch.ones(0, 3, 4).bool(), "0 of whose 0 values"),
         (torch.full((1, 3, 4), math.nan), torch.ones(1, 3, 4).bool(), "12 of whose 12 values"),
     ],
