@@ -118,10 +118,11 @@ def _nothing(*_: Any) -> None:
 
 
 def by_name(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that a layer hands to its processor ``inner``, behind itself."""
+    """The arguments that a layer hands to its processor ``inner``, behind itself, by diffusers'
+    names; of a processor that has others for them, by their places."""
     names = ["hidden_states", "encoder_hidden_states", "attention_mask"]
     if len(args) > 1:  # not the usual call; to ask for names costs more than a small layer
         given = inspect.signature(inner.__call__).parameters.values()
         own = [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD][1:]
-        names = own if len(own) >= len(args) else names
+        names = own if len(own) >= len(args) and names[0] in own else names
     return {**dict(zip(names, args, strict=False)), **kwargs}

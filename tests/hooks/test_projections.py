@@ -10,6 +10,7 @@ from helpers.explicit_processors import Returns
 from torch import nn
 
 from sdattn import capture
+from sdattn.hooks.projections import by_name
 from sdattn.models.layers import find_layers
 
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
@@ -150,3 +151,18 @@ def test_a_call_that_nobody_keeps_is_not_looked_at(tiny_unet):
     assert store.kept_passes == 1
     assert store.sums[MID].calls == 1
     assert len(find_layers(tiny_unet)) == 32
+
+
+def test_arguments_have_the_names_of_the_processor_or_diffusers():
+    def known(attn, hidden_states, attention_mask=None, encoder_hidden_states=None): ...
+
+    def strange(attn, picture, text): ...
+
+    def given(call, *args, **kwargs):
+        return by_name(type("Processor", (), {"__call__": staticmethod(call)})(), args, kwargs)
+
+    mask_second = {"hidden_states": 1, "attention_mask": 2}
+    usual = {"hidden_states": 1, "encoder_hidden_states": 2}
+    assert given(known, 1, 2) == mask_second
+    assert given(strange, 1, 2) == usual
+    assert given(strange, 1, encoder_hidden_states=2) == usual

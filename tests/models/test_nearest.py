@@ -5,6 +5,8 @@ import inspect
 import diffusers
 import pytest
 import torch
+from helpers.joint_rows import hidream
+from helpers.padded_rows import hunyuan_dit
 from torch import nn
 
 from sdattn.models import Family, register, unregister
@@ -18,11 +20,19 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 # What each grew out of, as its source says: a processor imported from that family's file, blocks
 # copied from it ("Copied from diffusers.models.transformers.…"), or a name.
 KIN = {
-    "ChromaTransformer2DModel": "FLUX.1",
+    "BriaFiboTransformer2DModel": "Bria",
+    "HunyuanVideoTransformer3DModel": "HunyuanImage",
+    "GlmImageTransformer2DModel": "CogView4",
     "SanaVideoTransformer3DModel": "Sana",
     "DiTTransformer2DModel": "PixArt",  # its BasicTransformerBlock with ada_norm_zero
     "AllegroTransformer3DModel": "PixArt",  # its adaLN-single and caption projection
     "UNet2DModel": "UNets",
+}
+
+
+WITH_ARGUMENTS = {
+    "HiDreamImageTransformer2DModel": hidream,
+    "HunyuanDiT2DModel": hunyuan_dit,
 }
 
 
@@ -39,14 +49,14 @@ def test_kin_is_named(name):
 
 
 def test_the_reason_is_what_both_have():
-    model = without_values(diffusers.ChromaTransformer2DModel, {})
+    model = without_values(diffusers.GlmImageTransformer2DModel, {})
     family, reason = nearest(model, registered())
-    flux = without_values(diffusers.FluxTransformer2DModel, {})
-    assert family.name == "FLUX.1"
-    assert "the processor FluxAttnProcessor" in reason
-    for one in (model, flux):
-        assert {"img_ids", "txt_ids"} < set(inspect.signature(one.forward).parameters)
-    assert "img_ids" in reason and "txt_ids" in reason
+    kin = without_values(diffusers.CogView4Transformer2DModel, {})
+    assert family.name == "CogView4"
+    assert "attention at transformer_blocks.*.attn1" in reason
+    for one in (model, kin):
+        assert {"crop_coords", "target_size"} < set(inspect.signature(one.forward).parameters)
+    assert "crop_coords" in reason and "target_size" in reason
     assert "timestep" not in reason  # which nearly all have
 
 
@@ -56,6 +66,8 @@ def test_the_reason_is_what_both_have():
 def test_a_family_is_nearest_to_itself(family):
     for name in family.denoisers:
         model = without_values(getattr(diffusers, name), {})
+        if model is None:  # its arguments have no defaults
+            model = find_denoiser(WITH_ARGUMENTS[name]()).model
         assert nearest(model, registered())[0] is family
 
 
