@@ -39,6 +39,8 @@ GUIDED = (
     "Heun scheduler (second order)",
     "PixArt Sigma",
     "Sana (normed across heads)",
+    "SanaSprint",
+    "Kolors",
 )
 
 
@@ -113,7 +115,7 @@ def late(layer):
 def test_removing_is_masking_the_keys(row, guided):
     """In the chosen layers and passes, for the rows that read the prompt, and nowhere else."""
     way = row.fitted(Way(prompts=2, guided=guided, size=(64, 96)))
-    seen = 24 if row.name.startswith(("PixArt", "Sana")) else 77
+    seen = 24 if row.name.startswith(("PixArt", "Sana")) else 256 if row.name == "Kolors" else 77
     columns = tuple(range(2, seen - 1))  # enough to tell
     passes = {"Heun scheduler (second order)": 3, "image to image": 1}.get(row.name, 2)
 
@@ -124,9 +126,10 @@ def test_removing_is_masking_the_keys(row, guided):
     during = range(passes // 2, passes)  # those whose middle lies in the second half
     theirs = outputs_of(row, way, lambda pipe: masked(pipe, late, columns_of_row, during))
     assert len(ours) == len(theirs) == passes
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
     whole, changed = ours[-1][rows_that_read(row, way, len(ours[-1]))[:2]]
-    assert not torch.allclose(whole, changed, atol=1e-2)
+    effect = (whole - changed).abs().max()
+    assert effect > (1e-4 if row.name == "Kolors" else 1e-2)  # whose tiny encoder says little
+    torch.testing.assert_close(ours, theirs, atol=min(1e-4, float(effect) / 50), rtol=0)
 
 
 @torch.no_grad()
