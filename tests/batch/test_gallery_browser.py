@@ -387,7 +387,7 @@ def test_the_theme_is_chosen_and_kept(tmp_path, open_page):
     light = page.evaluate(ground)
     assert light != dark
     page.reload()
-    assert page.evaluate(ground) == light
+    page.wait_for_function(f"{ground} === '{light}'")  # the page's script may run a little later
     page.click("#theme")
     assert page.inner_text("#theme") == "Theme: dark" and page.evaluate(ground) == dark
     page.click("#theme")
