@@ -87,6 +87,11 @@ NEGATIVE_FIRST = Guidance(("unconditional", "conditional"))
 IN_TURN = Guidance(("conditional",), known_by="calls")
 
 
+# Where FLUX and what grew out of it have their layers: blocks of two streams, then of one.
+DOUBLE_THEN_SINGLE: Mapping[str, tuple[Place, Kind]] = {
+    "transformer_blocks.*.attn": ("double", "joint"),
+    "single_transformer_blocks.*.attn": ("single", "joint"),
+}
 Part = tuple[float, float]  # of a run or of the depth of a model, in [0, 1]
 
 

@@ -4,7 +4,7 @@ from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, refuse_unknown, zero_filled
-from ..family import NEGATIVE_FIRST, Family
+from ..family import DOUBLE_THEN_SINGLE, NEGATIVE_FIRST, Family
 
 
 def read_bria(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -21,10 +21,7 @@ def read_bria(call: TextCall, texts: list[str]) -> list[Prompt]:
 FAMILY = Family(
     name="Bria",
     denoisers=("BriaTransformer2DModel",),
-    layers={
-        "transformer_blocks.*.attn": ("double", "joint"),
-        "single_transformer_blocks.*.attn": ("single", "joint"),
-    },
+    layers=DOUBLE_THEN_SINGLE,
     joined="text first",
     grid=grid_of_ids,
     grid_argument="img_ids",

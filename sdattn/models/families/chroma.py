@@ -4,7 +4,7 @@ from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall
-from ..family import IN_TURN, Family
+from ..family import DOUBLE_THEN_SINGLE, IN_TURN, Family
 
 
 def read_chroma(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -16,10 +16,7 @@ def read_chroma(call: TextCall, texts: list[str]) -> list[Prompt]:
 FAMILY = Family(
     name="Chroma",
     denoisers=("ChromaTransformer2DModel",),
-    layers={
-        "transformer_blocks.*.attn": ("double", "joint"),
-        "single_transformer_blocks.*.attn": ("single", "joint"),
-    },
+    layers=DOUBLE_THEN_SINGLE,
     joined="text first",
     grid=grid_of_ids,
     grid_argument="img_ids",

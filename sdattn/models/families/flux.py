@@ -4,7 +4,7 @@ from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, refuse_unknown
-from ..family import IN_TURN, Edits, Family
+from ..family import DOUBLE_THEN_SINGLE, IN_TURN, Edits, Family
 from ..image_latents import ImageLatents, packed, shifted_latents
 
 
@@ -24,10 +24,7 @@ FluxKontextInpaintPipeline
 FAMILY = Family(
     name="FLUX.1",
     denoisers=("FluxTransformer2DModel",),
-    layers={
-        "transformer_blocks.*.attn": ("double", "joint"),
-        "single_transformer_blocks.*.attn": ("single", "joint"),
-    },
+    layers=DOUBLE_THEN_SINGLE,
     joined="text first",
     grid=grid_of_ids,
     grid_argument="img_ids",

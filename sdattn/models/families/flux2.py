@@ -8,7 +8,7 @@ from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, rendered
-from ..family import IN_TURN, Edits, Family
+from ..family import DOUBLE_THEN_SINGLE, IN_TURN, Edits, Family
 from ..image_latents import ImageLatents, vae_latents
 
 
@@ -61,10 +61,7 @@ def _encode(pipe: Any, pixels: Tensor) -> Tensor:
 FAMILY = Family(
     name="FLUX.2",
     denoisers=("Flux2Transformer2DModel",),
-    layers={
-        "transformer_blocks.*.attn": ("double", "joint"),
-        "single_transformer_blocks.*.attn": ("single", "joint"),
-    },
+    layers=DOUBLE_THEN_SINGLE,
     joined="text first",
     grid=grid_of_ids,
     grid_argument="img_ids",

@@ -12,7 +12,7 @@ from ...prompts.tokens import Prompt, place_words
 from ...prompts.words import Source
 from ..denoiser_call import DenoiserCall, arguments
 from ..encoders import PLACEHOLDER, TextCall, refuse_unknown, zeros
-from ..family import IN_TURN, Family
+from ..family import DOUBLE_THEN_SINGLE, IN_TURN, Family
 
 # pipeline_hunyuanimage.py, extract_glyph_text, in its order
 _QUOTED = (r"\'(.*?)\'", r"\"(.*?)\"", "\u2018(.*?)\u2019", "\u201c(.*?)\u201d")
@@ -100,8 +100,7 @@ FAMILY = HunyuanImage(
     denoisers=("HunyuanImageTransformer2DModel",),
     layers={
         "context_embedder.*.attn": ("block", "text"),
-        "transformer_blocks.*.attn": ("double", "joint"),
-        "single_transformer_blocks.*.attn": ("single", "joint"),
+        **DOUBLE_THEN_SINGLE,
     },
     joined="picture first",
     grid=_grid,

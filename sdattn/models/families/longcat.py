@@ -10,7 +10,7 @@ from ...prompts.tokens import Prompt, place_words
 from ...prompts.words import Source
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, refuse_unknown
-from ..family import IN_TURN, Family
+from ..family import DOUBLE_THEN_SINGLE, IN_TURN, Family
 
 
 def read_longcat(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -74,10 +74,7 @@ def _filled(call: TextCall, tokens: list[Token]) -> list[Token]:
 FAMILY = Family(
     name="LongCat-Image",
     denoisers=("LongCatImageTransformer2DModel",),
-    layers={
-        "transformer_blocks.*.attn": ("double", "joint"),
-        "single_transformer_blocks.*.attn": ("single", "joint"),
-    },
+    layers=DOUBLE_THEN_SINGLE,
     joined="text first",
     grid=partial(grid_of_ids, made=1),
     grid_argument="img_ids",

@@ -6,7 +6,7 @@ from ...prompts.tokenizing import PAD, filled
 from ...prompts.tokens import Prompt, read_source
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, rendered, zeros
-from ..family import IN_TURN, Family
+from ..family import DOUBLE_THEN_SINGLE, IN_TURN, Family
 
 
 def read_ovis(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -36,10 +36,7 @@ def read_ovis(call: TextCall, texts: list[str]) -> list[Prompt]:
 FAMILY = Family(
     name="Ovis-Image",
     denoisers=("OvisImageTransformer2DModel",),
-    layers={
-        "transformer_blocks.*.attn": ("double", "joint"),
-        "single_transformer_blocks.*.attn": ("single", "joint"),
-    },
+    layers=DOUBLE_THEN_SINGLE,
     joined="text first",
     grid=grid_of_ids,
     grid_argument="img_ids",
