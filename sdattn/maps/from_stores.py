@@ -233,17 +233,22 @@ def heatmaps_of(
                 "or its own tokenizer."
             )
     shown = [_with_images(prompt, (store.n_keys or 0) - len(prompt.tokens)) for prompt in prompts]
+    frames = store.keep.frames if isinstance(store, MapStore) else None
     return [
-        finish(maps.detach(), shown[i // each], preset, store.tokens)
+        finish(maps.detach(), shown[i // each], preset, store.tokens, frames)
         for i, maps in enumerate(aggregate(layers, preset))
     ]
 
 
 def finish(
-    maps: Tensor, prompt: Prompt, preset: Preset, columns: Sequence[int] | None = None
+    maps: Tensor,
+    prompt: Prompt,
+    preset: Preset,
+    columns: Sequence[int] | None = None,
+    frames: Sequence[int] | None = None,
 ) -> Heatmaps:
-    """The heatmaps of one image's aggregated maps, ``[rows, cols, columns]``; ``columns`` names
-    the token columns that there are, None for all."""
+    """The heatmaps of one image's aggregated maps, ``[(frames,) rows, cols, columns]``; ``columns``
+    names the token columns that there are, ``frames`` the frames, None for all."""
     if preset.contrast:
         columns = [i for i, token in enumerate(prompt.tokens) if not token.special]
         maps = contrast(maps, columns, preset.contrast)
@@ -253,7 +258,7 @@ def finish(
         maps = sharpened(maps, preset.sharpen)
     if preset.sigma:
         maps = smooth(maps.movedim(-1, 0), preset.sigma, radius=1).movedim(0, -1)
-    return Heatmaps(prompt, maps, columns, preset=preset)
+    return Heatmaps(prompt, maps, columns, preset=preset, frames=frames)
 
 
 def _with_images(prompt: Prompt, columns: int) -> Prompt:

@@ -37,12 +37,14 @@ class Heatmap:
         columns: the token columns that it comes from.
         top: the highest value that a content word of the same prompt reaches, see
             :attr:`sdattn.Heatmaps.top`; None where that is not known.
+        frames: of a film of which some frames were kept, their numbers in its latent; None for all.
     """
 
     label: str
     values: Tensor
     columns: tuple[int, ...]
     top: float | None = None
+    frames: tuple[int, ...] | None = None
 
     @property
     def map(self) -> Tensor:
@@ -109,7 +111,8 @@ class Heatmap:
         return mask_of(values, threshold, quantile=quantile, largest=largest)
 
     def frame(self, number: int) -> Heatmap:
-        """That of one frame of a film's latent, counted from 0, on the scale of them all.
+        """That of one of the frames of a film's latent that were kept, counted from 0, on the scale
+        of them all.
 
         Raises:
             ValueError: it is of a picture, or there is no such frame.
@@ -120,17 +123,24 @@ class Heatmap:
                 f"Asked for frame {number} of {self!r}, which has "
                 f"{f'{there} frames, 0 to {there - 1}' if there else 'none: it is of a picture'}."
             )
-        return replace(self, values=self.values[number], top=self.full)
+        return replace(self, values=self.values[number], top=self.full, frames=None)
 
     def of_frames(self, number: int) -> Tensor:
         """The values for each of a film's ``number`` frames: float32 ``[number, rows, cols]``, see
         :func:`latent_frames`.
 
         Raises:
-            ValueError: it is of a picture, or no film of so many frames has such a latent.
+            ValueError: it is of a picture, no film of so many frames has such a latent, or not all
+                frames of it were kept.
         """
         if self.values.ndim != 3:
             raise InvalidValueError(f"{self!r} is of a picture, which has no frames.")
+        if self.frames is not None:
+            raise InvalidValueError(
+                f"{self!r} has frames {list(self.frames)} of the latent alone, which do not say "
+                f"where each of {number} frames comes from. Capture without frames=, or take "
+                "heatmap.frame(0) and so on."
+            )
         return self.values[latent_frames(len(self.values), number)]
 
     def overlay(self, image: Image.Image, **options: Any) -> Image.Image:

@@ -48,6 +48,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         maps: float32 ``[rows, cols, columns kept]``, of a film ``[frames, rows, cols, columns
             kept]``.
         preset: what they were made by.
+        frames: of a film of which some frames were kept, their numbers in its latent; None for all.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         columns: Sequence[int] | None = None,
         *,
         preset: Preset = PRESETS["default"],
+        frames: Sequence[int] | None = None,
     ):
         kept = tuple(range(len(prompt.tokens))) if columns is None else tuple(columns)
         if len(kept) != maps.shape[-1]:
@@ -67,6 +69,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         self.prompt = prompt
         self.maps = maps
         self.preset = preset
+        self.frames = None if frames is None else tuple(frames)
         self._place = {column: i for i, column in enumerate(kept)}
 
     def __repr__(self) -> str:
@@ -155,7 +158,7 @@ class Heatmaps(Mapping[str, Heatmap]):
                 f"There are no maps of token columns {missing}. There are: {self.columns}."
             )
         maps = self.maps[..., [self._place[column] for column in columns]]
-        return Heatmaps(self.prompt, maps, columns, preset=self.preset)
+        return Heatmaps(self.prompt, maps, columns, preset=self.preset, frames=self.frames)
 
     def segment(
         self,
@@ -231,7 +234,7 @@ class Heatmaps(Mapping[str, Heatmap]):
             values[i] = heatmap
         axes: dict[str, Any] = {"word": [heatmap.label for heatmap in maps]}
         if self.maps.ndim == 4:
-            axes["frame"] = range(len(self.maps))
+            axes["frame"] = self.frames or range(len(self.maps))
         axes |= {"row": None, "col": None}
         about = {"prompt": self.prompt.text, "preset": self.preset.name, "units": self.preset.unit}
         return labelled(values, axes, **about)
@@ -246,7 +249,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         return all(column in self._place for column in columns)
 
     def _of(self, label: str, columns: tuple[int, ...]) -> Heatmap:
-        return Heatmap(label, self._values(columns), columns, self.top)
+        return Heatmap(label, self._values(columns), columns, self.top, self.frames)
 
     def _values(self, columns: tuple[int, ...]) -> Tensor:
         maps = self.maps[..., [self._place[column] for column in columns]]

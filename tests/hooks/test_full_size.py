@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from diffusers import WanTransformer3DModel
 from helpers.full_size import FULL_SIZES
 
 from sdattn import capture
@@ -70,3 +71,15 @@ def test_ids_without_values_are_refused_by_name():
     with pytest.raises(ValueError, match=r"latent_size=\(64, 64\): a SD3Trans.* knows its own"):
         with capture(FULL_SIZES["SD 3.5 large"].model(), latent_size=(64, 64)):
             pass
+
+
+def test_a_film_of_wan_14b_holds_what_the_guide_says():
+    """81 frames of 480x832: a latent of 21x60x104, patches of 1x2x2, UMT5's 512 columns."""
+    with torch.device("meta"):
+        model = WanTransformer3DModel()  # the published configuration
+        given = {"hidden_states": torch.empty(1, 16, 21, 60, 104)}
+    size = find_denoiser(model).family.size(model, given)
+    layers = [layer for layer in find_denoiser(model).layers if layer.kind in TEXT_KINDS]
+    assert (size, len(layers)) == ((21, 30, 52), 40)
+    assert Keep.of().nbytes(layers, size, 512) == 40 * 21 * 30 * 52 * 512 * 4  # 2.7 GB
+    assert Keep.of(frames=[0, 10, 20]).nbytes(layers, size, 512) == 40 * 3 * 30 * 52 * 512 * 4

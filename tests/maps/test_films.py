@@ -66,6 +66,11 @@ def test_chosen_frames_are_those_of_all(watched):
         assert torch.equal(one.maps[layer], maps[:, :, :, 1:])
     assert one.nbytes == one.expected_nbytes == store.nbytes / 2
     assert list(one.to_xarray(layer).frame) == [1]
+    word = heatmaps(one)[0]["cat"]
+    assert (word.frame(0).map == heatmaps(store)[0]["cat"].map[1]).all()
+    assert list(heatmaps(one)[0].to_xarray().frame) == [1]
+    with pytest.raises(ValueError, match=r"has frames \[1\] of the latent alone"):
+        word.of_frames(5)  # of the one that is there it would make all five
     with capture(pipe) as mean, capture(pipe, frames=[1, 0]) as turned:
         drawn(pipe, options)
     for layer, maps in mean.maps.items():
