@@ -18,8 +18,8 @@ from ..hooks.attention_store import AttentionStore
 from ..hooks.controlled_passes import ControlledPass, ControlledPasses
 from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError, CaptureWarning
+from ..models.attention_layer import KINDS
 from ..models.denoiser_call import DenoiserCall, Size, innermost, is_compiled, unwrapped
-from ..models.family import KINDS
 from ..models.guidance import Order
 from ..models.layers import AttentionLayer, Denoiser, LayerSelection, select_layers
 from .registered import joint_passes, registered

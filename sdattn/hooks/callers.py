@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from ..models.attention_layer import Kind
 from ..models.denoiser_call import innermost
-from ..models.family import Kind
 from ..models.layers import AttentionLayer, Place
 from .passes import CaptureError
 

@@ -11,9 +11,10 @@ from itertools import groupby, product
 from typing import Any
 
 from ..files.terminal import shorter
+from ..models.attention_layer import Kind, Place
 from ..models.denoiser_call import unwrapped
 from ..models.families import registered
-from ..models.family import Joined, Kind, Place
+from ..models.family import Joined
 from ..models.nearest import PAGE, folded, nearest
 from .trial_call import COLS, FRAMES, PICTURES, ROWS, SeenAttention, Trial, trial_call
 

@@ -19,51 +19,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
-from ..attention import level_grids
 from ..attention.joint_processor import Spans
 from ..errors import InvalidTypeError, InvalidValueError
+from .attention_layer import AttentionLayer, Kind, Place
 from .denoiser_call import DenoiserCall, Size, Timestep, arguments, head_count, unwrapped
 from .encoders import Reader
 from .image_latents import ImageLatents
 
-Place = Literal["down", "mid", "up", "double", "single", "block"]
-Kind = Literal["cross", "joint", "self", "text", "temporal", "linear"]
-PLACES: tuple[Place, ...] = ("down", "mid", "up")  # of a UNet
-KINDS: tuple[Kind, ...] = ("cross", "joint", "self")  # those that can be captured
-TEXT_KINDS: tuple[Kind, ...] = ("cross", "joint")  # those with a column for each token of the text
 Joined = Literal["text first", "picture first"]
 Half = Literal["float16", "bfloat16"]
 Branch = Literal["conditional", "unconditional"]
 Order = tuple[Branch | None, ...]
-
-
-@dataclass(frozen=True)
-class AttentionLayer:
-    """One attention layer of a denoiser.
-
-    Attributes:
-        name: the module's path, ``down_blocks.0.attentions.0.transformer_blocks.0.attn2``.
-        place: ``"down"``, ``"mid"`` or ``"up"`` in a UNet; ``"double"`` or ``"single"`` stream in a
-            transformer with joint attention, ``"block"`` in any other.
-        kind: ``"cross"`` (keys from the text), ``"joint"`` (keys from text and picture), ``"self"``
-            (keys from the picture); ``"text"`` (of the text alone), ``"temporal"`` (over the frames
-            of a video) and ``"linear"`` (no softmax) are listed but cannot be captured.
-        level: 0 at the full latent resolution, 1 at half of it, and so on.
-        heads: number of attention heads.
-        module: the attention module of diffusers; it holds the processor.
-    """
-
-    name: str
-    place: Place
-    kind: Kind
-    level: int
-    heads: int
-    module: Any
-
-    def grid(self, latent_size: Size) -> Size:
-        """(rows, cols) of this layer's queries for a latent of (rows, cols) cells; frames, which a
-        film has before them, stay as many."""
-        return level_grids(latent_size, self.level + 1)[-1]
 
 
 @dataclass(frozen=True)
@@ -87,11 +53,6 @@ NEGATIVE_FIRST = Guidance(("unconditional", "conditional"))
 IN_TURN = Guidance(("conditional",), known_by="calls")
 
 
-# Where FLUX and what grew out of it have their layers: blocks of two streams, then of one.
-DOUBLE_THEN_SINGLE: Mapping[str, tuple[Place, Kind]] = {
-    "transformer_blocks.*.attn": ("double", "joint"),
-    "single_transformer_blocks.*.attn": ("single", "joint"),
-}
 Part = tuple[float, float]  # of a run or of the depth of a model, in [0, 1]
 
 

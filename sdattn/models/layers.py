@@ -15,17 +15,18 @@ from torch.nn import Module
 
 from ..attention.core import grid_text
 from ..errors import InvalidTypeError, InvalidValueError
+from .attention_layer import KINDS
+from .attention_layer import PLACES as PLACES
+from .attention_layer import TEXT_KINDS as TEXT_KINDS
+from .attention_layer import AttentionLayer as AttentionLayer
+from .attention_layer import Place as Place
 from .denoiser_call import Size
 from .denoiser_call import unwrapped as unwrapped
 from .families import claimed, family_of, registered
 from .families.own import is_own as is_own
 from .families.unet import is_unet as is_unet
-from .family import KINDS, Family
-from .family import PLACES as PLACES
-from .family import TEXT_KINDS as TEXT_KINDS
-from .family import AttentionLayer as AttentionLayer
+from .family import Family
 from .family import Joined as Joined
-from .family import Place as Place
 
 LayerChoice = str | int | tuple[int, int]
 LayerPredicate = Callable[[AttentionLayer], bool] | Callable[[AttentionLayer, Size | None], bool]

@@ -2,9 +2,10 @@
 
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
+from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, refuse_unknown, zero_filled
-from ..family import DOUBLE_THEN_SINGLE, NEGATIVE_FIRST, Family
+from ..family import NEGATIVE_FIRST, Family
 
 
 def read_bria(call: TextCall, texts: list[str]) -> list[Prompt]:

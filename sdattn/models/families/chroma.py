@@ -2,9 +2,10 @@
 
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
+from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall
-from ..family import DOUBLE_THEN_SINGLE, IN_TURN, Family
+from ..family import IN_TURN, Family
 
 
 def read_chroma(call: TextCall, texts: list[str]) -> list[Prompt]:

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
+from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, rendered
-from ..family import DOUBLE_THEN_SINGLE, IN_TURN, Edits, Family
+from ..family import IN_TURN, Edits, Family
 from ..image_latents import ImageLatents, vae_latents
 
 

@@ -10,9 +10,10 @@ from ...errors import OptionError
 from ...prompts.tokenizing import PAD, Token, filled, tokenize
 from ...prompts.tokens import Prompt, place_words
 from ...prompts.words import Source
+from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import DenoiserCall, arguments
 from ..encoders import PLACEHOLDER, TextCall, refuse_unknown, zeros
-from ..family import DOUBLE_THEN_SINGLE, IN_TURN, Family
+from ..family import IN_TURN, Family
 
 # pipeline_hunyuanimage.py, extract_glyph_text, in its order
 _QUOTED = (r"\'(.*?)\'", r"\"(.*?)\"", "\u2018(.*?)\u2019", "\u201c(.*?)\u201d")

@@ -8,9 +8,10 @@ from ...errors import InvalidValueError
 from ...prompts.tokenizing import PAD, Token, tokenize
 from ...prompts.tokens import Prompt, place_words
 from ...prompts.words import Source
+from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, refuse_unknown
-from ..family import DOUBLE_THEN_SINGLE, IN_TURN, Family
+from ..family import IN_TURN, Family
 
 
 def read_longcat(call: TextCall, texts: list[str]) -> list[Prompt]:

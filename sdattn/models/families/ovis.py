@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from ...prompts.tokenizing import PAD, filled
 from ...prompts.tokens import Prompt, read_source
+from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, rendered, zeros
-from ..family import DOUBLE_THEN_SINGLE, IN_TURN, Family
+from ..family import IN_TURN, Family
 
 
 def read_ovis(call: TextCall, texts: list[str]) -> list[Prompt]:

@@ -6,8 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...attention import MultiHeadAttention
+from ..attention_layer import AttentionLayer, Kind
 from ..denoiser_call import DenoiserCall
-from ..family import AttentionLayer, Family, Kind
+from ..family import Family
 
 
 def is_own(model: Any) -> bool:

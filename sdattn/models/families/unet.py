@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ..attention_layer import PLACES, AttentionLayer, Kind
 from ..chatglm import read_chatglm
 from ..denoiser_call import DenoiserCall, Timestep, arguments, innermost, unwrapped
 from ..encoders import read_clip
-from ..family import NEGATIVE_FIRST, PLACES, AttentionLayer, Edits, Family, Guidance, Kind
+from ..family import NEGATIVE_FIRST, Edits, Family, Guidance
 from ..image_latents import ImageLatents, vae_latents
 
 

@@ -1,0 +1,48 @@
+"""`AttentionLayer`: a layer of a denoiser, where it is and what it attends to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..attention import level_grids
+from .denoiser_call import Size
+
+Place = Literal["down", "mid", "up", "double", "single", "block"]
+Kind = Literal["cross", "joint", "self", "text", "temporal", "linear"]
+PLACES: tuple[Place, ...] = ("down", "mid", "up")  # of a UNet
+KINDS: tuple[Kind, ...] = ("cross", "joint", "self")  # those that can be captured
+TEXT_KINDS: tuple[Kind, ...] = ("cross", "joint")  # those with a column for each token of the text
+# Where FLUX and what grew out of it have their layers: blocks of two streams, then of one.
+DOUBLE_THEN_SINGLE: Mapping[str, tuple[Place, Kind]] = {
+    "transformer_blocks.*.attn": ("double", "joint"),
+    "single_transformer_blocks.*.attn": ("single", "joint"),
+}
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One attention layer of a denoiser.
+
+    Attributes:
+        name: the module's path, ``down_blocks.0.attentions.0.transformer_blocks.0.attn2``.
+        place: ``"down"``, ``"mid"`` or ``"up"`` in a UNet; ``"double"`` or ``"single"`` stream in a
+            transformer with joint attention, ``"block"`` in any other.
+        kind: ``"cross"`` (keys from the text), ``"joint"`` (keys from text and picture), ``"self"``
+            (keys from the picture); ``"text"`` (of the text alone), ``"temporal"`` (over the frames
+            of a video) and ``"linear"`` (no softmax) are listed but cannot be captured.
+        level: 0 at the full latent resolution, 1 at half of it, and so on.
+        heads: number of attention heads.
+        module: the attention module of diffusers; it holds the processor.
+    """
+
+    name: str
+    place: Place
+    kind: Kind
+    level: int
+    heads: int
+    module: Any
+
+    def grid(self, latent_size: Size) -> Size:
+        """(rows, cols) of this layer's queries for a latent of (rows, cols) cells; frames, which a
+        film has before them, stay as many."""
+        return level_grids(latent_size, self.level + 1)[-1]
