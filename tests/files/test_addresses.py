@@ -10,6 +10,8 @@ from helpers.storages import memory_run  # noqa: F401
 from sdattn.files import addresses
 from sdattn.files.addresses import Address, path_of
 
+fsspec_registry = sys.modules["fsspec.registry"]  # fsspec.registry is a mapping in it
+
 
 @pytest.fixture
 def quick(monkeypatch):
@@ -145,6 +147,8 @@ def test_a_scheme_that_is_unknown_is_refused(where):
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch):
+    # Another test may have used S3 in this process: fsspec remembers the class then.
+    monkeypatch.delitem(fsspec_registry._registry, "s3", raising=False)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ImportError, match="gs://b/run needs a package .* install gcsfs"):
         path_of("gs://b/run")
