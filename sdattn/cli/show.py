@@ -128,7 +128,7 @@ def _drawings(
     held = {heatmap.columns for heatmap in all_words}
     page = report(saved, [heatmap for heatmap in maps if heatmap.columns not in held])
     parts = ("overlays",) if at_home and words else ("overlays", "grid")
-    made = drawings(saved.image, maps, saved.heatmaps.prompt.text, parts)
+    made = drawings(saved, maps, saved.heatmaps.prompt.text, parts)
     made["report.html"] = page
     _check_free(folder, made.keys() - (saved.info["files"] if at_home else ()), force)
     (add_files if at_home else write_files)(folder, made)

@@ -73,6 +73,14 @@ class LayerMaps:
         kept = {name: replace(layer, maps=layer.maps[some]) for name, layer in self.layers.items()}
         return replace(self, layers=kept, affinity=affinity)
 
+    def frame(self, number: int) -> LayerMaps:
+        """Those of one frame of a film's latent, as of a picture."""
+        kept = {
+            name: replace(layer, maps=layer.maps.select(-4, number), is_film=False)
+            for name, layer in self.layers.items()
+        }
+        return replace(self, layers=kept)
+
     def keep(self, columns: Sequence[int]) -> LayerMaps:
         """Those of some token columns."""
         positions = [self.columns.index(column) for column in columns]
