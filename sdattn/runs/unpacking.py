@@ -75,8 +75,9 @@ def _unpack_film(files: Mapping[str, bytes], info: RunInfo, where: str) -> Film 
     name = next((name for name in FILMS if name in files), None)
     if name is None or info.frames is None:
         return None
-    read = partial(read_film, files[name], FILMS[name], f"{where}/{name}")
-    return Film(read, info.frame_rate or 1.0, info.frames)
+    rate, number = info.frame_rate or 1.0, info.frames
+    read = partial(read_film, files[name], FILMS[name], f"{where}/{name}", number, rate)
+    return Film(read, rate, number)
 
 
 def _check(files: Mapping[str, bytes], info: RunInfo, where: str) -> None:
