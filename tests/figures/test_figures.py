@@ -17,7 +17,8 @@ from matplotlib.text import Text
 from PIL import Image
 
 from sdattn import PRESETS, Heatmaps, generate, load_pipeline
-from sdattn.figures import KINDS, figure, save_figure
+from sdattn.figures import KINDS as ALL_KINDS
+from sdattn.figures import figure, save_figure
 from sdattn.figures.lettering import settings
 from sdattn.figures.panels import Page, Panel, table
 from sdattn.maps.aggregation import aggregate
@@ -31,6 +32,7 @@ PROMPT = "a red circle left of a blue square"
 OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 10}
 WORDS = {"a": (1, 6), "circle": (3,)}  # and their columns
 ROWS = [(word, column) for word, columns in WORDS.items() for column in columns]
+KINDS = [kind for kind in ALL_KINDS if kind != "frames"]  # of pictures
 TIMES = "\N{MULTIPLICATION SIGN}"
 PAGE = 7.0, 9.5
 ODD = ["שלום", "مرحبا", "🐱", "猫", "$x$", "<script>", "w" * 200, "a\nb\x00", "\ud83d"]
