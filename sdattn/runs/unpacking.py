@@ -1,6 +1,7 @@
 """The files of one image's run read again, each checked against what ``run.json`` says of it."""
 
 import io
+import math
 from collections.abc import Mapping
 
 from PIL import Image
@@ -153,5 +154,7 @@ def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
     }
     if info.self_attention is None:
         return shapes
-    rows, cols = info.self_attention
-    return {**shapes, AFFINITY: (rows * cols, rows * cols)}
+    cells = math.prod(info.self_attention)
+    # of films whose frames attend to themselves alone each has its own
+    frames = next(iter(info.layers.values())).grid[:-2] if len(info.self_attention) == 2 else ()
+    return {**shapes, AFFINITY: (*frames, cells, cells)}

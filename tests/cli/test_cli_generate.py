@@ -64,6 +64,7 @@ def test_a_transformer_draws_with_options_of_its_own(invoke, tmp_path):
     assert invoke(*arguments, "--set", "steps")[0] == 2
 
 
+@pytest.mark.xfail(raises=AssertionError, strict=True, reason="runs of films are to come")
 def test_frames_that_would_have_no_place_are_not_drawn(invoke, tmp_path, monkeypatch):
     animatediff().save_pretrained(tmp_path / "video")
     (tmp_path / "run-1").mkdir()
