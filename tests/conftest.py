@@ -105,3 +105,14 @@ def command_line(monkeypatch, capsys, tmp_path):
         return stop.value.code or 0, printed.out, printed.err
 
     return call
+
+
+@pytest.fixture
+def eagerly(monkeypatch):
+    """Models that are compiled run eagerly, as if they were."""
+    if not hasattr(torch.compiler, "set_stance"):  # torch 2.5
+        monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

@@ -152,7 +152,7 @@ def refines_itself(target: Any) -> bool:
 def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], bool]:
     """The layers that refined maps are made of: all that see the text, and the self-attention of
     the way up on the finest grid of at most ``MOST_CELLS`` cells (or the coarsest, if all have
-    more), 12.6 MB an image for SD 1.x at 512x512.
+    more), 12.6 MB an image (or frame) for SD 1.x at 512x512.
 
     Args:
         target: a pipeline with a UNet, or the UNet.
@@ -176,7 +176,7 @@ def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], 
         if layer.kind in TEXT_KINDS or latent_size is None:
             return layer.kind in TEXT_KINDS or layer in found
         # The finest grid that is small enough; where all are too large, the coarsest.
-        few = [la.level for la in found if math.prod(la.grid(latent_size)) <= MOST_CELLS]
+        few = [la.level for la in found if math.prod(la.grid(latent_size)[-2:]) <= MOST_CELLS]
         level = min(few) if few else max(la.level for la in found)
         return layer in found and layer.level == level
 
@@ -201,7 +201,7 @@ def spread(maps: Tensor, layers: LayerMaps) -> Tensor:
     size = maps.shape[-3], maps.shape[-2]
     values = maps.movedim(-1, 1).flatten(1, -3)  # [images, tokens*frames, rows, cols]
     # each cell counts, also where the grid is much coarser
-    coarse = adaptive_avg_pool2d(values, grid[-2:])
+    coarse = adaptive_avg_pool2d(values, (grid[-2], grid[-1]))
     # [images, tokens, N]
     refined = coarse.reshape(len(maps), maps.shape[-1], -1) @ affinity.mT
     back = resize_maps(refined.unflatten(2, grid), size)

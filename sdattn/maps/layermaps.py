@@ -226,7 +226,8 @@ def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, Size]:
             )
         )
     finest = min(layer.level for layer in held)
-    total, grid = torch.zeros(()), ()
+    total: Tensor = torch.zeros(())
+    grid: Size = ()
     finest_layers = [layer for layer in held if layer.level == finest]
     for layer in finest_layers:
         maps = over_steps(store, layer.name, store.maps[layer.name], preset)

@@ -131,6 +131,7 @@ def test_options_of_all_give_way_to_an_items_own(tiny_pipe):
     assert jobs[0].shape == jobs[2].shape != jobs[1].shape
 
 
+@pytest.mark.xfail(raises=AssertionError, strict=True, reason="runs of films are to come")
 def test_a_pipeline_of_videos_is_refused():
     jobs, bad = check_items(animatediff(), items_of("a cat", "a dog"), {})
     assert jobs == []

@@ -40,16 +40,6 @@ def assert_same_maps(found, expected):
         torch.testing.assert_close(found[name], maps, atol=1e-6, rtol=0)
 
 
-@pytest.fixture
-def eagerly(monkeypatch):
-    if not hasattr(torch.compiler, "set_stance"):  # torch 2.5
-        monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
 # -- what is recorded ------------------------------------------------------------------------------
 
 KEPT = {

@@ -1,0 +1,205 @@
+"""Films whose frames are rows of the batch, one after the other: AnimateDiff."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from diffusers import MotionAdapter, UNetMotionModel
+from helpers.film_rows import wan
+from helpers.matrix import ROWS, WAYS
+from helpers.matrix_oracle import recorded
+from helpers.tiny_pipelines import make_small_unet
+
+from sdattn import CaptureError, capture, heatmaps
+from sdattn.maps.aggregation import refining
+from sdattn.maps.heatmap import latent_frames
+
+[ROW] = [row for row in ROWS if row.name == "AnimateDiff"]
+WAY = replace(WAYS[0], size=(64, 96))
+MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
+FINEST = "up_blocks.1.attentions.1.transformer_blocks.0.attn1"
+TEXT = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0))
+LATENT = torch.randn(2, 4, 3, 8, 12, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def watched():
+    """A pipeline, what its attention did in two guided steps, and a store of each head and step."""
+    pipe = ROW.make()
+    with recorded(pipe.unet) as record:
+        ROW.run(pipe, WAY)
+    kinds = {"kinds": ("cross", "self"), "steps": "all", "heads": "all"}
+    with capture(pipe, branch="both", **kinds) as store:
+        ROW.run(pipe, WAY)
+    return pipe, record, store
+
+
+def make_motion_model():
+    torch.manual_seed(2)
+    adapter = MotionAdapter(
+        block_out_channels=(8, 16),
+        motion_layers_per_block=1,
+        motion_norm_num_groups=4,
+        motion_num_attention_heads=2,
+    )
+    unet = make_small_unet()
+    return unet, UNetMotionModel.from_unet2d(unet, adapter).eval()
+
+
+def called(model, n_frames=3, **options):
+    """A capture of a model that is called by hand for two films, each frame with its film's text,
+    as the pipeline calls it."""
+    with torch.no_grad(), capture(model, **options) as store:
+        model(LATENT[:, :, :n_frames], 500, TEXT.repeat_interleave(n_frames, 0))
+    return store
+
+
+def test_frames_of_both_branches_are_in_their_order(watched):
+    """[negative, prompt], each frame by frame, with each head and step, against float64."""
+    _, record, store = watched
+    assert store.branches == ("unconditional", "conditional") and store.images == 2
+    assert store.latent_size == (3, 8, 12) and store.is_film
+    for layer in store.layers:
+        found = store.maps[layer.name]  # [images, steps, heads, frames, rows, cols, keys]
+        for step, probs in enumerate(record[layer.name]):  # [2 * frames, heads, N, keys]
+            for image in range(2):
+                for frame in range(3):
+                    one = found[image, step, :, frame].flatten(1, 2).double()
+                    torch.testing.assert_close(one, probs[3 * image + frame], atol=1e-6, rtol=0)
+    assert store.maps[FINEST].shape == (2, 2, 2, 3, 8, 12, 96)  # a frame attends to itself alone
+    assert store.nbytes == store.expected_nbytes
+
+
+def test_all_ways_of_keeping_are_of_the_same_maps(watched):
+    pipe, _, store = watched
+    whole = {name: maps[1:] for name, maps in store.maps.items()}
+    with capture(pipe) as mean, capture(pipe, frames=[2, 0], tokens=[1, 3]) as some:
+        ROW.run(pipe, WAY)
+    with capture(pipe, heads="all", frames=[1]) as one, capture(pipe, steps="last") as last:
+        ROW.run(pipe, WAY)
+    for layer, maps in mean.maps.items():
+        close = {"atol": 1e-6, "rtol": 0}
+        torch.testing.assert_close(maps, whole[layer].mean((1, 2)), **close)
+        chosen = whole[layer].mean((1, 2))[:, [2, 0]][..., [1, 3]]
+        torch.testing.assert_close(some.maps[layer], chosen, **close)
+        torch.testing.assert_close(one.maps[layer], whole[layer].mean(1)[:, :, [1]], **close)
+        torch.testing.assert_close(last.maps[layer], whole[layer][:, 1].mean(1), **close)
+    for held in (mean, some, one, last):
+        assert held.nbytes == held.expected_nbytes
+
+
+def test_a_heatmap_of_a_film_is_a_film(watched):
+    pipe, _, _ = watched
+    with capture(pipe, steps=(0.5, 1.0)) as store:
+        ROW.run(pipe, WAY)
+    [found] = heatmaps(store)
+    word = found["cat"]
+    assert word.map.shape == (3, 8, 12)
+    assert torch.equal(word.of_frames(3), word.values)  # the VAE decodes each frame alone
+    assert latent_frames(16, 16) == list(range(16))
+    assert torch.equal(word.frame(1).values, word.values[1])
+    # the finest layers of the way up, the mean over heads, of the second step
+    fine = [m for name, m in store.maps.items() if name.startswith("up") and m.shape[2] == 8]
+    mean = torch.stack([maps[0, ..., word.columns[0]] for maps in fine]).mean(0)
+    torch.testing.assert_close(word.values, mean, atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def test_a_film_of_one_frame_has_the_values_of_its_picture():
+    """With motion modules that add nothing the model is the UNet of the picture."""
+    unet, model = make_motion_model()
+    for name, part in model.named_modules():
+        if ".motion_modules." in name and name.endswith("proj_out"):
+            torch.nn.init.zeros_(part.weight), torch.nn.init.zeros_(part.bias)
+    film = called(model, n_frames=1, heads="all")
+    with capture(unet, heads="all") as picture:
+        made = unet(LATENT[:, :, 0], 500, TEXT).sample
+    torch.testing.assert_close(model(LATENT[:, :, :1], 500, TEXT).sample[:, :, 0], made)
+    assert set(film.maps) == set(picture.maps) and film.is_film and not picture.is_film
+    for layer, maps in picture.maps.items():
+        assert film.maps[layer].shape[2] == 1
+        torch.testing.assert_close(film.maps[layer][:, :, 0], maps, atol=1e-6, rtol=0)
+
+
+def test_films_of_a_bare_model_are_images():
+    _, model = make_motion_model()
+    store = called(model)
+    assert store.images == 2 and store.maps[MID].shape == (2, 3, 4, 6, 9)
+
+
+def test_each_film_may_be_asked_about_a_text_of_its_own():
+    _, model = make_motion_model()
+    own, asked = called(model), called(model, text_states=TEXT)
+    turned = called(model, text_states=TEXT.flip(0))
+    for layer, maps in own.maps.items():
+        torch.testing.assert_close(asked.maps[layer], maps, atol=1e-6, rtol=0)
+        assert (turned.maps[layer] - maps).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="of 6 texts and the run has 2 images"):
+        called(model, text_states=TEXT.repeat(3, 1, 1))
+
+
+def test_a_softmax_among_words_is_of_each_film():
+    _, model = make_motion_model()
+    whole, some = called(model), called(model, among=[[0, 1], [2, 5, 6]])
+    heads = called(model, heads="all")
+    for layer, maps in heads.maps.items():
+        for film, columns in enumerate(([0, 1], [2, 5, 6])):
+            chosen = maps[film][..., columns]
+            expected = (chosen / chosen.sum(-1, keepdim=True)).mean(0)
+            found = some.maps[layer][film][..., columns]
+            torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+            torch.testing.assert_close(found.sum(-1), torch.ones(found.shape[:-1]))
+        assert whole.maps[layer].shape == some.maps[layer].shape
+
+
+COMPILED = {"mean": {}, "self": {"kinds": ("cross", "self")}, "one frame": {"frames": [1]}}
+
+
+@pytest.mark.parametrize("kept", COMPILED)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_what_is_recorded_of_a_compiled_model_is_folded_too(kept, eagerly):
+    _, model = make_motion_model()
+    expected = called(model, **COMPILED[kept])
+    model.compile()
+    found = called(model, **COMPILED[kept])
+    assert list(found.maps) == list(expected.maps)
+    for layer, maps in expected.maps.items():
+        torch.testing.assert_close(found.maps[layer], maps, atol=1e-6, rtol=0)
+
+
+def test_each_frame_is_refined_along_its_own_attention():
+    """As DiffSegmenter has it of a picture, on the finest grid of the way up, written out."""
+    _, model = make_motion_model()
+    store = called(model, kinds=("cross", "self"), layers=refining(model))
+    plain, refined = store.maps, []
+    own = [m for name, m in plain.items() if name.endswith("attn1")]
+    affinity = torch.stack(own).mean(0).flatten(2, 3).double()  # [films, frames, N, N]
+    texts = [m for name, m in plain.items() if name.startswith("up") and name.endswith("attn2")]
+    mean = torch.stack(texts).mean(0).double().flatten(2, 3)  # [films, frames, N, tokens]
+    for film in range(2):
+        frames = [affinity[film, frame] @ mean[film, frame] for frame in range(3)]
+        refined.append(torch.stack(frames).unflatten(1, (8, 12)))
+    labels = {"cat": [2], "all": list(range(9))}
+    for film, found in enumerate(heatmaps(store, model, [labels, labels], refine="self")):
+        torch.testing.assert_close(found.maps.double(), refined[film], atol=1e-6, rtol=0)
+    one = called(model, kinds=("cross", "self"), layers=refining(model), frames=[2])
+    [last, _] = heatmaps(one, model, [labels, labels], refine="self")
+    torch.testing.assert_close(last.maps[0].double(), refined[0][2], atol=1e-6, rtol=0)
+
+
+def test_a_film_of_one_sequence_is_refined_along_all_its_frames():
+    pipe = wan()
+    options = {"num_frames": 5, "height": 64, "width": 96, "num_inference_steps": 1}
+    options |= {"max_sequence_length": 12, "output_type": "latent"}
+    with capture(pipe, kinds=("cross", "self")) as store:
+        pipe("a red cat", **options)
+    maps = [store.maps[f"blocks.{i}.attn2"].double() for i in range(2)]
+    own = [store.maps[f"blocks.{i}.attn1"].double().flatten(1, 3) for i in range(2)]
+    mean, affinity = sum(maps) / 2, sum(own) / 2  # [1, 2, 4, 6, 12], [1, 48, 48]
+    expected = (affinity[0] @ mean[0].flatten(0, 2)).unflatten(0, (2, 4, 6))
+    [found] = heatmaps(store, refine="self")
+    torch.testing.assert_close(found.maps.double(), expected, atol=1e-6, rtol=0)
+    with capture(pipe, kinds=("cross", "self"), frames=[1]) as some:
+        pipe("a red cat", **options)
+    with pytest.raises(CaptureError, match=r"all frames of a film, and this store holds some"):
+        heatmaps(some, refine="self")
