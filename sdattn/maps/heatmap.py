@@ -206,7 +206,9 @@ def latent_frames(latent: int, frames: int) -> list[int]:
 
     A VAE of films codes the first frame alone and then so many at a time (Wan, HunyuanVideo,
     CogVideoX four: 81 frames are 21 of the latent; LTX eight); where the numbers do not fit that,
-    as many each (Allegro four). Frames that are a batch are their own.
+    as many each (Allegro four). CogVideoX 1.5 makes one of two frames of its latent, which it fills up
+    at the beginning; where it need not, the first stands for five, each other for eight. Frames that
+    are a batch are their own.
 
     Args:
         latent: frames of the latent.
@@ -221,6 +223,8 @@ def latent_frames(latent: int, frames: int) -> list[int]:
     >>> latent_frames(3, 9)
     [0, 1, 1, 1, 1, 2, 2, 2, 2]
     """
+    if frames == 8 * latent - 3:
+        return [(frame + 3) // 8 for frame in range(frames)]
     if 1 < latent <= frames and (frames - 1) % (latent - 1) == 0:
         each = (frames - 1) // (latent - 1)
         return [0, *(1 + frame // each for frame in range(frames - 1))]

@@ -143,6 +143,16 @@ def test_frames_of_a_decoder_are_those_of_its_latent():
             assert not changed[:first].any() and changed[first]
 
 
+@pytest.mark.parametrize("frames", range(1, 170, 4))
+def test_two_frames_of_cogvideoxs_latent_are_one(frames):
+    """Source: pipeline_cogvideox.py, ``__call__``: an odd latent gets a frame more, which is cut
+    off at the beginning (``latents[:, additional_frames:]``)."""
+    coded = [0, *(1 + frame // 4 for frame in range(frames - 1))]
+    more = (coded[-1] + 1) % 2
+    expected = [(more + one) // 2 for one in coded]
+    assert latent_frames(expected[-1] + 1, frames) == expected
+
+
 def test_films_that_no_latent_has_are_refused():
     with pytest.raises(ValueError, match="A film of 80 frames has no latent of 21"):
         latent_frames(21, 80)

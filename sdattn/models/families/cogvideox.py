@@ -31,5 +31,5 @@ FAMILY = Family(
     film=True,
     size_unit=16,
     readers={"CogVideoX": read_t5},
-    guidance={"CogVideoXPipeline": _NEGATIVE_FIRST},
+    guidance=dict.fromkeys(("CogVideoXPipeline", "CogVideoXImageToVideoPipeline"), _NEGATIVE_FIRST),
 )
