@@ -206,9 +206,9 @@ def latent_frames(latent: int, frames: int) -> list[int]:
 
     A VAE of films codes the first frame alone and then so many at a time (Wan, HunyuanVideo,
     CogVideoX four: 81 frames are 21 of the latent; LTX eight); where the numbers do not fit that,
-    as many each (Allegro four). CogVideoX 1.5 makes one of two frames of its latent, which it fills up
-    at the beginning; where it need not, the first stands for five, each other for eight. Frames that
-    are a batch are their own.
+    as many each (Allegro four). CogVideoX 1.5 makes one of two frames of its latent, which it fills
+    up at the beginning; where it need not, the first stands for five, each other for eight. Frames
+    that are a batch are their own.
 
     Args:
         latent: frames of the latent.

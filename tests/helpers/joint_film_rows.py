@@ -6,21 +6,25 @@ import torch
 from diffusers import (
     AutoencoderKLCogVideoX,
     AutoencoderKLHunyuanVideo,
+    AutoencoderKLHunyuanVideo15,
     CogVideoXDDIMScheduler,
     CogVideoXImageToVideoPipeline,
     CogVideoXPipeline,
     CogVideoXTransformer3DModel,
     FlowMatchEulerDiscreteScheduler,
     HunyuanSkyreelsImageToVideoPipeline,
+    HunyuanVideo15Pipeline,
+    HunyuanVideo15Transformer3DModel,
     HunyuanVideoPipeline,
     HunyuanVideoTransformer3DModel,
 )
-from transformers import CLIPTextModel
+from diffusers.guiders import ClassifierFreeGuidance
+from transformers import ByT5Tokenizer, CLIPTextModel
 
-from helpers.film_rows import BATCHED, FILM, film, long_film
-from helpers.rows import Options, Row, Way, pictures
-from helpers.tiny_encoders import tiny_llama, tiny_t5_encoder
-from helpers.tiny_tokenizers import tiny_mistral, tiny_t5, tiny_tokenizer
+from helpers.film_rows import BATCHED, FILM, FRAMES, film, long_film
+from helpers.rows import PROMPTS, Options, Row, Way, pictures
+from helpers.tiny_encoders import tiny_llama, tiny_qwen_vl, tiny_t5_encoder
+from helpers.tiny_tokenizers import tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
 from helpers.transformer_rows import clip, own_norms, quiet
 
 
@@ -121,7 +125,69 @@ def long_from_first_frame(pipe: Any, way: Way) -> Options:
 
 # its pipeline makes one film a prompt, whatever it is told
 COG: dict[str, Any] = {**BATCHED, "joint": "text first", "images_option": None}
+
+
+def hunyuan_video15() -> Any:
+    torch.manual_seed(0)
+    transformer = HunyuanVideo15Transformer3DModel(
+        in_channels=5,
+        out_channels=2,
+        num_attention_heads=2,
+        attention_head_dim=12,
+        num_layers=2,
+        num_refiner_layers=1,
+        text_embed_dim=16,
+        text_embed_2_dim=32,
+        image_embed_dim=8,
+        rope_axes_dim=(4, 4, 4),
+    )
+    vae = AutoencoderKLHunyuanVideo15(
+        latent_channels=2,
+        block_out_channels=(8, 8, 8, 8, 8),
+        layers_per_block=1,
+    )
+    vae.enable_slicing()  # in diffusers 0.42 it cannot code two films at once
+    pipe = HunyuanVideo15Pipeline(
+        text_encoder=tiny_qwen_vl().model.language_model,
+        tokenizer=tiny_qwen(),
+        transformer=own_norms(transformer).eval(),
+        vae=vae.eval(),
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        text_encoder_2=tiny_t5_encoder(),
+        tokenizer_2=ByT5Tokenizer(),
+        guider=ClassifierFreeGuidance(),
+    )
+    pipe.system_message, pipe.prompt_template_encode_start_idx = "film", 12
+    pipe.tokenizer_max_length, pipe.tokenizer_2_max_length = 40, 24
+    pipe.vision_num_semantic_tokens = 3
+    return quiet(pipe)
+
+
+def guided_film(pipe: Any, way: Way) -> Options:
+    """Guidance is a part of the pipeline."""
+    pipe.guider = ClassifierFreeGuidance(enabled=way.guided)
+    return {"height": way.size[0], "width": way.size[1], "num_frames": FRAMES}
+
+
+def quoting_film(pipe: Any, way: Way) -> Options:
+    quoted = ['a "red" cat', PROMPTS[1]][: way.prompts]
+    return {**guided_film(pipe, way), "prompt": quoted if way.prompts > 1 else quoted[0]}
+
+
+def of_masks(options: Any) -> Any:
+    """The tokens of each film's texts that the pipeline does not mask."""
+
+    def lengths(pipe: Any, way: Way) -> list[int]:
+        prompts = options(pipe, way).get("prompt", list(PROMPTS[: way.prompts]))
+        with torch.no_grad():
+            made = pipe.encode_prompt(prompts, batch_size=way.prompts)
+        return [int(n) for n in made[1].sum(1) + made[3].sum(1)]
+
+    return lengths
+
+
 HUNYUAN: dict[str, Any] = {**FILM, "in_turn": True, "joint": "picture first", "n_text": 12}
+HUNYUAN15: dict[str, Any] = {**HUNYUAN, "n_text": None, "images_option": None}
 
 JOINT_FILMS = (
     Row("CogVideoX", cogvideox, film, **COG),
@@ -133,5 +199,19 @@ JOINT_FILMS = (
         lambda: hunyuan_video(HunyuanSkyreelsImageToVideoPipeline, in_channels=8),
         from_first_frame,
         **HUNYUAN,
+    ),
+    Row(
+        "HunyuanVideo 1.5",
+        hunyuan_video15,
+        guided_film,
+        lengths=of_masks(guided_film),
+        **HUNYUAN15,
+    ),
+    Row(
+        "HunyuanVideo 1.5, quoted text",
+        hunyuan_video15,
+        quoting_film,
+        lengths=of_masks(quoting_film),
+        **HUNYUAN15,
     ),
 )

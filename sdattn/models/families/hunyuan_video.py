@@ -1,13 +1,11 @@
 """HunyuanVideo (Kong et al. 2024): films as one sequence, joint attention, the film first, to Llama
 inside a template."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..attention_layer import DOUBLE_THEN_SINGLE
+from ..denoiser_call import grid_of_film
 from ..encoders import PLACEHOLDER, TextCall, refuse_unknown
 from ..family import IN_TURN, Family
 
@@ -31,13 +29,6 @@ def read_hunyuan_video(call: TextCall, texts: list[str]) -> list[Prompt]:
         )
         for text in texts
     ]
-
-
-def grid_of_film(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of a latent ``[B, C, frames, rows, cols]`` that the model cuts into patches itself."""
-    frames, rows, cols = given["hidden_states"].shape[2:]
-    config = model.config
-    return frames // config.patch_size_t, rows // config.patch_size, cols // config.patch_size
 
 
 FAMILY = Family(
