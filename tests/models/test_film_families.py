@@ -8,7 +8,7 @@ from helpers.film_rows import ltx, wan
 from helpers.joint_film_rows import cogvideox, hunyuan_video, hunyuan_video15
 from helpers.reading_pipelines import assert_same_columns, made_by, tells_ids
 
-from sdattn.models.families import reader_of
+from sdattn.models.families import guidance_of, reader_of
 from sdattn.models.reading import read_prompts
 
 PROMPTS = ["a red cat on the sofa", "A turquoise Cat, a dog (on a cat's SOFA)!", "un café 😀 cat"]
@@ -123,3 +123,19 @@ def test_hunyuan_video15_refuses_films_that_would_get_each_others_masks():
 def test_each_class_has_its_reader(name, reader):
     cls = getattr(diffusers, name)
     assert reader_of(cls.__new__(cls)).__name__ == reader
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HunyuanVideoImageToVideoPipeline",
+        "HunyuanVideo15ImageToVideoPipeline",
+        "HunyuanVideoFramepackPipeline",
+        "CogVideoXVideoToVideoPipeline",
+        "CogVideoXFunControlPipeline",
+    ],
+)
+def test_films_from_what_was_not_tested_are_refused_by_name(name):
+    cls = getattr(diffusers, name)
+    with pytest.raises(ValueError, match=f"How a {name} lays out guidance in its batch is not"):
+        guidance_of(cls.__new__(cls))
