@@ -21,6 +21,7 @@ def generate(
     negative: options.Negative = None,
     width: options.Pixels = None,
     height: options.Pixels = None,
+    frames: options.Frames = None,
     set_: options.Settings = None,
     negative_maps: Annotated[
         bool, typer.Option("--negative-maps", help="Draw where the negative prompt's words went.")
@@ -55,14 +56,15 @@ def generate(
       sdattn generate --config outputs/a-cat-on-a-sofa-0/run.json --seed 1
     """
     from ..files.paths import file_name
+    from ..models.call_facts import EACH
     from ..runs.folder import check_target
     from ..runs.generation import prepare
     from .printing import print_run
 
-    given = options.pipeline_options(steps, guidance, negative, width, height, set_)
+    given = options.pipeline_options(steps, guidance, negative, width, height, set_, frames)
     watch = {**_kept(keep), **({"branch": "both"} if negative_maps else {})}
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
-    if given.get("num_images_per_prompt", 1) == 1:  # known before the model is loaded
+    if all(given.get(name, 1) == 1 for name in EACH):  # known before the model is loaded
         check_target(out, force=force)
     pipe = options.load(model, device, dtype, loading, output)
     ways: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask, "causal": causal}

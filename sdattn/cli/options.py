@@ -78,6 +78,9 @@ InvertedGuidance = Annotated[
 ]
 Negative = Annotated[str | None, typer.Option(help="Negative prompt.")]
 Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels; by default the model's own.")]
+Frames = Annotated[
+    int | None, typer.Option(min=1, help="Of a film; by default the pipeline's own number.")
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -132,9 +135,10 @@ def pipeline_options(
     width: int | None,
     height: int | None,
     settings: list[str] | None = None,
+    frames: int | None = None,
 ) -> dict[str, Any]:
     """The options of the pipeline's call that were given; ``settings`` are those of --set."""
-    values = (steps, guidance, negative, width, height)
+    values = (steps, guidance, negative, width, height, frames)
     options = dict(zip(PIPELINE, values, strict=True))
     given = {name: value for name, value in options.items() if value is not None}
     return given | dict(map(_setting, settings or ()))

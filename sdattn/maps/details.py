@@ -1,7 +1,9 @@
 """What a run kept beside the means over steps and heads, of the columns of its prompt's words."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -30,6 +32,11 @@ class Details:
     calls: tuple[int, ...] = ()
     heads: LayerMaps | None = None
     head_numbers: Literal["all"] | tuple[int, ...] = "all"
+
+    def frame(self, number: int) -> Details:
+        """Those of one frame of a film's latent, as of a picture."""
+        steps, heads = (held and held.frame(number) for held in (self.steps, self.heads))
+        return replace(self, steps=steps, heads=heads)
 
 
 def details_of(store: MapStore, number: int, heatmaps: Heatmaps) -> Details:

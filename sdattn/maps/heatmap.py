@@ -117,12 +117,7 @@ class Heatmap:
         Raises:
             ValueError: it is of a picture, or there is no such frame.
         """
-        there = len(self.values) if self.values.ndim == 3 else 0
-        if not 0 <= number < there:
-            raise InvalidValueError(
-                f"Asked for frame {number} of {self!r}, which has "
-                f"{f'{there} frames, 0 to {there - 1}' if there else 'none: it is of a picture'}."
-            )
+        check_frame(len(self.values) if self.values.ndim == 3 else 0, number, repr(self))
         return replace(self, values=self.values[number], top=self.full, frames=None)
 
     def of_frames(self, number: int) -> Tensor:
@@ -201,14 +196,21 @@ class Heatmap:
         return self.range[1] if self.top is None else self.top
 
 
+def check_frame(frames: int, number: int, what: str) -> None:
+    """Refuse the number of a frame that something has not; ``frames`` is 0 of a picture."""
+    if not 0 <= number < frames:
+        there = f"{frames} frames, 0 to {frames - 1}" if frames else "none: it is of a picture"
+        raise InvalidValueError(f"Asked for frame {number} of {what}, which has {there}.")
+
+
 def latent_frames(latent: int, frames: int) -> list[int]:
     """Which frame of a latent each frame of a film comes from.
 
-    A VAE of films codes the first frame alone and then so many at a time (Wan, HunyuanVideo,
-    CogVideoX four: 81 frames are 21 of the latent; LTX eight); where the numbers do not fit that,
-    as many each (Allegro four). CogVideoX 1.5 makes one of two frames of its latent, which it fills
-    up at the beginning; where it need not, the first stands for five, each other for eight. Frames
-    that are a batch are their own.
+    A VAE of films codes the first frame alone and then an even number at a time (Wan, HunyuanVideo,
+    CogVideoX four: 81 frames are 21 of the latent; Mochi six, LTX eight); where the numbers do not
+    fit that, as many each (Allegro four, CogVideoX of an even latent). CogVideoX 1.5 makes one of
+    two frames of its latent, and fills up an odd one at the beginning. Frames that are a batch are
+    their own.
 
     Args:
         latent: frames of the latent.
@@ -223,12 +225,12 @@ def latent_frames(latent: int, frames: int) -> list[int]:
     >>> latent_frames(3, 9)
     [0, 1, 1, 1, 1, 2, 2, 2, 2]
     """
-    if frames == 8 * latent - 3:
-        return [(frame + 3) // 8 for frame in range(frames)]
-    if 1 < latent <= frames and (frames - 1) % (latent - 1) == 0:
-        each = (frames - 1) // (latent - 1)
+    each, rest = divmod(frames - 1, latent - 1) if 1 < latent <= frames else (0, 1)
+    # what CogVideoX 1.5 was asked for where its latent is even: its film has three frames more
+    is_shorter = frames == 8 * latent - 3
+    if rest == 0 and (each % 2 == 0 or frames % latent) and not is_shorter:
         return [0, *(1 + frame // each for frame in range(frames - 1))]
-    if not 1 <= latent <= frames or frames % latent:
+    if not 1 <= latent <= frames or frames % latent or is_shorter:
         raise InvalidValueError(
             f"A film of {frames} frames has no latent of {latent}: the first of them stands for "
             "one frame, each other for as many as any. Pass the number of frames of this very run."

@@ -19,7 +19,7 @@ from ..files.terminal import shorter
 from ..models.pipeline_call import whole
 from ..prompts.tokens import Prompt, Word
 from ..prompts.words import is_content_word
-from .heatmap import Heatmap
+from .heatmap import Heatmap, check_frame
 from .masks import label_map, smooth
 from .presets import PRESETS, Preset
 from .statistics import WordStatistics, to_dataframe
@@ -59,6 +59,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         *,
         preset: Preset = PRESETS["default"],
         frames: Sequence[int] | None = None,
+        top: float | None = None,
     ):
         kept = tuple(range(len(prompt.tokens))) if columns is None else tuple(columns)
         if len(kept) != maps.shape[-1]:
@@ -71,6 +72,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         self.preset = preset
         self.frames = None if frames is None else tuple(frames)
         self._place = {column: i for i, column in enumerate(kept)}
+        self._top = top  # of the film that these are one frame of
 
     def __repr__(self) -> str:
         grid = grid_text(self.maps.shape[:-1])
@@ -143,9 +145,18 @@ class Heatmaps(Mapping[str, Heatmap]):
     def top(self) -> float:
         """The highest value that any content word's map reaches, or any word's if there is none
         (see :func:`sdattn.prompts.words.is_content_word`): what is drawn at full strength."""
+        if self._top is not None:
+            return self._top
         held = self.held
         content = [word for word in held if is_content_word(word.text)] or held
         return max((float(self._values(word.columns).max()) for word in content), default=0.0)
+
+    def frame(self, number: int) -> Heatmaps:
+        """Those of one of the frames of a film's latent that were kept, counted from 0, on the
+        scale of them all; raises as :meth:`Heatmap.frame` does."""
+        check_frame(len(self.maps) if self.maps.ndim == 4 else 0, number, repr(self))
+        held = self.prompt, self.maps[number], self.columns
+        return Heatmaps(*held, preset=self.preset, top=self.top)
 
     def keep(self, columns: Sequence[int]) -> Heatmaps:
         """The heatmaps of some token columns only.
@@ -158,7 +169,8 @@ class Heatmaps(Mapping[str, Heatmap]):
                 f"There are no maps of token columns {missing}. There are: {self.columns}."
             )
         maps = self.maps[..., [self._place[column] for column in columns]]
-        return Heatmaps(self.prompt, maps, columns, preset=self.preset, frames=self.frames)
+        about = {"preset": self.preset, "frames": self.frames, "top": self._top}
+        return Heatmaps(self.prompt, maps, columns, **about)
 
     def segment(
         self,

@@ -9,12 +9,14 @@ from .encoders import option_of
 from .families import guidance_of
 from .layers import find_denoiser
 
+# The options that say how many pictures, or films, are made of one prompt
+EACH = ("num_images_per_prompt", "num_videos_per_prompt")
+
 
 def images_a_prompt(pipe: Any, options: Mapping[str, Any]) -> int:
-    """How many pictures a run makes of one prompt; the frames of a video are pictures."""
+    """How many pictures, or films, a run makes of one prompt."""
     known = inspect.signature(pipe.__call__).parameters
-    counts = ("num_images_per_prompt", "num_frames")
-    return math.prod(option_of(pipe, options, name) or 1 for name in counts if name in known)
+    return math.prod(option_of(pipe, options, name) or 1 for name in EACH if name in known)
 
 
 def model_passes(pipe: Any, options: Mapping[str, Any]) -> int:

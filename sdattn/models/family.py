@@ -88,8 +88,11 @@ class Family:
         name: as its users call it.
         grid: the grid of the picture's queries, ``(rows, cols)`` or ``(frames, rows, cols)``, from
             the model and the arguments of its call by name.
-        film: whether its pictures are films, each one sequence, frame by frame: their maps have an
-            axis for the frames, also where there is one.
+        film: whether its pictures are films: their maps have an axis for the frames, also where
+            there is one. Each is one sequence, frame by frame, or its frames are rows of the batch
+            one after the other, :attr:`DenoiserCall.frame_rows`.
+        fps: of films, the frames a second that its authors show.
+        frame_unit: of films, their latents have one frame and a multiple of this number.
         grid_argument: the argument whose values, not its shape, ``grid`` reads (a tensor of ids):
             those of one run are read once, since the device waits for it. None where there is none.
         denoisers: its classes: the class itself, or the name of one of diffusers, which is then not
@@ -137,6 +140,8 @@ class Family:
     denoisers: tuple[type | str, ...] = ()
     layers: Mapping[str, tuple[Place, Kind]] = field(default_factory=dict)
     film: bool = False
+    fps: int = 8
+    frame_unit: int = 1
     joined: Joined | None = None
     spans: Callable[[Any, Mapping[str, Any], int], Sequence[Spans]] | None = None
     spans_arguments: tuple[str, ...] = ()

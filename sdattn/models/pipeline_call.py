@@ -21,11 +21,12 @@ from ..errors import (
     OptionError,
     option_names,
 )
-from .call_facts import images_a_prompt
+from .call_facts import EACH, images_a_prompt
 from .demos import demo_settings
 from .encoders import option_of
+from .films import check_frames, default_frames, makes_films
 from .finite import watch_finite
-from .layers import find_denoiser, held_model
+from .layers import held_model
 from .reading import check_text
 from .sizes import default_size, size_unit
 
@@ -62,19 +63,21 @@ def turn(pipe: Any) -> Any:
             return threading.RLock()
 
 
-def checked_options(pipe: Any, options: Mapping[str, Any], *, prompts: int = 1) -> dict[str, Any]:
+def checked_options(
+    pipe: Any, options: Mapping[str, Any], *, prompts: int = 1, films: bool = False
+) -> dict[str, Any]:
     """The options of a call with so many prompts, refused where they cannot be, filled in where
-    that needs knowledge.
+    that needs knowledge; ``films`` may be made by who asks.
 
     Raises:
         ValueError: an option that is not free here, a size or a number of steps or of pictures that
             cannot be, pictures that this machine's memory cannot hold, a text that is too long.
-        TypeError: the pipeline makes films that are one sequence.
+        TypeError: the pipeline makes films, and those cannot be made here.
     """
-    if find_denoiser(pipe).family.film:
+    if not films and makes_films(pipe):
         text = (
-            "A {0} makes films, and runs, edits and pages are of pictures. Draw inside "
-            "{capture()}, and see where its words went with sdattn.heatmaps(store)."
+            "A {0} makes films, and edits, knockouts and looks at given pictures are of single "
+            "pictures. See where the words of a film went with {generate()}."
         )
         raise InvalidTypeError(Message(text, type(pipe).__name__))
     given = {**demo_settings(pipe), **options}
@@ -119,12 +122,14 @@ def _checked_counts(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
                 most,
             )
         found["num_inference_steps"] = steps
-    for name in ("num_images_per_prompt", "num_frames"):
+    for name in (*EACH, "num_frames"):
         if options.get(name) is not None:
             number = whole(options[name])
             if number is None or number < 1:
                 raise OptionError(name, options[name], "pass a whole number from 1.")
             found[name] = number
+    if "num_frames" in found:
+        check_frames(pipe, found["num_frames"])
     return found
 
 
@@ -145,10 +150,13 @@ def _check_memory(pipe: Any, options: Mapping[str, Any], prompts: int) -> None:
 
     images, (height, width) = prompts * images_a_prompt(pipe, options), default_size(pipe)
     height, width = options.get("height") or height, options.get("width") or width
+    what = "picture(s)"
+    if makes_films(pipe):
+        what, images = "frame(s)", images * (options.get("num_frames") or default_frames(pipe))
     needed, memory = images * height * width * _BYTES_A_PIXEL, psutil.virtual_memory().total
     if needed > memory:
         raise InvalidValueError(
-            f"{images:,} picture(s) of {width}x{height} pixels need {needed / 1e9:,.0f} GB before "
+            f"{images:,} {what} of {width}x{height} pixels need {needed / 1e9:,.0f} GB before "
             f"they are pictures, and this machine has {memory / 1e9:,.0f} GB. Make fewer at a "
             "time, or smaller ones."
         )
@@ -243,6 +251,8 @@ def call_pipeline(
     options = dict(options)
     if options.get("negative_prompt") is not None:  # diffusers needs a list beside a list
         options["negative_prompt"] = one_each(options["negative_prompt"], len(prompts))
+    if makes_films(pipe):  # some give arrays otherwise
+        options["output_type"] = "pil"
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     with named_bar(pipe, "drawing"), watch_finite(pipe, options):
         return pipe(prompt=prompts, generator=generators, **options)
@@ -269,7 +279,7 @@ def options_of_image(
     options: Mapping[str, Any], number: int, *, images: int, prompts: int
 ) -> dict[str, Any]:
     """The options that draw one image of a run alone, in the order of the pipeline."""
-    found = {name: value for name, value in options.items() if name != "num_images_per_prompt"}
+    found = {name: value for name, value in options.items() if name not in EACH}
     for name, value in found.items():
         if is_of_pictures(name) and isinstance(value, (list, tuple)) and len(value) == prompts:
             found[name] = value[number // (images // prompts)]
@@ -285,8 +295,8 @@ def one_each(negative: str | Sequence[str], prompts: int) -> list[str]:
 
 
 def pictures_of(result: Any) -> list[Any]:
-    """The PIL images of what a pipeline returned, the frames of a video in order."""
+    """What a pipeline returned: PIL images, or of each film a list of its frames."""
     for name in ("images", "image"):  # Kandinsky 5 has them by the other name
         if hasattr(result, name):
             return list(getattr(result, name))
-    return [frame for video in result.frames for frame in video]
+    return [list(frames) for frames in result.frames]

@@ -33,7 +33,10 @@ def default_size(pipe: Any) -> tuple[int, int]:
         return height, width
     denoiser = find_denoiser(pipe)
     size = getattr(pipe, "default_sample_size", None)
-    size = size or getattr(denoiser.model.config, "sample_size", None)
+    config = denoiser.model.config
+    size = size or getattr(config, "sample_size", None)
+    if size is None and hasattr(config, "sample_height"):  # CogVideoX
+        size = config.sample_height, config.sample_width
     if size is None:
         return denoiser.family.default_size, denoiser.family.default_size
     rows, cols = (size, size) if isinstance(size, int) else size

@@ -1,45 +1,108 @@
-"""A run's pictures as PNG files: maps over the image, all in a grid, masks."""
+"""A run's pictures as files: maps over the image, all in a grid, masks; of a film, films."""
 
 import io
 import zlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 from PIL import Image
 
+from ..files.films import Film, best_format, write_film
 from ..files.paths import file_name
 from ..maps import sheets
-from ..maps.heatmap import Heatmap
+from ..maps.heatmap import Heatmap, latent_frames
+from ..maps.render import caption, enlarge
+from ..maps.strips import strips
+from .imagerun import ImageRun
 
-PARTS = ("image", "overlays", "grid", "maps", "masks", "report")
-USUAL = ("image", "overlays", "grid", "maps", "report")
+PARTS = ("image", "film", "overlays", "grid", "maps", "masks", "report")
+USUAL = ("image", "film", "overlays", "grid", "maps", "report")
 # About the bytes of zlib's quickest level in three quarters of its time
 _QUICK = {"compress_level": 1, "compress_type": zlib.Z_RLE}
+Scale = tuple[float, float] | None
+
+
+def picture_files(run: ImageRun, parts: Collection[str] = USUAL) -> dict[str, bytes]:
+    """``image.png``, and of a film ``film.mp4``, as asked; ``image.png`` is its middle frame. Films
+    are ``.webp`` where PyAV is not installed, see :mod:`sdattn.files.films`."""
+    files = {"image.png": png(run.image)} if "image" in parts else {}
+    if run.film is not None and "film" in parts:
+        kind = best_format()
+        files[f"film.{kind}"] = write_film(run.film, run.film.rate, kind)
+    return files
 
 
 def drawings(
-    image: Image.Image,
+    run: ImageRun,
     maps: Sequence[Heatmap],
     title: str,
     parts: Collection[str] = USUAL,
-    scale: tuple[float, float] | None = None,
+    scale: Scale = None,
 ) -> dict[str, bytes]:
-    """``heatmaps/NN-word.png`` for each map, ``grid.png``, and ``masks/NN-word.png`` (255 where a
-    map lies in the upper half of its range), as asked. ``scale`` is that of all maps; by
-    default their own, see :meth:`sdattn.Heatmap.overlay`."""
+    """What is drawn of maps over a run's picture, as asked; ``scale`` is that of all maps, by
+    default their own, see :meth:`sdattn.Heatmap.overlay`.
+
+    - ``overlays``: ``heatmaps/NN-word.png`` for each map; over a film a film, ``.mp4``.
+    - ``grid``: ``grid.png``, all of them beside each other; of a film key frames, a row a word, and
+      ``strips.png``, see :func:`sdattn.maps.strips.strips`.
+    - ``masks``: ``masks/NN-word.png``, 255 where a map lies in the upper half of its range; of a
+      film an animated ``.webp`` without loss.
+    """
+    if run.film is not None:
+        return _film_drawings(run.film, maps, title, parts, scale)
     files: dict[str, bytes] = {}
     names = [f"{name}.png" for name in named(heatmap.label for heatmap in maps)]
     wanted = {"overlays", "grid"}.intersection(parts)
-    tiles = [heatmap.overlay(image, scale=scale) for heatmap in maps] if wanted else []
+    tiles = [heatmap.overlay(run.image, scale=scale) for heatmap in maps] if wanted else []
     if "overlays" in parts:
         files |= {
             f"heatmaps/{n}": png(tile, **_QUICK) for n, tile in zip(names, tiles, strict=True)
         }
     if "grid" in parts:
-        files["grid.png"] = png(sheets.grid(image, tiles, title), **_QUICK)
+        files["grid.png"] = png(sheets.grid(run.image, tiles, title), **_QUICK)
     if "masks" in parts:
-        files |= {f"masks/{n}": _mask(m, image) for n, m in zip(names, maps, strict=True)}
+        masks = (_mask(heatmap, run.image) for heatmap in maps)
+        files |= {f"masks/{n}": png(mask, **_QUICK) for n, mask in zip(names, masks, strict=True)}
     return files
+
+
+def _film_drawings(
+    film: Film, maps: Sequence[Heatmap], title: str, parts: Collection[str], scale: Scale
+) -> dict[str, bytes]:
+    kind, files, names = best_format(), {}, named(heatmap.label for heatmap in maps)
+    if "overlays" in parts:
+        for name, heatmap in zip(names, maps, strict=True):
+            frames = _over(film, heatmap, scale)
+            files[f"heatmaps/{name}.{kind}"] = write_film(frames, film.rate, kind)
+    if "grid" in parts:
+        files["grid.png"] = png(_key_frames(film, maps, title, scale), **_QUICK)
+        files["strips.png"] = png(strips(maps, len(film)), **_QUICK)
+    if "masks" in parts:
+        for name, heatmap in zip(names, maps, strict=True):
+            # one level for all frames, so the mask is of the whole film
+            mask = heatmap.mask((film[0].height, film[0].width)).numpy()
+            shown = latent_frames(len(mask), len(film))
+            files[f"masks/{name}.webp"] = _without_loss([_white(mask[i]) for i in shown], film.rate)
+    return files
+
+
+def _over(
+    film: Film, heatmap: Heatmap, scale: Scale, numbers: Sequence[int] | None = None
+) -> Iterator[Image.Image]:
+    """A map over frames of a film, over all by default; made one by one."""
+    shown = latent_frames(len(heatmap.values), len(film))
+    numbers = range(len(film)) if numbers is None else numbers
+    return (heatmap.frame(shown[i]).overlay(film[i], scale=scale) for i in numbers)
+
+
+def _key_frames(
+    film: Film, maps: Sequence[Heatmap], title: str, scale: Scale = None
+) -> Image.Image:
+    """Key frames side by side, below them a row of overlays a word."""
+    numbers = film.key_frames()
+    head = [caption(enlarge(film[i]), f"frame {i + 1}") for i in numbers]
+    rows = [[*_over(film, heatmap, scale, numbers)] for heatmap in maps]
+    return sheets.bands(head, rows, {"prompt": title})
 
 
 def named(labels: Iterable[str]) -> list[str]:
@@ -47,9 +110,20 @@ def named(labels: Iterable[str]) -> list[str]:
     return [f"{n:02d}-{file_name(label)}" for n, label in enumerate(labels, start=1)]
 
 
-def _mask(heatmap: Heatmap, image: Image.Image) -> bytes:
-    mask = heatmap.mask((image.height, image.width)).numpy()
-    return png(Image.fromarray(mask.astype(np.uint8) * 255), **_QUICK)
+def _mask(heatmap: Heatmap, image: Image.Image) -> Image.Image:
+    return _white(heatmap.mask((image.height, image.width)).numpy())
+
+
+def _white(mask: np.ndarray) -> Image.Image:
+    return Image.fromarray(mask.astype(np.uint8) * 255)
+
+
+def _without_loss(frames: Sequence[Image.Image], rate: float) -> bytes:
+    held, (first, *rest) = io.BytesIO(), frames
+    time = round(1000 / rate)
+    options = {"save_all": True, "append_images": rest, "duration": time, "loop": 0}
+    first.save(held, "WEBP", lossless=True, **options)
+    return held.getvalue()
 
 
 def png(image: Image.Image, **packing: int) -> bytes:

@@ -154,15 +154,20 @@ def prepare(
         out, force: of :meth:`sdattn.Run.save`; folders that could not be written are refused too.
     """
     number = 1 if isinstance(prompt, str) else len(prompt)
-    options = checked_options(pipe, options, prompts=number)
+    options = checked_options(pipe, options, prompts=number, films=not causal)
     read = read_prompts(pipe, prompt, **options)
     if not read:
         raise OptionError("prompt", prompt, "there is none. Pass a text, or a list of some.")
-    seeds = checked_seeds(seed, len(read) * (options.get("num_images_per_prompt") or 1))
-    for folder in run_folders(out, len(read) * images_a_prompt(pipe, options)) if out else ():
+    number = len(read) * images_a_prompt(pipe, options)
+    seeds = checked_seeds(seed, number)
+    for folder in run_folders(out, number) if out else ():
         check_target(folder, force=force)
     chosen = preset_for(pipe, preset, refine)
     watch = checked_capture(capture_options or {}, words, read)
+    if watch.get("frames") is not None:
+        raise InvalidValueError(
+            Message("A run keeps all frames of a film. Choose {frames} with {capture()}.")
+        )
     if watch.get("branch") == "both":
         if not options.get("negative_prompt"):
             raise InvalidValueError(

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from ..attention.core import grid_text
 from ..errors import InvalidValueError, Message
+from ..files.films import Film
 from ..files.tables import along
 from ..files.terminal import shorter
 from ..maps.aggregation import aggregate, read_by
 from ..maps.details import Details
 from ..maps.from_stores import finish
-from ..maps.heatmap import Heatmap
+from ..maps.heatmap import Heatmap, check_frame, latent_frames
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMap, LayerMaps
 from ..maps.presets import PRESETS, Preset
@@ -46,7 +47,7 @@ class ImageRun:
     """One image's run.
 
     Attributes:
-        image: the picture.
+        image: the picture; of a film its middle frame.
         heatmaps: its heatmaps.
         layers: the maps of this one image's layers that they were made of.
         settings: how it was made; of a folder that was read all of its ``run.json``, see
@@ -56,6 +57,7 @@ class ImageRun:
             ``"causal"``.
         texts: the heatmaps of the texts among these, of a run that was just made; a folder holds
             the maps of their words only.
+        film: the film; None where it is a picture.
     """
 
     image: Image.Image
@@ -65,6 +67,7 @@ class ImageRun:
     details: Details = field(default_factory=Details)
     more: Mapping[str, Further] = field(default_factory=dict)
     texts: Mapping[str, Heatmaps] = field(default_factory=dict)
+    film: Film | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({described([self])})"
@@ -81,6 +84,38 @@ class ImageRun:
         if not heatmaps.preset.needs_all_columns:
             layers = layers.keep(columns)
         return replace(self, heatmaps=heatmaps, layers=layers)
+
+    def frame(self, number: int) -> ImageRun:
+        """One frame of a film as a picture's run, on the scale of the whole film.
+
+        Maps that were refined along all frames stay so; their single steps are the film's alone.
+
+        Args:
+            number: of the film's frames, counted from 0.
+
+        Raises:
+            ValueError: it is a picture, or there is no such frame.
+        """
+        check_frame(len(self.film or ()), number, repr(self))
+        film = self.film or ()
+        at = latent_frames(len(self.heatmaps.maps), len(film))[number]
+        details = self.details.frame(at)
+        if self.layers.over_frames:
+            details = replace(details, steps=None, calls=())
+        more = {
+            name: Further(text, [heatmap.frame(at) for heatmap in maps])
+            for name, (text, maps) in self.more.items()
+        }
+        return replace(
+            self,
+            image=film[number],
+            heatmaps=self.heatmaps.frame(at),
+            layers=self.layers.frame(at),
+            details=details,
+            more=more,
+            texts={name: maps.frame(at) for name, maps in self.texts.items()},
+            film=None,
+        )
 
     def to_xarray(self, each: Literal["steps", "heads"] | None = None) -> xr.DataArray:
         """The words' maps as an array of xarray, with single steps or heads where they were kept.
@@ -141,13 +176,16 @@ def not_kept(what: str) -> ValueError:
 def described(runs: Sequence[ImageRun]) -> str:
     """A line about the images of one call: how many, of what size and text, and how made."""
     settings, preset = runs[0].settings, runs[0].heatmaps.preset
-    number = f"{len(runs)} images " if len(runs) > 1 else ""
+    film = runs[0].film
+    kind = "images" if film is None else "films"
+    number = f"{len(runs)} {kind} " if len(runs) > 1 else ""
     sizes = " and ".join(dict.fromkeys(f"{r.image.width}x{r.image.height}" for r in runs))
     texts = [*dict.fromkeys(run.settings.prompt for run in runs)]
     text = repr(shorter(texts[0], 60)) if len(texts) == 1 else f"{len(texts)} prompts"
     seeds = [run.settings.seed for run in runs if run.settings.seed is not None]
+    frames = "" if film is None else f", {len(film)} frames,"
     said = [
-        f"{number}{sizes} of {text}",
+        f"{number}{sizes}{frames} of {text}",
         settings.model or settings.pipeline,
         f"{len(settings.timesteps)} steps" if settings.timesteps else None,
         f"seed {' to '.join(map(str, dict.fromkeys(seeds[:1] + seeds[-1:])))}" if seeds else None,
@@ -194,7 +232,7 @@ def step_heatmaps(run: ImageRun) -> list[Heatmaps]:
         return []
     number = len(run.details.calls)
     if run.layers.affinity is not None:
-        shared = run.layers.affinity.expand(number, -1, -1)
+        shared = run.layers.affinity.expand(number, *run.layers.affinity.shape[1:])
         steps = replace(steps, affinity=shared, affinity_grid=run.layers.affinity_grid)
     averaged = replace(preset, steps="mean", each_head=False)
     prompt = run.heatmaps.prompt

@@ -10,6 +10,7 @@ PIPELINE = {
     "negative_prompt": "negative",
     "width": "width",
     "height": "height",
+    "num_frames": "frames",
 }
 LOADING = {
     "variant": "variant",

@@ -1,11 +1,13 @@
 """One image's run as files in memory, name to bytes: what a folder or a shard holds of it.
 
 image.png  heatmaps/NN-word.png  grid.png  masks/NN-word.png  maps.safetensors
+film.mp4  heatmaps/NN-word.mp4  strips.png  masks/NN-word.webp      of a film; .webp for .mp4
+                               where PyAV is not installed, image.png its middle frame
 steps.safetensors  heads.safetensors        where kept, of the words' columns
 run.json           the settings, every file's checksum, and one of its own
 source.png  edit.html          of an edit in a batch: the picture that was edited, both of them
 negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, grid.png and
-                               maps.safetensors, [rows, cols] by word
+                               maps.safetensors, [(frames,) rows, cols] by word
 """
 
 import re
@@ -24,7 +26,7 @@ from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps, halved
 from ..maps.presets import Preset
 from ..prompts.tokens import Prompt
-from .drawings import USUAL, drawings, named, png
+from .drawings import USUAL, drawings, named, picture_files
 from .imagerun import ImageRun
 from .info import (
     FORMAT,
@@ -40,9 +42,10 @@ from .info import (
 
 # A file that a run's folder can have, by its path in it
 RUN_FILE = re.compile(
-    r"(image|source)\.png|(report|edit)\.html|(maps|steps|heads)\.safetensors|run\.json"
+    r"(image|source)\.png|film\.(mp4|webp)|(report|edit)\.html"
+    r"|(maps|steps|heads)\.safetensors|run\.json"
     rf"|(({'|'.join(FURTHER)})/)?"
-    r"(grid\.png|maps\.safetensors|(heatmaps|masks)/[0-9]{2,}-[^/]+\.png)"
+    r"((grid|strips)\.png|maps\.safetensors|(heatmaps|masks)/[0-9]{2,}-[^/]+\.(png|mp4|webp))"
 )
 AFFINITY = "self-attention"  # the name among the maps of what refined them
 
@@ -82,19 +85,17 @@ def pack_run(
             }
     _check_finite(tensors)
     # The files of the prompt.
-    files: dict[str, bytes] = {}
-    if "image" in parts:
-        files["image.png"] = png(run.image)
+    files = picture_files(run, parts)
     if "maps" in parts:
         files |= {name: pack_maps(held) for name, held in tensors.items()}
     heatmaps = run.heatmaps
-    files |= drawings(run.image, heatmaps.occurrences(), heatmaps.prompt.text, parts)
+    files |= drawings(run, heatmaps.occurrences(), heatmaps.prompt.text, parts)
     # The same of every further text, in a folder of its own.
     for folder, (text, maps) in run.more.items():
         # a knockout that changed nothing is not to glow
         is_change = FURTHER[folder].changes
         scale = (0.0, max(heatmap.range[1] for heatmap in maps)) if is_change else None
-        drawn = drawings(run.image, maps, text, parts, scale)
+        drawn = drawings(run, maps, text, parts, scale)
         if "maps" in parts:
             names = named(heatmap.label for heatmap in maps)
             drawn[MAPS] = pack_maps({n: m.values for n, m in zip(names, maps, strict=True)})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files.films import Film
 from ..hooks.map_store import MapStore
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
@@ -50,8 +51,13 @@ class Run:
 
     @property
     def images(self) -> list[Image.Image]:
-        """PIL, one or more a prompt."""
+        """PIL, one or more a prompt; of films their middle frames."""
         return [image_run.image for image_run in self]
+
+    @property
+    def films(self) -> list[Film]:
+        """The films, one or more a prompt; empty where they are pictures."""
+        return [image_run.film for image_run in self if image_run.film is not None]
 
     @property
     def heatmaps(self) -> list[Heatmaps]:
@@ -101,7 +107,8 @@ class Run:
 
         parts = []
         for run in self.image_runs[:_MOST_PAGES]:
-            maps = [(hm.label, hm.values.numpy()) for hm in run.heatmaps.occurrences()]
+            still_run = run if run.film is None else run.frame(run.film.middle)
+            maps = [(hm.label, hm.values.numpy()) for hm in still_run.heatmaps.occurrences()]
             found = stills(maps, run.heatmaps.top, run.image)
             still = f"<details><summary>stills</summary>{found}</details>"
             parts.append(framed(report(run)) + still)

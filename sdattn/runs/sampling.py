@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import __version__
 from ..errors import SdattnWarning
+from ..files.films import Film
 from ..hooks.capture import capture
 from ..hooks.map_store import MapStore
 from ..hooks.other_text import encode_text
@@ -28,6 +29,7 @@ from ..maps.requirements import capture_settings, columns_around
 from ..models.call_facts import images_a_prompt
 from ..models.demos import model_name
 from ..models.devices import device_of
+from ..models.films import frame_rate
 from ..models.finite import check_maps
 from ..models.layers import find_denoiser
 from ..models.loading_options import options_of
@@ -70,7 +72,9 @@ def sample(
         stores = {of: captures.enter_context(capture(pipe, **kept)) for of, kept in watched.items()}
         result = call_pipeline(pipe, [prompt.text for prompt in prompts], seeds, options)
     # The prompt's maps. NaN is refused here, where it can still be said what made it.
-    images, store = pictures_of(result), stores["prompt"]
+    made, store = pictures_of(result), stores["prompt"]
+    films = [Film(frames, frame_rate(pipe, options)) for frames in made] if store.is_film else None
+    images = made if films is None else [film[film.middle] for film in films]
     layers = layer_maps(store, preset, stores.get("self"))
     check_maps(_named(layers), pipe, options)
     # What stands beside them: the heatmaps of other texts over the same pictures.
@@ -87,15 +91,16 @@ def sample(
     # What run.json will say: what all images share, then each image's own.
     asked_text = None if asked is None else asked.prompt.text
     common = replace(_described(pipe, store, options), asked=asked_text)
-    settings_of_images = _each_own(common, images, prompts, seeds, options)
+    settings_of_images = _each_own(common, images, films, prompts, seeds, options)
     # A run for each image, of views of what the whole batch holds.
     image_runs = []
     for i, heatmaps in enumerate(heatmaps_of(store, layers, preset, prompts)):
         own = {name: found[i] for name, found in texts.items()}
-        made = replace(settings_of_images[i], blanked=i in blanked or None)
+        how = replace(settings_of_images[i], blanked=i in blanked or None)
         more = {name: Further(maps.prompt.text, maps.occurrences()) for name, maps in own.items()}
         details = details_of(store, i, heatmaps)
-        one = ImageRun(images[i], heatmaps, layers.image(i), made, details, more, own)
+        film = None if films is None else films[i]
+        one = ImageRun(images[i], heatmaps, layers.image(i), how, details, more, own, film)
         if store.tokens == tuple(columns_around(*prompts)):  # padding was left out
             one = one.keep(columns_around(heatmaps.prompt))  # its own, whatever is drawn with it
         image_runs.append(one)
@@ -139,6 +144,7 @@ def _watched(
 def _each_own(
     common: RunSettings,
     images: Sequence[Image.Image],
+    films: Sequence[Film] | None,
     prompts: Sequence[Prompt],
     seeds: Sequence[int],
     options: Mapping[str, Any],
@@ -153,8 +159,10 @@ def _each_own(
         settings = replace(
             common,
             prompt=prompts[i // a_prompt].text,
-            seed=seeds[i // a_seed],  # the frames of a video share theirs
+            seed=seeds[i // a_seed],
             size=image.size,
+            frames=None if films is None else len(films[i]),
+            frame_rate=None if films is None else films[i].rate,
             options={**(common.options or {}), **negative},
         )
         own.append(settings)

@@ -65,6 +65,7 @@ class RunSettings(Record):
         captured: which steps and heads were kept.
         versions: of the packages.
         size: width and height in pixels.
+        frames, frame_rate: of a film, how many and how many a second; None of a picture.
         blanked: the pipeline's safety checker blanked the picture.
         asked: the other text that was asked about.
         explained, edited: the picture was there already, or is of an edit.
@@ -87,6 +88,8 @@ class RunSettings(Record):
     captured: Captured | None = None
     versions: dict[str, str] | None = None
     size: tuple[int, int] | None = None
+    frames: int | None = None
+    frame_rate: float | None = None
     blanked: bool | None = None
     asked: str | None = None
     explained: Explained | None = None

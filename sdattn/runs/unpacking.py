@@ -1,13 +1,16 @@
 """The files of one image's run read again, each checked against what ``run.json`` says of it."""
 
 import io
+import math
 from collections.abc import Mapping
+from functools import partial
 
 from PIL import Image
 from safetensors.torch import load
 from torch import Tensor
 
 from ..errors import InvalidValueError, MissingFileError
+from ..files.films import FORMATS, Film, read_film
 from ..files.writing import sha256
 from ..maps.details import Details
 from ..maps.heatmap import Heatmap
@@ -18,7 +21,8 @@ from .info import FURTHER, HEADS, MAPS, STEPS, LayerEntry, RunInfo, missing, rea
 from .packing import AFFINITY, heatmaps_from
 
 NEEDED = ("run.json", "image.png", MAPS)
-READ = (*NEEDED, STEPS, HEADS, *(f"{name}/{MAPS}" for name in FURTHER))
+FILMS = {f"film.{kind}": kind for kind in FORMATS}
+READ = (*NEEDED, *FILMS, STEPS, HEADS, *(f"{name}/{MAPS}" for name in FURTHER))
 
 
 def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
@@ -46,6 +50,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
             info,
             _unpack_details(files, info),
             {name: _unpack_further(files[f"{name}/{MAPS}"], info, name) for name in info.more},
+            film=_unpack_film(files, info, where),
         )
     except Exception as error:  # whatever a document of someone else's making leads to
         raise InvalidValueError(
@@ -63,6 +68,16 @@ def _open_png(data: bytes, where: str) -> Image.Image:
             f"{where} is no PNG picture that can be read: {error}. Restore it or generate the run "
             "again."
         ) from error
+
+
+def _unpack_film(files: Mapping[str, bytes], info: RunInfo, where: str) -> Film | None:
+    """The film, which is read when it is first looked at."""
+    name = next((name for name in FILMS if name in files), None)
+    if name is None or info.frames is None:
+        return None
+    rate, number = info.frame_rate or 1.0, info.frames
+    read = partial(read_film, files[name], FILMS[name], f"{where}/{name}", number, rate)
+    return Film(read, rate, number)
 
 
 def _check(files: Mapping[str, bytes], info: RunInfo, where: str) -> None:
@@ -131,7 +146,7 @@ def _unpack_further(data: bytes, info: RunInfo, name: str) -> Further:
     further, tensors = info.more[name], load(data)
     labels = [label for label, _ in further.maps]
     for key in named(labels):
-        _check_shape(tensors, key, (*tensors[key].shape[:2],))
+        _check_shape(tensors, key, (*tensors[key].shape[: 2 if info.frames is None else 3],))
     maps = [
         Heatmap(label, tensors[key].float(), columns)
         for key, (label, columns) in zip(named(labels), further.maps, strict=True)
@@ -153,5 +168,8 @@ def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
     }
     if info.self_attention is None:
         return shapes
-    rows, cols = info.self_attention
-    return {**shapes, AFFINITY: (rows * cols, rows * cols)}
+    cells = math.prod(info.self_attention)
+    each = [entry.grid[0] for entry in info.layers.values() if len(entry.grid) == 3]
+    # of frames that attend to themselves alone one each
+    frames = each[:1] if len(info.self_attention) == 2 else []
+    return {**shapes, AFFINITY: (*frames, cells, cells)}

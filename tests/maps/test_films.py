@@ -9,7 +9,7 @@ from helpers.film_rows import film, wan, wan_of_two, wan_transformer
 from helpers.rows import Way
 
 import sdattn
-from sdattn import CaptureError, capture, generate, heatmaps
+from sdattn import CaptureError, capture, heatmaps
 from sdattn.maps.aggregation import aggregate, sharpened
 from sdattn.maps.heatmap import latent_frames
 from sdattn.maps.layermaps import layer_maps
@@ -143,14 +143,19 @@ def test_frames_of_a_decoder_are_those_of_its_latent():
             assert not changed[:first].any() and changed[first]
 
 
-@pytest.mark.parametrize("frames", range(1, 170, 4))
-def test_two_frames_of_cogvideoxs_latent_are_one(frames):
+@pytest.mark.parametrize("asked", range(1, 170, 4))
+def test_two_frames_of_cogvideoxs_latent_are_one(asked):
     """Source: pipeline_cogvideox.py, ``__call__``: an odd latent gets a frame more, which is cut
-    off at the beginning (``latents[:, additional_frames:]``)."""
-    coded = [0, *(1 + frame // 4 for frame in range(frames - 1))]
-    more = (coded[-1] + 1) % 2
-    expected = [(more + one) // 2 for one in coded]
-    assert latent_frames(expected[-1] + 1, frames) == expected
+    off at the beginning (``latents[:, additional_frames:]``); autoencoder_kl_cogvideox.py,
+    ``_decode``: two at a time, and the first alone of an odd number only."""
+    coded = (asked - 1) // 4 + 1
+    own = [0, *(1 + i // 4 for i in range(asked - 1))] if coded % 2 else range(4 * coded)
+    film = own if coded % 2 else [frame // 4 for frame in own]
+    expected = [(coded % 2 + one) // 2 for one in film]
+    assert latent_frames(expected[-1] + 1, len(film)) == expected
+    if coded % 2 == 0:
+        with pytest.raises(ValueError, match=f"A film of {asked} frames has no latent"):
+            latent_frames(expected[-1] + 1, asked)
 
 
 def test_films_that_no_latent_has_are_refused():
@@ -255,12 +260,6 @@ def test_presets_read_films(watched):
 def maps_of_frame(store, preset, number):
     total = sum(maps.mean((1, 2))[:, number] for maps in store.maps.values())
     return total / len(store.maps) * 2  # two steps
-
-
-def test_runs_of_films_are_refused_by_name(watched):
-    pipe, _, options = watched
-    with pytest.raises(TypeError, match="WanPipeline makes films"):
-        generate(pipe, "a red cat", num_inference_steps=1, **options)
 
 
 def test_one_capture_watches_both_models_of_wan_2_2():

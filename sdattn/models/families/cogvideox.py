@@ -29,6 +29,7 @@ FAMILY = Family(
     joined="text first",
     grid=_grid,
     film=True,
+    frame_unit=2,  # its VAE decodes two at a time, and of an even number makes three more
     size_unit=16,
     readers={"CogVideoX": read_t5},
     guidance=dict.fromkeys(("CogVideoXPipeline", "CogVideoXImageToVideoPipeline"), _NEGATIVE_FIRST),

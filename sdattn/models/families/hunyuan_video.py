@@ -41,6 +41,7 @@ FAMILY = Family(
     joined="picture first",
     grid=grid_of_film,
     film=True,
+    fps=24,
     size_unit=16,
     half="bfloat16",
     readers={

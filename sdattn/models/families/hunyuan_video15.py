@@ -77,6 +77,7 @@ FAMILY = Family(
     joined="picture first",
     grid=grid_of_film,
     film=True,
+    fps=24,
     spans=_spans,
     spans_arguments=("encoder_attention_mask", "encoder_attention_mask_2", "image_embeds"),
     size_unit=16,

@@ -12,6 +12,7 @@ FAMILY = Family(
     },
     grid=lambda _model, given: (given["num_frames"], given["height"], given["width"]),
     film=True,
+    fps=25,
     patch=1,
     size_unit=32,
     half="bfloat16",

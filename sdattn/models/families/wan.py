@@ -42,6 +42,7 @@ FAMILY = Family(
     layers={"blocks.*.attn1": ("block", "self"), "blocks.*.attn2": ("block", "cross")},
     grid=_grid,
     film=True,
+    fps=16,
     patch=2,
     size_unit=16,
     half="bfloat16",

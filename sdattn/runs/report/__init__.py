@@ -51,6 +51,8 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     Raises:
         ValueError: a map holds values that are not finite.
     """
+    if run.film is not None:
+        run = run.frame(run.film.middle)
     # The maps as few bytes as a page can have, then what the script of the page is to know of them
     # (data), then what the template writes out.
     texts, prompt = _texts(run, phrases), run.heatmaps.prompt

@@ -1,0 +1,194 @@
+"""Films as files: MP4 (H.264, by PyAV), or animated WebP where that is not installed.
+
+best_format()                    "mp4" or "webp", what this machine writes
+write_film(frames, 8, "mp4")     the file's bytes
+Film(frames, rate), read_film    a film in memory, and one that is read when it is looked at
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+
+from ..errors import InvalidValueError, MissingPackageError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Format = Literal["mp4", "webp"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+_CODEC, _OPTIONS = "libx264", {"crf": "18", "threads": "1"}  # 18: no loss that is seen
+_WEBP = {"quality": 90, "method": 2}
+
+
+class Film(Sequence["Image.Image"]):
+    """The frames of a film, PIL images of one size, in order.
+
+    Attributes:
+        rate: frames a second.
+    """
+
+    def __init__(
+        self,
+        frames: Sequence[Image.Image] | Callable[[], Sequence[Image.Image]],
+        rate: float,
+        number: int | None = None,
+    ):
+        """``frames`` may be a function that reads them when they are first looked at; it needs
+        their ``number``."""
+        self._read = frames if callable(frames) else lambda: frames
+        self.rate = rate
+        self._number = number if callable(frames) else len(frames)
+
+    @cached_property
+    def frames(self) -> tuple[Image.Image, ...]:
+        return tuple(self._read())
+
+    @property
+    def middle(self) -> int:
+        """The number of the frame that stands for the film where one picture is shown."""
+        return len(self) // 2
+
+    def key_frames(self, most: int = 6) -> list[int]:
+        """The numbers of at most so many frames, evenly from the first to the last."""
+        number = min(most, len(self))
+        return [round(i * (len(self) - 1) / max(1, number - 1)) for i in range(number)]
+
+    def __len__(self) -> int:
+        return len(self.frames) if self._number is None else self._number
+
+    @overload
+    def __getitem__(self, number: int) -> Image.Image: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Image.Image]: ...
+    def __getitem__(self, number: int | slice) -> Image.Image | Sequence[Image.Image]:
+        return self.frames[number]
+
+    def __repr__(self) -> str:
+        return f"Film({len(self)} frames, {self.rate:g} a second)"
+
+
+def best_format() -> Format:
+    """What films are written as: MP4 where PyAV is installed, else animated WebP."""
+    return "mp4" if find_spec("av") else "webp"
+
+
+def write_film(frames: Iterable[Image.Image], rate: float, kind: Format) -> bytes:
+    """A film as the bytes of a file; the same frames give the same bytes.
+
+    Args:
+        frames: RGB, all of one size; asked for one by one. MP4 has an even number of rows and
+            columns: its last ones are there twice, where that is needed.
+        rate: frames a second.
+        kind: ``"mp4"`` for H.264, in which every player and browser shows films; ``"webp"`` for
+            an animated WebP, shown over and over, by browsers.
+
+    Raises:
+        ImportError: MP4, and PyAV is not installed.
+        ValueError: no frames.
+    """
+    frames = iter(frames)
+    first = next(frames, None)
+    if first is None:
+        raise InvalidValueError("A film has at least one frame, and there are none.")
+    if kind == "mp4":
+        return _write_mp4(_chained(first, frames), rate)
+    held = io.BytesIO()
+    time = round(1000 / rate)
+    first.save(held, "WEBP", save_all=True, append_images=frames, duration=time, loop=0, **_WEBP)
+    return held.getvalue()
+
+
+def read_film(
+    data: bytes, kind: Format, where: str, number: int | None = None, rate: float = 1.0
+) -> list[Image.Image]:
+    """The frames of a file that :func:`write_film` made; RGB, with what the codec lost.
+
+    Args:
+        data, kind: of the file.
+        where: it comes from, for errors.
+        number, rate: of the frames that were written. A WebP has those that are alike once, for as
+            long as all of them; without ``number`` they are read so.
+
+    Raises:
+        ImportError: MP4, and PyAV is not installed.
+        ValueError: it is no such film.
+    """
+    from PIL import Image
+
+    held = io.BytesIO(data)
+    try:
+        if kind == "mp4":
+            with pyav(where).open(held, format="mp4") as file:
+                return [frame.to_image() for frame in file.decode(video=0)]
+        # Nothing but WebP is opened: other readers of Pillow start programs of their own.
+        with Image.open(held, formats=["WEBP"]) as film:
+            return _of_webp(film, number, rate)
+    except MissingPackageError:
+        raise
+    except Exception as error:  # of either library
+        raise InvalidValueError(
+            f"{where} is no film that can be read: {error}. Restore it or generate the run again."
+        ) from error
+
+
+def pyav(what: str) -> Any:
+    """PyAV.
+
+    Raises:
+        ImportError: it is not installed; the message says how to, and what for.
+    """
+    try:
+        import av
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            f"{what} needs PyAV, which is not installed. Install it: pip install 'sdattn[film]'"
+        ) from error
+    return av
+
+
+def _write_mp4(frames: Iterable[Image.Image], rate: float) -> bytes:
+    from fractions import Fraction
+
+    av, held, stream = pyav("A film as MP4"), io.BytesIO(), None
+    with av.open(held, "w", format="mp4") as file:
+        for frame in frames:
+            shown = _even(frame)
+            if stream is None:
+                per_second = Fraction(rate).limit_denominator(1000)
+                stream = file.add_stream(_CODEC, rate=per_second, options=_OPTIONS)
+                stream.width, stream.height = shown.size
+                stream.pix_fmt = "yuv420p"
+            file.mux(stream.encode(av.VideoFrame.from_image(shown)))
+        file.mux(stream.encode(None))
+    return held.getvalue()
+
+
+def _even(frame: Image.Image) -> Image.Image:
+    """RGB with an even number of rows and columns, the last of them twice where it is odd."""
+    import numpy as np
+    from PIL import Image
+
+    width, height = frame.size
+    if width % 2 == height % 2 == 0:
+        return frame.convert("RGB")
+    pixels = np.asarray(frame.convert("RGB"))
+    return Image.fromarray(np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), "edge"))
+
+
+def _chained(first: Image.Image, rest: Iterator[Image.Image]) -> Iterator[Image.Image]:
+    yield first
+    yield from rest
+
+
+def _of_webp(film: Any, number: int | None, rate: float) -> list[Image.Image]:
+    frames = []
+    for i in range(getattr(film, "n_frames", 1)):
+        film.seek(i)
+        frame = film.convert("RGB")  # which reads for how long it is shown
+        alike = 1 if number is None else round(film.info.get("duration", 0) / round(1000 / rate))
+        frames += [frame] * max(1, alike)
+    return frames + frames[-1:] * ((number or 0) - len(frames))

@@ -1,0 +1,48 @@
+"""Heat strips: how much of each frame of a film goes to each word, a row a word."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from .heatmap import Heatmap, latent_frames
+from .render import FAINT, INK, PAPER, colorize, fit, font_of
+
+_ROW, _GAP, _LABEL, _WIDTH, _NOTE = 28, 6, 150, 640, 110  # pixels
+
+
+def masses(heatmap: Heatmap, frames: int) -> np.ndarray:
+    """The mean of a word's map in each frame of a film: float64 ``[frames]``, in the unit of the
+    map; that of a frame's latent is of each frame that it stands for."""
+    values = heatmap.values.detach().double().mean((1, 2)).numpy()
+    return np.asarray(values[latent_frames(len(values), frames)])
+
+
+def strips(maps: Sequence[Heatmap], frames: int) -> Image.Image:
+    """A strip a word, its colour from 0 to the highest mean that any of the words has in a frame.
+
+    Args:
+        maps: of a film's words.
+        frames: of the film.
+
+    Returns:
+        RGB; on the left the word, on the right its highest mean and in which frame, counted from 1.
+    """
+    means = [masses(heatmap, frames) for heatmap in maps]
+    top = max((float(mean.max()) for mean in means), default=0.0)
+    wide = max(_WIDTH // frames, 1) * frames
+    size = _LABEL + wide + _NOTE, (_ROW + _GAP) * (len(maps) + 1) + _GAP
+    sheet = Image.new("RGB", size, PAPER)
+    draw, font, small = ImageDraw.Draw(sheet), font_of(15), font_of(12)
+    for i, (heatmap, mean) in enumerate(zip(maps, means, strict=True)):
+        y = _GAP + i * (_ROW + _GAP)
+        strip = Image.fromarray(colorize(mean[None], (0.0, top)))
+        sheet.paste(strip.resize((wide, _ROW), Image.Resampling.NEAREST), (_LABEL, y))
+        label = fit(heatmap.label, font, _LABEL - 2 * _GAP)
+        draw.text((_LABEL - _GAP, y + _ROW // 2), label, INK, font, anchor="rm")
+        note = f"{mean.max():.2g} in {int(mean.argmax()) + 1}"
+        draw.text((_LABEL + wide + _GAP, y + _ROW // 2), note, FAINT, small, anchor="lm")
+    y = _GAP + len(maps) * (_ROW + _GAP) + _ROW // 2
+    draw.text((_LABEL, y), "frame 1", FAINT, small, anchor="lm")
+    draw.text((_LABEL + wide, y), f"frame {frames}", FAINT, small, anchor="rm")
+    return sheet

@@ -1,0 +1,65 @@
+"""Films that a pipeline makes: how many frames they can have, and how fast they are shown."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import OptionError
+from .encoders import option_of
+from .layers import find_denoiser
+
+# How many frames its VAE codes together behind the first, by the names that pipelines have for it
+_UNITS = (
+    "vae_scale_factor_temporal",
+    "vae_temporal_compression_ratio",
+    "vae_temporal_scale_factor",
+)
+_BY_DEFAULT = 16  # AnimateDiff's, whose models say nothing else
+
+
+def makes_films(pipe: Any) -> bool:
+    """Whether what a pipeline makes are films, not pictures."""
+    return find_denoiser(pipe).family.film
+
+
+def frame_unit(pipe: Any) -> int:
+    """A film has one frame, or one and a multiple of this number; 1 where each is its own."""
+    coded = next((int(getattr(pipe, name)) for name in _UNITS if hasattr(pipe, name)), 1)
+    return coded * find_denoiser(pipe).family.frame_unit
+
+
+def default_frames(pipe: Any) -> int:
+    """How many frames a pipeline makes where nothing else is asked for."""
+    known = inspect.signature(pipe.__call__).parameters
+    number = known["num_frames"].default if "num_frames" in known else None
+    config = find_denoiser(pipe).model.config
+    return int(number or getattr(config, "sample_frames", None) or _BY_DEFAULT)
+
+
+def frame_rate(pipe: Any, options: Mapping[str, Any]) -> float:
+    """Frames a second of the films that a pipeline makes: what the call is told, or what the
+    family was trained on."""
+    known = inspect.signature(pipe.__call__).parameters
+    told = option_of(pipe, options, "frame_rate") if "frame_rate" in known else None
+    return float(told or find_denoiser(pipe).family.fps)
+
+
+def check_frames(pipe: Any, frames: int) -> None:
+    """Refuse numbers of frames of which diffusers would make another, or fail behind the first
+    step.
+
+    Raises:
+        ValueError: the model cannot make so many; the message names the nearest that it can.
+    """
+    if not makes_films(pipe):
+        text = "a {0} makes pictures, not films. Leave it out."
+        raise OptionError("num_frames", frames, text, type(pipe).__name__)
+    unit = frame_unit(pipe)
+    if (frames - 1) % unit:
+        lower = (frames - 1) // unit * unit + 1
+        text = "this model makes 1 frame and a multiple of {0}. The nearest are {1} and {2}."
+        raise OptionError("num_frames", frames, text, unit, lower, lower + unit)
+    most = getattr(find_denoiser(pipe).model.config, "motion_max_seq_length", None)
+    if most is not None and frames > most and not getattr(pipe, "free_noise_enabled", False):
+        text = "the motion module knows at most {0}. For more call pipe.enable_free_noise()."
+        raise OptionError("num_frames", frames, text, most)
