@@ -26,7 +26,8 @@ from ..models.layers import (
 )
 from .drawn import PromptWatch
 from .installer import Installation
-from .joint import JointLook, check_backends
+from .joint import JointLook
+from .joint_checks import check_backends
 from .keep import Heads, Keep, Selection, Space, Steps
 from .map_store import MapStore
 from .other_text import OtherTextLook, asked_layers

@@ -6,63 +6,40 @@ Source: Esser et al. 2024, "Scaling Rectified Flow Transformers", for joint atte
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from ..attention import TorchJointProcessor, merge_heads, split_heads
+from ..attention import TorchJointProcessor, merge_heads
 from ..attention.joint_processor import JointCall, Spans
 from ..errors import RunError
 from ..models.denoiser_call import head_count, innermost
-from ..models.layers import AttentionLayer
 from .attended import Attended, GivenProbs
+from .joint_checks import (
+    check_order,
+    check_plain,
+    fits,
+    only_call,
+    otherwise_joined,
+    own_lengths,
+    token_count,
+    whole_call,
+)
 from .keep import Space
 from .output_space import OutputSpace
 from .projections import ARRIVED, by_name, output_projection
 from .refined import Refined, RefinedProbs, Spreading
 from .row_spans import RowOrder
 from .sdpa import SdpaCall, SdpaWatch
-from .unknown_processors import ProductWatch, maker_in, misfit, unknown_use
+from .unknown_processors import ProductWatch, maker_in, unknown_use
 
 if TYPE_CHECKING:
     from .observers import ObservingProcessor
 
 # Once the layer has run: for all rows in one, or for each, None where the call is not kept.
 RowSpans = Callable[[], Sequence[Spans] | None]
-DISPATCH = "diffusers.models.attention_dispatch"
-# Of its backends those that call torch's scaled_dot_product_attention, so that they can be seen.
-SEEN_BACKENDS = ("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math")
-
-
-def check_backends(layers: Sequence[AttentionLayer]) -> None:
-    """Refuse joint attention whose backend hides its query and key, before the model runs.
-
-    Raises:
-        RuntimeError: a backend of diffusers' own that does not call torch's attention, or attention
-            that is spread over several devices.
-    """
-    dispatch = sys.modules.get(DISPATCH)
-    for layer in layers:
-        inner = innermost(layer.module.processor)
-        if layer.kind != "joint" or dispatch is None or not hasattr(inner, "_attention_backend"):
-            continue
-        registry = dispatch._AttentionBackendRegistry
-        backend = inner._attention_backend or registry._active_backend
-        backend = dispatch.AttentionBackendName(backend)
-        own = getattr(registry._backends.get(backend), "__module__", DISPATCH) == DISPATCH
-        config = getattr(inner, "_parallel_config", None)
-        spread = getattr(config, "context_parallel_config", None) is not None
-        if spread or (own and backend.value not in SEEN_BACKENDS):
-            name = "context parallelism" if spread else f"the attention backend {backend.value!r}"
-            raise RunError(
-                f"{layer.name} runs with {name}, which does not show its query and key, so what it "
-                "attends to cannot be known. Call model.set_attention_backend('native') first, or "
-                "leave joint layers out (layers=…)."
-            )
 
 
 class JointLook:
@@ -109,14 +86,15 @@ class JointLook:
             output = observer.watched(calls, SdpaWatch, attn, *args, **kwargs)
         # Of several calls (SD3.5 has self-attention as well) the one over all tokens is the joint
         # one.
-        seen = _whole(calls, _length(by_name(inner, args, kwargs)), type(observer.inner).__name__)
+        length = token_count(by_name(inner, args, kwargs))
+        seen = whole_call(calls, length, type(observer.inner).__name__)
         rows = self.spans()
         if rows is None:
             return output, None
         if not self.checked and len(rows) == 1:
             self.checked = True
             # Once a layer: the text's values must lie where its keys are said to.
-            _check_order(seen, rows[0][1], attn, projected, type(inner).__name__)
+            check_order(seen, *rows[0], attn, projected, type(inner).__name__)
         return output, self._shown(seen, rows)
 
     def _of_unknown(
@@ -129,7 +107,7 @@ class JointLook:
         with observer.projections.during([(ARRIVED, to_out)]) as seen:
             output = observer.watched(events, ProductWatch, attn, *args, **kwargs)
         given = by_name(innermost(observer), args, kwargs)
-        length, heads = _length(given), head_count(attn)
+        length, heads = token_count(given), head_count(attn)
         # a layer of one stream leaves the output projection to its block
         whole = output[0] if isinstance(output, tuple) else output
         arrived = seen.get(ARRIVED, []) if to_out is not None else [whole]
@@ -139,7 +117,7 @@ class JointLook:
             maker = maker_in(events, len(given["hidden_states"]), heads, length, features)
         if maker is None:
             for call in events:
-                _check_plain(call)
+                check_plain(call)
             raise RunError(unknown_use(innermost(observer)))
         if rows is None:
             return output, None
@@ -151,13 +129,13 @@ class JointLook:
         if not self.checked and cells < length:
             self.checked = True
             other = predicted[:, :cells] if first else predicted[:, -cells:]
-            if _fits(other, arrived[-1]) and not _fits(own, arrived[-1]):
-                raise RunError(_otherwise_joined(type(innermost(observer)).__name__, spans[1]))
+            if fits(other, arrived[-1]) and not fits(own, arrived[-1]):
+                raise RunError(otherwise_joined(type(innermost(observer)).__name__, spans[1]))
         observer.check(own if cells < length else predicted, *arrived)
         if isinstance(maker, SdpaCall):
             return output, self._shown(maker, rows)
         if len(rows) > 1:
-            raise RunError(_own_lengths(innermost(observer)))
+            raise RunError(own_lengths(innermost(observer)))
         return output, self._shown_of(maker.probs, maker.output, *spans)
 
     def _of_open(
@@ -180,14 +158,14 @@ class JointLook:
             output = observer.inner(attn, *args, **kwargs)
         finally:
             inner.joint_watchers.remove(watcher)
-        seen, rows = _of_only(calls, type(inner).__name__), self.spans()
+        seen, rows = only_call(calls, type(inner).__name__), self.spans()
         if rows is None:
             return output, None
         if len(rows) > 1:
-            raise RunError(_own_lengths(inner))
+            raise RunError(own_lengths(inner))
         spans = rows[0]
         if seen.text not in (None, spans[1]):
-            raise RunError(_otherwise_joined(type(inner).__name__, spans[1]))
+            raise RunError(otherwise_joined(type(inner).__name__, spans[1]))
         return output, self._shown_of(seen.probs, seen.output, *spans)
 
     def _shown_of(self, probs: Tensor, made: Tensor, picture: slice, text: slice) -> Attended:
@@ -216,82 +194,3 @@ class JointLook:
         if self.spreading is None:
             return shown
         return Refined.of_call(seen, picture, shown, self.spreading)
-
-
-def _length(given: dict[str, Any]) -> int:
-    """Tokens of a layer's call; of a layer of one stream some models hand them over twice."""
-    picture, text = given["hidden_states"], given.get("encoder_hidden_states")
-    return int(picture.shape[1] + (0 if text is None or text is picture else text.shape[1]))
-
-
-def _own_lengths(processor: Any) -> str:
-    return (
-        f"The rows of this model's batch have texts of their own lengths, and of a "
-        f"{type(processor).__name__}, which multiplies by its own probabilities, they cannot be "
-        "told apart. Draw one prompt at a time, or call torch's scaled_dot_product_attention."
-    )
-
-
-def _of_only(calls: Sequence[JointCall], name: str) -> JointCall:
-    if len(calls) != 1:
-        raise RunError(
-            f"The processor {name} computed its attention {len(calls)} times in one call, so what "
-            "it attended to cannot be known. Leave __call__ to TorchJointProcessor and edit by a "
-            "controller, or leave this layer out (layers=…)."
-        )
-    return calls[0]
-
-
-def _whole(calls: Sequence[SdpaCall], length: int, name: str) -> SdpaCall:
-    """The one call for all tokens of text and picture."""
-    fitting = [call for call in calls if call.shape[2:] == (length, length)]
-    if len(fitting) != 1:
-        lengths = ["x".join(map(str, call.shape[2:])) for call in calls]
-        raise RunError(
-            f"The processor {name} called torch's "
-            f"scaled_dot_product_attention {len(fitting)} times for all of its {length} "
-            f"tokens of text and picture together (in all {lengths or 'never'}), so what "
-            "it attended to cannot be known. Choose a backend that calls it, "
-            "model.set_attention_backend('native'), or leave this layer out (layers=...)."
-        )
-    _check_plain(fitting[0])
-    return fitting[0]
-
-
-def _check_plain(call: Any) -> None:
-    if isinstance(call, SdpaCall) and not call.plain:
-        raise RunError(
-            "A joint attention with dropout, a causal mask or grouped queries is not known. "
-            "Leave this layer out (layers=...)."
-        )
-
-
-def _fits(predicted: Tensor, arrived: Tensor) -> bool:
-    """Whether one is the other; read from the device."""
-    return arrived.device.type != "meta" and bool(misfit(predicted, arrived) <= 1)
-
-
-def _check_order(
-    seen: SdpaCall, text: slice, attn: Any, projected: dict[str, Tensor], name: str
-) -> None:
-    """Refuse a layer that did not put the values of the text where its keys are said to be.
-
-    Values are neither normed nor rotated. Layers that get text and picture joined already
-    project them in one; their order is that of the layers before.
-    """
-    own = projected.get("add_v_proj")
-    if own is None and "to_added_qkv" in projected:
-        own = projected["to_added_qkv"].chunk(3, dim=-1)[-1]
-    if own is None or own.device.type == "meta":
-        return
-    expected = split_heads(own, head_count(attn)).to(seen.value.dtype)  # [B, heads, T, d]
-    if not torch.equal(seen.value[:, :, text], expected):
-        raise RunError(_otherwise_joined(name, text))
-
-
-def _otherwise_joined(name: str, text: slice) -> str:
-    return (
-        f"The processor {name} does not join text and picture in the order that is known of this "
-        f"model (the text at {text.start} to {text.stop}), so which column is which token cannot "
-        "be known. Leave this layer out (layers=...)."
-    )

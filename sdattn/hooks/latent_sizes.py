@@ -45,7 +45,7 @@ class ReadSpans:
     """The spans of a model's calls, those of one model and run after the other."""
 
     def __init__(self) -> None:
-        self._known: tuple[Tensor, int, int, Sequence[Spans]] | None = None
+        self._known: tuple[list[tuple[Tensor, int]], int, Sequence[Spans]] | None = None
 
     def of(
         self, call: DenoiserCall, size: Size | None, rows: Sequence[int]
@@ -64,16 +64,17 @@ class ReadSpans:
         return tuple(found[row] if row in kept else first for row in range(call.batch))
 
     def _read(self, call: DenoiserCall, cells: int) -> Sequence[Spans] | None:
-        """Of each row. A mask from which they follow is read when it is another than before."""
-        mask = call.spans_of
-        if call.spans is None or mask is None:
+        """Of each row. Masks from which they follow are read when one is another than before."""
+        masks = [(mask, _version(mask)) for mask in call.spans_of]
+        if call.spans is None or not masks:
             return call.spans and call.spans(cells)
         if self._known is not None:
-            known, version, n, spans = self._known
-            if mask is known and version == _version(mask) and n == cells:
+            known, n, spans = self._known
+            pairs = zip(masks, known, strict=True)
+            if n == cells and all(a is b and new == old for (a, new), (b, old) in pairs):
                 return spans
         spans = call.spans(cells)
-        self._known = mask, _version(mask), cells, spans
+        self._known = masks, cells, spans
         return spans
 
 

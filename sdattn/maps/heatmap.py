@@ -208,7 +208,8 @@ def latent_frames(latent: int, frames: int) -> list[int]:
 
     A VAE of films codes the first frame alone and then an even number at a time (Wan, HunyuanVideo,
     CogVideoX four: 81 frames are 21 of the latent; Mochi six, LTX eight); where the numbers do not
-    fit that, as many each (Allegro four, CogVideoX of an even latent). Frames that are a batch are
+    fit that, as many each (Allegro four, CogVideoX of an even latent). CogVideoX 1.5 makes one of
+    two frames of its latent, and fills up an odd one at the beginning. Frames that are a batch are
     their own.
 
     Args:
@@ -225,9 +226,11 @@ def latent_frames(latent: int, frames: int) -> list[int]:
     [0, 1, 1, 1, 1, 2, 2, 2, 2]
     """
     each, rest = divmod(frames - 1, latent - 1) if 1 < latent <= frames else (0, 1)
-    if rest == 0 and (each % 2 == 0 or frames % latent):
+    # what CogVideoX 1.5 was asked for where its latent is even: its film has three frames more
+    is_shorter = frames == 8 * latent - 3
+    if rest == 0 and (each % 2 == 0 or frames % latent) and not is_shorter:
         return [0, *(1 + frame // each for frame in range(frames - 1))]
-    if not 1 <= latent <= frames or frames % latent:
+    if not 1 <= latent <= frames or frames % latent or is_shorter:
         raise InvalidValueError(
             f"A film of {frames} frames has no latent of {latent}: the first of them stands for "
             "one frame, each other for as many as any. Pass the number of frames of this very run."

@@ -82,7 +82,7 @@ class DenoiserCall:
         grid_ids: the tensor whose values give the size; None where shapes or numbers do.
         spans: of joint attention whose rows have texts of their own lengths, where picture and text
             are in each, see :attr:`sdattn.models.Family.spans`; None elsewhere.
-        spans_of: the tensor whose values give these; None where shapes do.
+        spans_of: the tensors whose values give these; none where shapes do.
     """
 
     timestep: float | Timestep
@@ -96,7 +96,7 @@ class DenoiserCall:
     skips_layers: bool = False
     grid_ids: Tensor | None = None
     spans: Callable[[int], Sequence[Spans]] | None = None
-    spans_of: Tensor | None = None
+    spans_of: tuple[Tensor, ...] = ()
 
     @cached_property
     def latent_size(self) -> Size | None:
@@ -121,6 +121,13 @@ def grid_of_patches(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """The grid of a latent ``[B, C, rows, cols]`` that the model cuts into patches itself."""
     rows, cols = given["hidden_states"].shape[-2:]
     return rows // model.config.patch_size, cols // model.config.patch_size
+
+
+def grid_of_film(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """The grid of a latent ``[B, C, frames, rows, cols]`` that the model cuts into patches."""
+    frames, rows, cols = given["hidden_states"].shape[-3:]
+    config = model.config
+    return frames // config.patch_size_t, rows // config.patch_size, cols // config.patch_size
 
 
 def grid_of_ids(_model: Any, given: Mapping[str, Any], made: int = 0) -> tuple[int, ...]:

@@ -107,8 +107,8 @@ class Family:
             the model, the arguments of its call by name and the number of the picture's cells. The
             columns of a row are those of its text, then nobody's up to the longest text. None
             where :attr:`joined` says it all.
-        spans_argument: the argument whose values, not its shape, ``spans`` reads (a mask): one that
-            is the same tensor as before is read once, since the device waits for it.
+        spans_arguments: those whose values, not their shapes, ``spans`` reads (masks): where they
+            are the same tensors as before they are read once, since the device waits for them.
         timestep_unit: what the model's timestep is multiplied by to be the scheduler's.
         timestep_start: the scheduler's timestep where the model's is 0; its unit is then negative.
         patch: cells of the latent that one query has on a side; None for ``config.patch_size``.
@@ -144,7 +144,7 @@ class Family:
     frame_unit: int = 1
     joined: Joined | None = None
     spans: Callable[[Any, Mapping[str, Any], int], Sequence[Spans]] | None = None
-    spans_argument: str | None = None
+    spans_arguments: tuple[str, ...] = ()
     timestep_unit: float = 1.0
     timestep_start: float = 0.0
     patch: int | None = None
@@ -252,7 +252,7 @@ class Family:
             skips_layers=given.get("skip_layers") is not None,
             grid_ids=given[self.grid_argument] if self.grid_argument else None,
             spans=partial(self.spans, model, given) if self.spans else None,
-            spans_of=given.get(self.spans_argument) if self.spans_argument else None,
+            spans_of=tuple(given[name] for name in self.spans_arguments if name in given),
         )
 
     def size(self, model: Any, given: Mapping[str, Any]) -> Size:

@@ -4,12 +4,8 @@ from typing import Any
 
 import torch
 from diffusers import (
-    AutoencoderKLCogVideoX,
     AutoencoderKLLTXVideo,
     AutoencoderKLWan,
-    CogVideoXDDIMScheduler,
-    CogVideoXPipeline,
-    CogVideoXTransformer3DModel,
     FlowMatchEulerDiscreteScheduler,
     LTXPipeline,
     LTXVideoTransformer3DModel,
@@ -95,42 +91,6 @@ def ltx() -> Any:
     return pipe
 
 
-def cogvideox() -> Any:
-    torch.manual_seed(0)
-    transformer = CogVideoXTransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=16,
-        in_channels=4,
-        out_channels=4,
-        time_embed_dim=2,
-        text_embed_dim=32,
-        num_layers=2,
-        sample_width=24,
-        sample_height=24,
-        sample_frames=9,
-        patch_size=2,
-        max_text_seq_length=12,
-        use_rotary_positional_embeddings=True,
-    )
-    vae = AutoencoderKLCogVideoX(
-        down_block_types=("CogVideoXDownBlock3D",) * 4,
-        up_block_types=("CogVideoXUpBlock3D",) * 4,
-        block_out_channels=(8, 8, 8, 8),
-        latent_channels=4,
-        layers_per_block=1,
-        norm_num_groups=2,
-    )
-    pipe = CogVideoXPipeline(
-        tokenizer=tiny_t5(),
-        text_encoder=tiny_t5_encoder(),
-        vae=vae.eval(),
-        transformer=transformer.eval(),
-        scheduler=CogVideoXDDIMScheduler(),
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
 def film(pipe: Any, way: Way) -> Options:
     return {**sized(pipe, way), "num_frames": FRAMES, "max_sequence_length": 12}
 
@@ -162,6 +122,4 @@ BATCHED: dict[str, Any] = {**FILM, "prompt_rows": second_half}
 FILMS = (
     Row("Wan 2.1", wan, film, in_turn=True, **FILM),
     Row("LTX-Video", ltx, long_film, **{**BATCHED, "unit": 32, "cell": 32}),
-    # its pipeline makes one film a prompt, whatever it is told
-    Row("CogVideoX", cogvideox, film, joint="text first", **{**BATCHED, "images_option": None}),
 )

@@ -14,6 +14,7 @@ from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProces
 from helpers.cross_rows import CROSS
 from helpers.film_rows import FILMS
 from helpers.hunyuan_rows import HUNYUAN_IMAGES
+from helpers.joint_film_rows import JOINT_FILMS
 from helpers.joint_rows import JOINT
 from helpers.padded_rows import PADDED
 from helpers.qwen_edit_rows import QWEN_EDITS
@@ -31,6 +32,7 @@ ROWS = (
     *QWEN_EDITS,
     *CROSS,
     *FILMS,
+    *JOINT_FILMS,
 )
 
 

@@ -20,7 +20,8 @@ from sdattn.models.layers import find_denoiser, find_layers
 
 LOSSY = ("fused", torch.bfloat16)  # ways of changing a pipeline that are not undone
 # each prompt has a call of a text encoder of its own: which is of which is not known
-ONE_BY_ONE = ("Bria", "ERNIE-Image", "HunyuanImage 2.1, quoted text")
+QUOTING = ("HunyuanImage 2.1, quoted text", "HunyuanVideo 1.5, quoted text")
+ONE_BY_ONE = ("Bria", "ERNIE-Image", *QUOTING)
 
 
 def state(pipe, model):

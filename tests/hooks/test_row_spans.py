@@ -1,13 +1,18 @@
 """Rows of joint attention with texts of their own lengths, against each row alone in float64."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from helpers.matrix_oracle import softmax_in_float64
+from helpers.joint_film_rows import hunyuan_video15
+from helpers.matrix_oracle import recorded, softmax_in_float64
 
+from sdattn import capture
+from sdattn.hooks.joint_checks import check_order
 from sdattn.hooks.latent_sizes import ReadSpans
 from sdattn.hooks.output_space import OutputSpace
 from sdattn.hooks.row_spans import RowOrder
-from sdattn.hooks.sdpa import SdpaWatch
+from sdattn.hooks.sdpa import SdpaCall, SdpaWatch
 from sdattn.models.denoiser_call import DenoiserCall
 
 CELLS, LENGTH, HEADS, WIDTH = 5, 13, 2, 4
@@ -88,7 +93,7 @@ def read_of(mask, reads=None):
         lengths = mask.sum(1).tolist()
         return [(slice(n, n + cells), slice(0, n)) for n in lengths]
 
-    return DenoiserCall(0.0, (1, 5), len(mask), None, spans=spans, spans_of=mask)
+    return DenoiserCall(0.0, (1, 5), len(mask), None, spans=spans, spans_of=(mask,))
 
 
 def test_a_mask_is_read_once_as_long_as_it_is_the_same():
@@ -110,3 +115,72 @@ def test_only_the_rows_that_are_kept_count():
     of_each = ReadSpans().of(read_of(mask), (1, 5), (1, 2))
     own, other = (slice(1, 6), slice(0, 1)), (slice(3, 8), slice(0, 3))
     assert of_each == (own, own, other)
+
+
+@pytest.mark.parametrize("text_first", [False, True])
+def test_a_part_of_the_texts_stream_must_lie_where_it_is_said_to(text_first):
+    generator = torch.Generator().manual_seed(1)
+    own, cells = (torch.randn(1, n, 8, generator=generator) for n in (6, 4))
+    joined = torch.cat((own, cells) if text_first else (cells, own), 1)
+    value = joined.unflatten(-1, (2, 4)).transpose(1, 2)  # [B, heads, tokens, d]
+    seen, attn = SdpaCall(value, value), SimpleNamespace(heads=2)
+    picture, text = (slice(6, 10), slice(1, 4)) if text_first else (slice(0, 4), slice(5, 8))
+    seen.value = value
+    check_order(seen, picture, text, attn, {"add_v_proj": own}, "Mine")
+    seen.value = value.roll(1, 2)
+    with pytest.raises(RuntimeError, match="Mine does not join text and picture in the order"):
+        check_order(seen, picture, text, attn, {"add_v_proj": own}, "Mine")
+
+
+def test_each_of_several_masks_is_read_when_it_changes():
+    masks, reads, read = (torch.ones(1, 4), torch.ones(1, 2)), [], ReadSpans()
+
+    def spans(cells):
+        reads.append(cells)
+        n = int(sum(mask.sum() for mask in masks))
+        return [(slice(0, cells), slice(cells, cells + n))]
+
+    call = DenoiserCall(0.0, (1, 5), 1, None, spans=spans, spans_of=masks)
+    for expected, changed in ((6, masks[1]), (5, masks[0]), (4, None)):
+        for _ in range(2):
+            assert read.of(call, (1, 5), (0,)) == ((slice(0, 5), slice(5, 5 + expected)),)
+        if changed is not None:
+            changed[0, -1] = 0
+    assert len(reads) == 3
+
+
+@pytest.mark.parametrize("picture", [False, True])
+@pytest.mark.parametrize("shown", [(4, 2), (3, 2)], ids=["alike", "apart"])
+def test_a_picture_stands_before_the_text_of_hunyuan_video15(picture, shown):
+    """transformer_hunyuan_video15.py, ``forward``: the film, what is valid of picture, ByT5 and
+    Qwen, then the rest."""
+    model, generator = hunyuan_video15().transformer, torch.Generator().manual_seed(2)
+
+    def noise(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    mask, glyph_mask = torch.zeros(2, 6), torch.zeros(2, 3)
+    for row, n in enumerate(shown):
+        mask[row, :n], glyph_mask[row, : 5 - max(shown)] = 1, 1
+    given = {
+        "hidden_states": noise(2, 5, 2, 2, 3),
+        "timestep": torch.tensor([500.0, 500.0]),
+        "encoder_hidden_states": noise(2, 6, 16),
+        "encoder_attention_mask": mask,
+        "encoder_hidden_states_2": noise(2, 3, 32),
+        "encoder_attention_mask_2": glyph_mask,
+        "image_embeds": noise(2, 5, 8) * picture,
+    }
+    with torch.no_grad(), recorded(model) as record:
+        plain = model(**given).sample
+    with torch.no_grad(), capture(model) as store:
+        assert torch.equal(model(**given).sample, plain)
+    start, lengths = 12 + 5 * picture, (mask.sum(1) + glyph_mask.sum(1)).int().tolist()
+    for name, maps in store.maps.items():
+        expected = torch.zeros(2, 12, max(lengths), dtype=torch.double)
+        for row, n in enumerate(lengths):
+            probs = record[name][0][row].mean(0)
+            expected[row, :, :n] = probs[:12, start : start + n]
+        found = maps.flatten(1, -2).double()
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert set(store.maps) == {f"transformer_blocks.{i}.attn" for i in range(2)}

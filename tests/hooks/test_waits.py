@@ -264,6 +264,8 @@ FAMILIES = (
     "Wan 2.1",
     "LTX-Video",
     "CogVideoX",
+    "HunyuanVideo",
+    "HunyuanVideo 1.5",
 )  # not HunyuanDiT, whose pipeline reads each timestep itself and hands on a copy
 SMALL = Way(size=(64, 96))
 

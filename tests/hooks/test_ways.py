@@ -78,7 +78,7 @@ def heatmaps_of(row, pipe, prompts, seed, images, **options):
     noise = [torch.Generator().manual_seed(seed + i) for i in range(images)]
     with capture(pipe) as store:
         pipe(prompt=prompts, generator=noise, output_type="latent", **options)
-    return store.heatmaps()
+    return sdattn.heatmaps(store, pipe, prompts, **options)
 
 
 @pytest.mark.parametrize("row", FROM_TEXT, ids=str)

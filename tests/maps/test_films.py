@@ -143,6 +143,21 @@ def test_frames_of_a_decoder_are_those_of_its_latent():
             assert not changed[:first].any() and changed[first]
 
 
+@pytest.mark.parametrize("asked", range(1, 170, 4))
+def test_two_frames_of_cogvideoxs_latent_are_one(asked):
+    """Source: pipeline_cogvideox.py, ``__call__``: an odd latent gets a frame more, which is cut
+    off at the beginning (``latents[:, additional_frames:]``); autoencoder_kl_cogvideox.py,
+    ``_decode``: two at a time, and the first alone of an odd number only."""
+    coded = (asked - 1) // 4 + 1
+    own = [0, *(1 + i // 4 for i in range(asked - 1))] if coded % 2 else range(4 * coded)
+    film = own if coded % 2 else [frame // 4 for frame in own]
+    expected = [(coded % 2 + one) // 2 for one in film]
+    assert latent_frames(expected[-1] + 1, len(film)) == expected
+    if coded % 2 == 0:
+        with pytest.raises(ValueError, match=f"A film of {asked} frames has no latent"):
+            latent_frames(expected[-1] + 1, asked)
+
+
 def test_films_that_no_latent_has_are_refused():
     with pytest.raises(ValueError, match="A film of 80 frames has no latent of 21"):
         latent_frames(21, 80)

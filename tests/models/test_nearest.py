@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 # copied from it ("Copied from diffusers.models.transformers.…"), or a name.
 KIN = {
     "BriaFiboTransformer2DModel": "Bria",
-    "HunyuanVideoTransformer3DModel": "HunyuanImage",
+    "HunyuanVideoFramepackTransformer3DModel": "HunyuanVideo",
     "GlmImageTransformer2DModel": "CogView4",
     "SanaVideoTransformer3DModel": "Sana",
     "DiTTransformer2DModel": "PixArt",  # its BasicTransformerBlock with ada_norm_zero

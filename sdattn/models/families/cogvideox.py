@@ -32,5 +32,5 @@ FAMILY = Family(
     frame_unit=2,  # its VAE decodes two at a time, and of an even number makes three more
     size_unit=16,
     readers={"CogVideoX": read_t5},
-    guidance={"CogVideoXPipeline": _NEGATIVE_FIRST},
+    guidance=dict.fromkeys(("CogVideoXPipeline", "CogVideoXImageToVideoPipeline"), _NEGATIVE_FIRST),
 )

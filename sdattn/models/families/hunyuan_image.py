@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import OptionError
-from ...prompts.tokenizing import PAD, Token, filled, tokenize
-from ...prompts.tokens import Prompt, place_words
+from ...prompts.tokens import Prompt
 from ...prompts.words import Source
 from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import DenoiserCall, arguments
-from ..encoders import PLACEHOLDER, TextCall, refuse_unknown, zeros
+from ..encoders import PLACEHOLDER, TextCall, refuse_unknown
 from ..family import IN_TURN, Family
+from ..glyphs import glyph_text, read_with_glyphs
 
 # pipeline_hunyuanimage.py, extract_glyph_text, in its order
 _QUOTED = (r"\'(.*?)\'", r"\"(.*?)\"", "\u2018(.*?)\u2019", "\u201c(.*?)\u201d")
@@ -26,53 +25,21 @@ def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
 
     Raises:
         ValueError: several images of each of several prompts whose quoted texts differ in length.
-            ``encode_prompt`` repeats the masks in another order than the text states, and the
-            transformer orders the columns by the masks.
     """
-    pipe = call.pipe
-    drop = pipe.prompt_template_encode_start_idx
-    lengths = pipe.tokenizer_max_length, pipe.tokenizer_2_max_length
+    lengths = call.pipe.tokenizer_max_length, call.pipe.tokenizer_2_max_length
     if call.columns not in (None, sum(lengths)):
         raise call.unexplained(
             f"its tokenizer_max_length and tokenizer_2_max_length make {lengths}"
         )
-    before, _, after = pipe.prompt_template_encode.format(PLACEHOLDER).partition(PLACEHOLDER)
-    read, n_glyphs = [], set()
-    for text in texts:
-        source = Source.of(text).within(before, after)
-        every = tokenize(pipe.tokenizer, source, **filled(lengths[0] + drop))
-        encoded = [tuple(token.id for token in every)]
-        glyphs, quoted = list(zeros(lengths[1])), _quoted(text)
-        if quoted is not None:
-            glyphs = tokenize(pipe.tokenizer_2, quoted, **filled(lengths[1]))
-            encoded.append(tuple(token.id for token in glyphs))
-        n_glyphs.add(sum(not _is_padding(token) for token in glyphs))
-        tokens = sorted((*glyphs, *every[drop:]), key=_is_padding)  # else in their order
-        prompt = place_words(pipe.tokenizer, Source.of(text), tokens)
-        read.append(replace(prompt, encoded=tuple(encoded)))
-    images = call.options.get("num_images_per_prompt") or 1
-    if len(n_glyphs) > 1 and images > 1:
-        advice = "a {0} gives images of prompts whose quoted texts differ in length, as those of "
-        advice += "{1}, each other's columns. Draw one image a prompt, or each prompt by itself."
-        raise OptionError("num_images_per_prompt", images, advice, type(pipe).__name__, texts)
-    return read
+    before, _, after = call.pipe.prompt_template_encode.format(PLACEHOLDER).partition(PLACEHOLDER)
 
+    def whole(text: str) -> Source:
+        return Source.of(text).within(before, after)
 
-def _is_padding(token: Token) -> bool:
-    return token.special == PAD
+    def quoted(text: str) -> Source | None:
+        return glyph_text(text, (one for pattern in _QUOTED for one in re.finditer(pattern, text)))
 
-
-def _quoted(text: str) -> Source | None:
-    """What ByT5 gets: ``Text "red". Text "cat". `` of a prompt with two pieces in quotes."""
-    found = [match for pattern in _QUOTED for match in re.finditer(pattern, text)]
-    parts = [
-        Source(text, match[1], tuple(range(*match.span(1)))).within('Text "', '". ')
-        for match in found
-    ]
-    if not parts:
-        return None
-    joined = "".join(part.text for part in parts)
-    return Source(text, joined, tuple(origin for part in parts for origin in part.origins))
+    return read_with_glyphs(call, texts, whole, quoted, "num_images_per_prompt")
 
 
 def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:

@@ -1,0 +1,138 @@
+"""What must hold of a layer of joint attention, so that what it is seen to do is known to be what
+its picture pays to its text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import split_heads
+from ..attention.joint_processor import JointCall
+from ..errors import RunError
+from ..models.denoiser_call import head_count, innermost
+from ..models.layers import AttentionLayer
+from .sdpa import SdpaCall
+from .unknown_processors import misfit
+
+DISPATCH = "diffusers.models.attention_dispatch"
+# Of its backends those that call torch's scaled_dot_product_attention, so that they can be seen.
+SEEN_BACKENDS = ("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math")
+
+
+def check_backends(layers: Sequence[AttentionLayer]) -> None:
+    """Refuse joint attention whose backend hides its query and key, before the model runs.
+
+    Raises:
+        RuntimeError: a backend of diffusers' own that does not call torch's attention, or attention
+            that is spread over several devices.
+    """
+    dispatch = sys.modules.get(DISPATCH)
+    for layer in layers:
+        inner = innermost(layer.module.processor)
+        if layer.kind != "joint" or dispatch is None or not hasattr(inner, "_attention_backend"):
+            continue
+        registry = dispatch._AttentionBackendRegistry
+        backend = inner._attention_backend or registry._active_backend
+        backend = dispatch.AttentionBackendName(backend)
+        own = getattr(registry._backends.get(backend), "__module__", DISPATCH) == DISPATCH
+        config = getattr(inner, "_parallel_config", None)
+        spread = getattr(config, "context_parallel_config", None) is not None
+        if spread or (own and backend.value not in SEEN_BACKENDS):
+            name = "context parallelism" if spread else f"the attention backend {backend.value!r}"
+            raise RunError(
+                f"{layer.name} runs with {name}, which does not show its query and key, so what it "
+                "attends to cannot be known. Call model.set_attention_backend('native') first, or "
+                "leave joint layers out (layers=…)."
+            )
+
+
+def token_count(given: dict[str, Any]) -> int:
+    """Tokens of a layer's call; of a layer of one stream some models hand them over twice."""
+    picture, text = given["hidden_states"], given.get("encoder_hidden_states")
+    return int(picture.shape[1] + (0 if text is None or text is picture else text.shape[1]))
+
+
+def own_lengths(processor: Any) -> str:
+    return (
+        f"The rows of this model's batch have texts of their own lengths, and of a "
+        f"{type(processor).__name__}, which multiplies by its own probabilities, they cannot be "
+        "told apart. Draw one prompt at a time, or call torch's scaled_dot_product_attention."
+    )
+
+
+def only_call(calls: Sequence[JointCall], name: str) -> JointCall:
+    if len(calls) != 1:
+        raise RunError(
+            f"The processor {name} computed its attention {len(calls)} times in one call, so what "
+            "it attended to cannot be known. Leave __call__ to TorchJointProcessor and edit by a "
+            "controller, or leave this layer out (layers=…)."
+        )
+    return calls[0]
+
+
+def whole_call(calls: Sequence[SdpaCall], length: int, name: str) -> SdpaCall:
+    """The one call for all tokens of text and picture."""
+    fitting = [call for call in calls if call.shape[2:] == (length, length)]
+    if len(fitting) != 1:
+        lengths = ["x".join(map(str, call.shape[2:])) for call in calls]
+        raise RunError(
+            f"The processor {name} called torch's "
+            f"scaled_dot_product_attention {len(fitting)} times for all of its {length} "
+            f"tokens of text and picture together (in all {lengths or 'never'}), so what "
+            "it attended to cannot be known. Choose a backend that calls it, "
+            "model.set_attention_backend('native'), or leave this layer out (layers=...)."
+        )
+    check_plain(fitting[0])
+    return fitting[0]
+
+
+def check_plain(call: Any) -> None:
+    if isinstance(call, SdpaCall) and not call.plain:
+        raise RunError(
+            "A joint attention with dropout, a causal mask or grouped queries is not known. "
+            "Leave this layer out (layers=...)."
+        )
+
+
+def fits(predicted: Tensor, arrived: Tensor) -> bool:
+    """Whether one is the other; read from the device."""
+    return arrived.device.type != "meta" and bool(misfit(predicted, arrived) <= 1)
+
+
+def check_order(
+    seen: SdpaCall,
+    picture: slice,
+    text: slice,
+    attn: Any,
+    projected: dict[str, Tensor],
+    name: str,
+) -> None:
+    """Refuse a layer that did not put the values of the text where its keys are said to be.
+
+    Values are neither normed nor rotated. Layers that get text and picture joined already
+    project them in one; their order is that of the layers before. Of some models the text's stream
+    has tokens of nobody around those of the text.
+    """
+    own = projected.get("add_v_proj")
+    if own is None and "to_added_qkv" in projected:
+        own = projected["to_added_qkv"].chunk(3, dim=-1)[-1]
+    if own is None or own.device.type == "meta":
+        return
+    expected = split_heads(own, head_count(attn)).to(seen.value.dtype)  # [B, heads, T, d]
+    if text.stop - text.start < expected.shape[2]:
+        first = 0 if text.start < picture.start else seen.shape[3] - expected.shape[2]
+        expected = expected[:, :, text.start - first : text.stop - first]
+    if not torch.equal(seen.value[:, :, text], expected):
+        raise RunError(otherwise_joined(name, text))
+
+
+def otherwise_joined(name: str, text: slice) -> str:
+    return (
+        f"The processor {name} does not join text and picture in the order that is known of this "
+        f"model (the text at {text.start} to {text.stop}), so which column is which token cannot "
+        "be known. Leave this layer out (layers=...)."
+    )

@@ -1,0 +1,57 @@
+"""HunyuanVideo (Kong et al. 2024): films as one sequence, joint attention, the film first, to Llama
+inside a template."""
+
+from ...prompts.tokenizing import filled
+from ...prompts.tokens import Prompt, read_source
+from ...prompts.words import Source
+from ..attention_layer import DOUBLE_THEN_SINGLE
+from ..denoiser_call import grid_of_film
+from ..encoders import PLACEHOLDER, TextCall, refuse_unknown
+from ..family import IN_TURN, Family
+
+
+def read_hunyuan_video(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Llama's tokens behind the template's, filled up; CLIP gives one pooled vector. Source:
+    pipeline_hunyuan_video.py, ``_get_llama_prompt_embeds``."""
+    tokenizer, template = call.pipe.tokenizer, call.option("prompt_template")
+    crop = template.get("crop_start")
+    if crop is None:
+        # the pipeline takes the two last for the end of the turn and the place of the prompt
+        crop = len(tokenizer(template["template"], padding="max_length")["input_ids"]) - 2
+    before, _, after = template["template"].format(PLACEHOLDER).partition(PLACEHOLDER)
+    options = filled(crop + call.length())
+    return [
+        read_source(
+            tokenizer,
+            Source.of(text).within(before, after),
+            keep=lambda n: range(crop, n),
+            **options,
+        )
+        for text in texts
+    ]
+
+
+FAMILY = Family(
+    name="HunyuanVideo",
+    denoisers=("HunyuanVideoTransformer3DModel",),
+    layers={
+        "context_embedder.token_refiner.refiner_blocks.*.attn": ("block", "text"),
+        **DOUBLE_THEN_SINGLE,
+    },
+    joined="picture first",
+    grid=grid_of_film,
+    film=True,
+    fps=24,
+    size_unit=16,
+    half="bfloat16",
+    readers={
+        "HunyuanVideo": read_hunyuan_video,
+        "HunyuanSkyreels": read_hunyuan_video,
+        "HunyuanVideoImageToVideo": refuse_unknown,  # Llava's, behind the tokens of a picture
+        "HunyuanVideoFramepack": refuse_unknown,
+    },
+    guidance=dict.fromkeys(
+        ("HunyuanVideoPipeline", "HunyuanSkyreelsImageToVideoPipeline"), IN_TURN
+    ),
+    text_options=("max_sequence_length", "prompt_template"),
+)

@@ -1,0 +1,89 @@
+"""HunyuanVideo 1.5: films as one sequence, joint attention, the film first, to Qwen2.5-VL and to
+ByT5, which reads quoted text."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...attention.joint_processor import Spans
+from ...prompts.tokens import Prompt
+from ...prompts.words import Source
+from ..denoiser_call import grid_of_film
+from ..encoders import TextCall, rendered, zero_filled
+from ..family import IN_TURN, Family
+from ..glyphs import glyph_text, is_padding, read_with_glyphs
+
+# pipeline_hunyuan_video1_5.py, extract_glyph_texts
+_QUOTED = '"(.*?)"|\u201c(.*?)\u201d'
+
+
+def read_hunyuan_video15(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """ByT5's tokens of the quoted text, then Qwen2.5-VL's of the chat without the first ones,
+    filled up to the longest prompt of the batch; negative prompts are read alone. Source:
+    pipeline_hunyuan_video1_5.py, ``encode_prompt``; transformer_hunyuan_video15.py, ``forward``.
+
+    Raises:
+        ValueError: several films of each of several prompts whose quoted texts differ in length.
+    """
+    pipe = call.pipe
+
+    def render(text: str) -> str:
+        chat = [{"role": "system", "content": pipe.system_message}]
+        chat.append({"role": "user", "content": text})
+        return str(
+            pipe.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        )
+
+    def whole(text: str) -> Source:
+        return rendered(text, render)
+
+    read = read_with_glyphs(call, texts, whole, _quoted, "num_videos_per_prompt")
+    # padding is masked, and its columns are nobody's: see _spans
+    read = [
+        replace(one, tokens=tuple(token for token in one.tokens if not is_padding(token)))
+        for one in read
+    ]
+    longest = max(len(one.tokens) for one in read)
+    if call.columns not in (None, longest):
+        raise call.unexplained(f"{texts} makes {longest}, as many as the longest needs")
+    return zero_filled(read, longest)
+
+
+def _quoted(text: str) -> Source | None:
+    """Each quoted text once."""
+    found: dict[str, re.Match[str]] = {}
+    for one in re.finditer(_QUOTED, text):
+        found.setdefault(one[1] or one[2] or "", one)
+    return glyph_text(text, found.values())
+
+
+def _spans(_model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
+    """Behind the film its picture, of pictures to film, then what the masks leave of both texts."""
+    picture = given["image_embeds"]
+    start = cells + (picture.shape[1] if picture.any() else 0)
+    masks = given["encoder_attention_mask"], given["encoder_attention_mask_2"]
+    lengths = sum(mask.bool().sum(dim=1) for mask in masks).tolist()
+    return [(slice(0, cells), slice(start, start + length)) for length in lengths]
+
+
+FAMILY = Family(
+    name="HunyuanVideo 1.5",
+    denoisers=("HunyuanVideo15Transformer3DModel",),
+    layers={
+        "context_embedder.token_refiner.refiner_blocks.*.attn": ("block", "text"),
+        "transformer_blocks.*.attn": ("double", "joint"),
+    },
+    joined="picture first",
+    grid=grid_of_film,
+    film=True,
+    fps=24,
+    spans=_spans,
+    spans_arguments=("encoder_attention_mask", "encoder_attention_mask_2", "image_embeds"),
+    size_unit=16,
+    half="bfloat16",
+    readers={"HunyuanVideo15": read_hunyuan_video15},
+    # its guiders name the branch of each call
+    guidance={"HunyuanVideo15Pipeline": IN_TURN},
+    text_options=(),
+)

@@ -1,0 +1,76 @@
+"""Quoted text that ByT5 reads a second time, beside the encoder that reads the whole prompt, as in
+HunyuanImage 2.1 and HunyuanVideo 1.5."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from ..errors import OptionError
+from ..prompts.tokenizing import PAD, Token, filled, tokenize
+from ..prompts.tokens import Prompt, place_words
+from ..prompts.words import Source
+from .encoders import TextCall, zeros
+
+
+def read_with_glyphs(
+    call: TextCall,
+    texts: list[str],
+    whole: Callable[[str], Source],
+    quoted: Callable[[str], Source | None],
+    several: str,
+) -> list[Prompt]:
+    """ByT5's tokens of the quoted text, then those of the whole prompt behind the template's, then
+    the padding of both: in the order in which the transformers put them.
+
+    Args:
+        call: of a pipeline with ``prompt_template_encode_start_idx``, ``tokenizer_max_length`` and
+            ``tokenizer_2_max_length``.
+        texts: one prompt each.
+        whole: a prompt as its tokenizer gets it.
+        quoted: what ByT5 gets of a prompt; None where it gets nothing, and columns are zeros.
+        several: the option for several pictures or films of each prompt.
+
+    Raises:
+        ValueError: several of each of several prompts whose quoted texts differ in length.
+            ``encode_prompt`` repeats the masks in another order than the text states, and the
+            transformers order the columns by the masks.
+    """
+    pipe = call.pipe
+    drop = pipe.prompt_template_encode_start_idx
+    lengths = pipe.tokenizer_max_length, pipe.tokenizer_2_max_length
+    read, n_glyphs = [], set()
+    for text in texts:
+        every = tokenize(pipe.tokenizer, whole(text), **filled(lengths[0] + drop))
+        encoded = [tuple(token.id for token in every)]
+        glyphs, source = list(zeros(lengths[1])), quoted(text)
+        if source is not None:
+            glyphs = tokenize(pipe.tokenizer_2, source, **filled(lengths[1]))
+            encoded.append(tuple(token.id for token in glyphs))
+        n_glyphs.add(sum(not is_padding(token) for token in glyphs))
+        tokens = sorted((*glyphs, *every[drop:]), key=is_padding)  # else in their order
+        prompt = place_words(pipe.tokenizer, Source.of(text), tokens)
+        read.append(replace(prompt, encoded=tuple(encoded)))
+    number = call.options.get(several) or 1
+    if len(n_glyphs) > 1 and number > 1:
+        advice = "a {0} gives images of prompts whose quoted texts differ in length, as those of "
+        advice += "{1}, each other's columns. Draw one image a prompt, or each prompt by itself."
+        raise OptionError(several, number, advice, type(pipe).__name__, texts)
+    return read
+
+
+def is_padding(token: Token) -> bool:
+    return token.special == PAD
+
+
+def glyph_text(text: str, found: Iterable[re.Match[str]]) -> Source | None:
+    """What ByT5 gets: ``Text "red". Text "cat". `` of a prompt with two pieces in quotes, each the
+    group of its match that is not empty; None of none."""
+    parts = [
+        Source(text, match[match.lastindex or 0], tuple(range(*match.span(match.lastindex or 0))))
+        for match in found
+    ]
+    if not parts:
+        return None
+    parts = [part.within('Text "', '". ') for part in parts]
+    joined = "".join(part.text for part in parts)
+    return Source(text, joined, tuple(origin for part in parts for origin in part.origins))

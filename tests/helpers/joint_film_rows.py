@@ -1,0 +1,217 @@
+"""Rows of the support matrix: films whose attention is joint, with random weights."""
+
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderKLCogVideoX,
+    AutoencoderKLHunyuanVideo,
+    AutoencoderKLHunyuanVideo15,
+    CogVideoXDDIMScheduler,
+    CogVideoXImageToVideoPipeline,
+    CogVideoXPipeline,
+    CogVideoXTransformer3DModel,
+    FlowMatchEulerDiscreteScheduler,
+    HunyuanSkyreelsImageToVideoPipeline,
+    HunyuanVideo15Pipeline,
+    HunyuanVideo15Transformer3DModel,
+    HunyuanVideoPipeline,
+    HunyuanVideoTransformer3DModel,
+)
+from diffusers.guiders import ClassifierFreeGuidance
+from transformers import ByT5Tokenizer, CLIPTextModel
+
+from helpers.film_rows import BATCHED, FILM, FRAMES, film, long_film
+from helpers.rows import PROMPTS, Options, Row, Way, pictures
+from helpers.tiny_encoders import tiny_llama, tiny_qwen_vl, tiny_t5_encoder
+from helpers.tiny_tokenizers import tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
+from helpers.transformer_rows import clip, own_norms, quiet
+
+
+def cogvideox(kind: Any = CogVideoXPipeline, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    config = {
+        "num_attention_heads": 2,
+        "attention_head_dim": 16,
+        "in_channels": 4,
+        "out_channels": 4,
+        "time_embed_dim": 2,
+        "text_embed_dim": 32,
+        "num_layers": 2,
+        "sample_width": 24,
+        "sample_height": 24,
+        "sample_frames": 9,
+        "patch_size": 2,
+        "max_text_seq_length": 12,
+        "use_rotary_positional_embeddings": True,
+    }
+    transformer = CogVideoXTransformer3DModel(**{**config, **changes})
+    vae = AutoencoderKLCogVideoX(
+        down_block_types=("CogVideoXDownBlock3D",) * 4,
+        up_block_types=("CogVideoXUpBlock3D",) * 4,
+        block_out_channels=(8, 8, 8, 8),
+        latent_channels=4,
+        layers_per_block=1,
+        norm_num_groups=2,
+    )
+    pipe = kind(
+        tokenizer=tiny_t5(),
+        text_encoder=tiny_t5_encoder(),
+        vae=vae.eval(),
+        transformer=transformer.eval(),
+        scheduler=CogVideoXDDIMScheduler(),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def hunyuan_video(kind: Any = HunyuanVideoPipeline, in_channels: int = 4) -> Any:
+    torch.manual_seed(0)
+    transformer = HunyuanVideoTransformer3DModel(
+        in_channels=in_channels,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=12,
+        num_layers=1,
+        num_single_layers=1,
+        num_refiner_layers=1,
+        text_embed_dim=16,
+        pooled_projection_dim=32,
+        rope_axes_dim=(4, 4, 4),
+    )
+    vae = AutoencoderKLHunyuanVideo(
+        latent_channels=4,
+        block_out_channels=(4, 4, 4, 4),
+        layers_per_block=1,
+        norm_num_groups=2,
+        mid_block_add_attention=False,
+    )
+    pipe = kind(
+        text_encoder=tiny_llama().model,
+        tokenizer=tiny_mistral("right"),
+        transformer=own_norms(transformer).eval(),
+        vae=vae.eval(),
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        text_encoder_2=clip(CLIPTextModel),
+        tokenizer_2=tiny_tokenizer(),
+    )
+    return quiet(pipe)
+
+
+def templated_film(pipe: Any, way: Way) -> Options:
+    """The pipeline's own template would be 500 tokens here, which spell it in letters."""
+    guidance = {"true_cfg_scale": 5.0 if way.guided else 1.0, "guidance_scale": 6.0}
+    template = {"template": "[INST]film: {}[/INST]", "crop_start": 4}
+    return {**film(pipe, way), **guidance, "prompt_template": template}
+
+
+def from_first_frame(pipe: Any, way: Way) -> Options:
+    return {**templated_film(pipe, way), "image": pictures(way, way.total)}
+
+
+def cogvideox15() -> Any:
+    """Two frames of the latent are one of the grid; three are filled up to four."""
+    return cogvideox(patch_size_t=2, patch_bias=False)
+
+
+def cogvideox15_from_a_picture() -> Any:
+    changes = {"in_channels": 8, "ofs_embed_dim": 2}
+    return cogvideox(CogVideoXImageToVideoPipeline, patch_size_t=2, patch_bias=False, **changes)
+
+
+def long_from_first_frame(pipe: Any, way: Way) -> Options:
+    return {**long_film(pipe, way), "image": pictures(way, way.prompts)}
+
+
+# its pipeline makes one film a prompt, whatever it is told
+COG: dict[str, Any] = {**BATCHED, "joint": "text first", "images_option": None}
+
+
+def hunyuan_video15() -> Any:
+    torch.manual_seed(0)
+    transformer = HunyuanVideo15Transformer3DModel(
+        in_channels=5,
+        out_channels=2,
+        num_attention_heads=2,
+        attention_head_dim=12,
+        num_layers=2,
+        num_refiner_layers=1,
+        text_embed_dim=16,
+        text_embed_2_dim=32,
+        image_embed_dim=8,
+        rope_axes_dim=(4, 4, 4),
+    )
+    vae = AutoencoderKLHunyuanVideo15(
+        latent_channels=2,
+        block_out_channels=(8, 8, 8, 8, 8),
+        layers_per_block=1,
+    )
+    vae.enable_slicing()  # in diffusers 0.42 it cannot code two films at once
+    pipe = HunyuanVideo15Pipeline(
+        text_encoder=tiny_qwen_vl().model.language_model,
+        tokenizer=tiny_qwen(),
+        transformer=own_norms(transformer).eval(),
+        vae=vae.eval(),
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        text_encoder_2=tiny_t5_encoder(),
+        tokenizer_2=ByT5Tokenizer(),
+        guider=ClassifierFreeGuidance(),
+    )
+    pipe.system_message, pipe.prompt_template_encode_start_idx = "film", 12
+    pipe.tokenizer_max_length, pipe.tokenizer_2_max_length = 40, 24
+    pipe.vision_num_semantic_tokens = 3
+    return quiet(pipe)
+
+
+def guided_film(pipe: Any, way: Way) -> Options:
+    """Guidance is a part of the pipeline."""
+    pipe.guider = ClassifierFreeGuidance(enabled=way.guided)
+    return {"height": way.size[0], "width": way.size[1], "num_frames": FRAMES}
+
+
+def quoting_film(pipe: Any, way: Way) -> Options:
+    quoted = ['a "red" cat', PROMPTS[1]][: way.prompts]
+    return {**guided_film(pipe, way), "prompt": quoted if way.prompts > 1 else quoted[0]}
+
+
+def of_masks(options: Any) -> Any:
+    """The tokens of each film's texts that the pipeline does not mask."""
+
+    def lengths(pipe: Any, way: Way) -> list[int]:
+        prompts = options(pipe, way).get("prompt", list(PROMPTS[: way.prompts]))
+        with torch.no_grad():
+            made = pipe.encode_prompt(prompts, batch_size=way.prompts)
+        return [int(n) for n in made[1].sum(1) + made[3].sum(1)]
+
+    return lengths
+
+
+HUNYUAN: dict[str, Any] = {**FILM, "in_turn": True, "joint": "picture first", "n_text": 12}
+HUNYUAN15: dict[str, Any] = {**HUNYUAN, "n_text": None, "images_option": None}
+
+JOINT_FILMS = (
+    Row("CogVideoX", cogvideox, film, **COG),
+    Row("CogVideoX 1.5", cogvideox15, long_film, **COG),
+    Row("CogVideoX 1.5, from a picture", cogvideox15_from_a_picture, long_from_first_frame, **COG),
+    Row("HunyuanVideo", hunyuan_video, templated_film, **HUNYUAN),
+    Row(
+        "HunyuanVideo, SkyReels from a picture",
+        lambda: hunyuan_video(HunyuanSkyreelsImageToVideoPipeline, in_channels=8),
+        from_first_frame,
+        **HUNYUAN,
+    ),
+    Row(
+        "HunyuanVideo 1.5",
+        hunyuan_video15,
+        guided_film,
+        lengths=of_masks(guided_film),
+        **HUNYUAN15,
+    ),
+    Row(
+        "HunyuanVideo 1.5, quoted text",
+        hunyuan_video15,
+        quoting_film,
+        lengths=of_masks(quoting_film),
+        **HUNYUAN15,
+    ),
+)
