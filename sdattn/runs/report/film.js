@@ -101,7 +101,7 @@ function colourStrip(canvas, word) {
   canvas.height = 1;
   for (let i = 0; i < many; i++) {
     const place = high > low ? (means[film.latent[i]] - low) / (high - low) : 0, at = 3 * Math.min(255, Math.floor(256 * place));
-    brush.fillStyle = tint ? `rgb(${tint} / ${place})` : `rgb(${table.slice(at, at + 3)})`;
+    brush.fillStyle = tint ? `rgba(${tint}, ${place})` : `rgb(${table.slice(at, at + 3)})`;
     brush.fillRect(i, 0, 1, 1);
   }
 }

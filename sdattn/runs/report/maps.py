@@ -52,8 +52,8 @@ class PageMaps:
             of the heatmap and each group, in each of these of each word, in the order of
             ``Heatmaps.occurrences()``; behind them those of each head, of each word; then those of
             further texts.
-        data: their cells in that order, frame by frame and row by row, a byte each: in a row the first and then
-            differences from the left neighbour, modulo 256; zlib's stream as base64.
+        data: their cells in that order, frame by frame and row by row, a byte each: in a row the
+            first and then differences from the left neighbour, modulo 256; zlib's stream as base64.
     """
 
     groups: list[str]
