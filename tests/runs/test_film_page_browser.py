@@ -197,7 +197,8 @@ def test_a_strip_is_the_mean_by_frame_of_what_is_chosen(run, page_of):
     assert other != text
     page.locator(".word[data-word='2']").click()  # of several words each has its colour
     page.mouse.move(1, 1)
-    for strip, swatch in zip(page.locator("#strips canvas").all(), page.locator("#pins i").all()):
+    strips, swatches = page.locator("#strips canvas").all(), page.locator("#pins i").all()
+    for strip, swatch in zip(strips, swatches, strict=True):
         shades = np.reshape(strip.evaluate(pixels), (-1, 4))
         own = "(e) => getComputedStyle(e).backgroundColor.match(/\\d+/g).map(Number)"
         assert np.abs(shades[-1, :3] - swatch.evaluate(own)).max() <= 8
