@@ -144,9 +144,11 @@ def _evenly(items: Sequence[Any], most: int) -> list[Any]:
 
 
 def _coarse_enough(maps: Sequence[Tensor], most: int) -> list[Tensor]:
-    """The maps with rows and columns divided by one power of 2, so that there are few cells."""
+    """The maps with rows and columns divided by one power of 2, so that there are few cells: of a
+    film as few as asked, however coarse."""
     factor, cells = 1, sum(values.numel() for values in maps)
-    while cells > most * factor**2 and factor < _COARSEST:
+    of_film = any(values.ndim == 3 for values in maps)
+    while cells > most * factor**2 and (of_film or factor < _COARSEST):
         factor *= 2
     if factor == 1:
         return list(maps)
