@@ -75,7 +75,7 @@ def check(row: Row, way: Way, processor: str) -> str:
     options: dict[str, Any] = row.options(pipe, way)
     prompts = options.pop("prompt", list(PROMPTS[: way.prompts]))
     found = sdattn.heatmaps(store, pipe, prompts, **options)
-    if len(found) != way.total * row.each or not all(one.words for one in found):
+    if len(found) != way.total or not all(one.words for one in found):
         return "words missing"
     return "yes"
 

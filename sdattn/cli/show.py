@@ -10,7 +10,7 @@ from ..errors import ExistsError
 from .options import Words
 from .output import Output
 
-Kind = Literal["words", "steps", "layers", "heads"]
+Kind = Literal["words", "steps", "layers", "heads", "frames"]
 
 
 def show(
@@ -24,6 +24,12 @@ def show(
     animate: Annotated[
         bool, typer.Option("--animate", help="The maps over the steps instead, as GIF or WebP.")
     ] = False,
+    frame: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of a film, what --figure and --animate show; its middle by default."
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -43,13 +49,16 @@ def show(
       sdattn show outputs/a-cat-on-a-sofa-0 "cat on a sofa"
       sdattn show outputs/a-cat-on-a-sofa-0 --figure words -o fig.pdf
       sdattn show outputs/a-cat-on-a-sofa-0 cat --animate -o cat.gif
+      sdattn show outputs/a-cat-walking-0 cat --figure frames -o frames.pdf
     """
     if figure is not None and animate:
         raise typer.BadParameter("Pass --figure or --animate, each has a file of its own.")
+    if frame is not None and not animate and figure in (None, "frames"):
+        raise typer.BadParameter("--frame chooses what --figure of one frame or --animate shows.")
     if figure is not None:
-        _figure(output, run, item, words, figure, out)
+        _figure(output, run, item, frame, words, figure, out)
     elif animate:
-        _animation(output, run, item, words, out)
+        _animation(output, run, item, frame, words, out)
     else:
         _drawings(output, run, item, words, out, force)
 
@@ -58,6 +67,7 @@ def _figure(
     output: Output,
     run: Path,
     item: str | None,
+    frame: int | None,
     words: list[str] | None,
     kind: Kind,
     out: Path | None,
@@ -65,17 +75,22 @@ def _figure(
     from ..figures import FORMATS, figure, save_figure
 
     file = _file(out, FORMATS)
-    save_figure(figure(_load(run, item), kind, words), file)
+    save_figure(figure(_load(run, item, frame), kind, words), file)
     _print_file(output, file)
 
 
 def _animation(
-    output: Output, run: Path, item: str | None, words: list[str] | None, out: Path | None
+    output: Output,
+    run: Path,
+    item: str | None,
+    frame: int | None,
+    words: list[str] | None,
+    out: Path | None,
 ) -> None:
     from ..figures.animation import FORMATS, animate, save_animation
 
     file = _file(out, FORMATS)
-    save_animation(animate(_load(run, item), words), file)
+    save_animation(animate(_load(run, item, frame), words), file)
     _print_file(output, file)
 
 
@@ -156,7 +171,7 @@ def _check_free(folder: Path, names: Collection[str], force: bool) -> None:
         )
 
 
-def _load(run: Path, item: str | None) -> Any:
+def _load(run: Path, item: str | None, frame: int | None = None) -> Any:
     from ..batch.reading import open_batch
     from ..files.addresses import path_of
     from ..runs.folder import load_run
@@ -164,4 +179,9 @@ def _load(run: Path, item: str | None) -> Any:
     run_path = path_of(run)
     if item is None and (run_path / "batch.json").is_file():
         raise typer.BadParameter(f"{run_path} is a batch run. Name one of its items: --item ID.")
-    return load_run(run) if item is None else open_batch(run)[item]
+    loaded = load_run(run) if item is None else open_batch(run)[item]
+    there = len(loaded.film or ())
+    if frame is not None and frame > there:
+        found = f"has {there} frames, 1 to {there}" if there else "is of a picture, without frames"
+        raise typer.BadParameter(f"{run_path} {found}.", param_hint="--frame")
+    return loaded if frame is None else loaded.frame(frame - 1)

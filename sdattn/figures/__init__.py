@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 __all__ = ["animate", "figure", "save_animation", "save_figure"]
 
-Kind = Literal["words", "steps", "layers", "heads"]
-KINDS: tuple[Kind, ...] = ("words", "steps", "layers", "heads")
+Kind = Literal["words", "steps", "layers", "heads", "frames"]
+KINDS: tuple[Kind, ...] = ("words", "steps", "layers", "heads", "frames")
 FORMATS = (".pdf", ".svg", ".png")
-MOST_STEPS = 8
+MOST_STEPS = MOST_FRAMES = 8
 TIMES = "\N{MULTIPLICATION SIGN}"
 Shown = tuple[list[list[Panel]], Preset]  # in rows, and what their values are read by
 _UNDATED: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
@@ -62,6 +62,9 @@ def figure(
     in which they run. ``"heads"``: a row a word and layer, of the layers that the preset reads on
     their finest grid, a column a head; heads and layers have the model's numbers, from 0, so that
     ``up 3.0.1`` is the ``attn2`` of ``up_blocks.3.attentions.0.transformer_blocks.1``.
+    ``"frames"``, of a film: a column a frame, at most 8, evenly, the first and the last included,
+    counted from 1; a row of the film, then one a word. Of a film all other figures show its middle
+    frame; for another pass ``run.frame(number)``.
 
     A cell has one colour, as it was measured. The first colour is the smallest value of all panels,
     the last one the largest: panels of one figure can be compared. Text has the fonts and sizes of
@@ -78,14 +81,16 @@ def figure(
         The figure of ``axes``, or one at 300 dpi without pyplot; its last axes are the colour bar.
 
     Raises:
-        ValueError: no such kind, the run has not kept what it shows, there are more panels than
-            a page has room for, or not as many as ``axes``.
+        ValueError: no such kind, the run has not kept what it shows, frames of a picture, there
+            are more panels than a page has room for, or not as many as ``axes``.
         KeyError: a word that is not in the prompt.
     """
     if kind not in KINDS:
         raise InvalidValueError(
             f"Asked for a figure of {kind!r}: choose one of {', '.join(KINDS)}."
         )
+    if run.film is not None and kind != "frames":
+        run = run.frame(run.film.middle)
     rows, preset = _KINDS[kind](run, words)
     page = _page(run, rows, preset)
     if axes is not None:
@@ -142,7 +147,29 @@ def _heads(run: ImageRun, words: Sequence[str] | None) -> Shown:
     return by_word, plain(run.heatmaps.preset)
 
 
-_KINDS = {"words": _words, "steps": _steps, "layers": _layers, "heads": _heads}
+def _frames(run: ImageRun, words: Sequence[str] | None) -> Shown:
+    if run.film is None:
+        raise InvalidValueError(
+            "This run is of a picture, which has no frames. Choose a figure of its words."
+        )
+    numbers = run.film.key_frames(MOST_FRAMES)
+    frames = [run.frame(number) for number in numbers]
+    titles = [(f"frame {number + 1}",) for number in numbers]
+    film = [
+        Panel(np.asarray(frame.image.convert("RGB")), title, ("film",))
+        for frame, title in zip(frames, titles, strict=True)
+    ]
+    shown = list(zip(titles, (frame.heatmaps for frame in frames), strict=True))
+    return [film, *_columns(shown, words)], run.heatmaps.preset
+
+
+_KINDS = {
+    "words": _words,
+    "steps": _steps,
+    "layers": _layers,
+    "heads": _heads,
+    "frames": _frames,
+}
 
 
 def _columns(

@@ -42,7 +42,11 @@ def animate(
     Raises:
         ValueError: the run has not kept its steps.
         KeyError: a word that is not in the prompt.
+
+    Of a film its middle frame is shown; for another pass ``run.frame(number)``.
     """
+    if run.film is not None:
+        run = run.frame(run.film.middle)
     kept = kept_steps(run)
     steps = [chosen(heatmaps, words) for _, heatmaps in kept]
     # One scale for all frames: a colour that changes is attention that does.

@@ -107,8 +107,16 @@ def write_film(frames: Iterable[Image.Image], rate: float, kind: Format) -> byte
     return held.getvalue()
 
 
-def read_film(data: bytes, kind: Format, where: str) -> list[Image.Image]:
+def read_film(
+    data: bytes, kind: Format, where: str, number: int | None = None, rate: float = 1.0
+) -> list[Image.Image]:
     """The frames of a file that :func:`write_film` made; RGB, with what the codec lost.
+
+    Args:
+        data, kind: of the file.
+        where: it comes from, for errors.
+        number, rate: of the frames that were written. A WebP has those that are alike once, for as
+            long as all of them; without ``number`` they are read so.
 
     Raises:
         ImportError: MP4, and PyAV is not installed.
@@ -123,7 +131,7 @@ def read_film(data: bytes, kind: Format, where: str) -> list[Image.Image]:
                 return [frame.to_image() for frame in file.decode(video=0)]
         # Nothing but WebP is opened: other readers of Pillow start programs of their own.
         with Image.open(held, formats=["WEBP"]) as film:
-            return [_frame(film, i) for i in range(getattr(film, "n_frames", 1))]
+            return _of_webp(film, number, rate)
     except MissingPackageError:
         raise
     except Exception as error:  # of either library
@@ -181,6 +189,11 @@ def _chained(first: Image.Image, rest: Iterator[Image.Image]) -> Iterator[Image.
     yield from rest
 
 
-def _frame(film: Any, number: int) -> Image.Image:
-    film.seek(number)
-    return film.convert("RGB")
+def _of_webp(film: Any, number: int | None, rate: float) -> list[Image.Image]:
+    frames = []
+    for i in range(getattr(film, "n_frames", 1)):
+        film.seek(i)
+        frame = film.convert("RGB")  # which reads for how long it is shown
+        alike = 1 if number is None else round(film.info.get("duration", 0) / round(1000 / rate))
+        frames += [frame] * max(1, alike)
+    return frames + frames[-1:] * ((number or 0) - len(frames))

@@ -193,6 +193,41 @@ class SideBySide(Attended):
         return chosen_columns(torch.cat(parts, dim=-1), columns)
 
 
+class FramesTogether(Attended):
+    """Of a film whose frames are rows of the batch one after the other: a row for each film, its
+    cells frame by frame.
+
+    Args:
+        single: of the frames, ``frames`` rows for each film.
+    """
+
+    def __init__(self, single: Attended, frames: int):
+        super().__init__(single.batch // frames, single.heads, frames * single.cells, single.keys)
+        self.single, self.frames = single, frames
+
+    def of(self, rows: Rows) -> Attended:
+        films = range(self.batch)[rows] if isinstance(rows, slice) else rows
+        frames = range(self.frames)
+        chosen_frames = tuple(film * self.frames + frame for film in films for frame in frames)
+        return FramesTogether(self.single.of(row_index(chosen_frames)), self.frames)
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        probs = self.single.probs(heads, columns)  # [films*frames, heads, N, T]
+        return probs.unflatten(0, (self.batch, -1)).transpose(1, 2).flatten(2, 3)
+
+    def head_sums(self, columns: Columns) -> Iterator[Tensor]:
+        return map(self._together, self.single.head_sums(columns))
+
+    def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
+        if total is not None:
+            total = total.view(self.single.batch, self.single.cells, -1)
+        return self._together(self.single.add_to(total, columns))
+
+    def _together(self, sums: Tensor) -> Tensor:
+        """A view ``[films, frames*N, T]`` of ``[films*frames, N, T]``."""
+        return sums.view(self.batch, self.cells, -1)
+
+
 class AmongKeys(Attended):
     """The softmax over some of the text's keys: the probabilities of the others taken away and what
     is left divided by its sum. Those of image prompts have a softmax of their own and stay.

@@ -106,9 +106,8 @@ def capture(
         space: of joint attention, ``"output"``: not what a cell pays to a token but how alike what
             they both get is, the product of their outputs before the output projection, a feature's
             mean, of any sign, see :mod:`sdattn.hooks.output_space`.
-        frames: of a film that is one sequence (Wan, LTX), those of its latent to keep, counted from
-            0; None for all. A latent frame stands for several of the film,
-            see :meth:`sdattn.Heatmap.of_frames`.
+        frames: of a film, those of its latent to keep, counted from 0; None for all. A latent frame
+            may stand for several of the film, see :meth:`sdattn.Heatmap.of_frames`.
 
     Yields:
         MapStore: see there for ``maps``; with the defaults its size does not grow with the steps.
@@ -220,7 +219,7 @@ class _Watch:
         if layer.kind == "joint":
             look = JointLook(self.passes.spans, self.spreading, self.store.keep.space)
         elif self.text_states is not None:
-            look = OtherTextLook(self.text_states)
+            look = OtherTextLook(self.text_states, self.passes.frame_rows)
         observer = observing(inner, held.take, look, held.wanted)
         observer.stream = self.stream
         for former, old in self.observers:

@@ -216,6 +216,7 @@ class Keep:
         *,
         images: int = 1,
         passes: int = 1,
+        frame_rows: int = 1,
     ) -> int:
         """How many bytes a store will hold at the end of a run.
 
@@ -223,14 +224,16 @@ class Keep:
             layers: the watched layers. A self-attention layer has as many keys as queries.
             latent_size: of the latent, (frames, rows, cols) of a film.
             n_keys: token columns kept of a layer that sees the text.
-            images: rows kept of the batch.
+            images: rows kept of the batch, or films.
             passes: calls of the model.
+            frame_rows: of a film the frames that attend to themselves alone, see
+                :class:`sdattn.models.denoiser_call.DenoiserCall`.
         """
         total = 0
         for layer in layers:
             grid = layer.grid(latent_size)
             cells = math.prod(grid)
-            keys = cells if layer.kind == "self" else n_keys
+            keys = cells // frame_rows if layer.kind == "self" else n_keys
             heads = self.heads.used(layer.heads) if self.heads.each else 1
             kept = cells if self.frames is None else len(self.frames) * cells // grid[0]
             total += heads * kept * keys

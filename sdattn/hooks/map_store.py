@@ -43,8 +43,8 @@ class MapStore(HasHeatmaps):
         expected_nbytes: bytes that will be held at the end of the run, at most; None before it. Of
             a model without its pipeline, whose number of calls is not known, after one call.
         maps: a mapping, layer name to ``[images, (steps,) (heads,) (frames,) rows, cols, tokens]``.
-            The frames axis is there with models of films that are one sequence. The steps axis is
-            there with ``steps="all"`` or a list, the heads axis likewise. Values are probabilities
+            The frames axis is there with models of films. The steps axis is there with
+            ``steps="all"`` or a list, the heads axis likewise. Values are probabilities
             in [0, 1]; in the default dtype float32 and with all tokens kept those of cross- and
             self-attention sum to 1 over the last axis (text columns and those of each image prompt
             by themselves), those of joint attention to less: the rest goes to the picture. A layer
@@ -90,7 +90,7 @@ class MapStore(HasHeatmaps):
 
     @property
     def images(self) -> int:
-        """Number of images (rows kept of the batch)."""
+        """Number of images: rows kept of the batch, or films."""
         return len(self.passes[0].branches) if self.passes else 0
 
     @property
@@ -185,7 +185,12 @@ class MapStore(HasHeatmaps):
         assert self.latent_size is not None
         keys = columns if self.tokens is None else len(self.tokens)
         self.expected_nbytes = self.keep.nbytes(
-            self.layers, self.latent_size, keys, images=self.images, passes=passes
+            self.layers,
+            self.latent_size,
+            keys,
+            images=self.images,
+            passes=passes,
+            frame_rows=self.passes[0].frame_rows,
         )
         if self.expected_nbytes > MUCH:
             logger.warning(

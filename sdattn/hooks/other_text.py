@@ -101,13 +101,14 @@ class OtherTextLook:
 
     Args:
         text_states: ``[1 or images, T, width]``.
+        frame_rows: says how many rows of the batch an image has in the pass that runs now.
 
     Raises (when called):
         RuntimeError: the processor did not call the layer's own ``to_q``.
     """
 
-    def __init__(self, text_states: DeviceCopies):
-        self.text_states = text_states
+    def __init__(self, text_states: DeviceCopies, frame_rows: Callable[[], int] = lambda: 1):
+        self.text_states, self.frame_rows = text_states, frame_rows
 
     def __call__(
         self, observer: ObservingProcessor, attn: Any, *args: Any, **kwargs: Any
@@ -120,15 +121,18 @@ class OtherTextLook:
                 "so what it would attend to cannot be known. Set another processor before capture, "
                 "sdattn.TorchAttnProcessor() for example."
             )
-        return output, OtherTextAttended(attn, seen["to_q"], self.text_states)
+        given = seen["to_q"], self.text_states, self.frame_rows()
+        return output, OtherTextAttended(attn, *given)
 
 
 class OtherTextAttended(Attended):
-    """Of a layer's query ``[B, N, heads*d]`` and the keys that it makes of another text."""
+    """Of a layer's query ``[B, N, heads*d]``, ``frame_rows`` rows an image, and the keys that it
+    makes of another text."""
 
-    def __init__(self, attn: Any, query: Tensor, text_states: DeviceCopies):
+    def __init__(self, attn: Any, query: Tensor, text_states: DeviceCopies, frame_rows: int = 1):
         super().__init__(len(query), attn.heads, query.shape[1], text_states.own.shape[1])
         self.attn, self.query, self.text_states = attn, query, text_states
+        self.frame_rows = frame_rows
 
     def of(self, rows: Rows) -> Attended:
         query = chosen_rows(self.query, rows)
@@ -136,11 +140,14 @@ class OtherTextAttended(Attended):
         if getattr(self.attn, "norm_cross", None):
             states = self.attn.norm_encoder_hidden_states(states)
         key = self.attn.to_k(states)  # [1 or images, T, heads*d]
-        if len(key) not in (1, len(query)):
+        images = len(query) // self.frame_rows
+        if len(key) not in (1, images):
             raise InvalidValueError(
-                f"text_states are of {len(key)} texts and the run has {len(query)} images. Pass "
-                "one for all, or one for each."
+                f"text_states are of {len(key)} texts and the run has {images} images. Pass one "
+                "for all, or one for each."
             )
+        if len(key) > 1:
+            key = key.repeat_interleave(self.frame_rows, 0)
         return QueryKey(self.attn, query, key.expand(len(query), -1, -1))
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:

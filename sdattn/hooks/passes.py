@@ -80,9 +80,10 @@ class Pass:
             are a mere sequence.
         batch: rows in the batch.
         layout: the chunks that guidance makes of the batch, in order.
-        rows: the rows that are kept, one an image.
-        branches: the guidance branch of each of them.
+        rows: the rows that are kept, one an image; of a film whose frames are rows all of these.
+        branches: the guidance branch of each image.
         n_text: token columns of the text; 0 where only the layers will say.
+        frame_rows: how many rows each image has, see :class:`DenoiserCall`.
         schedule: of the run; None where none is known.
         index: which of its entries the pass is of; None where the timestep has to say.
     """
@@ -94,6 +95,7 @@ class Pass:
     rows: tuple[int, ...]
     branches: tuple[Branch, ...]
     n_text: int
+    frame_rows: int = 1
     schedule: Schedule | None = None
     index: int | None = None
 
@@ -214,11 +216,16 @@ class Passes:
             batch=call.batch,
             layout=order,
             rows=rows,
-            branches=tuple(name for _, name in kept),
+            branches=tuple(name for _, name in kept[:: call.frame_rows]),
             n_text=self._n_text(call) if text_states is None else text_states.shape[1],
+            frame_rows=call.frame_rows,
             schedule=schedule,
             index=None if schedule is None else schedule.index(call.timestep, scheduler),
         )
+
+    def frame_rows(self) -> int:
+        """Of the pass that runs now, see :class:`DenoiserCall`; 1 if it is not kept."""
+        return 1 if self.call is None else self.call.frame_rows
 
     def spans(self) -> Sequence[Spans] | None:
         """Of the pass that runs now: the picture's queries and the text's keys in joint attention,

@@ -141,7 +141,7 @@ class Recorders:
             device: where they run.
         """
         for layer, recorder in self._held(layers):
-            cells = math.prod(layer.grid(cast(Size, found.latent_size)))
+            cells = math.prod(layer.grid(cast(Size, found.latent_size))) // found.frame_rows
             shape = len(found.rows), cells, cells if layer.kind == "self" else found.n_text
             sums = recorder.sums
             if sums is None or (sums.shape, sums.device) != (shape, device):

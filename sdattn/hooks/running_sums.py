@@ -15,7 +15,7 @@ from ..attention.device_copies import DeviceCopies, chosen
 from ..errors import NotFoundError
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
-from .attended import AmongKeys, Attended, Columns
+from .attended import AmongKeys, Attended, Columns, FramesTogether
 from .host_copy import HostCopy, travels
 from .keep import Keep
 from .passes import CaptureError, Pass
@@ -77,6 +77,8 @@ class RunningSum:
     def add(self, attended: Attended) -> None:
         """Take in what the kept rows of one call attended to."""
         running = cast(Pass, self.running)
+        if running.frame_rows > 1:
+            attended = FramesTogether(attended, running.frame_rows)
         if not self.calls:
             self._begin(attended, running.latent_size)
         columns = self._columns(attended)

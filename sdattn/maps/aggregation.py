@@ -10,6 +10,7 @@ Segmenter" (DiffSegmenter), equation 5; RishiDarkDevil/daam-i2i.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -186,16 +187,22 @@ def spread(maps: Tensor, layers: LayerMaps) -> Tensor:
     """``affinity @ maps``, on the affinity's grid and back.
 
     Args:
-        maps: ``[images, rows, cols, tokens]``.
+        maps: ``[images, (frames,) rows, cols, tokens]``.
         layers: with the affinity of the same images.
 
     Returns:
         The same shape. A row of the affinity sums to 1, so sums over tokens stay what they are.
     """
     assert layers.affinity is not None and layers.affinity_grid is not None
-    size = maps.shape[1], maps.shape[2]
-    # [images, tokens, rows, cols]; each cell counts, also where the grid is much coarser
-    coarse = adaptive_avg_pool2d(maps.movedim(-1, 1), layers.affinity_grid)
-    refined = coarse.flatten(2) @ layers.affinity.float().mT  # [images, tokens, N]
-    back = resize_maps(refined.unflatten(2, layers.affinity_grid), size)
+    affinity, grid = layers.affinity.float(), layers.affinity_grid
+    if affinity.ndim == 4:  # each frame along its own
+        singly = replace(layers, affinity=affinity.flatten(0, 1))
+        return spread(maps.flatten(0, 1), singly).unflatten(0, maps.shape[:2])
+    size = maps.shape[-3], maps.shape[-2]
+    values = maps.movedim(-1, 1).flatten(1, -3)  # [images, tokens*frames, rows, cols]
+    # each cell counts, also where the grid is much coarser
+    coarse = adaptive_avg_pool2d(values, grid[-2:])
+    # [images, tokens, N]
+    refined = coarse.reshape(len(maps), maps.shape[-1], -1) @ affinity.mT
+    back = resize_maps(refined.unflatten(2, grid), size)
     return back.movedim(1, -1)

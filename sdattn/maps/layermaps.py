@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from ..errors import Message
 from ..hooks.map_store import MapStore
 from ..hooks.passes import CaptureError
+from ..models.denoiser_call import Size
 from ..models.layers import TEXT_KINDS, AttentionLayer
 from .presets import Preset
 
@@ -55,16 +57,18 @@ class LayerMaps:
         columns: the token columns that the maps have.
         passes: how many calls of the model they are the mean of.
         affinity: float32 ``[images, N, N]``, the mean of the self-attention layers that a refining
-            preset reads; None for any other, and for maps that were spread while the model ran. Row
-            ``i`` is what cell ``i`` attends to; it sums to 1.
-        affinity_grid: (rows, cols) with ``rows * cols = N``.
+            preset reads; ``[images, frames, N, N]`` of films whose frames attend to themselves
+            alone (AnimateDiff); None for any other, and for maps that were spread while the model
+            ran. Row ``i`` is what cell ``i`` attends to; it sums to 1.
+        affinity_grid: (rows, cols) with ``rows * cols = N``; (frames, rows, cols) of films whose
+            cells attend to those of all frames.
     """
 
     layers: Mapping[str, LayerMap]
     columns: tuple[int, ...]
     passes: int
     affinity: Tensor | None = None
-    affinity_grid: tuple[int, int] | None = None
+    affinity_grid: Size | None = None
 
     def image(self, number: int) -> LayerMaps:
         """Those of one image of a batch."""
@@ -74,12 +78,20 @@ class LayerMaps:
         return replace(self, layers=kept, affinity=affinity)
 
     def frame(self, number: int) -> LayerMaps:
-        """Those of one frame of a film's latent, as of a picture."""
+        """Those of one frame of a film's latent, as of a picture; without what refines them where
+        that is over all frames."""
         kept = {
             name: replace(layer, maps=layer.maps.select(-4, number), is_film=False)
             for name, layer in self.layers.items()
         }
-        return replace(self, layers=kept)
+        if self.affinity is None or self.over_frames:
+            return replace(self, layers=kept, affinity=None, affinity_grid=None)
+        return replace(self, layers=kept, affinity=self.affinity[:, number])
+
+    @property
+    def over_frames(self) -> bool:
+        """Whether what refines the maps is along all frames of a film."""
+        return self.affinity_grid is not None and len(self.affinity_grid) == 3
 
     def keep(self, columns: Sequence[int]) -> LayerMaps:
         """Those of some token columns."""
@@ -201,7 +213,7 @@ def over_steps(store: MapStore, name: str, maps: Tensor, preset: Preset) -> Tens
     return maps[:, held].mean(1)
 
 
-def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, tuple[int, int]]:
+def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, Size]:
     """The mean of the finest self-attention layers that the store holds, and their grid."""
     held = [layer for layer in store.layers if layer.kind == "self" and layer.name in store.maps]
     if not held:
@@ -214,14 +226,24 @@ def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, tuple[int, int]]
             )
         )
     finest = min(layer.level for layer in held)
-    total, grid = torch.zeros(()), (0, 0)
+    total, grid = torch.zeros(()), ()
     finest_layers = [layer for layer in held if layer.level == finest]
     for layer in finest_layers:
         maps = over_steps(store, layer.name, store.maps[layer.name], preset)
-        maps = maps.mean(1) if store.keep.heads.each else maps  # [images, rows, cols, N]
-        grid = (maps.shape[1], maps.shape[2])
-        total = total + maps.float().cpu().flatten(1, 2)
-    return total / len(finest_layers), grid
+        maps = maps.mean(1) if store.keep.heads.each else maps  # [images, (frames,) rows, cols, N]
+        grid = tuple(maps.shape[1:-1])
+        total = total + maps.float().cpu()
+    mean = total / len(finest_layers)
+    if mean.shape[-1] == math.prod(grid):
+        return mean.flatten(1, -2), grid
+    if mean.shape[-1] != math.prod(grid[-2:]):
+        raise CaptureError(
+            Message(
+                "{refine='self'} spreads the maps along all frames of a film, and this store holds "
+                "some. Capture without {frames}."
+            )
+        )
+    return mean.flatten(2, 3), grid[-2:]  # each frame attends to itself alone
 
 
 def resize_maps(maps: Tensor, size: tuple[int, int], mode: str = "bilinear") -> Tensor:

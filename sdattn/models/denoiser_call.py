@@ -69,10 +69,12 @@ class DenoiserCall:
     Attributes:
         timestep: in the scheduler's unit (the batch's first, if rows differ).
         size: :attr:`latent_size`, or what it follows from.
-        batch: rows that the attention layers see; the frames of a video are rows.
+        batch: rows that the attention layers see.
         text: the text states, ``[B, T, width]``; None for a model of one's own, and where each row
             has states of its own.
         text_2: those of a second encoder, whose columns are behind them; None where there is none.
+        frame_rows: of a film whose frames are rows of the batch one after the other, how many they
+            are; 1 of a picture, and of a film that is one sequence.
         sample: the latents as the model gets them; None for a model of one's own.
         n_image: columns of image prompts (IP-Adapter), which follow those of the text.
         skips_layers: whether this is the extra pass of skip-layer guidance (SD 3.5), which is
@@ -88,6 +90,7 @@ class DenoiserCall:
     batch: int
     text: Tensor | None
     text_2: Tensor | None = None
+    frame_rows: int = 1
     sample: Tensor | None = None
     n_image: int = 0
     skips_layers: bool = False
@@ -97,9 +100,9 @@ class DenoiserCall:
 
     @cached_property
     def latent_size(self) -> Size | None:
-        """(rows, cols) of the finest queries, (frames, rows, cols) where several frames are in one
-        sequence: the cells of a UNet's latent, the patches of a transformer's; None for a model of
-            one's own, whose grid no argument names."""
+        """(rows, cols) of the finest queries, of a film (frames, rows, cols): the cells of a UNet's
+        latent, the patches of a transformer's; None for a model of one's own, whose grid no
+        argument names."""
         return self.size() if callable(self.size) else self.size
 
     @property

@@ -88,8 +88,9 @@ class Family:
         name: as its users call it.
         grid: the grid of the picture's queries, ``(rows, cols)`` or ``(frames, rows, cols)``, from
             the model and the arguments of its call by name.
-        film: whether its pictures are films, each one sequence, frame by frame: their maps have an
-            axis for the frames, also where there is one.
+        film: whether its pictures are films: their maps have an axis for the frames, also where
+            there is one. Each is one sequence, frame by frame, or its frames are rows of the batch
+            one after the other, :attr:`DenoiserCall.frame_rows`.
         fps: of films, the frames a second that its authors show.
         frame_unit: of films, their latents have one frame and a multiple of this number.
         grid_argument: the argument whose values, not its shape, ``grid`` reads (a tensor of ids):

@@ -88,6 +88,8 @@ class ImageRun:
     def frame(self, number: int) -> ImageRun:
         """One frame of a film as a picture's run, on the scale of the whole film.
 
+        Maps that were refined along all frames stay so; their single steps are the film's alone.
+
         Args:
             number: of the film's frames, counted from 0.
 
@@ -97,6 +99,9 @@ class ImageRun:
         check_frame(len(self.film or ()), number, repr(self))
         film = self.film or ()
         at = latent_frames(len(self.heatmaps.maps), len(film))[number]
+        details = self.details.frame(at)
+        if self.layers.over_frames:
+            details = replace(details, steps=None, calls=())
         more = {
             name: Further(text, [heatmap.frame(at) for heatmap in maps])
             for name, (text, maps) in self.more.items()
@@ -106,7 +111,7 @@ class ImageRun:
             image=film[number],
             heatmaps=self.heatmaps.frame(at),
             layers=self.layers.frame(at),
-            details=self.details.frame(at),
+            details=details,
             more=more,
             texts={name: maps.frame(at) for name, maps in self.texts.items()},
             film=None,
@@ -227,7 +232,7 @@ def step_heatmaps(run: ImageRun) -> list[Heatmaps]:
         return []
     number = len(run.details.calls)
     if run.layers.affinity is not None:
-        shared = run.layers.affinity.expand(number, -1, -1)
+        shared = run.layers.affinity.expand(number, *run.layers.affinity.shape[1:])
         steps = replace(steps, affinity=shared, affinity_grid=run.layers.affinity_grid)
     averaged = replace(preset, steps="mean", each_head=False)
     prompt = run.heatmaps.prompt

@@ -83,7 +83,8 @@ class RunInfo(RunSettings):
             the saved maps, to six significant digits.
         passes: how many calls of the model the maps are the mean of.
         layers: what ``maps.safetensors`` holds, by name.
-        self_attention: (rows, cols) of what refines the maps.
+        self_attention: (rows, cols) of what refines the maps; (frames, rows, cols) where that is
+            along all frames of a film.
         details: what the files of single steps and heads hold.
         more: further maps, by the folder that they are in.
         files: the SHA-256 of each file, by its path.
@@ -98,7 +99,7 @@ class RunInfo(RunSettings):
     statistics: tuple[WordStatistics, ...]
     passes: int
     layers: dict[str, LayerEntry]
-    self_attention: tuple[int, int] | None
+    self_attention: tuple[int, ...] | None
     details: DetailsEntry
     more: dict[str, FurtherEntry]
     files: dict[str, str]

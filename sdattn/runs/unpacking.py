@@ -1,6 +1,7 @@
 """The files of one image's run read again, each checked against what ``run.json`` says of it."""
 
 import io
+import math
 from collections.abc import Mapping
 from functools import partial
 
@@ -74,8 +75,9 @@ def _unpack_film(files: Mapping[str, bytes], info: RunInfo, where: str) -> Film 
     name = next((name for name in FILMS if name in files), None)
     if name is None or info.frames is None:
         return None
-    read = partial(read_film, files[name], FILMS[name], f"{where}/{name}")
-    return Film(read, info.frame_rate or 1.0, info.frames)
+    rate, number = info.frame_rate or 1.0, info.frames
+    read = partial(read_film, files[name], FILMS[name], f"{where}/{name}", number, rate)
+    return Film(read, rate, number)
 
 
 def _check(files: Mapping[str, bytes], info: RunInfo, where: str) -> None:
@@ -166,5 +168,8 @@ def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
     }
     if info.self_attention is None:
         return shapes
-    rows, cols = info.self_attention
-    return {**shapes, AFFINITY: (rows * cols, rows * cols)}
+    cells = math.prod(info.self_attention)
+    each = [entry.grid[0] for entry in info.layers.values() if len(entry.grid) == 3]
+    # of frames that attend to themselves alone one each
+    frames = each[:1] if len(info.self_attention) == 2 else []
+    return {**shapes, AFFINITY: (*frames, cells, cells)}

@@ -64,11 +64,11 @@ def test_a_transformer_draws_with_options_of_its_own(invoke, tmp_path):
     assert invoke(*arguments, "--set", "steps")[0] == 2
 
 
-def test_frames_that_would_have_no_place_are_not_drawn(invoke, tmp_path, monkeypatch):
+def test_films_that_would_have_no_place_are_not_drawn(invoke, tmp_path, monkeypatch):
     animatediff().save_pretrained(tmp_path / "video")
     (tmp_path / "run-1").mkdir()
     monkeypatch.setattr(UNetMotionModel, "forward", lambda *_, **__: pytest.fail("the model ran"))
-    settings = ("--set", "num_frames=2", "--out", "run")
+    settings = ("--frames", "2", "--set", "num_videos_per_prompt=2", "--out", "run")
     code, _, err = invoke("generate", "a cat", "--model", str(tmp_path / "video"), *settings)
     assert code == 1
     assert "run-1 exists" in err.splitlines()[-1]

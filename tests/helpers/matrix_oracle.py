@@ -83,4 +83,5 @@ def expected_maps(calls, model_calls, row, way, lengths=None):
             else:
                 probs = probs[:, :cells, -n_text:]
         means.append(probs)
-    return torch.stack(means).mean(0)
+    # of a film whose frames are rows: those of each, its cells frame by frame
+    return torch.stack(means).mean(0).unflatten(0, (-1, row.frame_rows)).flatten(1, 2)

@@ -69,8 +69,9 @@ class Row:
         layers: layers that see the text.
         unit: sizes are rounded up to a multiple of this many pixels.
         cell: pixels a side of the finest cell of the maps.
-        each: rows of the batch for one image (the frames of a video).
-        frames: of the latent of a film that is one sequence; None of a picture.
+        frames: of the latent of a film; None of a picture.
+        frame_rows: how many rows of the batch an image has: the frames of a film where these are
+            rows, one after the other.
         images_option: the option for several images a prompt; None where there is none.
         batched: whether the pipeline takes several prompts.
     """
@@ -90,8 +91,8 @@ class Row:
     layers: int = 16
     unit: int = 8
     cell: int = 8
-    each: int = 1
     frames: int | None = None
+    frame_rows: int = 1
     images_option: str | None = "num_images_per_prompt"
     batched: bool = True
 

@@ -292,7 +292,7 @@ UNETS = (
     Row("LoRA, scaled", lora("loaded"), scaled_lora, processors=APART, layers=4),
     Row("textual inversion", learned_token, says_the_learned_token, layers=4),
     Row("FreeU", freeu, sized, layers=4),
-    Row("AnimateDiff", animatediff, frames, each=3, images_option=None, layers=4),
+    Row("AnimateDiff", animatediff, frames, frames=3, frame_rows=3, images_option=None, layers=4),
     Row(
         "Euler scheduler (fractional timesteps)", scheduled(EulerDiscreteScheduler), sized, layers=4
     ),

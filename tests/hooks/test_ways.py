@@ -94,17 +94,14 @@ def test_a_batch_is_its_images_one_by_one(row):
     # sharpened, maps of random weights, which are nearly flat, would show how batches round
     options["preset"] = "columns" if row.joint else "default"
     together = heatmaps_of(row, pipe, prompts, 3, way.total, **options, **more)
-    assert len(together) == way.total * row.each
+    assert len(together) == way.total
     for i in range(way.total):
         prompt = prompts[i // way.images]
         alone = heatmaps_of(row, pipe, prompt, 3 + i, 1, **options)
-        assert alone[0].words == together[i * row.each].words
-        for frame, one in enumerate(alone):
-            found = together[i * row.each + frame]
-            for word in one:
-                torch.testing.assert_close(
-                    found[word].values, one[word].values, atol=2e-5, rtol=1e-3
-                )
+        assert alone[0].words == together[i].words
+        for word in alone[0]:
+            found, one = together[i][word].values, alone[0][word].values
+            torch.testing.assert_close(found, one, atol=2e-5, rtol=1e-3)
 
 
 # -- negative prompts -----------------------------------------------------------------------------

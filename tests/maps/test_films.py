@@ -9,7 +9,7 @@ from helpers.film_rows import film, wan, wan_of_two, wan_transformer
 from helpers.rows import Way
 
 import sdattn
-from sdattn import CaptureError, capture, generate, heatmaps
+from sdattn import CaptureError, capture, heatmaps
 from sdattn.maps.aggregation import aggregate, sharpened
 from sdattn.maps.heatmap import latent_frames
 from sdattn.maps.layermaps import layer_maps
@@ -245,12 +245,6 @@ def test_presets_read_films(watched):
 def maps_of_frame(store, preset, number):
     total = sum(maps.mean((1, 2))[:, number] for maps in store.maps.values())
     return total / len(store.maps) * 2  # two steps
-
-
-def test_runs_of_films_are_refused_by_name(watched):
-    pipe, _, options = watched
-    with pytest.raises(TypeError, match="WanPipeline makes films"):
-        generate(pipe, "a red cat", num_inference_steps=1, **options)
 
 
 def test_one_capture_watches_both_models_of_wan_2_2():

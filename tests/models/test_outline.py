@@ -4,6 +4,7 @@ import inspect
 import json
 import logging
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -84,6 +85,9 @@ def answer(question, *args, **options):
         return f"{type(error).__name__}: {error}"
 
 
+checked = partial(checked_options, films=True)
+
+
 def models(pipe):
     found = pipe.components.items()
     return {name: part for name, part in found if isinstance(part, torch.nn.Module)}
@@ -119,7 +123,7 @@ def test_options_are_checked_alike(both):
     good = {"num_inference_steps": 3}
     if "height" in inspect.signature(pipe.__call__).parameters:
         good |= {"height": 4 * unit}
-    assert checked_options(made, good) == checked_options(pipe, good)
+    assert checked(made, good) == checked(pipe, good)
     for bad in (
         {"num_inference_steps": 0},
         {"num_inference_steps": 10**6},
@@ -128,17 +132,17 @@ def test_options_are_checked_alike(both):
         {"guidance_scale": math.nan},
         {"output_type": "np"},
     ):
-        told = answer(checked_options, pipe, bad)
+        told = answer(checked, pipe, bad)
         assert (
             told.startswith(("OptionError", "InvalidValueError"))
-            and answer(checked_options, made, bad) == told
+            and answer(checked, made, bad) == told
         )
     for other in (
         {},
         {"use_resolution_binning": True},
         {"guidance_scale": 1, "negative_prompt": "a"},
     ):
-        assert answer(checked_options, made, other) == answer(checked_options, pipe, other)
+        assert answer(checked, made, other) == answer(checked, pipe, other)
 
 
 def test_prompts_are_read_alike(both):

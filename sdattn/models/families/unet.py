@@ -1,4 +1,4 @@
-"""UNets with self- and cross-attention: Stable Diffusion 1, 2 and XL, Kolors, LCM, AnimateDiff.
+"""UNets with self- and cross-attention: Stable Diffusion 1, 2 and XL, Kolors, LCM.
 
 ``attn1`` and ``attn2`` are in the blocks on the way down, in the middle and on the way up: SD 1.x
 has 16 places (2 in each of 3 down blocks, 1 mid, 3 in each of 3 up blocks), so 32 layers.
@@ -27,7 +27,7 @@ class UNets(Family):
     """UNets, whatever their class, known by their blocks."""
 
     def recognises(self, model: Any) -> bool:
-        return is_unet(model)
+        return is_unet(model) and not self.film
 
     def find_layers(self, model: Any) -> list[AttentionLayer]:
         return sorted(super().find_layers(model), key=lambda layer: PLACES.index(layer.place))
@@ -56,13 +56,15 @@ class UNets(Family):
     ) -> DenoiserCall:
         given = arguments(model, args, kwargs)
         sample, text = given[self.latents_argument], given["encoder_hidden_states"]
-        frames = sample.shape[2] if sample.ndim == 5 else 1  # [B, C, frames, rows, cols]
+        size = self.size(model, given)
+        frames = size[0] if self.film else 1
         text, *images = text if isinstance(text, tuple) else (text,)
         return DenoiserCall(
             timestep=Timestep(given["timestep"]),
-            size=self.size(model, given),
+            size=size,
             batch=len(sample) * frames,
             text=text,
+            frame_rows=frames,
             sample=sample,
             n_image=_image_columns(model, images, given.get("added_cond_kwargs") or {}),
         )
@@ -83,8 +85,9 @@ def _image_columns(model: Any, images: list[list[Tensor]], added: Mapping[str, A
     return sum(count * each for count, each in zip(counts, tokens, strict=False))
 
 
-def _cells(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
-    return given["sample"].shape[-2], given["sample"].shape[-1]  # frames are rows of the batch
+def cells(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """The grid of a latent ``[B, C, (frames,) rows, cols]``."""
+    return tuple(given["sample"].shape[2:])
 
 
 def _encode(pipe: Any, pixels: Tensor) -> Tensor:
@@ -99,8 +102,8 @@ def _encode(pipe: Any, pixels: Tensor) -> Tensor:
 
 
 _READ_CLIP = """
-StableDiffusion StableUnCLIP SDXL LatentConsistencyModel AnimateDiff TextToVideo VideoToVideoSD
-PIA LEditsPP SemanticStableDiffusion CycleDiffusion AltDiffusion
+StableDiffusion StableUnCLIP SDXL LatentConsistencyModel TextToVideo VideoToVideoSD
+LEditsPP SemanticStableDiffusion CycleDiffusion AltDiffusion
 """  # SDXL: community pipelines
 _NEGATIVE_FIRST = """
 StableDiffusionPipeline StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline
@@ -111,9 +114,7 @@ StableDiffusionXLInpaintPipeline StableDiffusionXLControlNetPipeline
 StableDiffusionXLControlNetImg2ImgPipeline StableDiffusionXLControlNetInpaintPipeline
 StableDiffusionXLControlNetUnionPipeline StableDiffusionXLControlNetUnionImg2ImgPipeline
 StableDiffusionXLControlNetUnionInpaintPipeline StableDiffusionXLAdapterPipeline
-LatentConsistencyModelPipeline LatentConsistencyModelImg2ImgPipeline AnimateDiffPipeline
-AnimateDiffControlNetPipeline AnimateDiffSDXLPipeline AnimateDiffSparseControlNetPipeline
-AnimateDiffVideoToVideoPipeline AnimateDiffVideoToVideoControlNetPipeline KolorsPipeline
+LatentConsistencyModelPipeline LatentConsistencyModelImg2ImgPipeline KolorsPipeline
 KolorsImg2ImgPipeline PAGMixin
 """  # PAGMixin: also of the PAG pipelines of transformers
 # Those that make their picture of noise and prompts alone.
@@ -123,9 +124,9 @@ _THREE_WAY = Guidance(("conditional", None, "unconditional"))
 
 FAMILY = UNets(
     name="UNets with self- and cross-attention in down, mid and up blocks: SD 1.x, 2.x, SDXL, "
-    "Kolors, AnimateDiff",
-    denoisers=("UNet2DConditionModel", "UNetMotionModel"),
-    grid=_cells,
+    "Kolors",
+    denoisers=("UNet2DConditionModel",),
+    grid=cells,
     patch=1,
     latents_argument="sample",
     readers={**dict.fromkeys(_READ_CLIP.split(), read_clip), "Kolors": read_chatglm},

@@ -1,0 +1,26 @@
+"""AnimateDiff (Guo et al. 2023): films by the UNets of Stable Diffusion with motion modules.
+
+The frames are rows of the batch one after the other, each with the attention of a picture; only the
+motion modules' own, which is not captured, is over frames.
+"""
+
+from ..encoders import read_clip
+from ..family import NEGATIVE_FIRST
+from .unet import UNets, cells
+
+_NEGATIVE_FIRST = """
+AnimateDiffPipeline AnimateDiffControlNetPipeline AnimateDiffSDXLPipeline
+AnimateDiffSparseControlNetPipeline AnimateDiffVideoToVideoPipeline
+AnimateDiffVideoToVideoControlNetPipeline
+"""
+
+FAMILY = UNets(
+    name="AnimateDiff",
+    denoisers=("UNetMotionModel",),
+    grid=cells,
+    film=True,
+    patch=1,
+    latents_argument="sample",
+    readers={"AnimateDiff": read_clip, "PIA": read_clip},
+    guidance=dict.fromkeys(_NEGATIVE_FIRST.split(), NEGATIVE_FIRST),
+)

@@ -1,0 +1,117 @@
+"""Films as files: what is written can be read, here and by others; what is broken is refused."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sdattn.files.films import FORMATS, Film, best_format, read_film, write_film
+
+
+def moving(number=5, size=(48, 32), step=8):
+    """A white square that moves to the right on grey."""
+    frames = []
+    for i in range(number):
+        pixels = np.full((size[1], size[0], 3), 90, np.uint8)
+        pixels[8:16, i * step : i * step + 8] = 255
+        frames.append(Image.fromarray(pixels))
+    return frames
+
+
+def apart(first, second):
+    return np.abs(np.asarray(first, float) - np.asarray(second, float)).mean()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_is_written_is_read(kind):
+    pytest.importorskip("av")
+    frames = moving()
+    data = write_film(iter(frames), 8, kind)
+    back = read_film(data, kind, "film")
+    assert [frame.size for frame in back] == [(48, 32)] * 5
+    for number, frame in enumerate(back):
+        # the square is where it was, and nowhere else
+        nearest = min(range(5), key=lambda other: apart(frames[other], frame))
+        assert nearest == number and apart(frames[number], frame) < 4
+    assert write_film(frames, 8, kind) == data
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_frames_that_are_alike_are_all_there(kind):
+    pytest.importorskip("av")
+    first, last = moving(2)
+    for frames in ([first] * 4, [first, last, last, last, first], [last, first, first]):
+        back = read_film(write_film(frames, 8, kind), kind, "film", len(frames), 8)
+        assert len(back) == len(frames)
+        for frame, expected in zip(back, frames, strict=True):
+            assert apart(frame, expected) < 4 < apart(first, last)
+
+
+@pytest.mark.skipif(shutil.which("ffprobe") is None, reason="ffprobe is not installed")
+def test_other_programs_read_the_rate_and_the_frames(tmp_path):
+    pytest.importorskip("av")
+    file = tmp_path / "film.mp4"
+    file.write_bytes(write_film(moving(), 12.5, "mp4"))
+    asked = ["ffprobe", "-v", "error", "-count_frames", "-show_streams", "-of", "json", str(file)]
+    [stream] = json.loads(subprocess.run(asked, capture_output=True, check=True).stdout)["streams"]
+    assert (stream["codec_name"], stream["pix_fmt"]) == ("h264", "yuv420p")
+    assert (stream["nb_read_frames"], stream["r_frame_rate"]) == ("5", "25/2")
+
+
+def test_pillow_reads_the_rate_of_a_webp():
+    with Image.open(io.BytesIO(write_film(moving(), 8, "webp"))) as film:
+        film.seek(1)
+        film.load()
+        assert film.n_frames == 5 and film.info["duration"] == 125 and film.info["loop"] == 0
+
+
+def test_odd_sides_are_made_even_for_mp4():
+    pytest.importorskip("av")
+    [frame] = read_film(write_film(moving(1, (47, 31)), 8, "mp4"), "mp4", "film")
+    assert frame.size == (48, 32)
+    assert apart(frame.crop((0, 0, 47, 31)), moving(1, (47, 31))[0]) < 4
+    assert apart(frame.crop((47, 0, 48, 32)), frame.crop((46, 0, 47, 32))) < 4
+
+
+def test_without_pyav_films_are_webp(monkeypatch):
+    monkeypatch.setattr("sdattn.files.films.find_spec", lambda name: None)
+    assert best_format() == "webp"
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ImportError, match=r"pip install 'sdattn\[film\]'"):
+        write_film(moving(), 8, "mp4")
+    with pytest.raises(ImportError, match="run/film.mp4 needs PyAV"):
+        read_film(b"", "mp4", "run/film.mp4")
+    assert len(read_film(write_film(moving(), 8, "webp"), "webp", "film")) == 5
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_is_no_film_is_refused(kind):
+    pytest.importorskip("av")
+    held = io.BytesIO()
+    moving(1)[0].save(held, "PNG")
+    for data in (b"", b"no film", held.getvalue()):
+        with pytest.raises(ValueError, match="run/film is no film that can be read"):
+            read_film(data, kind, "run/film")
+    with pytest.raises(ValueError, match="at least one frame"):
+        write_film([], 8, kind)
+
+
+def test_a_film_is_read_when_it_is_looked_at():
+    read = []
+
+    def reading():
+        read.append(1)
+        return moving()
+
+    film = Film(reading, 8, 5)
+    assert len(film) == 5 and film.middle == 2 and film.key_frames(3) == [0, 2, 4]
+    assert repr(film) == "Film(5 frames, 8 a second)" and not read
+    assert film[4].tobytes() == moving()[4].tobytes() and len(list(film)) == 5
+    assert read == [1]
+    assert Film(moving(1), 8).key_frames() == [0]
+    assert Film(moving(20), 8).key_frames(6) == [0, 4, 8, 11, 15, 19]

@@ -1,0 +1,247 @@
+"""Runs of films: what generate() makes of them, their folders, and one frame as a picture's run."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers.film_rows import cogvideox, ltx, wan
+from helpers.small_pictures import picture
+from helpers.tiny_pipelines import make_pipeline
+from helpers.unet_rows import animatediff, make_small_unet
+from PIL import Image
+
+import sdattn
+from sdattn import capture, explain, generate, heatmaps, load_run
+from sdattn.edit import edit
+from sdattn.files.films import read_film
+from sdattn.maps.heatmap import latent_frames
+from sdattn.maps.strips import masses, strips
+from sdattn.runs.again import made_by
+from sdattn.runs.drawings import drawings
+from sdattn.runs.imagerun import group_heatmaps, step_heatmaps
+from sdattn.runs.packing import pack_run
+
+PROMPT = "a red cat"
+SMALL = {"num_inference_steps": 2, "height": 64, "width": 96}
+WAN = {**SMALL, "num_frames": 5, "max_sequence_length": 12}
+FILM = "film.mp4"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_mp4():
+    pytest.importorskip("av")
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return wan()
+
+
+@pytest.fixture(scope="module")
+def run(pipe):
+    return generate(pipe, PROMPT, seed=3, capture_options={"steps": "all"}, **WAN)[0]
+
+
+@pytest.fixture(scope="module")
+def files(run):
+    return pack_run(run, ("image", "film", "overlays", "grid", "maps", "masks")).files
+
+
+@pytest.mark.parametrize(
+    ("make", "frames", "options", "latent"),
+    [
+        (wan, 5, {"max_sequence_length": 12}, 2),
+        (ltx, 9, {"max_sequence_length": 12}, 2),
+        (cogvideox, 9, {"max_sequence_length": 12}, 3),
+        (animatediff, 3, {}, 3),
+    ],
+)
+def test_the_film_is_the_pipelines_own_and_its_maps_those_of_a_capture(
+    make, frames, options, latent
+):
+    pipe, options = make(), {**SMALL, **options, "num_frames": frames}
+    made = generate(pipe, PROMPT, seed=3, **options)
+    noise = [torch.Generator().manual_seed(3)]
+    with capture(pipe, steps=(0.5, 1.0)) as store:
+        [plain] = pipe([PROMPT], generator=noise, output_type="pil", **options).frames
+    [film] = made.films
+    assert len(made) == 1 and len(film) == frames == len(plain)
+    assert all(x.tobytes() == y.tobytes() for x, y in zip(film, plain, strict=True))
+    assert made.images[0].tobytes() == plain[frames // 2].tobytes()
+    [expected] = heatmaps(store)
+    assert made.heatmaps[0].maps.shape[0] == latent
+    torch.testing.assert_close(made.heatmaps[0]["cat"].map, expected["cat"].map, atol=1e-6, rtol=0)
+    assert made.info[0]["frames"] == frames and made.info[0]["size"] == [96, 64]
+
+
+def test_several_films_have_seeds_of_their_own(pipe):
+    options = {**WAN, "num_inference_steps": 1, "num_frames": 1}
+    both = generate(pipe, [PROMPT, "a dog"], seed=5, num_videos_per_prompt=2, **options)
+    assert [info["seed"] for info in both.info] == [5, 6, 7, 8]
+    assert [info["prompt"] for info in both.info] == [PROMPT] * 2 + ["a dog"] * 2
+    assert len({film[0].tobytes() for film in both.films}) == 4
+    assert "4 films 96x64, 1 frames," in repr(both)
+
+
+def test_a_film_of_one_frame_has_the_pictures_maps():
+    """The UNet of AnimateDiff with its motion modules at 0 is that of Stable Diffusion."""
+    film = animatediff()
+    for name, weights in film.unet.named_parameters():
+        if "motion_modules" in name and "proj_out" in name:
+            torch.nn.init.zeros_(weights)
+    unet = make_small_unet()
+    unet.load_state_dict(film.unet.state_dict(), strict=False)
+    components = {"text_encoder": film.text_encoder, "vae": film.vae}
+    of_one = make_pipeline(unet=unet, **components)
+    options = {**SMALL, "num_inference_steps": 1}
+    of_picture = generate(of_one, PROMPT, **options)[0]
+    of_film = generate(film, PROMPT, num_frames=1, **options)[0]
+    assert of_film.heatmaps.maps.shape[0] == 1
+    for name, layer in of_film.layers.layers.items():
+        expected = of_picture.layers.layers[name].maps
+        torch.testing.assert_close(layer.maps[:, 0], expected, atol=1e-6, rtol=0)
+
+
+def test_the_folder_of_a_film(run, files):
+    words = ["01-a", "02-red", "03-cat"]
+    drawn = [f"heatmaps/{word}.mp4" for word in words] + [f"masks/{word}.webp" for word in words]
+    held = {FILM, "image.png", "grid.png", "strips.png", "maps.safetensors", "steps.safetensors"}
+    assert files.keys() == {*drawn, *held, "run.json"}
+    back = read_film(files[FILM], "mp4", FILM)
+    for frame, plain in zip(back, run.film, strict=True):
+        nearest = [np.abs(np.asarray(frame, float) - np.asarray(x, float)).mean() for x in run.film]
+        assert run.film[int(np.argmin(nearest))].tobytes() == plain.tobytes()
+    overlays = read_film(files["heatmaps/03-cat.mp4"], "mp4", "cat")
+    for number, latent in enumerate(latent_frames(2, 5)):
+        shown = run.heatmaps["cat"].frame(latent).overlay(run.film[number])
+        seen = np.asarray(overlays[number].crop((0, 0, *shown.size)), float)
+        assert np.abs(seen - np.asarray(shown, float)).mean() < 6
+    assert pack_run(run, ("film",)).files[FILM] == files[FILM]
+
+
+def test_masks_have_one_level_for_all_frames(run, files):
+    mask = run.heatmaps["cat"].mask((64, 96)).numpy()
+    frames = read_film(files["masks/03-cat.webp"], "webp", "mask", 5, 16)
+    for frame, latent in zip(frames, latent_frames(2, 5), strict=True):
+        assert ((np.asarray(frame)[..., 0] == 255) == mask[latent]).all()
+
+
+def test_a_folder_is_read_back(run, tmp_path):
+    saved = sdattn.runs.folder.save_run(tmp_path / "run", run)
+    back = load_run(saved)
+    assert len(back.film) == 5 and back.film.rate == 16 and back.film[0].size == (96, 64)
+    assert back.image.tobytes() == run.image.tobytes()
+    torch.testing.assert_close(back.heatmaps.maps, run.heatmaps.maps, atol=1e-4, rtol=1e-3)
+    assert "96x64, 5 frames, of 'a red cat'" in repr(back)
+    document = json.loads((saved / "run.json").read_bytes())
+    assert document["frames"] == 5 and document["frame_rate"] == 16
+    mass = run.layers.as_saved().layers
+    assert len(document["statistics"][2]["frames"]) == 2 and len(mass) == 2
+    command, given = made_by(back.settings, back.heatmaps.preset)
+    assert command == "generate" and given["frames"] == 5 and given["keep"] == "steps"
+    (saved / FILM).write_bytes(b"")
+    with pytest.raises(ValueError, match=r"film.mp4 is not what this run wrote"):
+        load_run(saved)
+    (saved / FILM).unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no film.mp4"):
+        load_run(saved)
+
+
+def test_one_frame_is_a_pictures_run(run):
+    first, last = run.frame(0), run.frame(4)
+    assert first.film is None and first.image.tobytes() == run.film[0].tobytes()
+    assert first.heatmaps.maps.shape == (4, 6, 12)
+    assert torch.equal(last.heatmaps["cat"].map, run.heatmaps["cat"].map[1])
+    assert first.heatmaps.top == last.heatmaps.top == run.heatmaps.top
+    of_layer = group_heatmaps(last)
+    mean = sum(layer.maps[0, 1] for layer in run.layers.layers.values()) / 2
+    torch.testing.assert_close(of_layer["block 4x6"].maps, mean)
+    steps = [step["cat"].map for step in step_heatmaps(last)]
+    whole = [step["cat"].map[1] for step in step_heatmaps(run)]
+    assert len(steps) == 2 and all(map(torch.equal, steps, whole))
+    with pytest.raises(ValueError, match="Asked for frame 5 of .* which has 5 frames, 0 to 4"):
+        run.frame(5)
+    with pytest.raises(ValueError, match="none: it is of a picture"):
+        first.frame(0)
+
+
+def test_refined_maps_of_frames_alone():
+    """Each frame of AnimateDiff attends to itself alone: one frame's is that of a picture."""
+    pipe = animatediff()
+    kept = {"steps": "all"}
+    options = {**SMALL, "num_frames": 3, "capture_options": kept, "refine": "self"}
+    film = generate(pipe, PROMPT, **options)[0]
+    back = pack_and_read(film)
+    assert back.layers.affinity.shape == film.layers.affinity.shape == (1, 3, 96, 96)
+    one = back.frame(2)
+    steps, whole = (step_heatmaps(run)[1]["cat"].map for run in (one, back))
+    torch.testing.assert_close(steps, whole[2])
+
+
+def pack_and_read(run):
+    from sdattn.runs.unpacking import unpack_run
+
+    return unpack_run(pack_run(run).files, "run")
+
+
+def test_strips_show_the_mean_of_each_frame(run):
+    word = run.heatmaps["cat"]
+    expected = [word.map[i].double().mean() for i in (0, 1, 1, 1, 1)]
+    np.testing.assert_allclose(masses(word, 5), expected, atol=1e-12)
+    maps = run.heatmaps.occurrences()
+    sheet = np.asarray(strips(maps, 5))
+    most = max(masses(heatmap, 5).max() for heatmap in maps)
+    table = np.asarray(sdattn.maps.render.colorize(np.linspace(0, 1, 256)[None]))[0]
+    for row, heatmap in enumerate(maps):
+        for frame, mean in enumerate(masses(heatmap, 5)):
+            shown = sheet[6 + row * 34 + 14, 150 + frame * 128 + 64]
+            assert (table[min(255, int(mean / most * 256))] == shown).all()
+
+
+def test_the_grid_has_a_row_a_word(run, files):
+    with Image.open(io.BytesIO(files["grid.png"])) as grid:
+        tile = run.heatmaps["cat"].frame(0).overlay(run.film[0]).size
+        across, down = grid.width // tile[0], grid.height // tile[1]
+    assert (across, down) == (5, 4)  # five frames; the film and three words
+
+
+def test_drawings_of_some_words(run):
+    found = drawings(run, [run.heatmaps["red cat"]], PROMPT, ("overlays",))
+    assert found.keys() == {"heatmaps/01-red-cat.mp4"}
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (wan, {"num_frames": 7}, "num_frames=7: this model makes 1 frame and a multiple of 4. The"),
+        (wan, {"num_frames": 0}, "num_frames=0: pass a whole number from 1"),
+        (ltx, {"num_frames": 4}, "a multiple of 8. The nearest are 1 and 9"),
+        (cogvideox, {"num_frames": 5}, "a multiple of 8. The nearest are 1 and 9"),
+        (animatediff, {"num_frames": 33}, "knows at most 32. For more call pipe.enable_free_noise"),
+        (make_pipeline, {"num_frames": 2}, "has no option 'num_frames'"),
+        (wan, {"num_frames": 10**8 + 1}, "frame.s. of 96x64 pixels need"),
+        (wan, {"capture_options": {"frames": [0]}}, "keeps all frames of a film"),
+        (wan, {"output_type": "np"}, "output_type cannot be chosen here"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_model_runs(make, options, message, monkeypatch):
+    pipe = make()
+    model = getattr(pipe, "transformer", None) or pipe.unet
+    monkeypatch.setattr(type(model), "forward", lambda *_, **__: pytest.fail("the model ran"))
+    with pytest.raises(ValueError, match=message):
+        generate(pipe, PROMPT, **{**SMALL, **options})
+
+
+def test_edits_knockouts_and_looks_at_pictures_are_refused_by_name(pipe):
+    small = {key: value for key, value in WAN.items() if key != "num_frames"}
+    for way in (
+        lambda: generate(pipe, PROMPT, causal=True, **small),
+        lambda: sdattn.knockout(pipe, PROMPT, "cat", **small),
+        lambda: explain(pipe, picture(), PROMPT),
+    ):
+        with pytest.raises(TypeError, match="A WanPipeline makes films, and edits, knockouts and"):
+            way()
+    with pytest.raises(TypeError, match="found a WanPipeline"):
+        edit(pipe, PROMPT, "a red dog", **small)
