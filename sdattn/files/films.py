@@ -53,9 +53,8 @@ class Film(Sequence["Image.Image"]):
         return len(self) // 2
 
     def key_frames(self, most: int = 6) -> list[int]:
-        """The numbers of at most so many frames, evenly from the first to the last."""
-        number = min(most, len(self))
-        return [round(i * (len(self) - 1) / max(1, number - 1)) for i in range(number)]
+        """See :func:`key_frames`."""
+        return key_frames(len(self), most)
 
     def __len__(self) -> int:
         return len(self.frames) if self._number is None else self._number
@@ -69,6 +68,12 @@ class Film(Sequence["Image.Image"]):
 
     def __repr__(self) -> str:
         return f"Film({len(self)} frames, {self.rate:g} a second)"
+
+
+def key_frames(frames: int, most: int = 6) -> list[int]:
+    """The numbers of at most so many of a film's frames, evenly from the first to the last."""
+    number = min(most, frames)
+    return [round(i * (frames - 1) / max(1, number - 1)) for i in range(number)]
 
 
 def best_format() -> Format:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..attention.core import grid_text
 from ..errors import InvalidValueError, NotFoundError
+from ..files.films import key_frames
 from ..files.tables import labelled
 from ..files.terminal import shorter
 from ..models.pipeline_call import whole
@@ -252,10 +253,16 @@ class Heatmaps(Mapping[str, Heatmap]):
         return labelled(values, axes, **about)
 
     def _repr_html_(self) -> str:
-        from .notebook import stills  # pillow is loaded only when something is drawn
+        from .notebook import film_stills, stills  # pillow is loaded only when something is drawn
 
-        maps = stills(((hm.label, hm.values.numpy()) for hm in self.occurrences()), self.top)
-        return f"<p><bdi>{escape(self.prompt.text)}</bdi></p>{maps}"
+        maps = [(heatmap.label, heatmap.values.numpy()) for heatmap in self.occurrences()]
+        if self.maps.ndim == 4:
+            numbers = self.frames or range(len(self.maps))
+            shown = [(f"latent frame {numbers[i]}", i, None) for i in key_frames(len(numbers))]
+            found = film_stills(maps, self.top, shown)
+        else:
+            found = stills(maps, self.top)
+        return f"<p><bdi>{escape(self.prompt.text)}</bdi></p>{found}"
 
     def _holds(self, columns: Sequence[int]) -> bool:
         return all(column in self._place for column in columns)

@@ -37,12 +37,41 @@ def stills(
     """
     found: list[tuple[Image.Image, str, str]] = [] if image is None else [(image, "", "")]
     for label, values in maps:
-        if image is None:
-            picture = Image.fromarray(render.colorize(values, (0.0, top)))
-        else:
-            picture = render.overlay(_small(image), values, scale=(0.0, top))
-        found.append((picture, label, f"peak {values.max():.2g}"))
+        found.append((_in_colour(values, top, image), label, f"peak {values.max():.2g}"))
     return pictures(found)
+
+
+def film_stills(
+    maps: Iterable[tuple[str, np.ndarray]],
+    top: float,
+    frames: Sequence[tuple[str, int, Image.Image | None]],
+) -> str:
+    """Key frames of a film's maps beside each other, on one scale, a row a word.
+
+    Args:
+        maps: (label, values ``[frames, rows, cols]``) of each word.
+        top: the value of the last colour; the first is 0.
+        frames: of each key frame its name, its number in the maps, and the picture, which comes
+            first and which the maps lie over; None for maps alone.
+
+    Returns:
+        HTML as of :func:`stills`.
+    """
+    rows = [[(image, name, "") for name, _, image in frames if image is not None]]
+    for label, values in maps:
+        rows.append(
+            [
+                (_in_colour(values[at], top, image), label, f"{name}, peak {values[at].max():.2g}")
+                for name, at, image in frames
+            ]
+        )
+    return "".join(pictures(row) for row in rows if row)
+
+
+def _in_colour(values: np.ndarray, top: float, image: Image.Image | None) -> Image.Image:
+    if image is None:
+        return Image.fromarray(render.colorize(values, (0.0, top)))
+    return render.overlay(_small(image), values, scale=(0.0, top))
 
 
 def pictures(parts: Iterable[tuple[Image.Image, str, str]]) -> str:

@@ -83,13 +83,8 @@ class RunInfo(RunSettings):
             the saved maps, to six significant digits.
         passes: how many calls of the model the maps are the mean of.
         layers: what ``maps.safetensors`` holds, by name.
-<<<<<<< HEAD
-        self_attention: (rows, cols) of what refines the maps; (frames, rows, cols) where that is
-            along all frames of a film.
-=======
         self_attention: (rows, cols) of what refines the maps; (frames, rows, cols) of a film whose
             cells attend to those of all frames.
->>>>>>> fam2
         details: what the files of single steps and heads hold.
         more: further maps, by the folder that they are in.
         files: the SHA-256 of each file, by its path.

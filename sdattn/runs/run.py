@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..files.films import Film
 from ..hooks.map_store import MapStore
-from ..maps.heatmap import Heatmap
+from ..maps.heatmap import Heatmap, latent_frames
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
 from .folder import check_target, save_run
@@ -102,20 +102,30 @@ class Run:
         return self[number]
 
     def _repr_html_(self) -> str:
-        from ..maps.notebook import framed, stills
+        from ..maps.notebook import framed
         from .report import report
 
         parts = []
         for run in self.image_runs[:_MOST_PAGES]:
-            still_run = run if run.film is None else run.frame(run.film.middle)
-            maps = [(hm.label, hm.values.numpy()) for hm in still_run.heatmaps.occurrences()]
-            found = stills(maps, run.heatmaps.top, run.image)
-            still = f"<details><summary>stills</summary>{found}</details>"
+            still = f"<details><summary>stills</summary>{_stills(run)}</details>"
             parts.append(framed(report(run)) + still)
         if len(self) > _MOST_PAGES:
             more = len(self) - _MOST_PAGES
             parts.append(f"<p>{more} more images: save() writes a page of each.</p>")
         return "".join(parts)
+
+
+def _stills(run: ImageRun) -> str:
+    """Its maps over the picture; over key frames of a film."""
+    from ..maps.notebook import film_stills, stills
+
+    maps = [(heatmap.label, heatmap.values.numpy()) for heatmap in run.heatmaps.occurrences()]
+    film, top = run.film, run.heatmaps.top
+    if film is None:
+        return stills(maps, top, run.image)
+    latent = latent_frames(len(run.heatmaps.maps), len(film))
+    shown = [(f"frame {i + 1}", latent[i], film[i]) for i in film.key_frames()]
+    return film_stills(maps, top, shown)
 
 
 def run_folders(folder: str | Path, number: int) -> list[Path]:

@@ -169,12 +169,6 @@ def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
     if info.self_attention is None:
         return shapes
     cells = math.prod(info.self_attention)
-<<<<<<< HEAD
-    each = [entry.grid[0] for entry in info.layers.values() if len(entry.grid) == 3]
-    # of frames that attend to themselves alone one each
-    frames = each[:1] if len(info.self_attention) == 2 else []
-=======
     # of films whose frames attend to themselves alone each has its own
     frames = next(iter(info.layers.values())).grid[:-2] if len(info.self_attention) == 2 else ()
->>>>>>> fam2
     return {**shapes, AFFINITY: (*frames, cells, cells)}

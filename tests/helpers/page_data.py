@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import re
 import zlib
 
@@ -16,9 +17,11 @@ def data_of(page):
 def maps_of(data):
     """The values of every map, decoded as the documentation says."""
     cells, found = zlib.decompress(base64.b64decode(data["data"])), []
+    frames = (max(data["film"]["latent"]) + 1,) if "film" in data else ()
     for rows, cols, low, high in data["maps"]:
-        part, cells = cells[: rows * cols], cells[rows * cols :]
-        differences = np.frombuffer(part, np.uint8).reshape(rows, cols).astype(int)
-        found.append(low + differences.cumsum(1) % 256 / 255 * (high - low))
+        size = math.prod((*frames, rows, cols))
+        part, cells = cells[:size], cells[size:]
+        differences = np.frombuffer(part, np.uint8).reshape(*frames, rows, cols).astype(int)
+        found.append(low + differences.cumsum(-1) % 256 / 255 * (high - low))
     assert not cells
     return found

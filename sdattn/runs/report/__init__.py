@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...attention.core import grid_text
 from ...maps.aggregation import read_by
 from ...maps.heatmap import Heatmap
 from ...maps.heatmaps import Heatmaps
@@ -17,6 +18,7 @@ from ..again import command_of
 from ..imagerun import ImageRun, plain, step_names
 from ..info import FURTHER
 from ..option_names import PIPELINE
+from .films import film_data
 from .images import MOST_PINS, PIN_COLORS, as_uri, colour_tables
 from .maps import page_maps
 from .pages import page
@@ -41,6 +43,10 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     in 256 shades of their range, coarser where there are very many, and a picture of more than
     0.4 MB or 1536 pixels is shown as WebP or smaller.
 
+    The page of a film plays, the words at a spot follow its frames, and strips show how much of
+    each frame goes to each pinned word. It is under 8 MB: all frames are there, with more loss or
+    fewer pixels where they are many.
+
     Args:
         run: of one image.
         phrases: further maps of the prompt to offer, ``heatmaps.find("red circle")`` say.
@@ -51,8 +57,6 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     Raises:
         ValueError: a map holds values that are not finite.
     """
-    if run.film is not None:
-        run = run.frame(run.film.middle)
     # The maps as few bytes as a page can have, then what the script of the page is to know of them
     # (data), then what the template writes out.
     texts, prompt = _texts(run, phrases), run.heatmaps.prompt
@@ -78,12 +82,16 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         "colormaps": colour_tables(),
         "pins": PIN_COLORS,
     }
+    picture = "" if run.film else as_uri(run.image)
+    if run.film:
+        data["film"], picture = film_data(run.film, len(run.heatmaps.maps))
     return page(
         "run",
         shared=("heat", "spot"),
+        further=("film",) if run.film else (),
         run=run,
         data=data,
-        picture=as_uri(run.image),
+        picture=picture,
         parts=pieces(prompt, _spans(run.heatmaps)),
         texts=[(n, _TITLES[n], text, [m.label for m in held]) for n, text, held in texts],
         unlearnt=demo.unlearnt(said, lora_names(run.settings.loading)) if demo else "",
@@ -126,7 +134,7 @@ def _reads(run: ImageRun) -> str:
     preset = run.heatmaps.preset
     layers = read_by(run.layers, preset).values()
     groups = dict.fromkeys(
-        f"{layer.place} {layer.grid[0]}{_TIMES}{layer.grid[1]}" for layer in layers
+        f"{layer.place} {grid_text(layer.grid).replace('x', _TIMES)}" for layer in layers
     )
     return f"preset {preset.title}: {', '.join(groups)}"
 
@@ -195,6 +203,7 @@ def _settings(run: ImageRun) -> dict[str, str]:
         "scheduler": settings.scheduler,
         "loaded with": settings.loading,
         "size": f"{run.image.width}x{run.image.height} pixels",
+        "film": f"{len(run.film)} frames, {run.film.rate:g} a second" if run.film else None,
         **{_SHORT.get(name, name): value for name, value in (settings.options or {}).items()},
         "preset": preset.title,
         "maps": f"{_means(run)['heatmap']}, {len(run.layers.layers)} layers",

@@ -1,7 +1,7 @@
 """The maps of a page: bytes few enough for a file that opens at once, and what they stand for.
 
 A map is kept in 256 shades between its own lowest and highest value, which stand beside it, so a
-number that the page shows is within 0.2 % of the map's range.
+number that the page shows is within 0.2 % of the map's range. The map of a film is all its frames.
 """
 
 import base64
@@ -47,17 +47,19 @@ class PageMaps:
         groups: names of the groups of layers that can be chosen in the heatmap's place.
         heads: names of the single heads that can be chosen, with their layers.
         calls: which calls of the model, from 0, can be chosen in the place of the mean.
+        left_out: what a film kept, but a page has no room for: "layers", "steps", "heads".
         maps: (rows, cols, lowest, highest) of each map: of the mean and each call, in each of them
             of the heatmap and each group, in each of these of each word, in the order of
             ``Heatmaps.occurrences()``; behind them those of each head, of each word; then those of
             further texts.
-        data: their cells in that order, row by row, a byte each: in a row the first and then
-            differences from the left neighbour, modulo 256; zlib's stream as base64.
+        data: their cells in that order, frame by frame and row by row, a byte each: in a row the
+            first and then differences from the left neighbour, modulo 256; zlib's stream as base64.
     """
 
     groups: list[str]
     heads: list[str]
     calls: list[int]
+    left_out: list[str]
     maps: list[Shape]
     data: str
 
@@ -66,10 +68,14 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
     """The maps of a run's page, those of ``further`` words behind the prompt's.
 
     Where all of them would be too much for a page they are coarser than they were made, by
-    averaging neighbours, and of very many steps some are left out, evenly.
+    averaging neighbours, and of very many steps some are left out, evenly. Of a long film groups of
+    layers, heads and all steps may be left out.
     """
     groups, of_steps, steps = group_heatmaps(run), step_groups(run), step_heatmaps(run)
     names = [name for name in groups if len(groups) > 1 and (not steps or name in of_steps)]
+    left_out = []
+    if run.film and not _has_room([m for name in names for m in _values(groups[name])], "groups"):
+        names, left_out = [], ["layers"]
     looks = [
         [*_values(step), *(m for name in names for m in _values(of_steps[name][i]))]
         for i, step in enumerate(steps)
@@ -79,8 +85,12 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
         for layer, numbered in head_heatmaps(run).items()
         for number, head in numbered.items()
     ]
+    if run.film and looks and not _has_room([m for look in looks[:2] for m in look], "steps"):
+        looks, left_out = [], [*left_out, "steps"]
+    if run.film and not _has_room([m for _, head in heads for m in _values(head)], "heads"):
+        heads, left_out = [], [*left_out, "heads"]
     # Of a thousand steps a page has room for some, even where their maps are coarsest.
-    calls = _evenly(run.details.calls, _most(looks))
+    calls = _evenly(run.details.calls if looks else (), _most(looks))
     looks = _evenly(looks, _most(looks))
     parts = {
         "heatmaps": _values(run.heatmaps),
@@ -92,7 +102,7 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
     # Each kind has a number of cells of its own, so that many steps do not make the heatmaps
     # coarse.
     few = [m for part, maps in parts.items() for m in _coarse_enough(maps, _BUDGETS[part])]
-    return PageMaps(names, [name for name, _ in heads], calls, *_packed(few))
+    return PageMaps(names, [name for name, _ in heads], calls, left_out, *_packed(few))
 
 
 def packed_heatmaps(heatmaps: Sequence[Heatmap]) -> tuple[list[Shape], str]:
@@ -105,8 +115,7 @@ def _packed(maps: Sequence[Tensor]) -> tuple[list[Shape], str]:
     cells = []
     for values in maps:
         shades, low, high = _in_shades(values.numpy())
-        rows, cols = shades.shape
-        shapes.append((rows, cols, float(f"{low:.5g}"), float(f"{high:.5g}")))
+        shapes.append((*shades.shape[-2:], float(f"{low:.5g}"), float(f"{high:.5g}")))
         cells.append(_differences(shades))
     return shapes, base64.b64encode(zlib.compress(b"".join(cells), 6)).decode()
 
@@ -116,9 +125,16 @@ def _values(heatmaps: Heatmaps) -> list[Tensor]:
 
 
 def _most(looks: Sequence[Sequence[Tensor]]) -> int:
-    """How many steps there is room for where they are coarsest, 8 at least."""
-    cells = sum(values.numel() for values in looks[0]) / _COARSEST**2 if looks else 0
-    return max(8, int(_BUDGETS["steps"] / max(cells, 1)))
+    """How many steps there is room for where they are coarsest, of pictures 8 at least."""
+    if not looks:
+        return 0
+    cells = sum(values.numel() for values in looks[0]) / _COARSEST**2
+    least = 8 if looks[0][0].ndim == 2 else 2
+    return max(least, int(_BUDGETS["steps"] / max(cells, 1)))
+
+
+def _has_room(maps: Sequence[Tensor], part: str) -> bool:
+    return sum(values.numel() for values in maps) <= _BUDGETS[part] * _COARSEST**2
 
 
 def _evenly(items: Sequence[Any], most: int) -> list[Any]:
@@ -128,18 +144,26 @@ def _evenly(items: Sequence[Any], most: int) -> list[Any]:
 
 
 def _coarse_enough(maps: Sequence[Tensor], most: int) -> list[Tensor]:
-    """The maps with rows and columns divided by one power of 2, so that there are few cells."""
+    """The maps with rows and columns divided by one power of 2, so that there are few cells: of a
+    film as few as asked, however coarse."""
     factor, cells = 1, sum(values.numel() for values in maps)
-    while cells > most * factor**2 and factor < _COARSEST:
+    of_film = any(values.ndim == 3 for values in maps)
+    while cells > most * factor**2 and (of_film or factor < _COARSEST):
         factor *= 2
     if factor == 1:
         return list(maps)
-    sizes = [(math.ceil(m.shape[0] / factor), math.ceil(m.shape[1] / factor)) for m in maps]
-    return [adaptive_avg_pool2d(m[None], size)[0] for m, size in zip(maps, sizes, strict=True)]
+    coarse = []
+    for values in maps:
+        frames, (rows, cols) = values.shape[:-2], values.shape[-2:]
+        size = math.ceil(rows / factor), math.ceil(cols / factor)
+        # frames stand where the layer of torch has channels, which it does not mix
+        pooled = adaptive_avg_pool2d(values.reshape(-1, rows, cols), size)
+        coarse.append(pooled.reshape(*frames, *size))
+    return coarse
 
 
 def _in_shades(values: np.ndarray) -> tuple[np.ndarray, float, float]:
-    """uint8 ``[rows, cols]``, and what 0 and 255 stand for."""
+    """uint8 ``[(frames,) rows, cols]``, and what 0 and 255 stand for."""
     low, high = float(values.min()), float(values.max())
     scale = 255 / (high - low) if high > low else 0.0
     return np.rint((values - low) * scale).astype(np.uint8), low, high
@@ -147,4 +171,4 @@ def _in_shades(values: np.ndarray) -> tuple[np.ndarray, float, float]:
 
 def _differences(shades: np.ndarray) -> bytes:
     """Neighbours of a smooth map differ by little, which packs into fewer bytes."""
-    return np.diff(shades, axis=1, prepend=np.uint8(0)).tobytes()
+    return np.diff(shades, axis=-1, prepend=np.uint8(0)).tobytes()

@@ -15,7 +15,13 @@ _HERE = Path(__file__).parent
 
 
 def page(
-    name: str, *, home: Path = _HERE, shared: Sequence[str] = (), images: str = "", **values: Any
+    name: str,
+    *,
+    home: Path = _HERE,
+    shared: Sequence[str] = (),
+    further: Sequence[str] = (),
+    images: str = "",
+    **values: Any,
 ) -> bytes:
     """A page.
 
@@ -24,11 +30,13 @@ def page(
             ``shared``, then ``NAME.css`` and ``NAME.js``.
         home: the folder that has it, where that is another room's.
         shared: names of what several pages have, here.
+        further: names of what only some of these pages have, here; they come last.
         images: where pictures may come from but the page itself, as a content security policy puts
             it.
         values: for the template, escaped wherever they stand.
     """
     files = [*(_HERE / part for part in ("theme", *shared)), home / name]
+    files += [_HERE / part for part in further]
     style = "\n".join(_read(file.with_suffix(".css")) for file in files)
     script = "\n".join(_read(file.with_suffix(".js")) for file in files)
     policy = f"default-src 'none'; img-src data: {images}; style-src '{_hash(style)}'; "

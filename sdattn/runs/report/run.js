@@ -7,15 +7,22 @@ const texts = [{ name: "prompt", words: page.words, content: page.content }, ...
 const words = texts.flatMap((text) => text.words.map((label) => ({ label, text })));
 texts.reduce((first, text) => ((text.first = first), first + text.words.length), 0);
 
+/* Each frame of a film's latent is a map of its own, behind the one before; a picture has one. */
+const depth = page.film ? Math.max(...page.film.latent) + 1 : 1;
+page.maps = page.maps.flatMap((shape) => Array(depth).fill(shape));
+
 const state = {
   step: 0, group: 0, head: 0, opacity: 0.85, stretch: false, colormap: "",
   hovered: null, pinned: [...page.first], bare: false, spot: null, kept: false,
+  frame: 0, when: "", // of a film: that of the latent, and the name of its own
 };
 
 /* ---- maps ---- */
 
-/* The number of the map that a word has in the step and group of layers, or head, that are chosen. */
-function mapOf(word) {
+/* The number of the map that a word has in the step and group of layers, or head, that are chosen,
+   in the frame that is shown. */
+const mapOf = (word) => lookOf(word) * depth + state.frame;
+function lookOf(word) {
   const own = page.words.length, groups = page.groups.length + 1, looks = (page.steps.length + 1) * groups;
   if (word >= own) return (looks + page.heads.length) * own + word - own;
   return (state.head ? looks + state.head - 1 : state.step * groups + state.group) * own + word;
@@ -36,15 +43,17 @@ const rangeOf = (word) => (stretched(word) ? page.maps[mapOf(word)].slice(2) : [
 
 /* ---- drawing ---- */
 
+const paintHeat = (some) => paint(canvas, some.map((word) => ({
+  number: mapOf(word), range: rangeOf(word), even: stretched(word), tint: some.length > 1 ? pinColour(word) : null,
+})));
+
 function draw() {
   for (const tell of sliders) tell();
   if (!cells) return;
   const some = shown(), one = some.length === 1 ? some[0] : null;
   stage.classList.toggle("hot", some.length > 0);
   $("scale").hidden = one === null;
-  paint(canvas, some.map((word) => ({
-    number: mapOf(word), range: rangeOf(word), even: stretched(word), tint: one === null ? pinColour(word) : null,
-  })));
+  paintHeat(some);
   if (one !== null) drawScale(rangeOf(one), unitOf(one));
   drawCaption(some);
   drawLegend((word) => [words[word].label, `peak ${told(peakOf(word))}`]);
@@ -53,7 +62,7 @@ function draw() {
 }
 
 const headName = () => page.heads[state.head - 1];
-const groupName = () => (state.head ? headName() : state.group ? page.groups[state.group - 1].replace("x", "×") : page.reads);
+const groupName = () => (state.head ? headName() : state.group ? page.groups[state.group - 1].replace(/(\d)x(?=\d)/g, "$1×") : page.reads);
 const stepName = () => (state.step && !state.head ? page.steps[state.step - 1] : page.means[state.group || state.head ? "group" : "heatmap"]);
 
 function unitOf(word) {
@@ -93,7 +102,7 @@ function drawSpot() {
   drawWords(list, found, most);
   const [rows, cols] = page.maps[mapOf(text.first)];
   const [width, height] = page.size;
-  $("spot-where").textContent = `Pixel ${Math.floor(x * width)}, ${Math.floor(y * height)} · ` +
+  $("spot-where").textContent = `${state.when ? `${state.when} · ` : ""}Pixel ${Math.floor(x * width)}, ${Math.floor(y * height)} · ` +
     `row ${Math.floor(y * rows) + 1} of ${rows}, column ${Math.floor(x * cols) + 1} of ${cols}`;
   const rest = [`Bars and numbers: ${unitOf(text.first)}.`];
   if (found.length > MOST_ROWS) rest.push(`${found.length - MOST_ROWS} more words.`);
@@ -127,7 +136,8 @@ $("head")?.addEventListener("change", () => {
 
 $("save").addEventListener("click", () => {
   const some = shown(), names = some.map((word) => words[word].label);
-  save([{ picture: $("picture"), heat: canvas, name: "" }], linesOf(some, (word) => `${words[word].label}: peak ${told(peakOf(word))}`), names);
+  if (state.when) names.unshift(state.when);
+  save([{ picture: $("picture"), heat: canvas, name: state.when }], linesOf(some, (word) => `${words[word].label}: peak ${told(peakOf(word))}`), names);
 });
 
 $("copy")?.addEventListener("click", async () => {

@@ -1,0 +1,158 @@
+/* The player of a film's page: its frames, a slider through them, and a strip a pinned word, in which
+   a colour is the mean of the word's map in a frame. It comes last, and runs before maps are there. */
+
+const film = page.film, many = film.frames.length, seek = $("frame");
+const pictures = film.frames.map((uri, i) => {
+  if (i === film.middle) return $("picture");
+  const { width, height } = $("picture");
+  return Object.assign(new Image(width, height), { decoding: "sync", alt: "", src: uri });
+});
+const small = document.createElement("canvas"); // the frame in its own colours
+const playing = { on: false, at: film.middle, first: 0, since: 0 };
+
+/* ---- frames ---- */
+
+const timeOf = (frame) => `${(frame / film.rate).toFixed(2)} s`;
+
+function drawSmall() {
+  const picture = $("picture");
+  if (picture.complete) small.getContext("2d").drawImage(picture, 0, 0, small.width, small.height);
+}
+
+function tellFrame() {
+  seek.value = playing.at;
+  $("frame-name").textContent = `${state.when} of ${many} · ${timeOf(playing.at)}`;
+  seek.setAttribute("aria-valuetext", $("frame-name").textContent);
+  $("strips").style.setProperty("--at", (playing.at + 0.5) / many);
+}
+
+/* Show a frame of the film, counted from 0, and what the words do in it. */
+function showFrame(frame) {
+  const old = $("picture"), next = pictures[frame];
+  if (old !== next) {
+    old.removeAttribute("id");
+    next.id = "picture";
+    old.replaceWith(next);
+  }
+  const latent = state.frame;
+  playing.at = frame;
+  state.frame = film.latent[frame];
+  state.when = `Frame ${frame + 1}`;
+  tellFrame();
+  drawSmall();
+  if (!cells) return;
+  if (state.frame !== latent) paintHeat(shown());
+  drawSpot();
+}
+
+/* ---- playing ---- */
+
+function play(on) {
+  if (on === playing.on) return;
+  playing.on = on;
+  $("play").classList.toggle("playing", on);
+  $("play").setAttribute("aria-label", on ? "Pause" : "Play");
+  if (!on) return;
+  [playing.first, playing.since] = [playing.at, null];
+  requestAnimationFrame(tick);
+}
+
+function tick(now) {
+  if (!playing.on) return;
+  playing.since ??= now;
+  const frame = (playing.first + Math.floor(((now - playing.since) * film.rate) / 1000)) % many;
+  if (frame !== playing.at) showFrame(frame);
+  requestAnimationFrame(tick);
+}
+
+function goTo(frame) {
+  play(false);
+  showFrame(Math.min(many - 1, Math.max(0, frame)));
+}
+
+/* ---- strips ---- */
+
+const kept = new Map(); // means by the number of a word's first map
+
+function meansOf(word) {
+  const first = lookOf(word) * depth;
+  if (!kept.has(first)) {
+    kept.set(first, Array.from({ length: depth }, (_, i) => {
+      const [rows, cols, low, high] = page.maps[first + i], start = starts[first + i];
+      let sum = 0;
+      for (let at = start; at < start + rows * cols; at++) sum += cells[at];
+      return low + (sum / (rows * cols) / 255) * (high - low);
+    }));
+  }
+  return kept.get(first);
+}
+
+/* The ends of a strip's colours: one scale for all words of a text, or the word's own. */
+function endsOf(word) {
+  if (stretched(word)) return [Math.min(...meansOf(word)), Math.max(...meansOf(word))];
+  const { text } = words[word];
+  return [0, Math.max(...text.words.flatMap((_, i) => meansOf(text.first + i)))];
+}
+
+function colourStrip(canvas, word) {
+  const [low, high] = endsOf(word), means = meansOf(word), brush = canvas.getContext("2d");
+  const tint = state.pinned.length > 1 ? pinColour(word) : null, table = colours[state.colormap];
+  canvas.width = many;
+  canvas.height = 1;
+  for (let i = 0; i < many; i++) {
+    const place = high > low ? (means[film.latent[i]] - low) / (high - low) : 0, at = 3 * Math.min(255, Math.floor(256 * place));
+    brush.fillStyle = tint ? `rgba(${tint}, ${place})` : `rgb(${table.slice(at, at + 3)})`;
+    brush.fillRect(i, 0, 1, 1);
+  }
+}
+
+function stripOf(word) {
+  const item = document.createElement("li"), label = document.createElement("bdi"), number = document.createElement("span");
+  const strip = document.createElement("span"), heat = document.createElement("canvas"), means = meansOf(word);
+  const peak = Math.max(...means), frame = film.latent.indexOf(means.indexOf(peak));
+  label.textContent = label.title = words[word].label;
+  number.className = "number";
+  number.textContent = told(peak);
+  strip.className = "strip";
+  strip.setAttribute("role", "img");
+  strip.setAttribute("aria-label", `mean from ${told(Math.min(...means))} to ${told(peak)}, highest in frame ${frame + 1}`);
+  colourStrip(heat, word);
+  strip.append(heat);
+  item.append(label, strip, number);
+  return item;
+}
+
+function drawStrips() {
+  if (!cells) return;
+  $("strips").replaceChildren(...state.pinned.map(stripOf));
+  $("strips-note").textContent = state.pinned.length ? "A strip is a word’s mean by frame; on the right its highest." : "Pin a word to see its mean by frame.";
+}
+
+/* ---- what people do ---- */
+
+$("play").addEventListener("click", () => play(!playing.on));
+seek.addEventListener("input", () => goTo(Number(seek.value)));
+document.addEventListener("keydown", (event) => { // elsewhere a space has a meaning of its own
+  const { key, target } = event;
+  if (key !== " " || (target !== seek && target.closest?.("button, select, input, summary, a, [tabindex]"))) return;
+  event.preventDefault();
+  play(!playing.on);
+});
+
+const frameAt = (strip, { clientX }) => {
+  const { left, width } = strip.getBoundingClientRect();
+  return Math.floor(((clientX - left) / width) * many);
+};
+for (const kind of ["pointerdown", "pointermove"]) {
+  $("strips").addEventListener(kind, (event) => {
+    const strip = event.target.closest(".strip");
+    if (strip && event.buttons) goTo(frameAt(strip, event));
+  });
+}
+
+const scale = 144 / Math.max(...page.size);
+[small.width, small.height] = page.size.map((pixels) => Math.max(1, Math.round(pixels * scale)));
+$("own").querySelector("img").replaceWith(small);
+sliders.push(drawStrips);
+showFrame(film.middle);
+Promise.all(pictures.map((picture) => picture.decode())).then(drawSmall);
