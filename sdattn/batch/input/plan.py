@@ -101,7 +101,7 @@ class _Checks:
         key = json.dumps([{**given, "negative_prompt": bool(item.negative_prompt)}], sort_keys=True)
         if key not in self.checked:
             try:
-                found = checked_options(self.pipe, given)
+                found = checked_options(self.pipe, given, films=True)
                 if images_a_prompt(self.pipe, found) != 1:
                     raise InvalidValueError(
                         f"A {type(self.pipe).__name__} makes {images_a_prompt(self.pipe, found)} "
