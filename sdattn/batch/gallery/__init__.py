@@ -23,12 +23,8 @@ from ..storage.rows import rows_in
 EACH = 10_000  # items a page: what a browser searches at once without a wait
 _HERE = Path(__file__).parent
 _IMAGES = "'self' file:"  # beside the page, from a server and from a disk
-_OPENS = (
-    "report.html",
-    "grid.png",
-    "film",
-    "image.png",
-)  # what a card opens: the first that was saved
+# What a card opens: the first that was saved
+_OPENS = ("report.html", "grid.png", "film", "image.png")
 _NEAR = 2  # pages either side of a page that it links
 
 
@@ -101,16 +97,15 @@ def _cards(settings: BatchSettings) -> dict[str, Any]:
     has_film = in_folders and "film" in save
     save = [*save, "image"] if has_film else save  # which a film has beside it
     saved = [name for name in _OPENS if in_folders and name.partition(".")[0] in save]
+    opens = next(iter(saved), None)
     return {
         "pictures": "image.png" in saved,
-        "opens": f"film.{settings.film_format}"
-        if saved[:1] == ["film"]
-        else next(iter(saved), None),
+        "opens": f"film.{settings.film_format}" if opens == "film" else opens,
         "films": has_film,
         "overlays": in_folders and "overlays" in save,
         "in_shards": not in_folders,
-        "can_show": "maps" in save
-        and not {"image", "film"}.isdisjoint(save),  # else `sdattn show` has nothing to draw
+        # else `sdattn show` has nothing to draw
+        "can_show": "maps" in save and not {"image", "film"}.isdisjoint(save),
     }
 
 

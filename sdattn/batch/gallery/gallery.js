@@ -138,7 +138,7 @@ function card([id, place, prompt, seed, words, width, height, cut, blanked, sour
 // less motion is asked for; or by its button, for fingers too, until that is pressed again.
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 function playing(entry, item, still, place, id) {
-  const rest = still.src, film = address(place, "preview.webp");
+  const rest = still.getAttribute("src"), film = address(place, "preview.webp");
   const button = make("button", "play");
   let kept = false, near = false;
   button.type = "button";
