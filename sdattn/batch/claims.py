@@ -36,13 +36,14 @@ def settings_of(request: Request, loaded: Loaded) -> BatchSettings:
         model=str(request.model),
         loading=request.loading or None,
         **known,
-        save=sorted(request.save),
+        save=sorted(request.parts(films=loaded.film_format is not None)),
         preset=plain(preset.to_json()),  # to compare with that of a batch.json
         options=plain(request.options),
         format=request.format,
         shard_bytes=request.shard_bytes,
     )
     decisive = [getattr(settings, name) for name in _DECISIVE]
+    decisive += [settings.film_format] if settings.film_format else []
     return replace(settings, fingerprint=digest([RUN_FORMAT, *decisive]))
 
 
@@ -91,6 +92,7 @@ class Claim:
         """
         folder = self.folder
         if not folder.is_new:
+            self._check_film_format(folder.manifest)
             self._check_manifest(folder.manifest)
         # Adopting reads every item whole, before a byte of the folder is changed.
         damaged = self._check_adopted() if self.request.adopt else {}
@@ -153,6 +155,20 @@ class Claim:
                 numbers = f"{old.items} items, now {new.items}"
                 return [*found, f"the {what} is another one ({old.source}: {numbers})"]
         return found
+
+    def _check_film_format(self, manifest: Manifest) -> None:
+        """Refuse to go on with films of another kind of file, whatever made this machine's."""
+        old, new = manifest.settings.film_format, self.settings.film_format
+        if None in (old, new) or old == new or self.request.force:
+            return
+        do = "Install PyAV: pip install 'sdattn[film]'."
+        if new == "mp4":
+            do = "Go on where PyAV (av) is not installed."
+        text = (
+            "{0} has films as {1}, and this machine writes {2}. {3} Or choose another {folder}, or "
+            "pass {force=True} to make all films anew."
+        )
+        raise InvalidValueError(Message(text, self.folder.root, old, new, do))
 
     def _check_adopted(self) -> dict[str, str]:
         """Read all items of the folder whole, before it is taken; the items of the run that are

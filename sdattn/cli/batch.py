@@ -17,7 +17,7 @@ _LAUNCHED = {  # what launchers set: torchrun and accelerate launch, and Ray for
     "TORCHELASTIC_RUN_ID",
     "RAY_JOB_CONFIG_JSON_ENV_VAR",
 }
-_PARTS = ("image", "overlays", "grid", "maps", "masks", "report")
+_PARTS = ("image", "film", "overlays", "grid", "maps", "masks", "report")
 
 
 def batch(
@@ -38,6 +38,7 @@ def batch(
     negative: options.Negative = None,
     width: options.Pixels = None,
     height: options.Pixels = None,
+    frames: options.Frames = None,
     set_: options.Settings = None,
     preset: options.Preset = "default",
     refine: options.Refine = None,
@@ -59,12 +60,12 @@ def batch(
         int, typer.Option(min=1, help="A file's size in MB, where it holds many items.")
     ] = 256,
     save: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help=f"Of {', '.join(_PARTS)}; commas between.",
+            help=f"Of {', '.join(_PARTS)}; commas between. By default all but masks.",
             autocompletion=options.list_of(*_PARTS),
         ),
-    ] = "image,overlays,grid,maps,report",
+    ] = None,
     part: Annotated[
         str, typer.Option(help="K/N: draw the K-th of N parts of the input, for job arrays.")
     ] = "1/1",
@@ -115,7 +116,8 @@ def batch(
     what is missing. For many GPUs: accelerate launch --multi_gpu -m sdattn batch ...
 
     A line of JSON, or a row of CSV, has a prompt and perhaps id, seed, negative_prompt, words (only
-    these), width, height, num_inference_steps, guidance_scale, or any other option of the pipeline.
+    these), width, height, num_frames, num_inference_steps, guidance_scale, or any other option of
+    the pipeline.
 
     Exit code: 0; 1 if anything failed or could not be read, but under a launcher only if something
     is left to draw; 2 usage; 130 and 143 after SIGINT and SIGTERM.
@@ -141,13 +143,13 @@ def batch(
         source=prompts,
         out=out,
         model=model,
-        options=options.pipeline_options(steps, guidance, negative, width, height, set_),
+        options=options.pipeline_options(steps, guidance, negative, width, height, set_, frames),
         seed=seed,
         batch_size=_size(batch_size),
         preset=preset_of(preset, refine),
         format=format_,
         shard_bytes=shard_mb * 1_000_000,
-        save=tuple(name.strip() for name in save.split(",")),
+        save=None if save is None else tuple(name.strip() for name in save.split(",")),
         part=_part(part),
         strict=strict,
         force=force,

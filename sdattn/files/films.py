@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Format = Literal["mp4", "webp"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 _CODEC, _OPTIONS = "libx264", {"crf": "18", "threads": "1"}  # 18: no loss that is seen
+PREVIEW = 320  # pixels of a side, at most, of what a gallery shows
+_PREVIEW_FRAMES = 8
 _WEBP = {"quality": 90, "method": 2}
 
 
@@ -105,6 +107,21 @@ def write_film(frames: Iterable[Image.Image], rate: float, kind: Format) -> byte
     time = round(1000 / rate)
     first.save(held, "WEBP", save_all=True, append_images=frames, duration=time, loop=0, **_WEBP)
     return held.getvalue()
+
+
+def smaller(frame: Image.Image) -> Image.Image:
+    """A frame as a gallery shows it: at most ``PREVIEW`` pixels a side."""
+    small = frame.convert("RGB")
+    small.thumbnail((PREVIEW, PREVIEW))
+    return small
+
+
+def preview(film: Film) -> bytes:
+    """A film as a small animated WebP of a few frames, evenly from its first to its last, in the
+    time that the film takes."""
+    numbers = film.key_frames(_PREVIEW_FRAMES)
+    frames = (smaller(film[i]) for i in numbers)
+    return write_film(frames, len(numbers) * film.rate / len(film), "webp")
 
 
 def read_film(

@@ -17,16 +17,19 @@ from .imagerun import ImageRun
 
 PARTS = ("image", "film", "overlays", "grid", "maps", "masks", "report")
 USUAL = ("image", "film", "overlays", "grid", "maps", "report")
+USUAL_OF_PICTURES = tuple(part for part in USUAL if part != "film")
 # About the bytes of zlib's quickest level in three quarters of its time
 _QUICK = {"compress_level": 1, "compress_type": zlib.Z_RLE}
 Scale = tuple[float, float] | None
 
 
 def picture_files(run: ImageRun, parts: Collection[str] = USUAL) -> dict[str, bytes]:
-    """``image.png``, and of a film ``film.mp4``, as asked; ``image.png`` is its middle frame. Films
-    are ``.webp`` where PyAV is not installed, see :mod:`sdattn.files.films`."""
-    files = {"image.png": png(run.image)} if "image" in parts else {}
-    if run.film is not None and "film" in parts:
+    """``image.png``, and of a film ``film.mp4``, as asked; ``image.png`` is its middle frame, which
+    a film always has beside it. Films are ``.webp`` where PyAV is not installed, see
+    :mod:`sdattn.files.films`."""
+    with_film = run.film is not None and "film" in parts
+    files = {"image.png": png(run.image)} if "image" in parts or with_film else {}
+    if run.film is not None and with_film:
         kind = best_format()
         files[f"film.{kind}"] = write_film(run.film, run.film.rate, kind)
     return files

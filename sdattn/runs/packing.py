@@ -5,6 +5,8 @@ film.mp4  heatmaps/NN-word.mp4  strips.png  masks/NN-word.webp      of a film; .
                                where PyAV is not installed, image.png its middle frame
 steps.safetensors  heads.safetensors        where kept, of the words' columns
 run.json           the settings, every file's checksum, and one of its own
+preview.webp                   of a film in a batch: some of its frames, small, for the gallery,
+                               and overlays of the middle frame, heatmaps/NN-word.png
 source.png  edit.html          of an edit in a batch: the picture that was edited, both of them
 negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, grid.png and
                                maps.safetensors, [(frames,) rows, cols] by word
@@ -42,7 +44,7 @@ from .info import (
 
 # A file that a run's folder can have, by its path in it
 RUN_FILE = re.compile(
-    r"(image|source)\.png|film\.(mp4|webp)|(report|edit)\.html"
+    r"(image|source)\.png|film\.(mp4|webp)|preview\.webp|(report|edit)\.html"
     r"|(maps|steps|heads)\.safetensors|run\.json"
     rf"|(({'|'.join(FURTHER)})/)?"
     r"((grid|strips)\.png|maps\.safetensors|(heatmaps|masks)/[0-9]{2,}-[^/]+\.(png|mp4|webp))"

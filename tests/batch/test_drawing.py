@@ -22,7 +22,6 @@ from sdattn import Heatmaps, generate, load_pipeline, read_prompt
 from sdattn.batch import open_batch, verify
 from sdattn.batch.engines.drawing import Writer
 from sdattn.maps.presets import PRESETS, preset_of
-from sdattn.runs.drawings import USUAL
 from sdattn.runs.imagerun import ImageRun
 from sdattn.runs.packing import pack_run
 from sdattn.runs.settings import RunSettings
@@ -46,7 +45,7 @@ VARIED = (
 def varied(model, tmp_path_factory):
     """All of them, one at a time, and all that can be kept."""
     out = tmp_path_factory.mktemp("varied") / "run"
-    outcome = draw(model, out, VARIED, batch_size=1, save=USUAL)
+    outcome = draw(model, out, VARIED, batch_size=1, save=None)
     assert (outcome.items, outcome.whole, outcome.exit_code) == (5, 5, 0)
     return out
 
@@ -134,7 +133,7 @@ def test_rows_have_the_numbers_of_the_saved_maps(varied):
 def test_words_keep_their_columns_only(model, tmp_path):
     rows = [{"prompt": "cat, red cat and dog", "id": "all", "seed": 5}]
     rows.append({**rows[0], "id": "few", "words": ["red cat", "dog", "<sos>"]})
-    draw(model, tmp_path / "run", rows, batch_size=1, save=USUAL)
+    draw(model, tmp_path / "run", rows, batch_size=1, save=None)
     run = open_batch(tmp_path / "run")
     few, full = run["few"].heatmaps, run["all"].heatmaps
     expected = [0, *full.find("red cat")[0].columns, *full.find("dog")[0].columns]

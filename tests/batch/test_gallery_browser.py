@@ -19,6 +19,7 @@ from helpers.small_runs import small_run
 from PIL import Image
 
 from sdattn.batch import gallery
+from sdattn.files.films import Film, preview
 from sdattn.files.writing import write_files
 from sdattn.runs.folder import pack_with_page
 
@@ -401,6 +402,59 @@ def test_axe_finds_no_fault(tmp_path, open_page):
     location = written(tmp_path / "run", rows, save=[*USUAL, "report"]) / "index.html"
     page = open_page(location)
     assert len(shown(page)) == 5
+    assert faults_in_every_look(page) == []
+
+
+@pytest.fixture
+def films(tmp_path):
+    """A run of two films, its gallery's page: (page, the still and the preview of the first)."""
+    rows = [row(line, f"a red cat, number {line}") for line in (1, 2)]
+    (tmp_path / "run").mkdir()
+    give_pictures(tmp_path / "run", rows)
+    frames = [Image.new("RGB", (64, 64), colour) for colour in ("red", "green", "blue")]
+    (tmp_path / "run" / "one" / "preview.webp").write_bytes(preview(Film(frames, 2.0)))
+    save = [*USUAL, "film", "report"]
+    page = written(tmp_path / "run", rows, save=save, film_format="mp4") / "index.html"
+    return page, *(f"./{rows[0]['place']}/{name}" for name in ("image.png", "preview.webp"))
+
+
+def test_a_film_plays_under_the_pointer_and_the_keyboard_and_by_its_button(films, open_page):
+    """Also by a finger; the other card's stays still."""
+    location, still, film = films
+    page = open_page(location, has_touch=True)
+    seen = lambda: [one.get_attribute("src") for one in page.locator("#cards img").all()]  # noqa: E731
+    other = seen()[1]
+    assert seen() == [still, other]
+    page.hover("#cards a >> nth=0")
+    assert seen() == [film, other]
+    assert page.locator("#cards img").first.evaluate(
+        "one => one.decode().then(() => one.width > 0)"
+    )
+    page.mouse.move(0, 0)
+    assert seen() == [still, other]
+    page.focus("#cards a >> nth=0")
+    assert seen() == [film, other]
+    page.keyboard.press("Tab")  # to its button
+    assert seen() == [still, other]
+    button = page.get_by_role("button", name="Play the film of 000001")
+    for pressed, expected in (("true", film), ("false", still)):
+        page.keyboard.press("Space")
+        assert (button.get_attribute("aria-pressed"), seen()) == (pressed, [expected, other])
+    for expected in (film, still):
+        button.tap()
+        assert seen() == [expected, other]
+    assert page.url.endswith("index.html")  # nothing was followed
+
+
+def test_with_less_motion_a_film_plays_when_it_is_asked_to(films, open_page):
+    location, still, film = films
+    page = open_page(location, reduced_motion="reduce")
+    first = page.locator("#cards img").first
+    page.hover("#cards a >> nth=0")
+    page.focus("#cards a >> nth=0")
+    assert first.get_attribute("src") == still
+    page.click(".play >> nth=0")
+    assert first.get_attribute("src") == film
     assert faults_in_every_look(page) == []
 
 

@@ -69,7 +69,7 @@ def test_a_set_of_options_is_checked_once_good_or_bad(tiny_pipe, monkeypatch):
     checked = []
     real = plan.checked_options
     monkeypatch.setattr(
-        plan, "checked_options", lambda *args: checked.append(args[1]) or real(*args)
+        plan, "checked_options", lambda *args, **how: checked.append(args[1]) or real(*args, **how)
     )
     good = [{"prompt": f"{n} cats", "width": 64} for n in range(20)]
     poor = [{"prompt": f"{n} dogs", "width": 63} for n in range(20)]

@@ -11,6 +11,7 @@ import torch
 
 from ...errors import InvalidValueError, RunError
 from ...maps.presets import Preset, preset_of
+from ...models.films import makes_films
 from ...models.loading import load_pipeline
 from ...models.quiet import quiet_libraries
 from ...runs.editrun import EditRun
@@ -22,7 +23,8 @@ from ..input.plan import check_items, plan_batches
 from .drawing import BatchDrawer
 from .worker import of_words
 
-PARTS = ("image", "heatmaps", "maps")
+USUAL = ("image", "heatmaps", "maps")
+PARTS = (*USUAL, "film")
 
 
 class Draw:
@@ -42,7 +44,8 @@ class Draw:
         preset: how the heatmaps are made, or its name.
         options: of the pipeline's call, for rows that do not have them.
         seed: of rows that have none.
-        save: which of ``"image"``, ``"heatmaps"`` and ``"maps"`` a row is given.
+        save: which of ``"image"``, ``"heatmaps"``, ``"maps"`` and, of models that make films,
+            ``"film"`` a row is given.
 
     Raises:
         ValueError: no such preset, or no such part; else as :func:`sdattn.load_pipeline` does.
@@ -55,7 +58,7 @@ class Draw:
         preset: str | Preset = "default",
         options: Mapping[str, Any] | None = None,
         seed: int = 0,
-        save: Sequence[str] = PARTS,
+        save: Sequence[str] = USUAL,
         device: str | None = None,
         dtype: torch.dtype | None = None,
         loading: Mapping[str, Any] | None = None,
@@ -67,6 +70,8 @@ class Draw:
         self.seed, self.save = seed, save
         quiet_libraries(prompts=True)
         self.pipe = load_pipeline(model, device=device, dtype=dtype, **(loading or {}))
+        if "film" in save and not makes_films(self.pipe):
+            raise InvalidValueError(f"save={list(save)}: {model} makes pictures. Leave film out.")
         self.pipe.set_progress_bar_config(disable=True)
         self._drawer = BatchDrawer(self.pipe, preset, self._store, self._fail)
         self._drawn: dict[str, dict[str, Any]] = {}  # by the number of the row in its batch
@@ -83,10 +88,11 @@ class Draw:
             The batch's columns, and of each row: ``words``, those with a map, in the prompt's
             order; ``truncated``, those that were cut off; ``blanked``, whether the pipeline's
             safety checker blanked the picture; ``statistics``, a mapping a word, see
-            :meth:`WordStatistics.flat`; ``image``, uint8 ``[rows, cols, 3]``, and, where a row of
-            the batch has ``edit_to``, ``source_image``, None in rows without it; ``heatmaps``,
-            float32 ``[words, rows, cols]``, made of the maps in float16 as files hold them;
-            ``maps``, the bytes of ``maps.safetensors``, float16 ``[rows, cols, tokens]`` a layer.
+            :meth:`WordStatistics.flat`; ``image``, uint8 ``[rows, cols, 3]``, of a film its middle
+            frame, and, where a row of the batch has ``edit_to``, ``source_image``, None in rows
+            without it; ``heatmaps``, float32 ``[words, (frames,) rows, cols]``, made of the maps in
+            float16 as files hold them; ``maps``, the bytes of ``maps.safetensors``, float16
+            ``[(frames,) rows, cols, tokens]`` a layer; ``film``, uint8 ``[frames, rows, cols, 3]``.
 
         Raises:
             ValueError: a row that cannot be drawn, by its number in the batch, from 1; nothing was.
@@ -128,6 +134,8 @@ class Draw:
             found["image"] = np.asarray(run.image.convert("RGB"))
             if edit is not None:
                 found["source_image"] = np.asarray(edit.images[0].convert("RGB"))
+        if "film" in self.save and run.film is not None:
+            found["film"] = np.stack([np.asarray(frame.convert("RGB")) for frame in run.film])
         if "heatmaps" in self.save:
             saved = heatmaps_from(run.layers.as_saved(), heatmaps.prompt, heatmaps.preset)
             found["heatmaps"] = np.stack([word.values.numpy() for word in saved.occurrences()])

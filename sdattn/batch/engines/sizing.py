@@ -1,15 +1,17 @@
 """Memory: how many items fit into one batch, and giving back what was freed."""
 
 import ctypes
+import math
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ...maps.presets import Preset, preset_for
+from ...models.films import default_frames, makes_films
 from ...models.reading import read_prompts
 from ...models.sizes import default_size
 from ...runs.sampling import sample
@@ -52,14 +54,17 @@ def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, share: int) 
 
 
 def _largest(pipe: Any, jobs: Sequence[Job], preset: Preset) -> Job | None:
-    """An item of the largest picture that can be drawn alone, one a shape being tried; this is
-    also the first call of the model, which is slow. None where there is none: each item then has
-    its reason."""
+    """An item of the largest picture, or film, that can be drawn alone, one a shape being tried;
+    this is also the first call of the model, which is slow. None where there is none: each item
+    then has its reason."""
     usual = default_size(pipe)
-    size = {
-        job.shape: (job.options.get("height", usual[0]) * job.options.get("width", usual[1]), job)
-        for job in reversed(jobs)
-    }
+    frames = default_frames(pipe) if makes_films(pipe) else 1
+
+    def pixels(options: Mapping[str, Any]) -> int:
+        sides = options.get("height", usual[0]), options.get("width", usual[1])
+        return int(math.prod(sides) * (options.get("num_frames") or frames))
+
+    size = {job.shape: (pixels(job.options), job) for job in reversed(jobs)}
     for _, job in sorted(size.values(), key=lambda pair: -pair[0]):
         try:
             _time(pipe, job, preset, 1)

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from ...files.films import best_format, preview, smaller
 from ...maps.presets import preset_for
 from ...maps.requirements import capture_settings, columns_of
+from ...models.films import makes_films
 from ...models.layers import find_denoiser
 from ...models.loading import load_pipeline
+from ...runs.drawings import drawings
 from ...runs.editrun import EditRun
 from ...runs.folder import pack_with_page
 from ...runs.imagerun import ImageRun
@@ -30,18 +33,21 @@ _LOOKS = 8  # for the lock of another machine, before the disk counts as one of 
 
 class Loaded(NamedTuple):
     """What a run needs to know of its pipeline: a checksum of its weights and configurations, the
-    name of its class, its dtype, and the name of the preset that is its family's default."""
+    name of its class, its dtype, the name of the preset that is its family's default, and, where
+    it makes films, the format in which this machine writes them."""
 
     weights: str
     pipeline: str
     dtype: str
     preset: str
+    film_format: str | None
 
     @classmethod
     def of(cls, pipe: Any) -> Loaded:
         dtype = str(pipe.dtype).removeprefix("torch.")
-        preset = find_denoiser(pipe).family.preset
-        return cls(digest_model(pipe), type(pipe).__name__, dtype, preset)
+        preset, films = find_denoiser(pipe).family.preset, makes_films(pipe)
+        name, written = type(pipe).__name__, best_format() if films else None
+        return cls(digest_model(pipe), name, dtype, preset, written)
 
 
 def load(request: Request, device: Any) -> Any:
@@ -58,6 +64,7 @@ def check(pipe: Any, items: Iterable[Item], request: Request) -> tuple[list[Job]
     Raises:
         ValueError: it can draw none with the preset and options that are asked for.
     """
+    request.parts(films=makes_films(pipe))  # or refuse
     capture_settings(pipe, preset_for(pipe, request.preset), (), request.options)
     return check_items(pipe, items, request.options)
 
@@ -67,6 +74,20 @@ def of_words(item: Item, run: ImageRun) -> ImageRun:
     if item.words is None:
         return run
     return run.keep(columns_of(item.words, [run.heatmaps.prompt]))
+
+
+def _beside_film(run: ImageRun, parts: Collection[str]) -> dict[str, bytes]:
+    """What a gallery shows of a film: ``preview.webp``, and of its middle frame the overlays, on
+    the scale of the whole film; nothing of a picture."""
+    if run.film is None:
+        return {}
+    files = {"preview.webp": preview(run.film)} if "film" in parts else {}
+    if "overlays" in parts:
+        still = run.frame(run.film.middle)
+        still = replace(still, image=smaller(still.image))
+        maps = still.heatmaps.occurrences()
+        files |= drawings(still, maps, still.heatmaps.prompt.text, ["overlays"])
+    return files
 
 
 def join_lock(lock: Ownership, job: str) -> bool:
@@ -98,6 +119,7 @@ class Worker:
     def __init__(self, pipe: Any, folder: BatchFolder, name: str, request: Request, size: int):
         self.folder, self.name, self.request = folder, name, request
         self.layout, self.tally = folder.layout, Tally(folder.hidden)
+        self.parts = request.parts(films=makes_films(pipe))
         self.writer = writer_for(size)
         self.drawer = BatchDrawer(pipe, request.preset, self._store, self._fail)
         self.wanted: Mapping[str, str] = {}
@@ -127,8 +149,8 @@ class Worker:
             run = of_words(item, run)
             settings = replace(run.settings, id=item.id, line=item.line, fingerprint=fingerprint)
             run = replace(run, settings=settings)
-            beside = edit.beside_target(self.request.save) if edit else {}
-            packed = pack_with_page(run, self.request.save, beside)
+            beside = edit.beside_target(self.parts) if edit else _beside_film(run, self.parts)
+            packed = pack_with_page(run, self.parts, beside)
         except Exception as error:
             self._fail(item, f"{type(error).__name__}: {error}", traceback.format_exc())
             return

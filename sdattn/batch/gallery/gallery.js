@@ -129,7 +129,48 @@ function card([id, place, prompt, seed, words, width, height, cut, blanked, sour
   item.append(text);
   const entry = make("li");
   entry.append(item);
+  const still = item.querySelector(":scope > img:not(.heat)");
+  if (data.films && still && !edited) playing(entry, item, still, place, id);
   return entry;
+}
+
+// A film plays, in a few small frames, while the pointer or the keyboard is at its card, but where
+// less motion is asked for; or by its button, for fingers too, until that is pressed again.
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+function playing(entry, item, still, place, id) {
+  const rest = still.getAttribute("src"), film = address(place, "preview.webp");
+  const button = make("button", "play");
+  let kept = false, near = false;
+  button.type = "button";
+  button.setAttribute("aria-label", `Play the film of ${id}`);
+  const show = () => {
+    const plays = kept || (near && !calm.matches);
+    button.setAttribute("aria-pressed", String(kept));
+    const wanted = plays ? film : rest;
+    if (still.getAttribute("src") !== wanted) still.src = wanted;
+  };
+  const come = (value) => () => {
+    near = value;
+    show();
+  };
+  still.addEventListener("error", () => { // a preview that is gone: the still stays
+    if (still.getAttribute("src") !== film) return;
+    [kept, near] = [false, false];
+    button.remove();
+    show();
+  });
+  entry.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && come(true)());
+  entry.addEventListener("pointerleave", come(false));
+  item.addEventListener("focus", come(true));
+  item.addEventListener("blur", come(false));
+  button.addEventListener("click", () => {
+    kept = !kept;
+    if (!kept) near = false;
+    show();
+  });
+  show();
+  entry.className = "film";
+  entry.append(button);
 }
 
 function append(count) {

@@ -26,7 +26,7 @@ _NO_OPTIONS: Mapping[str, Any] = {}  # one for all items that have none
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One picture to draw.
+    """One picture, or film, to draw.
 
     Attributes:
         id: name of its folder; no other item has it, whatever the case of its letters.
@@ -182,7 +182,7 @@ def _is_weights(value: Any) -> bool:
     return isinstance(value, dict) and all(type(held) in (int, float) for held in value.values())
 
 
-_ONE = (_between(1, 1), "an item is one picture. Write a line for each")
+_ONE = (_between(1, 1), "an item is one picture, or one film. Write a line for each")
 _SIDE = (_between(1, 16384), "write a whole number of pixels from 1 to 16384")
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "id": (
@@ -206,7 +206,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "guidance_scale": (lambda value: type(value) in (int, float), "write a finite number"),
     "num_images_per_prompt": _ONE,
     "num_videos_per_prompt": _ONE,
-    "num_frames": _ONE,
+    "num_frames": (_between(1, math.inf), "write a whole number from 1"),
 }
 
 

@@ -19,7 +19,7 @@ _SUFFIXES = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
 _LONGEST = 1_000_000  # bytes of a line; what is in it is written with every item
 _QUOTED = re.compile(r'(?:^|(?<=,))"[^"]*(?:""[^"]*)*"(?=,|\r?\n?\Z)')
 _ARRAY = re.compile(rb"""\s*\[\s*(?:[\[{"\]]|\Z)""")
-_NUMBERS = ("seed", "width", "height", "num_inference_steps", "guidance_scale")
+_NUMBERS = ("seed", "width", "height", "num_frames", "num_inference_steps", "guidance_scale")
 
 Numbered = Iterator[tuple[int, bytes]]
 

@@ -11,7 +11,7 @@ import torch
 from ...errors import InvalidValueError, Message, MissingPackageError, OptionError
 from ...maps.presets import PRESETS, Preset
 from ...models.loading_options import LoadingOptions
-from ...runs.drawings import PARTS, USUAL
+from ...runs.drawings import PARTS, USUAL, USUAL_OF_PICTURES
 from ..storage.formats import FORMATS
 from ..storage.parquets import require_pyarrow
 from .lines import KINDS
@@ -35,7 +35,7 @@ class Request:
             ``"webdataset"``, tar files of many, or ``"parquet"``, which needs pyarrow.
         shard_bytes: a file of many items is written once it holds so much.
         preset: how the heatmaps are made.
-        save: of :data:`sdattn.runs.drawings.PARTS`.
+        save: of :data:`sdattn.runs.drawings.PARTS`; by default the usual ones, see :meth:`parts`.
         part: (which, of how many), to share an input between runs that know nothing of each other.
         strict: stop if a line cannot be read.
         force: go on in a folder that another input, model or setting made, making anew what
@@ -61,7 +61,7 @@ class Request:
     format: str = "folder"
     shard_bytes: int = 256_000_000
     preset: Preset = PRESETS["default"]
-    save: Sequence[str] = USUAL
+    save: Sequence[str] | None = None
     part: tuple[int, int] = (1, 1)
     strict: bool = False
     force: bool = False
@@ -88,13 +88,27 @@ class Request:
             raise OptionError(
                 "input_format", self.input_format, "pass one of {0}.", ", ".join(KINDS)
             )
-        unknown = sorted(set(self.save) - set(PARTS))
-        if unknown or not self.save:
+        unknown = sorted(set(self.save or ()) - set(PARTS))
+        if unknown or self.save == () or self.save == []:
             raise OptionError("save", unknown, "choose of {0}.", ", ".join(PARTS))
         which, of = self.part
         if not 1 <= which <= of:
             raise OptionError("part", self.part, "pass {0} to {1}.", (1, of), (of, of))
         self._check_engine()
+
+    def parts(self, *, films: bool) -> Sequence[str]:
+        """What is saved of each item of a model that makes ``films``, or pictures.
+
+        Raises:
+            ValueError: a film is asked for of a model that makes pictures.
+        """
+        if self.save is None:
+            return USUAL if films else USUAL_OF_PICTURES
+        if "film" in self.save and not films:
+            text = "{model} makes pictures, and there is no film of one to save. Leave film out of "
+            text += "{save}, or choose a model that makes films."
+            raise InvalidValueError(Message(text, model=str(self.model), save=",".join(self.save)))
+        return self.save
 
     def _check_engine(self) -> None:
         if self.engine not in ("local", "ray"):

@@ -64,7 +64,7 @@ _JSON = """\
 
 def card_of(settings: BatchSettings) -> bytes:
     """The card of a run with these settings."""
-    has_image, has_maps = "image" in settings.save, "maps" in settings.save
+    has_image, has_maps = not {"image", "film"}.isdisjoint(settings.save), "maps" in settings.save
     files, features = [FORMATS[settings.format].data], ""
     if settings.format == "folder" and has_image:
         # Without it datasets takes "train" or "test" in a drawing's name for the name of a split.
@@ -73,6 +73,8 @@ def card_of(settings: BatchSettings) -> bytes:
         features = "dataset_info:\n  features:\n"
         features += "  - name: png\n    dtype: image\n" if has_image else ""
         features += "  - name: maps.safetensors\n    dtype: binary\n" if has_maps else ""
+        if "film" in settings.save:
+            features += f"  - name: film.{settings.film_format}\n    dtype: binary\n"
         features += _JSON
     paths = "".join(f"    - {path}\n" for path in files)
     return f"{_DATA}{paths}{features}---\n".encode()

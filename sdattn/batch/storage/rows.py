@@ -83,6 +83,7 @@ def _said(info: RunInfo, location: str) -> dict[str, Any]:
         "seed": info.seed,
         "width": size[0],
         "height": size[1],
+        **({} if info.frames is None else {"frames": info.frames}),
         "num_inference_steps": options.get("num_inference_steps"),
         "guidance_scale": None if guidance is None else float(guidance),
         "words": [
