@@ -7,6 +7,7 @@ completion come at once. `options` are those of several commands, `common_option
 what the library says in the words of options. To add a command, add a module and name it here.
 """
 
+import gc
 import re
 import sys
 import warnings
@@ -66,6 +67,9 @@ commands.command(cls=_Command)(with_loading_options(app.app))
 def main() -> None:
     """Run the command line; exit code 0, 1 (failed, with the reason on stderr) or 2 (usage)."""
     warnings.showwarning = _show_warning
+    # To import diffusers makes a million objects, none of them garbage. To look for some after
+    # every 700, as Python does, is a sixth of the time until a model is loaded.
+    gc.set_threshold(10_000, *gc.get_threshold()[1:])
     try:
         commands()
     except KeyboardInterrupt:

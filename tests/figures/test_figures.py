@@ -422,7 +422,7 @@ def all_bytes(drawn, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["words", "steps", "heads"])
+@pytest.mark.parametrize("kind", ["words", "steps"])  # panels in turn, and in a table
 def test_a_figure_gives_the_same_bytes_whatever_its_user_has_set(run, tmp_path, kind):
     open_before = pyplot.get_fignums()
     drawn = figure(run.image_run(0), kind, ["circle"])

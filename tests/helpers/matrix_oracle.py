@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import TEXT_KINDS, find_layers
 
 
 def softmax_in_float64(query, key, mask, scale):
@@ -25,18 +25,19 @@ def softmax_in_float64(query, key, mask, scale):
 
 
 @contextmanager
-def recorded(model):
-    """name -> [probabilities of each call of each pass], float64 ``[B, heads, N, keys]``."""
+def recorded(model, kinds=TEXT_KINDS):
+    """name -> [probabilities of each call of each pass], float64 ``[B, heads, N, keys]``, of layers
+    of these kinds."""
     record, running = defaultdict(list), []
     real = torch.nn.functional.scaled_dot_product_attention
 
     def attend(query, key, value, attn_mask=None, *args, scale=None, **kwargs):
-        if running:  # a layer of the denoiser, not of a text encoder
+        if running:  # such a layer of the denoiser
             record[running[-1]].append(softmax_in_float64(query, key, attn_mask, scale))
         return real(query, key, value, attn_mask, *args, scale=scale, **kwargs)
 
     hooks = []
-    for layer in find_layers(model):
+    for layer in (one for one in find_layers(model) if one.kind in kinds):
         module = layer.module
         hooks.append(module.register_forward_pre_hook(lambda *_, n=layer.name: running.append(n)))
         hooks.append(module.register_forward_hook(lambda *_: running.pop() and None))

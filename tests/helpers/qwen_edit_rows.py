@@ -20,7 +20,7 @@ from helpers.transformer_rows import FLUX, in_turn, own_norms, quiet
 
 
 def qwen_edit(kind: Any = QwenImageEditPipeline) -> Any:
-    """With a VAE of few cells, since the pipelines resize pictures to a megapixel."""
+    """With a VAE of few cells and channels: the pipelines resize pictures to a megapixel."""
     torch.manual_seed(0)
     transformer = QwenImageTransformer2DModel(
         patch_size=2,
@@ -36,7 +36,7 @@ def qwen_edit(kind: Any = QwenImageEditPipeline) -> Any:
         base_dim=2,
         z_dim=4,
         dim_mult=[1] * 6,
-        num_res_blocks=1,
+        num_res_blocks=0,
         temperal_downsample=[False] * 5,
         latents_mean=[0.0] * 4,
         latents_std=[1.0] * 4,

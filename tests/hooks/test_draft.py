@@ -6,6 +6,7 @@ import pytest
 import torch
 from diffusers import PixArtAlphaPipeline
 from helpers.joint_models import MODELS, inputs
+from helpers.nearest_once import traits_once  # noqa: F401
 from helpers.transformer_rows import pixart, sana
 
 from sdattn import capture

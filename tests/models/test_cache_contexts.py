@@ -26,22 +26,22 @@ def noted(pipe, orders):
     return lambda: (hook.remove(), watch.close())
 
 
-def branches_of(row):
+def branches_of(row, pipe):
     """The branch of each call of a run, and the maps of both."""
-    pipe, orders = row.make(), []
+    orders = []
     stop = noted(pipe, orders)
-    row.run(pipe, WAYS[0])
-    stop()
     with capture(pipe) as prompt, capture(pipe, branch="unconditional") as negative:
         row.run(pipe, WAYS[0])
+    stop()
     return orders, prompt.maps, negative.maps
 
 
 @pytest.mark.parametrize("row", IN_TURN, ids=str)
 def test_names_and_tables_tell_the_same_branches(row, monkeypatch):
-    by_name, *named = branches_of(row)
+    pipe = row.make()
+    by_name, *named = branches_of(row, pipe)
     monkeypatch.setattr(CacheContexts, "order", lambda _self: None)
-    by_table, *counted = branches_of(row)
+    by_table, *counted = branches_of(row, pipe)
     assert by_name == by_table == [PROMPT, NEGATIVE] * (len(by_name) // 2)
     for one, other in zip(named, counted, strict=True):
         assert one.keys() == other.keys()

@@ -6,6 +6,7 @@ import diffusers
 import pytest
 import torch
 from helpers.joint_rows import hidream
+from helpers.nearest_once import make, traits_once  # noqa: F401
 from helpers.padded_rows import hunyuan_dit
 from torch import nn
 
@@ -96,7 +97,8 @@ def test_a_family_from_outside_is_compared_by_its_arguments():
     assert (found, reason) == (family, "forward(curvature)")
 
 
-def test_looking_for_the_nearest_leaves_the_random_numbers_alone():
+def test_looking_for_the_nearest_leaves_the_random_numbers_alone(monkeypatch):
+    monkeypatch.setattr("sdattn.models.nearest._of_family", make)  # which makes models
     before = torch.get_rng_state()
     nearest(without_values(diffusers.DiTTransformer2DModel, {}), registered())
     assert torch.equal(torch.get_rng_state(), before)

@@ -6,7 +6,7 @@ from scripts.fuzzing import KINDS, World, choose, try_case
 
 pytestmark = pytest.mark.slow
 
-SEED, CASES = 0, 200
+SEED, CASES = 0, 100
 
 
 @pytest.fixture(scope="session")
