@@ -11,6 +11,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from ..errors import InvalidValueError, MissingPackageError
@@ -102,7 +103,7 @@ def write_film(frames: Iterable[Image.Image], rate: float, kind: Format) -> byte
     if first is None:
         raise InvalidValueError("A film has at least one frame, and there are none.")
     if kind == "mp4":
-        return _write_mp4(_chained(first, frames), rate)
+        return _write_mp4(first, frames, rate)
     held = io.BytesIO()
     time = round(1000 / rate)
     first.save(held, "WEBP", save_all=True, append_images=frames, duration=time, loop=0, **_WEBP)
@@ -172,19 +173,17 @@ def pyav(what: str) -> Any:
     return av
 
 
-def _write_mp4(frames: Iterable[Image.Image], rate: float) -> bytes:
+def _write_mp4(first: Image.Image, frames: Iterator[Image.Image], rate: float) -> bytes:
     from fractions import Fraction
 
-    av, held, stream = pyav("A film as MP4"), io.BytesIO(), None
+    av, held = pyav("A film as MP4"), io.BytesIO()
     with av.open(held, "w", format="mp4") as file:
-        for frame in frames:
-            shown = _even(frame)
-            if stream is None:
-                per_second = Fraction(rate).limit_denominator(1000)
-                stream = file.add_stream(_CODEC, rate=per_second, options=_OPTIONS)
-                stream.width, stream.height = shown.size
-                stream.pix_fmt = "yuv420p"
-            file.mux(stream.encode(av.VideoFrame.from_image(shown)))
+        per_second = Fraction(rate).limit_denominator(1000)
+        stream = file.add_stream(_CODEC, rate=per_second, options=_OPTIONS)
+        stream.width, stream.height = _even(first).size
+        stream.pix_fmt = "yuv420p"
+        for frame in chain([first], frames):
+            file.mux(stream.encode(av.VideoFrame.from_image(_even(frame))))
         file.mux(stream.encode(None))
     return held.getvalue()
 
@@ -199,11 +198,6 @@ def _even(frame: Image.Image) -> Image.Image:
         return frame.convert("RGB")
     pixels = np.asarray(frame.convert("RGB"))
     return Image.fromarray(np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), "edge"))
-
-
-def _chained(first: Image.Image, rest: Iterator[Image.Image]) -> Iterator[Image.Image]:
-    yield first
-    yield from rest
 
 
 def _of_webp(film: Any, number: int | None, rate: float) -> list[Image.Image]:

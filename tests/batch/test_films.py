@@ -104,7 +104,7 @@ def test_a_preview_is_small_and_takes_the_films_time(runs):
 def test_the_same_command_makes_anew_what_is_missing(film_model, runs, tmp_path, format):
     root = tmp_path / format
     shutil.copytree(runs / format, root)
-    lost = root / "items/0000/long" / FILM if format == "folder" else [*root.glob("shards/*")][0]
+    lost = root / "items/0000/long" / FILM if format == "folder" else next(root.glob("shards/*"))
     lost.unlink()
     how = {"options": OPTIONS, "batch_size": 1, "save": None, "format": format}
     outcome = draw(film_model, root, ROWS, **how)

@@ -251,7 +251,15 @@ def test_the_half_type_is_that_of_the_models_authors(monkeypatch, tmp_path):
     """On CUDA; here the device is only said to be one."""
     halves = {family.name: family.half for family in registered()}
     singles = {name for name, half in halves.items() if half == "float16"}
-    kin = {"Stable Diffusion 3", "PixArt", "AuraFlow", "HunyuanDiT", "ERNIE-Image", "CogVideoX"}
+    kin = {
+        "Stable Diffusion 3",
+        "PixArt",
+        "AuraFlow",
+        "HunyuanDiT",
+        "ERNIE-Image",
+        "CogVideoX",
+        "AnimateDiff",
+    }
     assert {one for one in singles if not one.startswith(("UNets", "models of"))} == kin
     monkeypatch.setattr("sdattn.models.loading.checked_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr("sdattn.models.loading.place", lambda pipe, *_: pipe)

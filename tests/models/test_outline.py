@@ -20,7 +20,6 @@ from transformers.utils import logging as transformers_log
 from sdattn import load_pipeline, read_prompts
 from sdattn.models.call_facts import images_a_prompt
 from sdattn.models.demos import demo_of
-from sdattn.models.layers import find_denoiser
 from sdattn.models.outline import outline
 from sdattn.models.pipeline_call import checked_options
 from sdattn.models.shortcomings import shortcomings
@@ -120,8 +119,6 @@ def test_sizes_and_shortcomings_are_told_alike(both):
 
 def test_options_are_checked_alike(both):
     pipe, made = both
-    if find_denoiser(pipe).family.film:
-        pytest.xfail("runs of films are to come")
     unit = size_unit(pipe)
     good = {"num_inference_steps": 3}
     if "height" in inspect.signature(pipe.__call__).parameters:
