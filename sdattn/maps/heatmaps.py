@@ -170,8 +170,8 @@ class Heatmaps(Mapping[str, Heatmap]):
                 f"There are no maps of token columns {missing}. There are: {self.columns}."
             )
         maps = self.maps[..., [self._place[column] for column in columns]]
-        about = {"preset": self.preset, "frames": self.frames, "top": self._top}
-        return Heatmaps(self.prompt, maps, columns, **about)
+        preset, frames, top = self.preset, self.frames, self._top
+        return Heatmaps(self.prompt, maps, columns, preset=preset, frames=frames, top=top)
 
     def segment(
         self,

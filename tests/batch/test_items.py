@@ -112,7 +112,7 @@ BAD_FIELDS = [
     ("words", ["cat", "ca"], "'ca' is not in"),
     ("words", ["cat red"], "'cat red' is not in"),
     ("words", ["a red cat a"], "is not in"),
-    ("num_images_per_prompt", 2, "an item is one picture. Write a line for each"),
+    ("num_images_per_prompt", 2, "an item is one picture or film. Write a line for each"),
     *(("num_images_per_prompt", value, "one picture") for value in (0, True, 1.0, "1")),
     ("num_frames", 16, "one picture"),
     *((name, None, "is no option") for name in ("", "guidance scale", "1st", "a.b", "a\n")),

@@ -182,7 +182,7 @@ def _is_weights(value: Any) -> bool:
     return isinstance(value, dict) and all(type(held) in (int, float) for held in value.values())
 
 
-_ONE = (_between(1, 1), "an item is one picture, or one film. Write a line for each")
+_ONE = (_between(1, 1), "an item is one picture or film. Write a line for each")
 _SIDE = (_between(1, 16384), "write a whole number of pixels from 1 to 16384")
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "id": (

@@ -111,7 +111,7 @@ class _Checks:
                 if images_a_prompt(self.pipe, found) != 1:
                     raise InvalidValueError(
                         f"A {type(self.pipe).__name__} makes {images_a_prompt(self.pipe, found)} "
-                        "pictures of an item. A batch takes pipelines that make one."
+                        "of an item. A batch takes pipelines that make one."
                     )
                 found.pop("negative_prompt", None)
                 self.checked[key] = found
