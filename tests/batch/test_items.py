@@ -114,7 +114,7 @@ BAD_FIELDS = [
     ("words", ["a red cat a"], "is not in"),
     ("num_images_per_prompt", 2, "an item is one picture or film. Write a line for each"),
     *(("num_images_per_prompt", value, "one picture") for value in (0, True, 1.0, "1")),
-    ("num_frames", 16, "one picture"),
+    *(("num_frames", value, "whole number from 1") for value in (0, -1, 1.5, True, "8")),
     *((name, None, "is no option") for name in ("", "guidance scale", "1st", "a.b", "a\n")),
     *(
         (name, "x", "cannot be chosen in a batch")

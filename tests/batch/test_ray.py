@@ -192,7 +192,7 @@ def noting(folder):
         def load(self):
             time.sleep(0.5 * self.note("load"))
             self.note("loaded")
-            return "model"
+            return namedtuple("Loaded", "weights film_format")("model", None)
 
         def batch_size(self, jobs, share):
             if self.note("size", len(jobs), share):
@@ -229,7 +229,7 @@ def test_a_crew_whose_workers_end_and_fail(crew_of, tmp_path, monkeypatch):
     worker, noted = noting(tmp_path), partial(noted_in, tmp_path)
     monkeypatch.setattr("sdattn.batch.engines.ray_engine._TRIES", 2)
     engine = crew_of(worker, (2, 2))
-    assert engine.load() == "model" and len(noted("loaded")) == 2  # at least
+    assert engine.load().weights == "model" and len(noted("loaded")) == 2  # at least
     good, deadly = job_of("good"), job_of("deadly")
     assert engine.batch_size([good, good, deadly, job_of("wide", 1), good]) == 2
     assert [rest for _, rest in noted("size")] == [[2, 2]] * 2  # one of a shape; a second worker
@@ -260,7 +260,7 @@ def light(of_each):
             pass
 
         def load(self):
-            return namedtuple("Loaded", "weights")(of_each())
+            return namedtuple("Loaded", "weights film_format")(of_each(), None)
 
     class Light(Request):
         def __reduce__(self):

@@ -129,7 +129,7 @@ def _most(looks: Sequence[Sequence[Tensor]]) -> int:
     if not looks:
         return 0
     cells = sum(values.numel() for values in looks[0]) / _COARSEST**2
-    least = 8 if looks[0][0].ndim == 2 else 2
+    least = 2 if any(values.ndim == 3 for values in looks[0]) else 8
     return max(least, int(_BUDGETS["steps"] / max(cells, 1)))
 
 
