@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers.film_rows import cogvideox, ltx, wan
+from helpers.film_rows import ltx, wan
+from helpers.joint_film_rows import cogvideox
 from helpers.small_pictures import picture
 from helpers.tiny_pipelines import make_pipeline
 from helpers.unet_rows import animatediff, make_small_unet
