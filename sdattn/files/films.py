@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
@@ -80,8 +79,12 @@ def key_frames(frames: int, most: int = 6) -> list[int]:
 
 
 def best_format() -> Format:
-    """What films are written as: MP4 where PyAV is installed, else animated WebP."""
-    return "mp4" if find_spec("av") else "webp"
+    """What films are written as: MP4 where PyAV is installed and can code H.264, which some builds
+    of it cannot, else animated WebP."""
+    try:
+        return "mp4" if _CODEC in pyav("A film as MP4").codecs_available else "webp"
+    except MissingPackageError:
+        return "webp"
 
 
 def write_film(frames: Iterable[Image.Image], rate: float, kind: Format) -> bytes:

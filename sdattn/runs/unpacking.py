@@ -4,6 +4,7 @@ import io
 import math
 from collections.abc import Mapping
 from functools import partial
+from typing import NoReturn
 
 from PIL import Image
 from safetensors.torch import load
@@ -71,13 +72,22 @@ def _open_png(data: bytes, where: str) -> Image.Image:
 
 
 def _unpack_film(files: Mapping[str, bytes], info: RunInfo, where: str) -> Film | None:
-    """The film, which is read when it is first looked at."""
-    name = next((name for name in FILMS if name in files), None)
-    if name is None or info.frames is None:
+    """The film, which is read when it is first looked at; one that was not saved is refused
+    then."""
+    if info.frames is None:
         return None
     rate, number = info.frame_rate or 1.0, info.frames
-    read = partial(read_film, files[name], FILMS[name], f"{where}/{name}", number, rate)
-    return Film(read, rate, number)
+    for name in FILMS.keys() & files.keys():  # one of them
+        read = partial(read_film, files[name], FILMS[name], f"{where}/{name}", number, rate)
+        return Film(read, rate, number)
+    return Film(partial(_refuse_film, where), rate, number)
+
+
+def _refuse_film(where: str) -> NoReturn:
+    raise MissingFileError(
+        f"{where} was saved without its film, so its frames cannot be shown. Its maps are there: "
+        "run.heatmaps."
+    )
 
 
 def _check(files: Mapping[str, bytes], info: RunInfo, where: str) -> None:

@@ -79,14 +79,21 @@ def test_odd_sides_are_made_even_for_mp4():
 
 
 def test_without_pyav_films_are_webp(monkeypatch):
-    monkeypatch.setattr("sdattn.files.films.find_spec", lambda name: None)
-    assert best_format() == "webp"
     monkeypatch.setitem(sys.modules, "av", None)
+    assert best_format() == "webp"
     with pytest.raises(ImportError, match=r"pip install 'sdattn\[film\]'"):
         write_film(moving(), 8, "mp4")
     with pytest.raises(ImportError, match="run/film.mp4 needs PyAV"):
         read_film(b"", "mp4", "run/film.mp4")
     assert len(read_film(write_film(moving(), 8, "webp"), "webp", "film")) == 5
+
+
+def test_with_a_pyav_that_has_no_h264_films_are_webp(monkeypatch):
+    """Known before the model runs, not where its film is written."""
+    av = pytest.importorskip("av")
+    assert best_format() == "mp4"
+    monkeypatch.setattr(av, "codecs_available", av.codecs_available - {"libx264"})
+    assert best_format() == "webp"
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -16,6 +16,7 @@ from PIL import Image
 import sdattn
 from sdattn import capture, explain, generate, heatmaps, load_run
 from sdattn.edit import edit
+from sdattn.figures import figure
 from sdattn.files.films import read_film
 from sdattn.maps.heatmap import latent_frames
 from sdattn.maps.strips import masses, strips
@@ -23,6 +24,8 @@ from sdattn.runs.again import made_by
 from sdattn.runs.drawings import drawings
 from sdattn.runs.imagerun import group_heatmaps, step_heatmaps
 from sdattn.runs.packing import pack_run
+from sdattn.runs.report import report
+from sdattn.runs.unpacking import unpack_run
 
 PROMPT = "a red cat"
 SMALL = {"num_inference_steps": 2, "height": 64, "width": 96}
@@ -150,6 +153,31 @@ def test_a_folder_is_read_back(run, tmp_path):
         load_run(saved)
 
 
+def test_a_film_that_was_not_saved_is_refused_where_it_is_shown(run):
+    held = pack_run(run, ("image", "maps")).files
+    back = unpack_run(held, "run")
+    assert len(back.film) == 5 and back.image.tobytes() == run.image.tobytes()
+    torch.testing.assert_close(back.heatmaps.maps, run.heatmaps.maps, atol=1e-4, rtol=1e-3)
+    for way in (
+        lambda: report(back),
+        lambda: figure(back, "words"),
+        lambda: figure(back, "frames"),
+        lambda: drawings(back, back.heatmaps.occurrences(), PROMPT),
+        lambda: back.frame(0),
+    ):
+        with pytest.raises(FileNotFoundError, match="run was saved without its film, so its"):
+            way()
+
+
+def test_films_are_compared_frame_by_frame(run, tmp_path):
+    first = load_run(sdattn.runs.folder.save_run(tmp_path / "run", run))
+    with pytest.raises(TypeError, match="Comparisons are of pictures, and these are films"):
+        sdattn.diff(first, first)
+    frames = sdattn.diff(first.frame(0), first.frame(4), words=["cat"])
+    apart = first.heatmaps["cat"].map[1] - first.heatmaps["cat"].map[0]
+    torch.testing.assert_close(frames.words[0].difference, apart, atol=1e-6, rtol=0)
+
+
 def test_one_frame_is_a_pictures_run(run):
     first, last = run.frame(0), run.frame(4)
     assert first.film is None and first.image.tobytes() == run.film[0].tobytes()
@@ -182,8 +210,6 @@ def test_refined_maps_of_frames_alone():
 
 
 def pack_and_read(run):
-    from sdattn.runs.unpacking import unpack_run
-
     return unpack_run(pack_run(run).files, "run")
 
 

@@ -47,6 +47,7 @@ def diff(
         ValueError: pictures of different proportions, maps of different presets, maps that are not
             finite, a ``Run`` of several images without a number.
         KeyError: a word that is in neither run.
+        TypeError: a film.
         FileNotFoundError: as by ``load_run``.
 
     Warns:
@@ -99,6 +100,11 @@ def _side(run: RunLike) -> ImageRun:
 
 def _check(a: ImageRun, b: ImageRun) -> None:
     """Refuse what cannot be compared; warn where the layers differ."""
+    if a.film is not None or b.film is not None:
+        raise InvalidTypeError(
+            "Comparisons are of pictures, and these are films. Compare one frame of each, "
+            "diff(load_run(A).frame(0), load_run(B).frame(0))."
+        )
     # Values are compared, so they must be values of one thing: one preset, as many steps where
     # these are summed, pictures of one shape.
     presets = [_in_unit(side.heatmaps.preset).to_json() for side in (a, b)]
