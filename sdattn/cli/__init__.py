@@ -67,8 +67,8 @@ commands.command(cls=_Command)(with_loading_options(app.app))
 def main() -> None:
     """Run the command line; exit code 0, 1 (failed, with the reason on stderr) or 2 (usage)."""
     warnings.showwarning = _show_warning
-    # To import diffusers makes a million objects, none of them garbage. To look for some after
-    # every 700, as Python does, is a sixth of the time until a model is loaded.
+    # To import diffusers makes very many objects, none of them garbage: a command starts sooner
+    # where Python looks for some less often.
     gc.set_threshold(10_000, *gc.get_threshold()[1:])
     try:
         commands()

@@ -87,15 +87,18 @@ def best_format() -> Format:
         return "webp"
 
 
-def write_film(frames: Iterable[Image.Image], rate: float, kind: Format) -> bytes:
+def write_film(
+    frames: Iterable[Image.Image], rate: float, kind: Format, *, lossless: bool = False
+) -> bytes:
     """A film as the bytes of a file; the same frames give the same bytes.
 
     Args:
-        frames: RGB, all of one size; asked for one by one. MP4 has an even number of rows and
+        frames: RGB or grey, all of one size; asked for one by one. MP4 has an even number of rows and
             columns: its last ones are there twice, where that is needed.
         rate: frames a second.
         kind: ``"mp4"`` for H.264, in which every player and browser shows films; ``"webp"`` for
             an animated WebP, shown over and over, by browsers.
+        lossless: of WebP, every value stays as it is.
 
     Raises:
         ImportError: MP4, and PyAV is not installed.
@@ -108,8 +111,9 @@ def write_film(frames: Iterable[Image.Image], rate: float, kind: Format) -> byte
     if kind == "mp4":
         return _write_mp4(first, frames, rate)
     held = io.BytesIO()
-    time = round(1000 / rate)
-    first.save(held, "WEBP", save_all=True, append_images=frames, duration=time, loop=0, **_WEBP)
+    options = {"lossless": True} if lossless else _WEBP
+    timing = {"duration": round(1000 / rate), "loop": 0}
+    first.save(held, "WEBP", save_all=True, append_images=frames, **timing, **options)
     return held.getvalue()
 
 

@@ -11,7 +11,7 @@ from .render import FAINT, INK, PAPER, colorize, fit, font_of
 _ROW, _GAP, _LABEL, _WIDTH, _NOTE = 28, 6, 150, 640, 110  # pixels
 
 
-def masses(heatmap: Heatmap, frames: int) -> np.ndarray:
+def frame_means(heatmap: Heatmap, frames: int) -> np.ndarray:
     """The mean of a word's map in each frame of a film: float64 ``[frames]``, in the unit of the
     map; that of a frame's latent is of each frame that it stands for."""
     values = heatmap.values.detach().double().mean((1, 2)).numpy()
@@ -28,7 +28,7 @@ def strips(maps: Sequence[Heatmap], frames: int) -> Image.Image:
     Returns:
         RGB; on the left the word, on the right its highest mean and in which frame, counted from 1.
     """
-    means = [masses(heatmap, frames) for heatmap in maps]
+    means = [frame_means(heatmap, frames) for heatmap in maps]
     top = max((float(mean.max()) for mean in means), default=0.0)
     wide = max(_WIDTH // frames, 1) * frames
     size = _LABEL + wide + _NOTE, (_ROW + _GAP) * (len(maps) + 1) + _GAP

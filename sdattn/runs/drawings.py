@@ -85,7 +85,8 @@ def _film_drawings(
             # one level for all frames, so the mask is of the whole film
             mask = heatmap.mask((film[0].height, film[0].width)).numpy()
             shown = latent_frames(len(mask), len(film))
-            files[f"masks/{name}.webp"] = _without_loss([_white(mask[i]) for i in shown], film.rate)
+            white = (_white(mask[i]) for i in shown)
+            files[f"masks/{name}.webp"] = write_film(white, film.rate, "webp", lossless=True)
     return files
 
 
@@ -119,14 +120,6 @@ def _mask(heatmap: Heatmap, image: Image.Image) -> Image.Image:
 
 def _white(mask: np.ndarray) -> Image.Image:
     return Image.fromarray(mask.astype(np.uint8) * 255)
-
-
-def _without_loss(frames: Sequence[Image.Image], rate: float) -> bytes:
-    held, (first, *rest) = io.BytesIO(), frames
-    time = round(1000 / rate)
-    options = {"save_all": True, "append_images": rest, "duration": time, "loop": 0}
-    first.save(held, "WEBP", lossless=True, **options)
-    return held.getvalue()
 
 
 def png(image: Image.Image, **packing: int) -> bytes:

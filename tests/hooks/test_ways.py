@@ -52,6 +52,8 @@ ONE_NEGATIVE = ("LongCat-Image",)  # encodes one negative prompt for all prompts
 # Texts are filled up to the batch's longest, and the filling is attended to; pooled states are
 # mixed up as masks are above.
 FILLED_TO_LONGEST = ("Kandinsky 5",)
+# Each prompt has a call of a text encoder of its own, so that which was drawn is not known.
+UNKNOWN_PROMPT = ("HunyuanVideo 1.5, quoted text",)
 UNSEEDED = ("CogView4, control",)  # draws the control's latents without the call's generator
 # To make all of the pipelines takes each process seconds, and who takes a picture asks for none.
 FROM_TEXT = [
@@ -78,7 +80,9 @@ def heatmaps_of(row, pipe, prompts, seed, images, **options):
     noise = [torch.Generator().manual_seed(seed + i) for i in range(images)]
     with capture(pipe) as store:
         pipe(prompt=prompts, generator=noise, output_type="latent", **options)
-    return sdattn.heatmaps(store, pipe, prompts, **options)
+    if row.name in UNKNOWN_PROMPT:
+        return sdattn.heatmaps(store, pipe, prompts, **options)
+    return store.heatmaps()
 
 
 @pytest.mark.parametrize("row", FROM_TEXT, ids=str)

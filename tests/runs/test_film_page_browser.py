@@ -17,7 +17,7 @@ from helpers.film_runs import disc_run
 from PIL import Image
 
 from sdattn.maps.notebook import framed
-from sdattn.maps.strips import masses
+from sdattn.maps.strips import frame_means
 from sdattn.runs.report import report
 
 pytestmark = pytest.mark.slow
@@ -181,7 +181,7 @@ def test_a_strip_is_the_mean_by_frame_of_what_is_chosen(run, page_of):
     assert "Pin a word" in page.locator("#strips-note").inner_text()
     page.locator(".word[data-word='1']").click()
     page.mouse.move(1, 1)
-    mean = masses(run.heatmaps["red"], FRAMES)
+    mean = frame_means(run.heatmaps["red"], FRAMES)
     text = page.locator("#strips .strip").get_attribute("aria-label")
     low, high = (float(one) for one in re.findall(r"from (\S+) to (\S+),", text)[0])
     assert (low, high) == pytest.approx((mean.min(), mean.max()), rel=0.06)

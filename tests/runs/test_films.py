@@ -19,7 +19,7 @@ from sdattn.edit import edit
 from sdattn.figures import figure
 from sdattn.files.films import read_film
 from sdattn.maps.heatmap import latent_frames
-from sdattn.maps.strips import masses, strips
+from sdattn.maps.strips import frame_means, strips
 from sdattn.runs.again import made_by
 from sdattn.runs.drawings import drawings
 from sdattn.runs.imagerun import group_heatmaps, step_heatmaps
@@ -216,13 +216,13 @@ def pack_and_read(run):
 def test_strips_show_the_mean_of_each_frame(run):
     word = run.heatmaps["cat"]
     expected = [word.map[i].double().mean() for i in (0, 1, 1, 1, 1)]
-    np.testing.assert_allclose(masses(word, 5), expected, atol=1e-12)
+    np.testing.assert_allclose(frame_means(word, 5), expected, atol=1e-12)
     maps = run.heatmaps.occurrences()
     sheet = np.asarray(strips(maps, 5))
-    most = max(masses(heatmap, 5).max() for heatmap in maps)
+    most = max(frame_means(heatmap, 5).max() for heatmap in maps)
     table = np.asarray(sdattn.maps.render.colorize(np.linspace(0, 1, 256)[None]))[0]
     for row, heatmap in enumerate(maps):
-        for frame, mean in enumerate(masses(heatmap, 5)):
+        for frame, mean in enumerate(frame_means(heatmap, 5)):
             shown = sheet[6 + row * 34 + 14, 150 + frame * 128 + 64]
             assert (table[min(255, int(mean / most * 256))] == shown).all()
 
