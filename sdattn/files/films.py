@@ -93,8 +93,8 @@ def write_film(
     """A film as the bytes of a file; the same frames give the same bytes.
 
     Args:
-        frames: RGB or grey, all of one size; asked for one by one. MP4 has an even number of rows and
-            columns: its last ones are there twice, where that is needed.
+        frames: RGB or grey, all of one size; asked for one by one. MP4 has an even number of rows
+            and columns: its last ones are there twice, where that is needed.
         rate: frames a second.
         kind: ``"mp4"`` for H.264, in which every player and browser shows films; ``"webp"`` for
             an animated WebP, shown over and over, by browsers.

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.film_rows import ltx, wan
-from helpers.joint_film_rows import cogvideox
+from helpers.joint_film_rows import (
+    cogvideox,
+    cogvideox15,
+    hunyuan_video,
+    hunyuan_video15,
+)
 from helpers.small_pictures import picture
 from helpers.tiny_pipelines import make_pipeline
 from helpers.unet_rows import animatediff, make_small_unet
@@ -30,6 +35,11 @@ from sdattn.runs.unpacking import unpack_run
 PROMPT = "a red cat"
 SMALL = {"num_inference_steps": 2, "height": 64, "width": 96}
 WAN = {**SMALL, "num_frames": 5, "max_sequence_length": 12}
+HUNYUAN = {
+    "max_sequence_length": 12,
+    "true_cfg_scale": 5.0,
+    "prompt_template": {"template": "[INST]film: {}[/INST]", "crop_start": 4},
+}
 FILM = "film.mp4"
 
 
@@ -59,6 +69,9 @@ def files(run):
         (wan, 5, {"max_sequence_length": 12}, 2),
         (ltx, 9, {"max_sequence_length": 12}, 2),
         (cogvideox, 9, {"max_sequence_length": 12}, 3),
+        (cogvideox15, 9, {"max_sequence_length": 12}, 2),
+        (hunyuan_video, 5, HUNYUAN, 2),
+        (hunyuan_video15, 5, {}, 2),
         (animatediff, 3, {}, 3),
     ],
 )
