@@ -27,7 +27,7 @@ from .models import assemble, new_text_encoder, new_unet
 
 RECORD = "training.json"
 ANY_TIME = ("out", "work", "snapshot", "lean")  # options that do not change what is learnt
-STAGES = ("vae", "decoder", "text", "unet", "refine", "mmdit")
+STAGES = ("vae", "decoder", "text", "unet", "refine", "mmdit", "motion")
 PACKAGES = ("torch", "diffusers", "transformers", "tokenizers", "safetensors", "numpy")
 
 

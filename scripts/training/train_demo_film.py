@@ -1,0 +1,107 @@
+"""Train the motion modules of the small film model: AnimateDiff for the first demo model.
+
+The demo model is taken as it is, and what is learnt is how its pictures of one prompt become the
+frames of one film (Guo et al. 2023, "AnimateDiff"). No mask and no attention map is ever shown to
+it. About an hour on 2 CPU cores.
+
+A run is kept in ``--work`` and taken up again where it stopped by the same options. ``--snapshot``
+writes what the last checkpoint holds to ``--out``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from diffusers import AnimateDiffPipeline
+
+from sdattn.models.demos import DEMO, RECORD
+
+from ..scenes import WORDS
+from .fit import rank, say
+from .motion import (
+    SETTINGS,
+    adapter_of,
+    all_films,
+    assemble,
+    film_latents,
+    new_adapter,
+    snapshot,
+    train_motion,
+)
+from .record import ANY_TIME, begin_sitting, write_record
+
+
+def train(process: int, args: argparse.Namespace) -> None:
+    """One training process; all of them do the same, each on its part of every batch."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.processes))
+    if args.processes > 1:
+        store = f"file://{(args.work / 'processes').resolve()}"
+        day = timedelta(days=1)
+        dist.init_process_group("gloo", store, timeout=day, rank=process, world_size=args.processes)
+    torch.manual_seed(args.seed)
+    pipe = assemble(args.start, new_adapter())
+    films = all_films(args.seed, args.chunks)
+    latents = film_latents(pipe.vae, args.seed, args.chunks, args.work)
+    made = train_motion(pipe, films, latents, args.work, args.motion_steps, args.seed + 1)
+    if rank() == 0:
+        write(made, args.work, args.out)
+
+
+def write(made: AnimateDiffPipeline, work: Path, out: Path) -> None:
+    """The model's folder: the motion modules in float16, how they are put into the first demo
+    model, which ``sdattn.load_pipeline("demo-film")`` does, and the record of how they were made.
+    """
+    adapter = adapter_of(made.unet).half()
+    adapter.save_pretrained(out / "motion_adapter", safe_serialization=True)
+    index = {**json.loads((DEMO / "model_index.json").read_text(encoding="utf-8"))}
+    index = {name: part for name, part in index.items() if name not in NOT_OF_FILMS}
+    index |= {"_class_name": "AnimateDiffPipeline", "motion_adapter": ["diffusers", "MotionAdapter"]}
+    (out / "model_index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    record = {"settings": SETTINGS, "inversion": {}, "words": WORDS}
+    (out / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    write_record(work, out)
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    say(f"{out}: {size / 1e6:.1f} MB")
+
+
+NOT_OF_FILMS = ("safety_checker", "requires_safety_checker")
+
+
+def main() -> None:
+    """Read the options and train."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("build/film/model"), help="model folder")
+    parser.add_argument("--work", type=Path, default=Path("build/film"), help="checkpoints")
+    parser.add_argument("--start", type=Path, default=DEMO, help="the model of pictures")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--chunks", type=int, default=12, help="of 250 training films each")
+    parser.add_argument("--motion-steps", type=int, default=5000)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--snapshot",
+        action="store_true",
+        help="write what the last checkpoint holds; train nothing",
+    )
+    args = parser.parse_args()
+    if args.snapshot:
+        write(snapshot(args.work, args.start), args.work, args.out)
+        return
+    args.work.mkdir(parents=True, exist_ok=True)
+    begin_sitting(args.work, args, (*ANY_TIME, "processes"))
+    (args.work / "processes").unlink(missing_ok=True)
+    if args.processes == 1:
+        train(0, args)
+    else:
+        torch.multiprocessing.spawn(train, (args,), nprocs=args.processes)
+
+
+if __name__ == "__main__":
+    main()
