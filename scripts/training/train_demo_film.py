@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,10 +21,11 @@ import torch
 import torch.distributed as dist
 from diffusers import AnimateDiffPipeline
 
-from sdattn.models.demos import DEMO, RECORD
+from sdattn.models.demos import DEMO, LENT, RECORD
 
 from ..scenes import WORDS
 from .fit import rank, say
+from .lent import leave_out_what_is_lent
 from .motion import (
     SETTINGS,
     adapter_of,
@@ -35,6 +37,9 @@ from .motion import (
     train_motion,
 )
 from .record import ANY_TIME, begin_sitting, write_record
+
+PARTS = ("vae", "text_encoder", "tokenizer", "unet", "scheduler")  # of the first demo
+NOT_OF_FILMS = ("safety_checker", "requires_safety_checker")
 
 
 def train(process: int, args: argparse.Namespace) -> None:
@@ -50,18 +55,22 @@ def train(process: int, args: argparse.Namespace) -> None:
     latents = film_latents(pipe.vae, args.seed, args.chunks, args.work)
     made = train_motion(pipe, films, latents, args.work, args.motion_steps, args.seed + 1)
     if rank() == 0:
-        write(made, args.work, args.out)
+        write(made, args.work, args.out, args.start)
 
 
-def write(made: AnimateDiffPipeline, work: Path, out: Path) -> None:
-    """The model's folder: the motion modules in float16, how they are put into the first demo
-    model, which ``sdattn.load_pipeline("demo-film")`` does, and the record of how they were made.
-    """
+def write(made: AnimateDiffPipeline, work: Path, out: Path, start: Path) -> None:
+    """The model's folder: the parts of the first demo as they are, the motion modules in float16,
+    the record of how they were made and of what films are drawn with."""
     adapter = adapter_of(made.unet).half()
     adapter.save_pretrained(out / "motion_adapter", safe_serialization=True)
-    index = {**json.loads((DEMO / "model_index.json").read_text(encoding="utf-8"))}
-    index = {name: part for name, part in index.items() if name not in NOT_OF_FILMS}
-    index |= {"_class_name": "AnimateDiffPipeline", "motion_adapter": ["diffusers", "MotionAdapter"]}
+    for part in PARTS:
+        shutil.copytree(start / part, out / part, dirs_exist_ok=True)
+    index = json.loads((start / "model_index.json").read_text(encoding="utf-8"))
+    index = {name: entry for name, entry in index.items() if name not in NOT_OF_FILMS}
+    index |= {
+        "_class_name": "AnimateDiffPipeline",
+        "motion_adapter": ["diffusers", "MotionAdapter"],
+    }
     (out / "model_index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
     record = {"settings": SETTINGS, "inversion": {}, "words": WORDS}
     (out / RECORD).write_text(json.dumps(record, indent=1) + "\n")
@@ -70,7 +79,15 @@ def write(made: AnimateDiffPipeline, work: Path, out: Path) -> None:
     say(f"{out}: {size / 1e6:.1f} MB")
 
 
-NOT_OF_FILMS = ("safety_checker", "requires_safety_checker")
+def run(args: argparse.Namespace) -> None:
+    """Begin a run, or take it up again."""
+    args.work.mkdir(parents=True, exist_ok=True)
+    begin_sitting(args.work, args, (*ANY_TIME, "processes"))
+    (args.work / "processes").unlink(missing_ok=True)
+    if args.processes == 1:
+        train(0, args)
+    else:
+        torch.multiprocessing.spawn(train, (args,), nprocs=args.processes)
 
 
 def main() -> None:
@@ -90,17 +107,18 @@ def main() -> None:
         action="store_true",
         help="write what the last checkpoint holds; train nothing",
     )
+    parser.add_argument(
+        "--lean",
+        action="store_true",
+        help="leave the weights that --start has out of the folder in --out, as it ships",
+    )
     args = parser.parse_args()
-    if args.snapshot:
-        write(snapshot(args.work, args.start), args.work, args.out)
-        return
-    args.work.mkdir(parents=True, exist_ok=True)
-    begin_sitting(args.work, args, (*ANY_TIME, "processes"))
-    (args.work / "processes").unlink(missing_ok=True)
-    if args.processes == 1:
-        train(0, args)
+    if args.lean:
+        leave_out_what_is_lent(args.out, args.start, LENT["demo-film"])
+    elif args.snapshot:
+        write(snapshot(args.work, args.start), args.work, args.out, args.start)
     else:
-        torch.multiprocessing.spawn(train, (args,), nprocs=args.processes)
+        run(args)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from diffusers import StableDiffusion3Pipeline
-from safetensors.torch import load_file, save_file
 
 from sdattn.models.demos import LENT
 
 from .data import all_scenes
 from .fit import rank
+from .lent import leave_out_what_is_lent
 from .losses import Caption
 from .mmdit import (
     SETTINGS,
@@ -37,7 +37,7 @@ from .mmdit import (
     snapshot,
     train_mmdit,
 )
-from .record import ANY_TIME, begin_sitting, write_digests
+from .record import ANY_TIME, begin_sitting
 from .train_demo_model import write_model
 
 PLACES = ("processes", "device")  # where the steps are made, which changes nothing but rounding
@@ -69,21 +69,6 @@ def train(process: int, args: argparse.Namespace) -> None:
 def write(made: StableDiffusion3Pipeline, work: Path, out: Path) -> None:
     """The model's folder, with the record of how it was made and of what it is drawn with."""
     write_model(made, work, out, SETTINGS, {})
-
-
-def leave_out_what_is_lent(folder: Path, demo: Path) -> None:
-    """Leave the weights that the first demo has out of a written folder, as it ships; what is left
-    is read by ``sdattn.load_pipeline("demo-mmdit")`` alone."""
-    for part, source in LENT.items():
-        [own], [lent] = (place.glob("*.safetensors") for place in (folder / part, demo / source))
-        weights, theirs = load_file(own), load_file(lent)
-        for name in weights.keys() & theirs.keys():
-            if not torch.equal(weights[name], theirs[name]):
-                raise ValueError(f"{own}: {name} is not that of {lent}. It was made from another.")
-        own.unlink()
-        if left := {name: one for name, one in weights.items() if name not in theirs}:
-            save_file(left, own, metadata={"format": "pt"})
-    write_digests(folder)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -128,7 +113,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.lean:
-        leave_out_what_is_lent(args.out, args.start)
+        leave_out_what_is_lent(args.out, args.start, LENT["demo-mmdit"])
     elif args.snapshot:
         write(snapshot(args.work, args.start), args.work, args.out)
     else:

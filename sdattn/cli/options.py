@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..errors import InvalidValueError
+from ..models.demos import DEMOS
 from ..runs.option_names import PIPELINE
 from .output import Output
 
@@ -31,8 +32,8 @@ def list_of(*names: str) -> Callable[[str], list[str]]:
 Model = Annotated[
     str,
     typer.Option(
-        help="demo, demo-mmdit, a diffusers folder, a .safetensors file, or a hub id.",
-        autocompletion=_one_of("demo", "demo-mmdit"),
+        help="demo, demo-mmdit, demo-film, a diffusers folder, a .safetensors file, or a hub id.",
+        autocompletion=_one_of(*DEMOS),
     ),
 ]
 Device = Annotated[

@@ -20,10 +20,13 @@ DEMO = HOME / "demo"
 DEMO_LORA = HOME / "demo-lora" / "gold.safetensors"
 LORAS = {"demo-lora": DEMO_LORA}  # of the first demo
 TAUGHT = {"demo-lora": "gold"}  # the words that they teach
-DEMOS = {"demo": DEMO, "demo-mmdit": HOME / "demo-mmdit"}
+DEMOS = {"demo": DEMO, **{name: HOME / name for name in ("demo-mmdit", "demo-film")}}
 RECORD = "demo.json"
-# Parts of the MM-DiT, and the parts of the first demo whose weights they have.
-LENT = {"vae": "vae", "text_encoder": "text_encoder", "text_encoder_2": "text_encoder"}
+# Parts of other demos, and the parts of the first whose weights they have.
+LENT = {
+    "demo-mmdit": {"vae": "vae", "text_encoder": "text_encoder", "text_encoder_2": "text_encoder"},
+    "demo-film": {"vae": "vae", "text_encoder": "text_encoder", "unet": "unet"},
+}
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,13 @@ def demo_named(name: str) -> Demo | None:
 
 def demo_of(pipe: Any) -> Demo | None:
     """The demo model inside this package that a pipeline is; None for any other."""
-    folder = Path(str(getattr(pipe, "name_or_path", "")))
-    return next((demo_named(name) for name, place in DEMOS.items() if place == folder), None)
+    name = _name_of(Path(str(getattr(pipe, "name_or_path", ""))))
+    return demo_named(name) if name else None
+
+
+def _name_of(folder: Path) -> str | None:
+    """The name of the demo model that a folder is; None for any other."""
+    return next((name for name, place in DEMOS.items() if place == folder), None)
 
 
 def demo_settings(pipe: Any) -> Mapping[str, Any]:
@@ -92,18 +100,16 @@ def model_name(pipe: Any) -> str:
 
 
 def lent_parts(folder: Path, index: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
-    """The parts of the MM-DiT whose weights the first demo has, on the CPU; none of any other
+    """The parts of a demo model whose weights the first demo has, on the CPU; none of any other
     folder. Its own files have what the first demo lacks: configurations, and the projections
-    of its text encoders."""
+    of the MM-DiT's text encoders."""
     import diffusers
     import torch
     import transformers
     from safetensors.torch import load_file
 
-    if folder != DEMOS["demo-mmdit"]:
-        return {}
     found, libraries = {}, {"diffusers": diffusers, "transformers": transformers}
-    for part, source in LENT.items():
+    for part, source in LENT.get(_name_of(folder) or "", {}).items():
         library, kind = index[part]
         model: Any = without_weights(getattr(libraries[library], kind), folder / part, "cpu")
         files = [*(DEMO / source).glob("*.safetensors"), *(folder / part).glob("*.safetensors")]

@@ -24,12 +24,13 @@ from .model_index import (
     without_weights,
 )
 from .quantization import quantized
-from .quiet import no_torchvision_notices
+from .quiet import no_cast_notices, no_torchvision_notices
 from .schedulers import chosen_scheduler
 from .single_files import load_single_file
 
 
 @no_torchvision_notices()
+@no_cast_notices()
 def load_pipeline(
     model: str | Path = "demo",
     *,
@@ -46,9 +47,10 @@ def load_pipeline(
     """Load a pipeline of diffusers.
 
     Args:
-        model: ``"demo"`` or ``"demo-mmdit"``, the small models inside this package, Stable
-            Diffusion 1 and 3 in miniature; a folder that diffusers saved; a single ``.safetensors``
-            checkpoint of SD 1.x, 2.x or SDXL; or a hub id, ``"owner/name"``.
+        model: ``"demo"``, ``"demo-mmdit"`` or ``"demo-film"``, the small models inside this
+            package, Stable Diffusion 1 and 3 and AnimateDiff in miniature; a folder that diffusers
+            saved; a single ``.safetensors`` checkpoint of SD 1.x, 2.x or SDXL; or a hub id,
+            ``"owner/name"``.
         device: by default CUDA where there is one, else MPS, else the CPU.
         dtype: by default, on CUDA, the half type that the authors of the model run it in (bfloat16
             of FLUX, Qwen-Image and Sana, float16 of the others); float32 elsewhere.

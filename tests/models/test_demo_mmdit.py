@@ -57,9 +57,9 @@ def test_its_weights_are_those_that_its_training_recorded():
     assert told["settings"]["start"] == lent
 
 
-@pytest.mark.parametrize("part", [*LENT, "transformer"])
+@pytest.mark.parametrize("part", [*LENT[NAME], "transformer"])
 def test_each_part_has_the_weights_of_the_files(pipe, part):
-    homes = [DEMO / LENT[part]] if part in LENT else []
+    homes = [DEMO / LENT[NAME][part]] if part in LENT[NAME] else []
     files = [path for home in (*homes, FOLDER / part) for path in home.glob("*.safetensors")]
     saved = {name: one for path in files for name, one in load_file(path).items()}
     weights = getattr(pipe, part).state_dict()
@@ -74,7 +74,7 @@ def test_it_can_be_loaded_in_another_type():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         half = sdattn.load_pipeline(NAME, device="cpu", dtype=torch.bfloat16)
-    kinds = {getattr(half, part).dtype for part in (*LENT, "transformer")}
+    kinds = {getattr(half, part).dtype for part in (*LENT[NAME], "transformer")}
     assert kinds == {torch.bfloat16}
 
 

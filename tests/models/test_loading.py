@@ -46,7 +46,11 @@ def test_a_pipeline_that_was_saved_without_a_part_loads_without_it(tmp_path):
     [
         ("./nowhere", FileNotFoundError, "There is no model at"),
         ("/a/b/c", FileNotFoundError, "There is no model at"),
-        ("dmeo", FileNotFoundError, "Pass 'demo' or 'demo-mmdit', a diffusers folder"),
+        (
+            "dmeo",
+            FileNotFoundError,
+            "Pass 'demo' or 'demo-mmdit' or 'demo-film', a diff",
+        ),
         ("empty", ValueError, "without model_index.json"),
         ("pickle.ckpt", ValueError, "Pickled checkpoints are not read"),
         ("lora.safetensors", ValueError, "holds 1 tensors, but not the text encoder"),

@@ -1,0 +1,189 @@
+"""Measure the demo film model on films it never saw: does what moves go the right way, and do the
+words' maps go with it?
+
+Frames are read by ``scene_checker``, which knows nothing of the model. The pointing game (Zhang et
+al. 2016) is played frame by frame: is the highest cell of a word's map in this frame on the word's
+object in this frame? Beside it stands the same game with one map for all frames, their mean, which
+shows how much of it a map that stands still would get.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+import sdattn
+from sdattn.runs import ImageRun
+
+from ..moving import MovingScene, random_film, way_of
+from ..scene_checker import SIDE
+from .landing import Kind, Seen, seen_in, word_maps
+
+BATCH = 4  # films drawn at a time
+KINDS: tuple[Kind, Kind] = ("colour", "shape")
+
+
+@dataclass
+class Verdict:
+    """One film against its prompt.
+
+    Attributes:
+        group: the row of the table that it counts for.
+        way: whether it went the way that was asked for, or stood still; None where the objects of
+            the first frame or the last cannot be told.
+        right: a frame each: whether it has the objects that were asked for.
+        hits: by kind of word, a frame and word each: (the number of the frame, whether the word's
+            map in it points at its object there, whether the mean of all frames does).
+    """
+
+    prompt: str
+    group: str
+    way: bool | None
+    right: list[bool]
+    hits: dict[Kind, list[tuple[int, bool, bool]]] = field(default_factory=dict)
+
+
+def judge(film: MovingScene, prompt: str, item: ImageRun) -> Verdict:
+    """Compare one film and its heatmaps with what the prompt asked for."""
+    frames = item.film.frames if item.film else ()
+    seen = [seen_in(film.scene, frame) for frame in frames]
+    verdict = Verdict(prompt, group_of(film), went(film, seen), [one.shapes for one in seen])
+    for kind in KINDS:
+        maps = [word_maps(film.scene, item.frame(n).heatmaps, kind) for n in range(len(frames))]
+        still = [torch.stack(of_word).mean(0) for of_word in zip(*maps, strict=True)]
+        verdict.hits[kind] = [
+            (number, points_at(one, mask), points_at(mean, mask))
+            for number, (here, found) in enumerate(zip(seen, maps, strict=True))
+            if here.masks is not None
+            for mask, one, mean in zip(here.masks, found, still, strict=True)
+        ]
+    return verdict
+
+
+def points_at(heatmap: torch.Tensor, mask: Any) -> bool:
+    """Whether the highest cell of a map [64, 64] is on a mask of that shape."""
+    row, col = divmod(int(heatmap.argmax()), SIDE)
+    return bool(mask[row, col])
+
+
+def went(film: MovingScene, seen: list[Seen]) -> bool | None:
+    """Whether every object went the way that the film was to go."""
+    ends = [one.masks for one in (seen[0], seen[-1])]
+    if ends[0] is None or ends[1] is None:
+        return None
+    objects = [[centre(mask) for mask in places] for places in zip(ends[0], ends[1], strict=True)]
+    return all(way_of(places) == film.way for places in objects)
+
+
+def centre(mask: Any) -> tuple[float, float]:
+    """The centre (x, y) of a mask, in parts of its side."""
+    rows, cols = np.nonzero(mask)
+    return float(cols.mean() + 0.5) / SIDE, float(rows.mean() + 0.5) / SIDE
+
+
+def group_of(film: MovingScene) -> str:
+    """The row of the table that a film counts for."""
+    objects = "one object" if len(film.scene.objects) == 1 else "two objects"
+    return f"{'moves' if film.way else 'stands still'}, {objects}"
+
+
+def evaluate(
+    pipe: Any, films: list[MovingScene], seed: int, preset: str
+) -> tuple[list[Verdict], list[NDArray[np.uint8]]]:
+    """Draw every film with a seed of its own and judge it; also returns each film's frames side by
+    side."""
+    rng = np.random.default_rng(seed)
+    prompts = [film.caption(rng) for film in films]
+    verdicts, rows = [], []
+    for start in range(0, len(films), BATCH):
+        said = prompts[start : start + BATCH]
+        run = sdattn.generate(pipe, said, seed=seed + start, preset=preset)
+        for film, prompt, item in zip(films[start : start + BATCH], said, run, strict=True):
+            verdicts.append(judge(film, prompt, item))
+            rows.append(np.hstack([np.asarray(frame) for frame in item.film or ()]))
+    return verdicts, rows
+
+
+def share(values: Iterable[bool | None]) -> float | None:
+    """Part of the values that are true, of those that are known; None if there are none."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def summarise(verdicts: list[Verdict]) -> dict[str, Any]:
+    """The figures of some verdicts."""
+    found: dict[str, Any] = {
+        "films": len(verdicts),
+        "way": share(bool(one.way) for one in verdicts),
+        "frames": share(right for one in verdicts for right in one.right),
+        "all frames": share(all(one.right) for one in verdicts),
+    }
+    for kind in KINDS:
+        hits = [hit for one in verdicts for hit in one.hits[kind]]
+        frames = sorted({number for number, *_ in hits})
+        found[kind] = {
+            "frame by frame": share(hit for _, hit, _ in hits),
+            "mean of the frames": share(hit for *_, hit in hits),
+            "by frame": [share(hit for at, hit, _ in hits if at == number) for number in frames],
+        }
+    return found
+
+
+def table(figures: dict[str, dict[str, Any]]) -> str:
+    """The figures as text, a row a group."""
+    heads = ("films", "way", "frames", "all", "colour w.", "its mean", "shape w.", "its mean")
+    lines = [f"{'':28}" + "".join(f"{head:>11}" for head in heads)]
+    for group, row in figures.items():
+        cells = [row["way"], row["frames"], row["all frames"]]
+        for kind in KINDS:
+            cells += [row[kind]["frame by frame"], row[kind]["mean of the frames"]]
+        told = "".join(f"{'-' if cell is None else f'{cell:.1%}':>11}" for cell in cells)
+        lines.append(f"{group:28}{row['films']:>11}{told}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Read the options, measure, print a table and write the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="demo-film", help="demo-film, or a folder")
+    parser.add_argument("--films", type=int, default=100)
+    parser.add_argument("--scene-seed", type=int, default=2024, help="which unseen films")
+    parser.add_argument("--seed", type=int, default=0, help="of the first film's noise")
+    parser.add_argument("--preset", default="default", help="of the heatmaps")
+    parser.add_argument("--out", type=Path, help="a JSON file with the figures")
+    parser.add_argument("--sheet", type=Path, help="a picture file: a row a film, the first 16")
+    args = parser.parse_args()
+    pipe = sdattn.load_pipeline(args.model)
+    pipe.set_progress_bar_config(disable=True)
+    rng = np.random.default_rng(args.scene_seed)
+    films = [random_film(rng, held_out=True) for _ in range(args.films)]
+    verdicts, rows = evaluate(pipe, films, args.seed, args.preset)
+    groups = defaultdict(list)
+    for verdict in verdicts:
+        groups["all"].append(verdict)
+        groups[verdict.group].append(verdict)
+    figures = {group: summarise(groups[group]) for group in sorted(groups)}
+    print(table(figures))
+    for kind in KINDS:
+        told = ", ".join(f"{hit:.1%}" for hit in figures["all"][kind]["by frame"])
+        print(f"{kind} words point at their objects, by frame: {told}")
+    if args.sheet:
+        Image.fromarray(np.vstack(rows[:16])).save(args.sheet)
+    if args.out:
+        args.out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
