@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import sdattn
-from sdattn.runs import ImageRun
+from sdattn.runs.imagerun import ImageRun
 
 from ..moving import MovingScene, random_film, way_of
 from ..scene_checker import SIDE

@@ -25,6 +25,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sdattn.models.quiet import no_cast_notices
+
 from ..moving import FRAMES, MovingScene, random_film, way_of
 from ..scene_checker import find_objects
 from .data import chunk_seed
@@ -65,7 +67,8 @@ def assemble(demo: Path, adapter: MotionAdapter) -> AnimateDiffPipeline:
     pipe = StableDiffusionPipeline.from_pretrained(demo, dtype=torch.float32)
     parts = ("vae", "text_encoder", "tokenizer", "unet", "scheduler")
     taken = {name: pipe.components[name] for name in parts}
-    made = AnimateDiffPipeline(**taken, motion_adapter=adapter)
+    with no_cast_notices():
+        made = AnimateDiffPipeline(**taken, motion_adapter=adapter)
     for part in (made.vae, made.text_encoder, made.unet):
         part.eval().requires_grad_(False)
     made.set_progress_bar_config(disable=True)

@@ -114,6 +114,9 @@ def lent_parts(folder: Path, index: Mapping[str, Any], dtype: Any) -> dict[str, 
         model: Any = without_weights(getattr(libraries[library], kind), folder / part, "cpu")
         files = [*(DEMO / source).glob("*.safetensors"), *(folder / part).glob("*.safetensors")]
         weights = {name: one for file in files for name, one in load_file(file).items()}
-        model.load_state_dict({name: weights[name] for name in model.state_dict()})
+        names = {name: name for name in model.state_dict()}
+        # a text encoder's in the files; transformers 5 has some without
+        names |= {name: before for name in names if (before := f"text_model.{name}") in weights}
+        model.load_state_dict({name: weights[saved] for name, saved in names.items()})
         found[part] = torch.nn.Module.to(model.eval(), dtype)  # diffusers' own warns
     return found

@@ -1,0 +1,142 @@
+"""Scenes that move against places worked out by hand, and how the maps of films are judged."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import sdattn
+from scripts.evaluation.evaluate_demo_film import judge, summarise
+from scripts.moving import FRAMES, SHORTEST, WAYS, MovingScene, random_film, way_of
+from scripts.scene_checker import find_objects
+from scripts.scenes import Scene, SceneObject
+from sdattn import Heatmaps
+from sdattn.files.films import Film
+from sdattn.maps.aggregation import aggregate
+from sdattn.maps.layermaps import LayerMap, LayerMaps
+from sdattn.maps.presets import PRESETS
+from sdattn.models.demos import demo_named
+from sdattn.models.reading import read_prompts
+from sdattn.runs.imagerun import ImageRun
+from sdattn.runs.settings import RunSettings
+
+RED = SceneObject("red", "circle", (0.3, 0.4), 0.18)
+BLUE = SceneObject("blue", "square", (0.3, 0.8), 0.18)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(11)
+
+
+@pytest.mark.parametrize(
+    ("way", "last"), [("left", (0.1, 0.4)), ("right", (0.5, 0.4)), ("top", (0.3, 0.2)),
+                      ("bottom", (0.3, 0.6)), (None, (0.3, 0.4))]
+)  # fmt: skip
+def test_all_objects_go_their_way_evenly(way, last):
+    film = MovingScene(Scene((RED, BLUE), "above", "gray"), way, 0.2)
+    places = np.array([[one.centre for one in scene.objects] for scene in film.frames(5)])
+    np.testing.assert_allclose(places[0], [RED.centre, BLUE.centre])
+    np.testing.assert_allclose(places[-1, 0], last, atol=1e-12)
+    np.testing.assert_allclose(np.diff(places, axis=0, n=2), 0, atol=1e-12)
+    np.testing.assert_allclose(places[:, 1] - places[:, 0], [(0, 0.4)] * 5, atol=1e-12)
+
+
+def test_a_film_says_where_it_goes_before_its_ground():
+    alone = Scene((RED,), None, "gray")
+    assert MovingScene(alone, "left", 0.2).prompts() == (
+        "a red circle to the left",
+        "a picture of a red circle to the left",
+        "a red circle to the left on a gray background",
+        "a picture of a red circle to the left on a gray background",
+    )
+    assert MovingScene(alone).prompts() == alone.prompts()
+    both = MovingScene(Scene((RED, BLUE), "above", "white"), "right", 0.2)
+    assert "a red circle over a blue square to the right on a white background" in both.prompts()
+
+
+def test_films_by_chance_stay_in_the_picture_and_are_of_one_part(rng):
+    films = [random_film(rng, held_out=bool(number % 2)) for number in range(80)]
+    for number, film in enumerate(films):
+        assert film.scene.is_held_out == bool(number % 2)
+        for scene in film.frames():
+            for one in scene.objects:
+                assert min(one.centre) - one.radius >= 0
+                assert max(one.centre) + one.radius <= 1
+        if film.way:
+            ends = [scene.objects[0].centre for scene in film.frames()]
+            assert way_of(ends) == film.way
+    assert {film.way for film in films} == {*WAYS, None}
+    assert {len(film.scene.objects) for film in films if film.way} == {1, 2}
+    known = {word for kind in demo_named("demo").words.values() for word in kind}
+    assert {word for film in films for text in film.prompts() for word in text.split()} <= known
+
+
+@pytest.mark.parametrize(
+    ("last", "way"),
+    [
+        ((0.5 + SHORTEST, 0.5), "right"),
+        ((0.5 - SHORTEST, 0.5), "left"),
+        ((0.5, 0.5 - SHORTEST), "top"),
+        ((0.45, 0.5 + SHORTEST), "bottom"),
+        ((0.55, 0.5), None),  # not far enough
+        ((0.8, 0.75), None),  # aslant
+    ],
+)
+def test_the_way_of_an_object_is_read_from_its_ends(last, way):
+    assert way_of([(0.5, 0.5), (0.0, 0.0), last]) == way
+
+
+def test_the_checker_reads_the_frames_that_are_drawn(rng):
+    film = random_film(rng)
+    for scene, frame in zip(film.frames(), film.draw(128), strict=True):
+        found = {(one.colour, one.shape): one.centre for one in find_objects(frame)}
+        wanted = {(one.colour, one.shape): one.centre for one in scene.objects}
+        assert found.keys() == wanted.keys()
+        for name, place in wanted.items():
+            np.testing.assert_allclose(found[name], place, atol=0.05)  # of a triangle's mass
+
+
+def item(pipe, film, prompt, shown):
+    """A run of the drawn film, the maps of whose words are the masks of their objects in the frames
+    ``shown``."""
+    read = read_prompts(pipe, [prompt])[0]
+    maps = torch.full((1, FRAMES, 64, 64, len(read.tokens)), 0.01)
+    scenes = film.frames()
+    for at, number in enumerate(shown):
+        for thing, mask in zip(scenes[number].objects, scenes[number].masks(64), strict=True):
+            for name in (thing.colour, thing.shape):
+                [[column]] = read.find(name)
+                maps[0, at, ..., column] += torch.from_numpy(mask)
+    columns = tuple(range(len(read.tokens)))
+    layers = LayerMaps({"up.0": LayerMap("up 1", 0, 2, maps, True)}, columns, passes=1)
+    heatmaps = Heatmaps(read, aggregate(layers, PRESETS["default"])[0])
+    frames = Film([Image.fromarray(frame) for frame in film.draw(128)], 8.0)
+    settings = RunSettings(prompt=prompt, seed=0, pipeline="P", frames=FRAMES, frame_rate=8.0)
+    return ImageRun(frames[0], heatmaps, layers, settings, film=frames)
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return sdattn.load_pipeline("demo", device="cpu")
+
+
+def test_maps_that_follow_their_objects_win_the_game_in_every_frame(pipe):
+    film = MovingScene(Scene((RED, BLUE), "above", "gray"), "right", 0.4)
+    prompt = film.prompts()[0]
+    verdict = judge(film, prompt, item(pipe, film, prompt, range(FRAMES)))
+    found = summarise([verdict])
+    assert found["way"] == found["frames"] == found["all frames"] == 1.0
+    for kind in ("colour", "shape"):
+        assert found[kind]["frame by frame"] == 1.0
+        assert found[kind]["by frame"] == [1.0] * FRAMES
+        assert found[kind]["mean of the frames"] < 1.0
+
+
+def test_maps_that_stand_still_lose_it_where_the_object_has_gone(pipe):
+    film = MovingScene(Scene((RED,), None, "gray"), "right", 0.4)
+    verdict = judge(film, "a red circle", item(pipe, film, "a red circle", [0] * FRAMES))
+    by_frame = summarise([verdict])["colour"]["by frame"]
+    assert by_frame[0] == 1.0 and by_frame[-1] == 0.0
+    other = MovingScene(film.scene, "left", 0.4)
+    assert judge(other, "a red circle", item(pipe, film, "a red circle", [0] * FRAMES)).way is False
