@@ -108,6 +108,7 @@ def _with_and_without(
 ) -> tuple[Any, Path]:
     """The comparison of a prompt's pictures without a LoRA (A) and with it (B), and its folder."""
     from ..files.paths import file_name
+    from ..models.films import check_makes_pictures
     from ..runs.diff import diff
     from ..runs.folder import check_target
     from ..runs.generation import prepare
@@ -124,6 +125,7 @@ def _with_and_without(
     runs = []
     for how in (loading, without):
         pipe = options.load(model, asked.get("device"), asked.get("dtype"), how, output)
+        check_makes_pictures(pipe)
         runs.append(prepare(pipe, prompt, seed=seed, words=words, **given).draw())
         del pipe  # before the next is loaded
     said = ", ".join(loading["lora"])

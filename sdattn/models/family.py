@@ -91,7 +91,8 @@ class Family:
         film: whether its pictures are films: their maps have an axis for the frames, also where
             there is one. Each is one sequence, frame by frame, or its frames are rows of the batch
             one after the other, :attr:`DenoiserCall.frame_rows`.
-        fps: of films, the frames a second that its authors show.
+        fps: of films, the frames a second that its authors show; of a model, where its releases
+            differ.
         frame_unit: of films, their latents have one frame and a multiple of this number.
         grid_argument: the argument whose values, not its shape, ``grid`` reads (a tensor of ids):
             those of one run are read once, since the device waits for it. None where there is none.
@@ -140,7 +141,7 @@ class Family:
     denoisers: tuple[type | str, ...] = ()
     layers: Mapping[str, tuple[Place, Kind]] = field(default_factory=dict)
     film: bool = False
-    fps: int = 8
+    fps: int | Callable[[Any], int] = 8
     frame_unit: int = 1
     joined: Joined | None = None
     spans: Callable[[Any, Mapping[str, Any], int], Sequence[Spans]] | None = None

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import OptionError
+from ..errors import InvalidTypeError, Message, OptionError
 from .encoders import option_of
 from .layers import find_denoiser
 
@@ -20,6 +20,20 @@ _BY_DEFAULT = 16  # AnimateDiff's, whose models say nothing else
 def makes_films(pipe: Any) -> bool:
     """Whether what a pipeline makes are films, not pictures."""
     return find_denoiser(pipe).family.film
+
+
+def check_makes_pictures(pipe: Any) -> None:
+    """Refuse a pipeline whose films cannot be used for what is asked.
+
+    Raises:
+        TypeError: it makes films.
+    """
+    if makes_films(pipe):
+        text = (
+            "A {0} makes films, and edits, knockouts, comparisons and looks at given pictures are "
+            "of single pictures. See where the words of a film went with {generate()}."
+        )
+        raise InvalidTypeError(Message(text, type(pipe).__name__))
 
 
 def frame_unit(pipe: Any) -> int:
@@ -41,7 +55,9 @@ def frame_rate(pipe: Any, options: Mapping[str, Any]) -> float:
     family was trained on."""
     known = inspect.signature(pipe.__call__).parameters
     told = option_of(pipe, options, "frame_rate") if "frame_rate" in known else None
-    return float(told or find_denoiser(pipe).family.fps)
+    denoiser = find_denoiser(pipe)
+    own = denoiser.family.fps
+    return float(told or (own(denoiser.model) if callable(own) else own))
 
 
 def check_frames(pipe: Any, frames: int) -> None:

@@ -15,7 +15,6 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from ..errors import (
-    InvalidTypeError,
     InvalidValueError,
     Message,
     OptionError,
@@ -24,7 +23,7 @@ from ..errors import (
 from .call_facts import EACH, images_a_prompt
 from .demos import demo_settings
 from .encoders import option_of
-from .films import check_frames, default_frames, makes_films
+from .films import check_frames, check_makes_pictures, default_frames, makes_films
 from .finite import watch_finite
 from .layers import held_model
 from .reading import check_text
@@ -74,12 +73,8 @@ def checked_options(
             cannot be, pictures that this machine's memory cannot hold, a text that is too long.
         TypeError: the pipeline makes films, and those cannot be made here.
     """
-    if not films and makes_films(pipe):
-        text = (
-            "A {0} makes films, and edits, knockouts and looks at given pictures are of single "
-            "pictures. See where the words of a film went with {generate()}."
-        )
-        raise InvalidTypeError(Message(text, type(pipe).__name__))
+    if not films:
+        check_makes_pictures(pipe)
     given = {**demo_settings(pipe), **options}
     options = {name: _plain(value) for name, value in given.items()}
     if taken := sorted({"generator", "output_type", "prompt_embeds", "return_dict"} & set(options)):

@@ -25,6 +25,7 @@ from sdattn.figures import figure
 from sdattn.files.films import read_film
 from sdattn.maps.heatmap import latent_frames
 from sdattn.maps.strips import frame_means, strips
+from sdattn.models.films import frame_rate
 from sdattn.runs.again import made_by
 from sdattn.runs.drawings import drawings
 from sdattn.runs.imagerun import group_heatmaps, step_heatmaps
@@ -274,13 +275,19 @@ def test_what_cannot_be_is_refused_before_the_model_runs(make, options, message,
         generate(pipe, PROMPT, **{**SMALL, **options})
 
 
+@pytest.mark.parametrize(("patch", "rate"), [(None, 8), (2, 16)])
+def test_a_family_shows_each_of_its_releases_at_its_own_rate(patch, rate):
+    """As the cards of CogVideoX and of CogVideoX 1.5 say."""
+    assert frame_rate(cogvideox(patch_size_t=patch, patch_bias=patch is None), {}) == rate
+
+
 def test_edits_knockouts_and_looks_at_pictures_are_refused_by_name(pipe):
     small = {key: value for key, value in WAN.items() if key != "num_frames"}
     for way in (
         lambda: generate(pipe, PROMPT, causal=True, **small),
         lambda: sdattn.knockout(pipe, PROMPT, "cat", **small),
     ):
-        with pytest.raises(TypeError, match="A WanPipeline makes films, and edits, knockouts and"):
+        with pytest.raises(TypeError, match="A WanPipeline makes films, and edits, knockouts, comp"):
             way()
     for way in (
         lambda: edit(pipe, PROMPT, "a red dog", **small),

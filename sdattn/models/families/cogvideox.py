@@ -19,6 +19,11 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     )
 
 
+def _fps(model: Any) -> int:
+    """CogVideoX 1.5 alone cuts patches over several frames. Source: the models' cards."""
+    return 16 if model.config.patch_size_t else 8
+
+
 # The pipeline decides from the guidance scale at the beginning of a run, which then changes.
 _NEGATIVE_FIRST = Guidance(("unconditional", "conditional"), known_by="encode_prompt")
 
@@ -29,6 +34,7 @@ FAMILY = Family(
     joined="text first",
     grid=_grid,
     film=True,
+    fps=_fps,
     frame_unit=2,  # its VAE decodes two at a time, and of an even number makes three more
     size_unit=16,
     readers={"CogVideoX": read_t5},

@@ -20,7 +20,7 @@ from ..info import FURTHER
 from ..option_names import PIPELINE
 from .films import film_data
 from .images import MOST_PINS, PIN_COLORS, as_uri, colour_tables
-from .maps import page_maps
+from .maps import PageMaps, page_maps
 from .pages import page
 from .text import MOST_CUT_OFF, pieces
 
@@ -57,32 +57,10 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     Raises:
         ValueError: a map holds values that are not finite.
     """
-    # The maps as few bytes as a page can have, then what the script of the page is to know of them
-    # (data), then what the template writes out.
     texts, prompt = _texts(run, phrases), run.heatmaps.prompt
     demo, said = demo_named(run.settings.model), [word.text for word in prompt.words]
     maps = page_maps(run, [heatmap for _, _, held in texts for heatmap in held])
-    words = [heatmap.label for heatmap in run.heatmaps.occurrences()]
-    names = dict(zip(run.details.calls, step_names(run), strict=True))
-    data = {
-        "words": words,
-        "content": [is_content_word(word) for word in words],
-        "first": _first_pins(run.heatmaps),
-        "texts": [_text(name, held) for name, _, held in texts],
-        "reads": _reads(run),
-        "groups": maps.groups,
-        "heads": maps.heads,
-        "steps": [", ".join(names[call]) for call in maps.calls],
-        "maps": maps.maps,
-        "data": maps.data,
-        "size": run.image.size,
-        "means": _means(run),
-        "units": _units(run.heatmaps.preset),
-        "rest": _sums_to_one(run),
-        "colormaps": colour_tables(),
-        "pins": PIN_COLORS,
-    }
-    picture = "" if run.film else as_uri(run.image)
+    data, picture = _data(run, texts, maps), "" if run.film else as_uri(run.image)
     if run.film:
         data["film"], picture = film_data(run.film, len(run.heatmaps.maps))
     return page(
@@ -102,9 +80,35 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         versions=run.settings.versions or {},
         command=_command(run),
         maps=maps,
-        words_held=len(words),
+        words_held=len(data["words"]),
         sharpened=run.heatmaps.preset.sharpen != 1,
     )
+
+
+def _data(
+    run: ImageRun, texts: Sequence[tuple[str, str, list[Heatmap]]], maps: PageMaps
+) -> dict[str, Any]:
+    """What the script of the page is to know."""
+    words = [heatmap.label for heatmap in run.heatmaps.occurrences()]
+    names = dict(zip(run.details.calls, step_names(run), strict=True))
+    return {
+        "words": words,
+        "content": [is_content_word(word) for word in words],
+        "first": _first_pins(run.heatmaps),
+        "texts": [_text(name, held) for name, _, held in texts],
+        "reads": _reads(run),
+        "groups": maps.groups,
+        "heads": maps.heads,
+        "steps": [", ".join(names[call]) for call in maps.calls],
+        "maps": maps.maps,
+        "data": maps.data,
+        "size": run.image.size,
+        "means": _means(run),
+        "units": _units(run.heatmaps.preset),
+        "rest": _sums_to_one(run),
+        "colormaps": colour_tables(),
+        "pins": PIN_COLORS,
+    }
 
 
 def _text(name: str, held: Sequence[Heatmap]) -> dict[str, Any]:
