@@ -116,7 +116,7 @@ def check_order(
 
     Values are neither normed nor rotated. Layers that get text and picture joined already
     project them in one; their order is that of the layers before. Of some models the text's stream
-    has tokens of nobody around those of the text.
+    has tokens of nobody around those of the text, or some that take no part.
     """
     own = projected.get("add_v_proj")
     if own is None and "to_added_qkv" in projected:
@@ -128,7 +128,7 @@ def check_order(
         first = 0 if text.start < picture.start else seen.shape[3] - expected.shape[2]
         expected = expected[:, :, text.start - first : text.stop - first]
     if isinstance(seen, RowCalls):  # which has only the tokens that take part
-        expected = expected * seen.mask[..., text].mT
+        expected = expected * seen.taken[:, None, text, None]
     if not torch.equal(seen.value[:, :, text], expected):
         raise RunError(otherwise_joined(name, text))
 

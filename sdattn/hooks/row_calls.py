@@ -23,6 +23,9 @@ class RowCalls(SdpaCall):
         calls: for each row, its own tokens ``[1, heads, cells + words, d]`` in this order.
         cells: of the picture.
         mask: ``[B, T]``, not 0 where a token of the text takes part; read on its device alone.
+
+    Attributes:
+        taken: bool ``[B, S]``, which of all tokens take part.
     """
 
     def __init__(self, calls: Sequence[SdpaCall], cells: int, mask: Tensor):
@@ -33,9 +36,9 @@ class RowCalls(SdpaCall):
         # where each token is among its row's; one that was left out stands for another, masked
         text = cells - 1 + taken.cumsum(1)
         self._index = torch.cat([picture, text], dim=1)  # [B, S]
-        self._taken = torch.cat([picture >= 0, taken], dim=1)
+        self.taken = torch.cat([picture >= 0, taken], dim=1)
         query, key = self._all("query"), self._all("key")
-        super().__init__(query, key, self._taken[:, None, None], calls[0].scale)
+        super().__init__(query, key, self.taken[:, None, None], calls[0].scale)
         self.plain = all(call.plain for call in calls)
         if all(call.logsumexp is not None for call in calls):
             self.logsumexp = self._all("logsumexp")
@@ -43,11 +46,11 @@ class RowCalls(SdpaCall):
     # Made when they are asked for: maps of attention need neither.
     @cached_property
     def value(self) -> Tensor:  # type: ignore[override]
-        return self._all("value") * self._taken[:, None, :, None]
+        return self._all("value") * self.taken[:, None, :, None]
 
     @cached_property
     def output(self) -> Tensor:  # type: ignore[override]
-        return self._all("output") * self._taken[:, None, :, None]
+        return self._all("output") * self.taken[:, None, :, None]
 
     def _all(self, name: str) -> Tensor:
         parts = [getattr(call, name) for call in self._calls]

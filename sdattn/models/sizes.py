@@ -15,6 +15,7 @@ _FACTORS = (
     "vae_spatial_scale_factor",
 )
 
+
 def cell_size(pipe: Any) -> int:
     """Pixels a side of the finest cell of the maps: one of the latent, or a transformer's patch."""
     denoiser = find_denoiser(pipe)

@@ -1,5 +1,5 @@
 """Joint attention that attends to one row of the batch at a time (Mochi): each row's calls against
-a softmax in float64, the whole pipeline against each row alone, and layers without set_processor."""
+a softmax in float64, the whole pipeline against each row alone, layers without set_processor."""
 
 from types import SimpleNamespace
 
