@@ -17,6 +17,7 @@ from sdattn.hooks.joint_checks import check_order
 from sdattn.hooks.output_space import OutputSpace
 from sdattn.hooks.row_calls import RowCalls, as_one_call
 from sdattn.hooks.sdpa import SdpaWatch
+from sdattn.models.films import default_frames, frame_rate, frame_unit
 from sdattn.models.layers import find_layers
 from sdattn.models.sizes import cell_size, default_size
 
@@ -242,5 +243,6 @@ def test_what_changes_films_is_refused_before_the_model_runs(pipe, monkeypatch):
             way()
 
 
-def test_sizes_are_those_of_the_pipeline(pipe):
+def test_sizes_and_frames_are_those_of_the_pipeline(pipe):
     assert default_size(pipe) == (480, 848) and cell_size(pipe) == 16
+    assert (frame_unit(pipe), default_frames(pipe), frame_rate(pipe, {})) == (6, 19, 30)
