@@ -118,6 +118,11 @@ def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
         TypeError: an order, a layer or a place of the text that it does not know.
     """
     joint_order(denoiser)
+    if denoiser.family.film:
+        raise InvalidTypeError(
+            f"A {type(denoiser.model).__name__} makes films, and controllers and knockouts are of "
+            "pictures. capture() can watch it."
+        )
     if denoiser.family.spans is not None:
         raise InvalidTypeError(
             f"A {type(denoiser.model).__name__} has its text elsewhere in each row of a batch, "

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..files.terminal import shorter
 from ..models.attention_layer import Kind, Place
-from ..models.denoiser_call import unwrapped
+from ..models.denoiser_call import holds_processor, unwrapped
 from ..models.families import registered
 from ..models.family import Joined
 from ..models.nearest import PAGE, folded, nearest
@@ -111,7 +111,7 @@ def draft_family(model: Any) -> FamilyDraft:
 
 def _layers(model: Any, trial: Trial) -> Iterator[DraftLayers]:
     """The layers of the whole model, with what the small one's call showed of them."""
-    held = [name for name, module in model.named_modules() if hasattr(module, "set_processor")]
+    held = [name for name, module in model.named_modules() if holds_processor(module)]
     counts = Counter(map(folded, held))
     seen: dict[str, list[SeenAttention]] = {}
     for one in trial.seen:
@@ -119,7 +119,7 @@ def _layers(model: Any, trial: Trial) -> Iterator[DraftLayers]:
     for pattern, count in counts.items():
         yield _described(pattern, count, seen.get(pattern, []))
     for pattern in seen.keys() - counts.keys():  # a kernel's call in a module of another build
-        said = f"{_said(seen[pattern][0])}; it has no set_processor, so sdattn cannot watch it"
+        said = f"{_said(seen[pattern][0])}; it holds no processor, so sdattn cannot watch it"
         yield DraftLayers(pattern, 0, "block", None, said)
 
 

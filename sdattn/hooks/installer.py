@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..models.denoiser_call import compiled_parts, innermost
 from ..models.layers import AttentionLayer
@@ -42,7 +43,7 @@ class _Place:
                 outer.inner = before
                 return
         if self.layer.module.processor is not before:
-            self.layer.module.set_processor(before)
+            set_processor(self.layer.module, before)
 
 
 class Installation:
@@ -72,7 +73,7 @@ class Installation:
         if not getattr(processor, "is_observer", False):
             processor.displaced = layer.module.processor  # a store may wait in it, see Callers
         self._note(layer).ours.append(processor)
-        layer.module.set_processor(processor)
+        set_processor(layer.module, processor)
 
     def watch(
         self, model: Any, before: Callable[..., None], after: Callable[..., None] | None = None
@@ -138,6 +139,16 @@ class Installation:
     def _put_back(self, module: Any) -> None:
         if place := self._places.pop(module, None):
             place.put_back()
+
+
+def set_processor(module: Any, processor: Any) -> None:
+    """Have a layer hold a processor, by its own method where it has one."""
+    if hasattr(module, "set_processor"):
+        module.set_processor(processor)
+        return
+    if "processor" in module._modules and not isinstance(processor, nn.Module):
+        del module.processor  # a module may not be overwritten by a plain object
+    module.processor = processor
 
 
 def _wrapped(processor: Any) -> Iterator[Any]:

@@ -31,6 +31,7 @@ from .keep import Space
 from .output_space import OutputSpace
 from .projections import ARRIVED, by_name, output_projection
 from .refined import Refined, RefinedProbs, Spreading
+from .row_calls import as_one_call
 from .row_spans import RowOrder
 from .sdpa import SdpaCall, SdpaWatch
 from .unknown_processors import ProductWatch, maker_in, unknown_use
@@ -86,8 +87,9 @@ class JointLook:
             output = observer.watched(calls, SdpaWatch, attn, *args, **kwargs)
         # Of several calls (SD3.5 has self-attention as well) the one over all tokens is the joint
         # one.
-        length = token_count(by_name(inner, args, kwargs))
-        seen = whole_call(calls, length, type(observer.inner).__name__)
+        given = by_name(inner, args, kwargs)
+        whole = as_one_call(calls, given)
+        seen = whole_call(whole, token_count(given), type(observer.inner).__name__)
         rows = self.spans()
         if rows is None:
             return output, None
@@ -102,11 +104,12 @@ class JointLook:
     ) -> tuple[Tensor, Attended | None]:
         """What a user's own processor used: the product with the values, or call of torch's
         attention, whose picture reached the output projection."""
-        events: list[Any] = []
+        calls: list[Any] = []
         to_out = output_projection(attn)
         with observer.projections.during([(ARRIVED, to_out)]) as seen:
-            output = observer.watched(events, ProductWatch, attn, *args, **kwargs)
+            output = observer.watched(calls, ProductWatch, attn, *args, **kwargs)
         given = by_name(innermost(observer), args, kwargs)
+        events = as_one_call(calls, given)
         length, heads = token_count(given), head_count(attn)
         # a layer of one stream leaves the output projection to its block
         whole = output[0] if isinstance(output, tuple) else output

@@ -15,6 +15,7 @@ from ..attention.joint_processor import JointCall
 from ..errors import RunError
 from ..models.denoiser_call import head_count, innermost
 from ..models.layers import AttentionLayer
+from .row_calls import RowCalls
 from .sdpa import SdpaCall
 from .unknown_processors import misfit
 
@@ -115,7 +116,7 @@ def check_order(
 
     Values are neither normed nor rotated. Layers that get text and picture joined already
     project them in one; their order is that of the layers before. Of some models the text's stream
-    has tokens of nobody around those of the text.
+    has tokens of nobody around those of the text, or some that take no part.
     """
     own = projected.get("add_v_proj")
     if own is None and "to_added_qkv" in projected:
@@ -126,6 +127,8 @@ def check_order(
     if text.stop - text.start < expected.shape[2]:
         first = 0 if text.start < picture.start else seen.shape[3] - expected.shape[2]
         expected = expected[:, :, text.start - first : text.stop - first]
+    if isinstance(seen, RowCalls):  # which has only the tokens that take part
+        expected = expected * seen.taken[:, None, text, None]
     if not torch.equal(seen.value[:, :, text], expected):
         raise RunError(otherwise_joined(name, text))
 

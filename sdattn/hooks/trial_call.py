@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.denoiser_call import unwrapped
+from ..models.denoiser_call import holds_processor, unwrapped
 from ..models.nearest import two_blocks
 from .sdpa import SdpaWatch
 
@@ -36,7 +36,7 @@ class SeenAttention:
 
     Attributes:
         layer: the path of the innermost module that ran.
-        has_processor: whether that can hold one.
+        has_processor: whether that holds one.
         gets_text: whether the module was handed the text beside the picture.
         queries, keys: a letter a token: ``"t"`` of the text, ``"p"`` of the picture, ``"b"`` of
             both, ``"-"`` of neither; ``"?"`` where the rows did not come together.
@@ -222,7 +222,7 @@ def _noted(name: str, module: nn.Module, watch: "_ZeroWatch") -> Iterator[None]:
         tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
         states = [one for one in tensors[1:] if one.ndim == 3 and not len(one) % 3]
         text = any("t" in _letters(one[:, None]) for one in states)
-        watch.running.append((name, hasattr(module, "set_processor"), text))
+        watch.running.append((name, holds_processor(module), text))
         watch.modules += 1
 
     def ends(*_: Any) -> None:

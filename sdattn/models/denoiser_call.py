@@ -124,10 +124,12 @@ def grid_of_patches(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def grid_of_film(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
-    """The grid of a latent ``[B, C, frames, rows, cols]`` that the model cuts into patches."""
+    """The grid of a latent ``[B, C, frames, rows, cols]`` that the model cuts into patches, of one
+    frame where its configuration does not say of how many."""
     frames, rows, cols = given["hidden_states"].shape[-3:]
     config = model.config
-    return frames // config.patch_size_t, rows // config.patch_size, cols // config.patch_size
+    depth = getattr(config, "patch_size_t", 1)
+    return frames // depth, rows // config.patch_size, cols // config.patch_size
 
 
 def grid_of_ids(_model: Any, given: Mapping[str, Any], made: int = 0) -> tuple[int, ...]:
@@ -160,6 +162,12 @@ def grid_of_ids(_model: Any, given: Mapping[str, Any], made: int = 0) -> tuple[i
 def head_count(attn: Any) -> int:
     """Heads of an attention layer, by either of diffusers' names for it."""
     return int(attn.heads if hasattr(attn, "heads") else attn.num_heads)
+
+
+def holds_processor(module: Any) -> bool:
+    """Whether a module is attention as diffusers has it: what it does is done by the processor that
+    it holds. Most have a ``set_processor`` as well, Mochi's have none."""
+    return hasattr(module, "processor")
 
 
 def innermost(processor: Any) -> Any:

@@ -22,7 +22,15 @@ from typing import Any, Literal, get_args
 from ..attention.joint_processor import Spans
 from ..errors import InvalidTypeError, InvalidValueError
 from .attention_layer import AttentionLayer, Kind, Place
-from .denoiser_call import DenoiserCall, Size, Timestep, arguments, head_count, unwrapped
+from .denoiser_call import (
+    DenoiserCall,
+    Size,
+    Timestep,
+    arguments,
+    head_count,
+    holds_processor,
+    unwrapped,
+)
 from .encoders import Reader
 from .image_latents import ImageLatents
 
@@ -99,8 +107,7 @@ class Family:
         denoisers: its classes: the class itself, or the name of one of diffusers, which is then not
             imported. Their subclasses belong to the family too.
         layers: where the attention layers are, by patterns of module paths, and of what place and
-            kind. They are modules with ``heads`` (or ``num_heads``), ``processor`` and
-            ``set_processor``.
+            kind. They are modules with ``heads`` (or ``num_heads``) and a ``processor``.
         joined: in which order the joint attention joins text and picture (reference pictures follow
             the one that is made); None where none is joint. There is no default.
         spans: of joint attention in which picture and text do not simply follow each other, or are
@@ -201,7 +208,7 @@ class Family:
             TypeError: one that is not known, by name.
         """
         held = model.named_modules()
-        return [self.describe(model, *pair) for pair in held if hasattr(pair[1], "set_processor")]
+        return [self.describe(model, *pair) for pair in held if holds_processor(pair[1])]
 
     def describe(self, _model: Any, name: str, module: Any) -> AttentionLayer:
         """The attention layer that is a module of a model."""

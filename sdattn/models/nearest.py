@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .denoiser_call import innermost
+from .denoiser_call import holds_processor, innermost
 from .family import Family
 
 PAGE = "docs/contributing/family.md"
@@ -82,7 +82,7 @@ def nearest(
 
 
 def _traits(model: Any, kinds: Set[str]) -> Traits:
-    layers = [pair for pair in model.named_modules() if hasattr(pair[1], "set_processor")]
+    layers = [pair for pair in model.named_modules() if holds_processor(pair[1])]
     processors = [innermost(getattr(module, "processor", None)) for _, module in layers]
     return Traits(
         paths={folded(name) for name, _ in layers},
@@ -121,7 +121,7 @@ def _built_for(model: Any) -> set[str]:
     """The kinds of attention that a model's layers have parts for. A layer without parts for the
     text is self-attention beside layers of cross-attention; in another model it may get text and
     picture joined."""
-    layers = [one for one in model.modules() if hasattr(one, "set_processor")]
+    layers = [one for one in model.modules() if holds_processor(one)]
     kinds = {"joint" for one in layers if getattr(one, "add_k_proj", None) is not None}
     cross = [one for one in layers if getattr(one, "is_cross_attention", False)]
     if cross:

@@ -7,6 +7,14 @@ from typing import Any
 
 from .layers import find_denoiser
 
+# What its VAE makes of pixels on a side, by the names that pipelines have for it
+_FACTORS = (
+    "vae_scale_factor",
+    "vae_scale_factor_spatial",
+    "vae_spatial_compression_ratio",
+    "vae_spatial_scale_factor",
+)
+
 
 def cell_size(pipe: Any) -> int:
     """Pixels a side of the finest cell of the maps: one of the latent, or a transformer's patch."""
@@ -16,8 +24,7 @@ def cell_size(pipe: Any) -> int:
 
 def _latent_cell(pipe: Any) -> int:
     """Pixels a side of a cell of the latent, by any of the names that pipelines have for it."""
-    names = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
-    return next(int(getattr(pipe, name)) for name in names if hasattr(pipe, name))
+    return next(int(getattr(pipe, name)) for name in _FACTORS if hasattr(pipe, name))
 
 
 def size_unit(pipe: Any) -> int:
@@ -31,6 +38,8 @@ def default_size(pipe: Any) -> tuple[int, int]:
     height, width = (known[name].default if name in known else None for name in ("height", "width"))
     if isinstance(height, int) and isinstance(width, int):
         return height, width
+    if hasattr(pipe, "default_height"):  # Mochi
+        return pipe.default_height, pipe.default_width
     denoiser = find_denoiser(pipe)
     size = getattr(pipe, "default_sample_size", None)
     config = denoiser.model.config

@@ -7,6 +7,7 @@ from diffusers import (
     AutoencoderKLCogVideoX,
     AutoencoderKLHunyuanVideo,
     AutoencoderKLHunyuanVideo15,
+    AutoencoderKLMochi,
     CogVideoXDDIMScheduler,
     CogVideoXImageToVideoPipeline,
     CogVideoXPipeline,
@@ -17,6 +18,8 @@ from diffusers import (
     HunyuanVideo15Transformer3DModel,
     HunyuanVideoPipeline,
     HunyuanVideoTransformer3DModel,
+    MochiPipeline,
+    MochiTransformer3DModel,
 )
 from diffusers.guiders import ClassifierFreeGuidance
 from transformers import ByT5Tokenizer, CLIPTextModel
@@ -186,6 +189,50 @@ def of_masks(options: Any) -> Any:
     return lengths
 
 
+def mochi(**options: Any) -> Any:
+    torch.manual_seed(0)
+    transformer = MochiTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=8,
+        num_layers=2,
+        pooled_projection_dim=16,
+        in_channels=4,
+        text_embed_dim=32,
+        time_embed_dim=8,
+    )
+    torch.nn.init.normal_(transformer.pos_frequencies)  # 0 without weights, which turns nothing
+    vae = AutoencoderKLMochi(
+        latent_channels=4,
+        encoder_block_out_channels=(32, 32, 32, 32),
+        decoder_block_out_channels=(32, 32, 32, 32),
+        layers_per_block=(1, 1, 1, 1, 1),
+        latents_mean=None,
+        latents_std=None,
+    )
+    pipe = MochiPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
+        vae=vae.eval(),
+        text_encoder=tiny_t5_encoder(),
+        tokenizer=tiny_t5(),
+        transformer=own_norms(transformer).eval(),
+        **options,
+    )
+    return quiet(pipe)
+
+
+def mochi_film(pipe: Any, way: Way) -> Options:
+    """Two frames of a latent that is cut by six."""
+    return {**film(pipe, way), "num_frames": 7}
+
+
+def of_own_mask(pipe: Any, way: Way) -> list[int]:
+    """Of several films of each prompt diffusers repeats the masks prompt by prompt, the text states
+    film by film: pipeline_mochi.py, ``_get_t5_prompt_embeds``."""
+    prompts = PROMPTS[: way.prompts]
+    return [len(pipe.tokenizer(prompt)["input_ids"]) for prompt in prompts] * way.images
+
+
+MOCHI: dict[str, Any] = {**BATCHED, "joint": "picture first", "n_text": 12, "row_by_row": True}
 HUNYUAN: dict[str, Any] = {**FILM, "in_turn": True, "joint": "picture first", "n_text": 12}
 HUNYUAN15: dict[str, Any] = {**HUNYUAN, "n_text": None, "images_option": None}
 
@@ -214,4 +261,5 @@ JOINT_FILMS = (
         lengths=of_masks(quoting_film),
         **HUNYUAN15,
     ),
+    Row("Mochi", mochi, mochi_film, lengths=of_own_mask, **MOCHI),
 )

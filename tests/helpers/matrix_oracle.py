@@ -48,9 +48,19 @@ def recorded(model, kinds=TEXT_KINDS):
         hook.remove()
 
 
+def in_one(calls):
+    """Those of a row each as one of the batch, 0 for the tokens that a row has not."""
+    length = max(probs.shape[-1] for probs in calls)
+    found = torch.zeros(len(calls), calls[0].shape[1], length, length, dtype=torch.float64)
+    for whole, probs in zip(found, calls, strict=True):
+        whole[:, : probs.shape[2], : probs.shape[3]] = probs[0]
+    return found
+
+
 def own_part(probs, cells, row, lengths):
-    """What each row's picture pays to its own text, ``[rows, cells, longest]``, then nothing."""
-    found = torch.zeros(len(probs), cells, max(lengths), dtype=probs.dtype)
+    """What each row's picture pays to its own text, ``[rows, cells, columns]``, then nothing."""
+    columns = row.n_text or max(lengths)
+    found = torch.zeros(len(probs), cells, columns, dtype=probs.dtype)
     for image, n_text in enumerate(lengths):
         if row.joint == "text first":
             found[image, :, :n_text] = probs[image, n_text : n_text + cells, :n_text]
@@ -71,7 +81,8 @@ def expected_maps(calls, model_calls, row, way, lengths=None):
     for i in range(model_calls):
         if row.in_turn and way.guided and i % 2:
             continue  # the negative prompt's
-        probs = torch.cat(calls[i * parts : (i + 1) * parts], dim=-1)
+        of_call = calls[i * parts : (i + 1) * parts]
+        probs = in_one(of_call) if row.row_by_row else torch.cat(of_call, dim=-1)
         probs = probs[list(row.rows(way, len(probs)))].mean(1)
         if row.joint:
             cells = math.prod(row.grid(way))

@@ -63,6 +63,8 @@ class Row:
         references: tokens of pictures that follow the one that is made.
         lengths: tokens of each image's text, for a way, where a row has its own text behind or
             before the picture and then nothing; None where all rows are alike.
+        row_by_row: whether each row of the batch has a call of the kernel of its own, without the
+            tokens that are no text of its.
         filled: in such a row the picture is filled up to a multiple of so many tokens.
         in_turn: whether guidance calls the model again, for the negative prompt.
         processors: those that may be set in place of its own.
@@ -85,6 +87,7 @@ class Row:
     n_text: int | None = None
     references: int = 0
     lengths: Callable[[Any, Way], list[int]] | None = None
+    row_by_row: bool = False
     filled: int = 1
     in_turn: bool = False
     processors: tuple[str, ...] = ("AttnProcessor", "sliced", "TorchAttnProcessor", "fused")

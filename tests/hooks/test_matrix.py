@@ -34,7 +34,7 @@ def state(pipe, model):
 
 def processors(model):
     """Of each module that has one."""
-    return {one: one.processor for one in model.modules() if hasattr(one, "set_processor")}
+    return {one: one.processor for one in model.modules() if hasattr(one, "processor")}
 
 
 def run_recorded(row, pipe, way):
@@ -70,7 +70,8 @@ def pipeline(row, processor, dtype):
         PROCESSORS[processor](model)
         yield pipe
         for module, held in own.items():
-            module.set_processor(held)
+            if module.processor is not held:
+                module.set_processor(held)
     except BaseException:
         first_run.cache_clear()  # the next case begins with a pipeline of its own
         raise

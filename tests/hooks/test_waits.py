@@ -266,6 +266,7 @@ FAMILIES = (
     "CogVideoX",
     "HunyuanVideo",
     "HunyuanVideo 1.5",
+    "Mochi",
 )  # not HunyuanDiT, whose pipeline reads each timestep itself and hands on a copy
 SMALL = Way(size=(64, 96))
 

@@ -48,6 +48,7 @@ def processors(pipe):
 # Of several prompts with several images each, diffusers 0.42 gives images each other's text masks
 # in these.
 MIXED_MASKS = ("Qwen-Image", "Sana", "Lumina 2", "HunyuanDiT", "HunyuanImage 2.1", "LTX-Video")
+MIXED_MASKS += ("Mochi",)
 ONE_NEGATIVE = ("LongCat-Image",)  # encodes one negative prompt for all prompts
 # Texts are filled up to the batch's longest, and the filling is attended to; pooled states are
 # mixed up as masks are above.

@@ -5,7 +5,7 @@ import pytest
 import torch
 from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
 from helpers.film_rows import ltx, wan
-from helpers.joint_film_rows import cogvideox, hunyuan_video, hunyuan_video15
+from helpers.joint_film_rows import cogvideox, hunyuan_video, hunyuan_video15, mochi
 from helpers.reading_pipelines import assert_same_columns, made_by, tells_ids
 
 from sdattn.models.families import guidance_of, reader_of
@@ -17,7 +17,7 @@ PROMPTS = ["a red cat on the sofa", "A turquoise Cat, a dog (on a cat's SOFA)!",
 pytestmark = pytest.mark.filterwarnings("ignore::sdattn.TruncationWarning")
 
 
-@pytest.mark.parametrize("make", [wan, ltx, cogvideox])
+@pytest.mark.parametrize("make", [wan, ltx, cogvideox, mochi])
 @pytest.mark.parametrize("length", [24, 6])
 def test_columns_are_those_of_encode_prompt(make, length):
     pipe = make()

@@ -12,6 +12,7 @@ from helpers.joint_film_rows import (
     cogvideox15,
     hunyuan_video,
     hunyuan_video15,
+    mochi,
 )
 from helpers.small_pictures import picture
 from helpers.tiny_pipelines import make_pipeline
@@ -73,6 +74,7 @@ def files(run):
         (cogvideox15, 9, {"max_sequence_length": 12}, 2),
         (hunyuan_video, 5, HUNYUAN, 2),
         (hunyuan_video15, 5, {}, 2),
+        (mochi, 7, {"max_sequence_length": 12}, 2),
         (animatediff, 3, {}, 3),
     ],
 )
@@ -260,6 +262,7 @@ def test_drawings_of_some_words(run):
         (wan, {"num_frames": 0}, "num_frames=0: pass a whole number from 1"),
         (ltx, {"num_frames": 4}, "a multiple of 8. The nearest are 1 and 9"),
         (cogvideox, {"num_frames": 5}, "a multiple of 8. The nearest are 1 and 9"),
+        (mochi, {"num_frames": 9}, "a multiple of 6. The nearest are 7 and 13"),
         (animatediff, {"num_frames": 33}, "knows at most 32. For more call pipe.enable_free_noise"),
         (make_pipeline, {"num_frames": 2}, "has no option 'num_frames'"),
         (wan, {"num_frames": 10**8 + 1}, "frame.s. of 96x64 pixels need"),

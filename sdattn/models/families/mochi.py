@@ -1,0 +1,20 @@
+"""Mochi 1 (Genmo 2024): films as one sequence, joint attention with T5, the film first; each row of
+a batch attends by itself, to what its mask leaves of the text."""
+
+from ..denoiser_call import grid_of_film
+from ..encoders import read_t5
+from ..family import NEGATIVE_FIRST, Family
+
+FAMILY = Family(
+    name="Mochi",
+    denoisers=("MochiTransformer3DModel",),
+    layers={"transformer_blocks.*.attn1": ("double", "joint")},
+    joined="picture first",
+    grid=grid_of_film,
+    film=True,
+    fps=30,
+    size_unit=16,
+    half="bfloat16",
+    readers={"Mochi": read_t5},
+    guidance={"MochiPipeline": NEGATIVE_FIRST},
+)
