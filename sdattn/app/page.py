@@ -13,6 +13,7 @@ from ..errors import in_python, is_bug, worded
 from ..maps.notebook import framed
 from ..maps.presets import PRESETS
 from ..models.demos import demo_of, demo_settings
+from ..models.films import default_frames, makes_films
 from ..models.layers import find_denoiser
 from ..models.pipeline_call import turn
 from ..models.sizes import default_size, size_unit
@@ -26,10 +27,13 @@ gradio: Any = import_gradio()
 
 _STOPPED = "Stopped: no picture is drawn for this page now."
 _MOST_RUNS = 10  # that a browser has on offer
+_OF_DEMOS = ["a red circle left of a blue square", "on the left a green star, on the right a ring"]
 _EXAMPLES = {
-    True: ["a red circle left of a blue square", "on the left a green star, on the right a ring"],
-    False: ["a cat on a sofa", "an astronaut riding a horse on the moon"],
+    "demo": _OF_DEMOS,
+    "demo-mmdit": _OF_DEMOS,
+    "demo-film": ["a red circle to the right", "a green star above a blue square to the left"],
 }
+_ANY_EXAMPLES = ["a cat on a sofa", "an astronaut riding a horse on the moon"]
 _LABELS = {**PIPELINE, "seed": "seed"}
 _BUG = (
     "This is a bug in sdattn or in a library that it uses. What the server printed belongs in a "
@@ -78,7 +82,8 @@ def build_app(pipe: Any, kept: RecentRuns) -> Any:
             )
             button = gradio.Button("Draw", variant="primary", min_width=100)
             stop = gradio.Button("Stop", min_width=100)
-        examples = gradio.Examples(_EXAMPLES[demo_of(pipe) is not None], prompt)
+        demo = demo_of(pipe)
+        examples = gradio.Examples(_EXAMPLES[demo.name] if demo else _ANY_EXAMPLES, prompt)
         settings = _settings(pipe)
         seen = gradio.BrowserState([], storage_key="sdattn-runs")  # keys of kept runs
         drawn = gradio.State()  # a run, until it is kept
@@ -137,6 +142,7 @@ def _settings(pipe: Any) -> list[Any]:
     # FLUX and Qwen-Image use it only with a further option
     has_negative = "negative_prompt" in defaults and "true_cfg_scale" not in defaults
     steps, size = defaults.get("num_inference_steps") or 30, {"step": unit, "visible": is_sized}
+    frames = default_frames(pipe) if makes_films(pipe) else None
 
     def number(label: str, value: float | None, **options: Any) -> Any:
         return gradio.Number(value, label=label, min_width=100, **options)
@@ -150,6 +156,7 @@ def _settings(pipe: Any) -> list[Any]:
                 number("Guidance", guidance if guided else None, step=0.5, visible=guided),
                 number("Width", width if is_sized else None, precision=0, **size),
                 number("Height", height if is_sized else None, precision=0, **size),
+                number("Frames", frames, precision=0, visible=frames is not None),
             ]
         with gradio.Row():
             preset = gradio.Dropdown(list(PRESETS), value="default", label="Preset")
@@ -183,6 +190,7 @@ class _Live:
         guidance: float | None,
         width: int | None,
         height: int | None,
+        frames: int | None,
         preset: str,
         each_step: bool,
         progress: Any = gradio.Progress(),  # noqa: B008  gradio looks for it here
@@ -196,6 +204,7 @@ class _Live:
             "num_inference_steps": steps,
             "guidance_scale": guidance,
             "negative_prompt": (negative or "").strip() or None,
+            "num_frames": frames,
             **size,
         }
         options = {name: value for name, value in given.items() if value is not None}

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidTypeError, Message, OptionError
+from .demos import demo_settings
 from .encoders import option_of
 from .layers import find_denoiser
 
@@ -46,6 +47,7 @@ def default_frames(pipe: Any) -> int:
     """How many frames a pipeline makes where nothing else is asked for."""
     known = inspect.signature(pipe.__call__).parameters
     number = known["num_frames"].default if "num_frames" in known else None
+    number = demo_settings(pipe).get("num_frames") or number
     config = find_denoiser(pipe).model.config
     return int(number or getattr(config, "sample_frames", None) or _BY_DEFAULT)
 
