@@ -94,10 +94,6 @@ class SceneObject:
         scale = 1 / self.radius
         return inside(self.shape, (x - self.centre[0]) * scale, (y - self.centre[1]) * scale)
 
-    def is_within(self, margin: float) -> bool:
-        """Whether all of it lies in the picture, and so far from its border."""
-        return all(self.radius + margin <= at <= 1 - self.radius - margin for at in self.centre)
-
 
 @dataclass(frozen=True)
 class Scene:

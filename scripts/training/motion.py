@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from sdattn.models.quiet import no_cast_notices
 
-from ..moving import FRAMES, MovingScene, random_film, way_of
+from ..moving import FRAMES, MovingScene, goes_right, random_film
 from ..scene_checker import find_objects
 from .data import chunk_seed
 from .fit import FLAT, Fit, note, rank, world
@@ -149,7 +149,7 @@ def train_motion(
         return film_loss(pipe, *(one[part_of] for one in (latents[chosen], noise, t)), states)
 
     def watch(step: int) -> None:
-        if step % 1000 == 0 or step == steps:
+        if step % 500 == 0 or step == steps:
             report_films(averaged, step, work)
 
     mean = {"motion": motion_of(averaged.unet)}
@@ -162,14 +162,11 @@ def train_motion(
 @torch.no_grad()
 def report_films(pipe: AnimateDiffPipeline, step: int, work: Path, count: int = 12) -> None:
     """Draw unseen films with one object in the first process, note how many are of the right object
-    in all frames and how many go the right way, keep a sheet of them, a row a film."""
+    in all frames and how many go to the right, keep a sheet of them, a row a film."""
     if rank() != 0:
         return
     rng = np.random.default_rng(97)
-    asked: list[MovingScene] = []
-    while len(asked) < count:
-        film = random_film(rng, held_out=True)
-        asked += [film] if film.way and len(film.scene.objects) == 1 else []
+    asked = [random_film(rng, held_out=True, n_objects=1) for _ in range(count)]
     prompts = [film.caption(rng) for film in asked]
     seeds = [torch.Generator().manual_seed(number) for number in range(count)]
     drawn = pipe(prompts, generator=seeds, **SETTINGS).frames
@@ -180,8 +177,8 @@ def report_films(pipe: AnimateDiffPipeline, step: int, work: Path, count: int = 
         seen = [[(one.colour, one.shape) for one in some] for some in found]
         right.append(all(some == [(thing.colour, thing.shape)] for some in seen))
         ends = [some[0].centre for some in (found[0], found[-1]) if some]
-        went.append(len(ends) == 2 and way_of(ends) == film.way)
-    note(work, "motion", step, objects=float(np.mean(right)), ways=float(np.mean(went)))
+        went.append(len(ends) == 2 and goes_right(ends))
+    note(work, "motion", step, objects=float(np.mean(right)), way=float(np.mean(went)))
     rows = [np.hstack([np.asarray(frame) for frame in frames]) for frames in drawn]
     Image.fromarray(np.vstack(rows)).save(work / f"motion-{step:06}.png")
 

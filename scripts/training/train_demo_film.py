@@ -2,7 +2,7 @@
 
 The demo model is taken as it is, and what is learnt is how its pictures of one prompt become the
 frames of one film (Guo et al. 2023, "AnimateDiff"). No mask and no attention map is ever shown to
-it. About an hour on 2 CPU cores.
+it. Half an hour on 2 CPU cores.
 
 A run is kept in ``--work`` and taken up again where it stopped by the same options. ``--snapshot``
 writes what the last checkpoint holds to ``--out``.
@@ -99,8 +99,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/film"), help="checkpoints")
     parser.add_argument("--start", type=Path, default=DEMO, help="the model of pictures")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--chunks", type=int, default=12, help="of 250 training films each")
-    parser.add_argument("--motion-steps", type=int, default=5000)
+    parser.add_argument("--chunks", type=int, default=8, help="of 250 training films each")
+    parser.add_argument("--motion-steps", type=int, default=1600)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
         "--snapshot",
