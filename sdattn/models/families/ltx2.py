@@ -1,4 +1,4 @@
-"""LTX-2: films with their sound, two streams; of these the film's, with cross-attention to Gemma."""
+"""LTX-2: films with sound, in two streams. The film's has cross-attention to Gemma."""
 
 import math
 from collections.abc import Mapping
