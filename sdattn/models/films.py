@@ -15,7 +15,6 @@ _UNITS = (
     "vae_temporal_compression_ratio",
     "vae_temporal_scale_factor",
 )
-_BY_DEFAULT = 16  # AnimateDiff's, whose models say nothing else
 
 
 def makes_films(pipe: Any) -> bool:
@@ -48,8 +47,9 @@ def default_frames(pipe: Any) -> int:
     known = inspect.signature(pipe.__call__).parameters
     number = known["num_frames"].default if "num_frames" in known else None
     number = demo_settings(pipe).get("num_frames") or number
-    config = find_denoiser(pipe).model.config
-    return int(number or getattr(config, "sample_frames", None) or _BY_DEFAULT)
+    denoiser = find_denoiser(pipe)
+    sample = getattr(denoiser.model.config, "sample_frames", None)
+    return int(number or sample or denoiser.family.default_frames)
 
 
 def frame_rate(pipe: Any, options: Mapping[str, Any]) -> float:

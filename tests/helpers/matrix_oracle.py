@@ -24,16 +24,20 @@ def softmax_in_float64(query, key, mask, scale):
     return weights / weights.sum(-1, keepdim=True)
 
 
+def probabilities(query, key, _value, mask, scale):
+    return softmax_in_float64(query, key, mask, scale)
+
+
 @contextmanager
-def recorded(model, kinds=TEXT_KINDS):
+def recorded(model, kinds=TEXT_KINDS, what=probabilities):
     """name -> [probabilities of each call of each pass], float64 ``[B, heads, N, keys]``, of layers
-    of these kinds."""
+    of these kinds; or ``what`` else is made of their calls."""
     record, running = defaultdict(list), []
     real = torch.nn.functional.scaled_dot_product_attention
 
     def attend(query, key, value, attn_mask=None, *args, scale=None, **kwargs):
         if running:  # such a layer of the denoiser
-            record[running[-1]].append(softmax_in_float64(query, key, attn_mask, scale))
+            record[running[-1]].append(what(query, key, value, attn_mask, scale))
         return real(query, key, value, attn_mask, *args, scale=scale, **kwargs)
 
     hooks = []

@@ -263,6 +263,8 @@ FAMILIES = (
     "Kandinsky 5",
     "Wan 2.1",
     "LTX-Video",
+    "LTX-2",
+    "LTX-2, from a picture",
     "CogVideoX",
     "HunyuanVideo",
     "HunyuanVideo 1.5",
