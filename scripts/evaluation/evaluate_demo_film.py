@@ -1,5 +1,5 @@
-"""Measure the demo film model on films it never saw: does what moves go the right way, and do the
-words' maps go with it?
+"""Measure the demo film model on films it never saw: do the objects that were asked for go to the
+right, and do the words' maps go with them?
 
 Frames are read by ``scene_checker``, which knows nothing of the model. The pointing game (Zhang et
 al. 2016) is played frame by frame: is the highest cell of a word's map in this frame on the word's
@@ -25,12 +25,18 @@ from PIL import Image
 import sdattn
 from sdattn.runs.imagerun import ImageRun
 
-from ..moving import MovingScene, random_film, way_of
+from ..moving import SHORTEST, MovingScene, goes_right, random_film
 from ..scene_checker import SIDE
 from .landing import Kind, Seen, seen_in, word_maps
 
 BATCH = 4  # films drawn at a time
 KINDS: tuple[Kind, Kind] = ("colour", "shape")
+GROUPS = {
+    None: "one object",
+    "and": "and",
+    **dict.fromkeys(("above", "below"), "one above the other"),
+    **dict.fromkeys(("left of", "right of"), "side by side"),
+}
 
 
 @dataclass
@@ -39,8 +45,9 @@ class Verdict:
 
     Attributes:
         group: the row of the table that it counts for.
-        way: whether it went the way that was asked for, or stood still; None where the objects of
-            the first frame or the last cannot be told.
+        way: whether all its objects went to the right, half the shortest way at least, or half of
+            what room there is for it; None where the objects of the first frame or the last cannot
+            be told.
         right: a frame each: whether it has the objects that were asked for.
         hits: by kind of word, a frame and word each: (the number of the frame, whether the word's
             map in it points at its object there, whether the mean of all frames does).
@@ -77,12 +84,13 @@ def points_at(heatmap: torch.Tensor, mask: Any) -> bool:
 
 
 def went(film: MovingScene, seen: list[Seen]) -> bool | None:
-    """Whether every object went the way that the film was to go."""
+    """Whether every object went to the right."""
     ends = [one.masks for one in (seen[0], seen[-1])]
     if ends[0] is None or ends[1] is None:
         return None
     objects = [[centre(mask) for mask in places] for places in zip(ends[0], ends[1], strict=True)]
-    return all(way_of(places) == film.way for places in objects)
+    least = min(SHORTEST, film.length) / 2
+    return all(goes_right(places, least) for places in objects)
 
 
 def centre(mask: Any) -> tuple[float, float]:
@@ -93,8 +101,7 @@ def centre(mask: Any) -> tuple[float, float]:
 
 def group_of(film: MovingScene) -> str:
     """The row of the table that a film counts for."""
-    objects = "one object" if len(film.scene.objects) == 1 else "two objects"
-    return f"{'moves' if film.way else 'stands still'}, {objects}"
+    return GROUPS[film.scene.relation]
 
 
 def evaluate(

@@ -31,7 +31,7 @@ _OF_DEMOS = ["a red circle left of a blue square", "on the left a green star, on
 _EXAMPLES = {
     "demo": _OF_DEMOS,
     "demo-mmdit": _OF_DEMOS,
-    "demo-film": ["to the right a red circle", "to the left a green star above a blue square"],
+    "demo-film": ["a red circle", "a green star above a blue square"],
 }
 _ANY_EXAMPLES = ["a cat on a sofa", "an astronaut riding a horse on the moon"]
 _LABELS = {**PIPELINE, "seed": "seed"}

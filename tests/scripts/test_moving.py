@@ -7,7 +7,7 @@ from PIL import Image
 
 import sdattn
 from scripts.evaluation.evaluate_demo_film import judge, summarise
-from scripts.moving import FRAMES, SHORTEST, WAYS, MovingScene, random_film, way_of
+from scripts.moving import FRAMES, SHORTEST, MovingScene, goes_right, random_film
 from scripts.scene_checker import find_objects
 from scripts.scenes import Scene, SceneObject
 from sdattn import Heatmaps
@@ -15,7 +15,6 @@ from sdattn.files.films import Film
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import PRESETS
-from sdattn.models.demos import demo_named
 from sdattn.models.reading import read_prompts
 from sdattn.runs.imagerun import ImageRun
 from sdattn.runs.settings import RunSettings
@@ -29,61 +28,47 @@ def rng():
     return np.random.default_rng(11)
 
 
-@pytest.mark.parametrize(
-    ("way", "last"), [("left", (0.1, 0.4)), ("right", (0.5, 0.4)), ("top", (0.3, 0.2)),
-                      ("bottom", (0.3, 0.6)), (None, (0.3, 0.4))]
-)  # fmt: skip
-def test_all_objects_go_their_way_evenly(way, last):
-    film = MovingScene(Scene((RED, BLUE), "above", "gray"), way, 0.2)
+def test_all_objects_go_to_the_right_evenly():
+    film = MovingScene(Scene((RED, BLUE), "above", "gray"), 0.2)
     places = np.array([[one.centre for one in scene.objects] for scene in film.frames(5)])
     np.testing.assert_allclose(places[0], [RED.centre, BLUE.centre])
-    np.testing.assert_allclose(places[-1, 0], last, atol=1e-12)
+    np.testing.assert_allclose(places[-1, 0], (0.5, 0.4), atol=1e-12)
     np.testing.assert_allclose(np.diff(places, axis=0, n=2), 0, atol=1e-12)
     np.testing.assert_allclose(places[:, 1] - places[:, 0], [(0, 0.4)] * 5, atol=1e-12)
 
 
-def test_a_film_says_where_it_goes():
-    alone = Scene((RED,), None, "gray")
-    assert MovingScene(alone, "left", 0.2).prompts() == (
-        "to the left a red circle",
-        "to the left a red circle on a gray background",
-    )
-    assert MovingScene(alone).prompts() == alone.prompts()
-    both = MovingScene(Scene((RED, BLUE), "above", "white"), "right", 0.2)
-    said = "to the right a red circle over a blue square on a white background"
-    assert said in both.prompts()
-
-
 def test_films_by_chance_stay_in_the_picture_and_are_of_one_part(rng):
     films = [random_film(rng, held_out=bool(number % 2)) for number in range(80)]
+    short = 0
     for number, film in enumerate(films):
         assert film.scene.is_held_out == bool(number % 2)
         for scene in film.frames():
             for one in scene.objects:
-                assert min(one.centre) - one.radius >= 0
-                assert max(one.centre) + one.radius <= 1
-        if film.way:
-            ends = [scene.objects[0].centre for scene in film.frames()]
-            assert way_of(ends) == film.way
-    assert {film.way for film in films} == {*WAYS, None}
-    assert {len(film.scene.objects) for film in films if film.way} == {1, 2}
-    known = {word for kind in demo_named("demo").words.values() for word in kind}
-    assert {word for film in films for text in film.prompts() for word in text.split()} <= known
+                assert min(one.centre) - one.radius > -1e-9
+                assert max(one.centre) + one.radius < 1 + 1e-9
+        side_by_side = film.scene.relation in ("left of", "right of")
+        assert film.length >= SHORTEST or side_by_side or film.scene.relation == "and"
+        short += film.length < SHORTEST
+        for thing in zip(*(scene.objects for scene in film.frames()), strict=True):
+            assert goes_right([one.centre for one in thing], film.length - 1e-9)
+    assert 0 < short < 40
+    assert {len(film.scene.objects) for film in films} == {1, 2}
+    assert len(random_film(rng, n_objects=2).scene.objects) == 2
 
 
 @pytest.mark.parametrize(
-    ("last", "way"),
+    ("last", "right"),
     [
-        ((0.5 + SHORTEST, 0.5), "right"),
-        ((0.5 - SHORTEST, 0.5), "left"),
-        ((0.5, 0.5 - SHORTEST), "top"),
-        ((0.45, 0.5 + SHORTEST), "bottom"),
-        ((0.55, 0.5), None),  # not far enough
-        ((0.8, 0.75), None),  # aslant
+        ((0.5 + SHORTEST, 0.5), True),
+        ((0.5 - SHORTEST, 0.5), False),
+        ((0.5, 0.5 - SHORTEST), False),
+        ((0.55, 0.5), False),  # not far enough
+        ((0.8, 0.6), True),
+        ((0.8, 0.7), False),  # aslant
     ],
 )
-def test_the_way_of_an_object_is_read_from_its_ends(last, way):
-    assert way_of([(0.5, 0.5), (0.0, 0.0), last]) == way
+def test_where_an_object_goes_is_read_from_its_ends(last, right):
+    assert goes_right([(0.5, 0.5), (0.0, 0.0), last]) is right
 
 
 def test_the_checker_reads_the_frames_that_are_drawn(rng):
@@ -121,8 +106,8 @@ def pipe():
 
 
 def test_maps_that_follow_their_objects_win_the_game_in_every_frame(pipe):
-    film = MovingScene(Scene((RED, BLUE), "above", "gray"), "right", 0.4)
-    prompt = film.prompts()[0]
+    film = MovingScene(Scene((RED, BLUE), "above", "gray"), 0.4)
+    prompt = film.scene.prompts()[0]
     verdict = judge(film, prompt, item(pipe, film, prompt, range(FRAMES)))
     found = summarise([verdict])
     assert found["way"] == found["frames"] == found["all frames"] == 1.0
@@ -133,9 +118,9 @@ def test_maps_that_follow_their_objects_win_the_game_in_every_frame(pipe):
 
 
 def test_maps_that_stand_still_lose_it_where_the_object_has_gone(pipe):
-    film = MovingScene(Scene((RED,), None, "gray"), "right", 0.4)
+    film = MovingScene(Scene((RED,), None, "gray"), 0.4)
     verdict = judge(film, "a red circle", item(pipe, film, "a red circle", [0] * FRAMES))
     by_frame = summarise([verdict])["colour"]["by frame"]
     assert by_frame[0] == 1.0 and by_frame[-1] == 0.0
-    other = MovingScene(film.scene, "left", 0.4)
-    assert judge(other, "a red circle", item(pipe, film, "a red circle", [0] * FRAMES)).way is False
+    still = MovingScene(film.scene, 0.0)
+    assert judge(film, "a red circle", item(pipe, still, "a red circle", [0] * FRAMES)).way is False
