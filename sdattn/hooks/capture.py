@@ -23,6 +23,7 @@ from ..models.layers import (
     select_layers,
     unwrapped,
 )
+from .capture_warnings import warn_of_image_prompts, warn_of_running_eagerly
 from .drawn import PromptWatch
 from .gramcol import check_frames
 from .installer import Installation
@@ -186,29 +187,11 @@ class _Watch:
             self.recorders.put(self.installed, layers)
         else:
             if self.installed.run_eagerly(model):
-                self._warn_of_running_eagerly(model)
+                warn_of_running_eagerly(model)
             for layer in layers:
                 self.install(layer)
-        processors = (innermost(la.module.processor) for la in layers if la.kind == "joint")
-        if any(hasattr(processor, "to_k_ip") for processor in processors):
-            warnings.warn(
-                "Image prompts (IP-Adapter) of joint attention are not captured: the maps have the "
-                "columns of the text only.",
-                CaptureWarning,
-                stacklevel=5,
-            )
+        warn_of_image_prompts(layers)
         self.installed.watch(model, self.before_pass, self.after_pass)
-
-    def _warn_of_running_eagerly(self, model: Any) -> None:
-        warnings.warn(
-            f"The {type(unwrapped(model)).__name__} is compiled, and in its graph can be recorded "
-            "only means over heads of a UNet's own processors. Inside capture() it runs eagerly, "
-            "so the picture can differ from the compiled model's in its last bits. To keep it "
-            "compiled, enter capture() first and compile inside: each watched layer is then a "
-            "graph break.",
-            CaptureWarning,
-            stacklevel=6,
-        )
 
     def install(self, layer: AttentionLayer) -> None:
         from .observers import observing  # torch's compiler comes with it, which takes seconds

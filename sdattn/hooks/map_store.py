@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ..attention.core import grid_text
-from ..files.tables import labelled
 from ..models.denoiser_call import Size
 from ..models.guidance import Branch
 from ..models.layers import AttentionLayer
@@ -18,6 +16,7 @@ from .drawn import HasHeatmaps
 from .keep import MUCH, Keep, Selection
 from .passes import CaptureError, CaptureWarning, Pass
 from .running_sums import MapsByLayer, RunningSum
+from .store_views import as_text, as_xarray
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -276,42 +275,8 @@ class MapStore(HasHeatmaps):
             ImportError: xarray is not installed.
             KeyError: no map of such a layer.
         """
-        maps = self.maps[layer].detach().float().cpu()
-        [watched] = [la for la in self.layers if la.name == layer]
-        calls, each = self.seen[layer], self.keep.steps.each
-        axes: dict[str, Sequence[Any] | None] = {"image": range(len(maps))}
-        axes |= {"step": calls} if each else {}
-        if self.keep.heads.each:
-            axes["head"] = self.keep.heads.numbers or range(watched.heads)
-        columns = range(maps.shape[-1])
-        last = {"key": columns} if watched.kind == "self" else {"token": self.tokens or columns}
-        if maps.dim() - len(axes) == 4:
-            axes["frame"] = self.keep.frames or range(maps.shape[len(axes)])
-        axes = {**axes, "row": None, "col": None, **last}
-        found = labelled(maps.numpy(), axes, layer=layer, place=watched.place)
-        times = [self.passes[call].timestep for call in calls]
-        return found.assign_coords(timestep=("step", times)) if each else found
+        return as_xarray(self, layer)
 
     def report(self) -> str:
         """What was asked for and what was seen, as a text of a few lines."""
-        if not self.passes:
-            return f"layers     {len(self.layers)} watched\npasses     none yet"
-        first, missing = self.passes[0], self.missing()
-        grids = sorted({held.grid for held in self.sums.values() if held.grid}, reverse=True)
-        layout = " | ".join(chunk or "neither" for chunk in first.layout)
-        times = [f"{t:g}" for t in self.timesteps]
-        if len(times) > 6:
-            times = [*times[:3], "…", *times[-2:]]
-        kept = "all" if self.tokens is None else f"columns {list(self.tokens)}"
-        lines = {
-            "layers": f"{len(self.layers) - len(missing)} of {len(self.layers)} seen",
-            "missing": ", ".join(missing) or "none",
-            "grids": ", ".join(map(grid_text, grids)),
-            "passes": f"{len(self.passes)}, timesteps {', '.join(times)}",
-            "skipped": f"{self.skipped} passes that are not the branch's",
-            "guidance": f"{layout} in a batch of {first.batch}",
-            "images": f"{self.images}, {' and '.join(dict.fromkeys(first.branches))}",
-            "kept": f"steps {self.steps}, heads {self.heads}, tokens {kept}",
-            "held": f"{self.nbytes / 1e6:.2f} MB",
-        }
-        return "\n".join(f"{name:10} {text}" for name, text in lines.items())
+        return as_text(self)
