@@ -1,1 +1,1 @@
-"""How the demo models are trained; ``train_demo_model`` and ``train_demo_mmdit`` do it."""
+"""How the demo models are trained; the ``train_demo_...`` scripts do it."""
