@@ -21,6 +21,7 @@ from helpers.qwen_edit_rows import QWEN_EDITS
 from helpers.rows import Way
 from helpers.transformer_rows import TRANSFORMERS
 from helpers.unet_rows import UNETS
+from helpers.wan_rows import WAN_FILMS
 from sdattn import TorchAttnProcessor
 
 ROWS = (
@@ -32,6 +33,7 @@ ROWS = (
     *QWEN_EDITS,
     *CROSS,
     *FILMS,
+    *WAN_FILMS,
     *JOINT_FILMS,
 )
 

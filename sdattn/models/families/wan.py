@@ -1,19 +1,40 @@
-"""Wan 2.1 and 2.2: films as one sequence, cross-attention to UMT5."""
+"""Wan 2.1 and 2.2: films as one sequence, cross-attention to UMT5, in Wan 2.1 from a picture to that
+as well."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from ...errors import InvalidValueError, Message
+from ...errors import InvalidValueError, Message, OptionError
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
+from ..denoiser_call import DenoiserCall, arguments, unwrapped
 from ..encoders import TextCall, zero_filled
 from ..family import IN_TURN, Family
+
+# Of a picture's tokens and the text's, diffusers takes so many, the last, for the text's
+# (transformer_wan.py, WanAttnProcessor).
+_TEXT_BESIDE_PICTURE = 512
 
 
 def read_wan(call: TextCall, texts: list[str]) -> list[Prompt]:
     """UMT5; behind the prompt zeros, which draw attention, since no mask keeps them out. Source:
-    pipeline_wan.py, ``prompt_clean`` and ``_get_t5_prompt_embeds``."""
+    pipeline_wan.py, ``prompt_clean`` and ``_get_t5_prompt_embeds``.
+
+    Raises:
+        ValueError: of a model whose layers attend to a picture as well, texts of another length
+            than diffusers reckons with, or several films of each prompt.
+    """
     length = call.length()
+    transformer = getattr(call.pipe, "transformer", None)
+    if transformer is not None and _attends_to_picture(transformer):
+        if length != _TEXT_BESIDE_PICTURE:
+            raise OptionError("max_sequence_length", length, _advice(transformer))
+        films = call.options.get("num_videos_per_prompt") or 1
+        if films > 1:
+            text = "a {0} gives the picture to the first film of a prompt alone, and fails. Pass the "
+            text += "prompt as often as there are to be films of it."
+            raise OptionError("num_videos_per_prompt", films, text, type(call.pipe).__name__)
     options: dict[str, Any] = {"truncation": True, "max_length": length}
     read = [read_source(call.pipe.tokenizer, _cleaned(call, text), **options) for text in texts]
     return zero_filled(read, length)
@@ -36,7 +57,42 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(cells // patch for cells, patch in sizes)
 
 
-FAMILY = Family(
+def _attends_to_picture(model: Any) -> bool:
+    return getattr(model.config, "added_kv_proj_dim", None) is not None
+
+
+def _advice(model: Any) -> str:
+    return (
+        f"this {type(model).__name__} attends to a picture as well, and diffusers takes the last "
+        f"{_TEXT_BESIDE_PICTURE} tokens for the text's. "
+        f"Pass {{max_sequence_length={_TEXT_BESIDE_PICTURE}}}."
+    )
+
+
+class _Wan(Family):
+    """With the picture's columns behind the text's where layers attend to both."""
+
+    def read_call(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> DenoiserCall:
+        call = super().read_call(model, args, kwargs)
+        picture = arguments(model, args, kwargs).get("encoder_hidden_states_image")
+        if not _attends_to_picture(model):
+            if picture is not None:
+                raise InvalidValueError(
+                    f"A {type(unwrapped(model)).__name__} without added_kv_proj_dim was given "
+                    "encoder_hidden_states_image. Its layers attend to picture and text in one "
+                    "softmax, which no published model does, so its columns are not known."
+                )
+            return call
+        if call.n_text != _TEXT_BESIDE_PICTURE:
+            raise OptionError("max_sequence_length", call.n_text, _advice(unwrapped(model)))
+        # of a first and a last picture, which are rows of their own, each film has both
+        columns = 0 if picture is None else len(picture) * picture.shape[1] // call.batch
+        return replace(call, n_image=columns)
+
+
+FAMILY = _Wan(
     name="Wan",
     denoisers=("WanTransformer3DModel",),
     layers={"blocks.*.attn1": ("block", "self"), "blocks.*.attn2": ("block", "cross")},
@@ -47,6 +103,5 @@ FAMILY = Family(
     size_unit=16,
     half="bfloat16",
     readers={"Wan": read_wan},
-    # Of pictures to film, the layers of Wan 2.1 attend to a picture too.
-    guidance={"WanPipeline": IN_TURN},
+    guidance=dict.fromkeys(("WanPipeline", "WanImageToVideoPipeline"), IN_TURN),
 )
