@@ -71,7 +71,8 @@ def used_by(
     attn: Any, events: Sequence[Event], arrived: Tensor, seen: dict[str, list[Tensor]]
 ) -> Used | None:
     """:func:`used_in`, of a layer that attends to a picture too what it pays to both, and the sum
-    of what both make; None where these are not two calls of torch's attention, the text's last.
+    of what both make; None where these are not two calls of torch's attention, the text's last, as
+    far as their numbers of keys tell.
 
     Args:
         seen: what the layer's projections gave, by name.
@@ -82,16 +83,16 @@ def used_by(
     calls = [event for event in events if isinstance(event, SdpaCall)]
     parts = [used_in([call], arrived, heads) for call in calls]
     found = [part for part in parts if part is not None]
-    keys = [made[0].shape[1] for name in ("to_k", "to_kv") if (made := seen.get(name))]
-    if len(found) != 2 or keys != [found[1][0].keys]:
+    if len(found) != 2:
         return None
     (picture, of_picture), (text, of_text) = found
-    return SideBySide(text, [picture]), of_text + of_picture
+    keys = [made[0].shape[1] for name in ("to_k", "to_kv") if (made := seen.get(name))]
+    if keys != [text.keys] or picture.keys == text.keys:
+        return None
+    return _both(text, picture), of_text + of_picture
 
 
-def softmax_of(
-    attn: Any, seen: dict[str, list[Tensor]], mask: Tensor | None, inner: Any
-) -> Used:
+def softmax_of(attn: Any, seen: dict[str, list[Tensor]], mask: Tensor | None, inner: Any) -> Used:
     """The softmax of the query and key of a layer, and what it makes of the values; of a picture
     that it attends to as well the same.
 
@@ -115,7 +116,12 @@ def softmax_of(
         raise RunError(unknown_use(inner))
     norms = SimpleNamespace(heads=attn.heads, norm_q=attn.norm_q, norm_k=attn.norm_added_k)
     picture = QueryKey(norms, query, key_value[0])
-    return SideBySide(text, [picture]), made + _product(picture, key_value[1])
+    return _both(text, picture), made + _product(picture, key_value[1])
+
+
+def _both(text: Attended, picture: Attended) -> Attended:
+    """The picture's columns behind the text's; a bare transformer may be given none."""
+    return SideBySide(text, [picture]) if picture.keys else text
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 from helpers.film_rows import FILM, film, wan, wan_transformer
 from helpers.rows import Options, Row, Way, pictures
 
-PICTURE = 5  # tokens of a picture: four patches and one of their class
+PICTURE = 5  # columns of the picture: its four patches and one of all
 CHANNELS = 12  # of the noise, of a mask, of the picture
 
 
@@ -33,7 +33,7 @@ def seeing(**changes: Any) -> Any:
 
 
 def wan_from_picture(**changes: Any) -> Any:
-    """Wan 2.1. Its weights are larger than they begin, so that the text is told from the picture."""
+    """Wan 2.1: its layers attend to the picture, which is in the channels too."""
     torch.manual_seed(1)
     small = {"height": 32, "width": 32}
     return wan(
@@ -49,9 +49,7 @@ def wan22_from_picture() -> Any:
     half of the schedule."""
     torch.manual_seed(1)
     first, second = (wan_transformer(in_channels=CHANNELS) for _ in range(2))
-    return wan(
-        WanImageToVideoPipeline, transformer=first, transformer_2=second, boundary_ratio=0.5
-    )
+    return wan(WanImageToVideoPipeline, transformer=first, transformer_2=second, boundary_ratio=0.5)
 
 
 def wan22_small(kind: Any = WanPipeline) -> Any:
@@ -98,7 +96,7 @@ WAN_FILMS = (
         wan_from_picture,
         from_seen_picture,
         text_last=True,
-        **{**WAN, "images_option": None},
+        **{**WAN, "images_option": None, "processors": ("fused",)},
     ),
     Row("Wan 2.2, from a picture", wan22_from_picture, from_picture, **WAN),
     Row("Wan 2.2 5B", wan22_small, film, **SMALL),
