@@ -1,5 +1,5 @@
-"""Wan 2.1 and 2.2: films as one sequence, cross-attention to UMT5, and to the picture that a film of
-Wan 2.1 begins with."""
+"""Wan 2.1 and 2.2: films as one sequence, cross-attention to UMT5, and of Wan 2.1 to the picture
+that a film begins with."""
 
 import sys
 from collections.abc import Mapping
