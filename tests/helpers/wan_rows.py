@@ -9,6 +9,7 @@ from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 
 from helpers.film_rows import FILM, film, wan, wan_transformer
 from helpers.rows import Options, Row, Way, pictures
+from helpers.transformer_rows import own_norms
 
 PICTURE = 5  # columns of the picture: its four patches and one of all
 CHANNELS = 12  # of the noise, of a mask, of the picture
@@ -29,7 +30,7 @@ def vision() -> CLIPVisionModel:
 def seeing(**changes: Any) -> Any:
     """A transformer of Wan 2.1, whose layers attend to a picture as well."""
     sizes = {"in_channels": CHANNELS, "image_dim": 16, "added_kv_proj_dim": 24}
-    return wan_transformer(**{**sizes, **changes})
+    return own_norms(wan_transformer(**{**sizes, **changes}))
 
 
 def wan_from_picture(**changes: Any) -> Any:
