@@ -28,11 +28,14 @@ class JointCall(NamedTuple):
         probs: ``[B, heads, S, S]``, which made the output.
         output: ``[B, heads, S, d]``, before the output projection.
         text: where the text is among the S tokens; None where the layer does not say.
+        query, key: ``[B, heads, S, d]``, normed and rotated.
     """
 
     probs: Tensor
     output: Tensor
     text: slice | None
+    query: Tensor
+    key: Tensor
 
 
 class TorchJointProcessor(ControlledProcessor):
@@ -145,7 +148,7 @@ class TorchJointProcessor(ControlledProcessor):
         self._show(attn, probs)
         output = probs @ parts.value  # [B, heads, S, d]
         for watcher in self.joint_watchers:
-            watcher(JointCall(probs, output, parts.text))
+            watcher(JointCall(probs, output, parts.text, parts.query, parts.key))
         return _split(attn, parts, merge_heads(output))
 
     def _open(self, attn: Any, probs: Tensor, own: slice | None) -> Tensor:

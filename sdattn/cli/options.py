@@ -100,6 +100,8 @@ Preset = Annotated[
         "rescaled",
         "joint",
         "columns",
+        "gramcol",
+        "imap",
     ],
     typer.Option(help="How maps are made; default: what points best in the model's family."),
 ]

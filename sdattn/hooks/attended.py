@@ -49,6 +49,11 @@ class Attended(ABC):
         """The probabilities of some heads and columns, float32 ``[batch, heads, N, T]``, a tensor
         of its own. The softmax is over all keys."""
 
+    def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
+        """The same where only some keys of each image take part: bool ``kept`` ``[B, 1, 1, T]``;
+        ``columns`` are those of any image."""
+        return AmongKeys(self, kept)
+
     def every_head(self, columns: Columns) -> Tensor:
         """The probabilities of all heads."""
         first, *more = self._parts(columns)

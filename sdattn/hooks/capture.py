@@ -13,21 +13,21 @@ import torch
 from torch import nn
 
 from ..attention.device_copies import DeviceCopies
-from ..errors import InvalidValueError, OptionError
+from ..errors import InvalidValueError
 from ..models.denoiser_call import innermost, is_compiled
 from ..models.layers import (
     TEXT_KINDS,
     AttentionLayer,
     LayerSelection,
     find_denoiser,
-    joint_spans,
     select_layers,
     unwrapped,
 )
 from .drawn import PromptWatch
+from .gramcol import check_frames
 from .installer import Installation
 from .joint import JointLook
-from .joint_checks import check_backends
+from .joint_checks import check_backends, check_ways
 from .keep import Heads, Keep, Selection, Space, Steps
 from .map_store import MapStore
 from .other_text import OtherTextLook, asked_layers
@@ -89,8 +89,8 @@ def capture(
             the last call alone; ``"all"``, or a list of the calls to keep one by one.
         heads: ``"mean"``, ``"all"``, or the indices of the heads to keep one by one.
         tokens: key columns to keep, None for all. The softmax is over all keys either way.
-        among: for each image (or once for all) the key columns that the softmax is taken over, in
-            place of all of them. Not of self-attention.
+        among: for each image (or once for all) the key columns that the softmax, or the z-score of
+            ``space``, is taken over, in place of all of them. Not of self-attention.
         text_states: ``[1 or images, T, width]``, of another text than the prompt (or the same): the
             maps show what the picture would attend to in it. Of UNets' cross-attention, see
             :class:`sdattn.hooks.other_text.OtherTextLook`, and of the joint attention of SD3 and
@@ -106,7 +106,10 @@ def capture(
             spread afterwards: capture ``kinds=("cross", "self")``.
         space: of joint attention, ``"output"``: not what a cell pays to a token but how alike what
             they both get is, the product of their outputs before the output projection, a feature's
-            mean, of any sign, see :mod:`sdattn.hooks.output_space`.
+            mean, of any sign, see :mod:`sdattn.hooks.output_space`. ``"gramcol"``: how like a cell
+            is to the cell of its frame that a token is looked for by, as z-scores over the columns
+            of ``among``, of any sign; ``"imap"``: the same of the five heads of each layer that
+            tell a film's frames apart best, see :mod:`sdattn.hooks.gramcol`.
         frames: of a film, those of its latent to keep, counted from 0; None for all. A latent frame
             may stand for several of the film, see :meth:`sdattn.Heatmap.of_frames`.
 
@@ -133,12 +136,7 @@ def capture(
         found = list(filter(asked_layers(denoiser, text_states, kinds), every))
     chosen = select_layers(found, layers, kinds)
     check_backends(chosen)
-    if any(layer.kind == "joint" for layer in chosen):
-        joint_spans(denoiser, 1, 1)  # refused now where it is not known
-    elif refine or space == "output":
-        name, value = ("refine", refine) if refine else ("space", space)
-        text = "no layer of joint attention was chosen of this {0}. Leave it out; see heatmaps()."
-        raise OptionError(name, value, text, type(denoiser.model).__name__)
+    check_ways(denoiser, chosen, refine, space)
     store = MapStore(chosen, keep, denoiser.levels)
     passes = Passes(denoiser, branch, latent_size)
     other = denoiser.stands_in
@@ -218,7 +216,8 @@ class _Watch:
         inner, held = layer.module.processor, self.store.sums[layer.name]
         look: Look | None = None
         if layer.kind == "joint":
-            look = JointLook(self.passes.spans, self.spreading, self.store.keep.space)
+            passes, space = self.passes, self.store.keep.space
+            look = JointLook(passes.spans, self.spreading, space, passes.frames)
         elif self.text_states is not None:
             look = OtherTextLook(self.text_states, self.passes.frame_rows)
         observer = observing(inner, held.take, look, held.wanted)
@@ -267,6 +266,7 @@ class _Watch:
         if found is None:
             self.store.skipped += 1
             return
+        check_frames(self.store.keep.space, found.latent_size)
         is_first = not self.store.passes
         if is_first:  # resolutions are known only now
             self.store.layers = select_layers(self.store.layers, *self.selection, found.latent_size)

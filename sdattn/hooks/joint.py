@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..attention import TorchJointProcessor, merge_heads
+from ..attention.device_copies import DeviceCopies
 from ..attention.joint_processor import JointCall, Spans
 from ..errors import RunError
 from ..models.denoiser_call import head_count, innermost
 from .attended import Attended, GivenProbs
+from .gramcol import BEST, GramCol
 from .joint_checks import (
     check_order,
     check_plain,
@@ -27,11 +29,11 @@ from .joint_checks import (
     token_count,
     whole_call,
 )
-from .keep import Space
+from .keep import Z_SCORES, Space
 from .output_space import OutputSpace
 from .projections import ARRIVED, by_name, output_projection
 from .refined import Refined, RefinedProbs, Spreading
-from .row_calls import as_one_call
+from .row_calls import RowCalls, as_one_call
 from .row_spans import RowOrder
 from .sdpa import SdpaCall, SdpaWatch
 from .unknown_processors import ProductWatch, maker_in, unknown_use
@@ -58,8 +60,10 @@ class JointLook:
             or for each.
         spreading: of a capture whose maps are spread along the picture's own attention, see
             :mod:`sdattn.hooks.refined`; None for maps as they are.
-        space: ``"attention"``, or ``"output"`` for how alike the outputs of both are, see
-            :class:`sdattn.hooks.output_space.OutputSpace`.
+        space: ``"attention"``; ``"output"`` for how alike the outputs of both are, see
+            :class:`sdattn.hooks.output_space.OutputSpace`; ``"gramcol"`` or ``"imap"``, see
+            :mod:`sdattn.hooks.gramcol`.
+        frames: says how many frames the pass that runs now has.
 
     Raises (when called):
         RuntimeError: the processor did not call ``scaled_dot_product_attention`` just once for text
@@ -67,9 +71,14 @@ class JointLook:
     """
 
     def __init__(
-        self, spans: RowSpans, spreading: Spreading | None = None, space: Space = "attention"
+        self,
+        spans: RowSpans,
+        spreading: Spreading | None = None,
+        space: Space = "attention",
+        frames: Callable[[], int] = lambda: 1,
     ):
         self.spans, self.spreading, self.space = spans, spreading, space
+        self.frames = frames
         self.checked = False  # where the text's values are, which is read back from the device
         self._order: RowOrder | None = None  # of rows that differ, as of the call before
 
@@ -139,6 +148,13 @@ class JointLook:
             return output, self._shown(maker, rows)
         if len(rows) > 1:
             raise RunError(own_lengths(innermost(observer)))
+        if self.space in Z_SCORES:
+            raise RunError(
+                f"space={self.space!r} reads the query and key of torch's "
+                f"scaled_dot_product_attention, and a {type(innermost(observer)).__name__} "
+                "multiplies by probabilities of its own. Set another processor, or take "
+                "space='output'."
+            )
         return output, self._shown_of(maker.probs, maker.output, *spans)
 
     def _of_open(
@@ -169,12 +185,22 @@ class JointLook:
         spans = rows[0]
         if seen.text not in (None, spans[1]):
             raise RunError(otherwise_joined(type(inner).__name__, spans[1]))
-        return output, self._shown_of(seen.probs, seen.output, *spans)
+        return output, self._shown_of(seen.probs, seen.output, *spans, (seen.query, seen.key))
 
-    def _shown_of(self, probs: Tensor, made: Tensor, picture: slice, text: slice) -> Attended:
-        """Of probabilities ``[B, heads, S, S]`` and what they made, ``[B, heads, S, d]``."""
+    def _shown_of(
+        self,
+        probs: Tensor,
+        made: Tensor,
+        picture: slice,
+        text: slice,
+        made_by: tuple[Tensor, Tensor] | None = None,
+    ) -> Attended:
+        """Of probabilities ``[B, heads, S, S]``, what they made, ``[B, heads, S, d]``, and the
+        query and key that they were made by, where these are known."""
         if self.space == "output":
             shown: Attended = OutputSpace(made[:, :, picture], made[:, :, text])
+        elif self.space in Z_SCORES and made_by is not None:
+            shown = self._compared(*made_by, made, picture, text)
         else:
             shown = GivenProbs(probs[:, :, picture, text])
         if self.spreading is None:
@@ -183,17 +209,36 @@ class JointLook:
 
     def _shown(self, seen: SdpaCall, rows: Sequence[Spans]) -> Attended:
         """Of one call for text and picture together, and where in it each of them is."""
-        picture, text = rows[0]
+        (picture, text), kept = rows[0], None
         if len(rows) > 1:
             of = tuple(rows), seen.shape[3]
             if self._order is None or self._order.of != of:
                 self._order = RowOrder(*of)
             seen, picture, text = self._order(seen), self._order.picture, self._order.text
+            kept = self._order.tokens
+        elif isinstance(seen, RowCalls):
+            kept = DeviceCopies(seen.taken[:, None, None, text])
         if self.space == "output":
             outputs = (seen.output[:, :, part] for part in (picture, text))
             shown: Attended = OutputSpace(*outputs)
+        elif self.space in Z_SCORES:
+            shown = self._compared(seen.query, seen.key, seen.output, picture, text, kept)
         else:
             shown = seen.attended(picture, text)
         if self.spreading is None:
             return shown
         return Refined.of_call(seen, picture, shown, self.spreading)
+
+    def _compared(
+        self,
+        query: Tensor,
+        key: Tensor,
+        output: Tensor,
+        picture: slice,
+        text: slice,
+        kept: DeviceCopies | None = None,
+    ) -> Attended:
+        """Of all tokens' query, key and output, ``[B, heads, S, d]``."""
+        of_picture, of_text = query[:, :, picture], key[:, :, text]
+        best = BEST if self.space == "imap" else None
+        return GramCol(of_picture, of_text, output[:, :, picture], self.frames(), best, kept)

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ..attention import split_heads
 from ..attention.joint_processor import JointCall
-from ..errors import RunError
+from ..errors import OptionError, RunError
 from ..models.denoiser_call import head_count, innermost
-from ..models.layers import AttentionLayer
+from ..models.layers import AttentionLayer, Denoiser, joint_spans
+from .keep import Space
 from .row_calls import RowCalls
 from .sdpa import SdpaCall
 from .unknown_processors import misfit
@@ -49,6 +50,34 @@ def check_backends(layers: Sequence[AttentionLayer]) -> None:
                 "attends to cannot be known. Call model.set_attention_backend('native') first, or "
                 "leave joint layers out (layers=…)."
             )
+
+
+def check_ways(
+    denoiser: Denoiser, layers: Sequence[AttentionLayer], refine: str | None, space: Space
+) -> None:
+    """Refuse, before the model runs, what is looked at in joint attention alone.
+
+    Args:
+        layers: those that were chosen.
+        refine, space: as of :func:`sdattn.capture`.
+
+    Raises:
+        ValueError: none of the layers is of joint attention; heads that tell frames apart were
+            asked for of a model that makes pictures.
+    """
+    kind = type(denoiser.model).__name__
+    if any(layer.kind == "joint" for layer in layers):
+        joint_spans(denoiser, 1, 1)  # refused now where it is not known
+        if space == "imap" and not denoiser.family.film:
+            text = (
+                "it takes the heads that tell a film's frames apart, and a {0} makes pictures. "
+                "Pass 'gramcol', which takes all heads."
+            )
+            raise OptionError("space", space, text, kind)
+    elif refine or space != "attention":
+        name, value = ("refine", refine) if refine else ("space", space)
+        text = "no layer of joint attention was chosen of this {0}. Leave it out; see heatmaps()."
+        raise OptionError(name, value, text, kind)
 
 
 def token_count(given: dict[str, Any]) -> int:

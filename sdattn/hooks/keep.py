@@ -18,8 +18,9 @@ from ..models.pipeline_call import whole
 from .run_part import RunPart, items_of
 
 MUCH = 1e9  # bytes; a warning is logged where more will be held
+Space = Literal["attention", "output", "gramcol", "imap"]
+Z_SCORES: tuple[Space, ...] = ("gramcol", "imap")  # whose maps compare words with each other
 # "mean", "all", indices; of steps also "last", or a part of the run, (0.5, 1.0)
-Space = Literal["attention", "output"]
 Selection = str | Sequence[int] | tuple[float, float]
 
 
@@ -144,7 +145,8 @@ class Keep:
         dtype: of the maps.
         grad: whether their graph is kept.
         refine: whether joint layers' maps are spread along the picture's self-attention.
-        space: ``"attention"``, or ``"output"`` for joint layers' products of outputs.
+        space: ``"attention"``, ``"output"`` for joint layers' products of outputs, ``"gramcol"`` or
+            ``"imap"`` for those with the outputs of single cells.
         frames: of a film's grid, counted from 0; None for all.
     """
 
@@ -191,8 +193,14 @@ class Keep:
         if refine not in (None, "self"):
             raise OptionError("refine", refine, "pass 'self', or None for the maps as they are.")
         if space not in get_args(Space):
-            raise OptionError("space", space, "pass 'attention' or 'output'.")
-        if lists is not None and (refine or space == "output"):
+            raise OptionError("space", space, "pass one of {0}.", ", ".join(get_args(Space)))
+        scores = space in Z_SCORES
+        if lists is not None and scores and min(len(set(columns)) for columns in lists) < 2:
+            raise InvalidValueError(
+                f"among={among!r}: space={space!r} compares columns with each other. Pass two of "
+                "each image at least."
+            )
+        if lists is not None and not scores and (refine or space == "output"):
             raise InvalidValueError(
                 "among=... takes the softmax over some columns of a map that refine='self' has "
                 "spread by then, or that space='output' has without a softmax. Leave one of them "

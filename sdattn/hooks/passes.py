@@ -227,6 +227,10 @@ class Passes:
         """Of the pass that runs now, see :class:`DenoiserCall`; 1 if it is not kept."""
         return 1 if self.call is None else self.call.frame_rows
 
+    def frames(self) -> int:
+        """Frames of the grid of the pass that runs now; 1 of a picture."""
+        return 1 if self._size is None or len(self._size) < 3 else self._size[0]
+
     def spans(self) -> Sequence[Spans] | None:
         """Of the pass that runs now: the picture's queries and the text's keys in joint attention,
         a pair for all rows of the batch or for each; None if it is not kept."""

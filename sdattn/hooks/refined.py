@@ -12,13 +12,15 @@ Source: GoCA (arXiv:2603.06178), for two products with the picture's self-attent
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from functools import reduce
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from ..attention.device_copies import DeviceCopies
 from .attended import Attended, Columns, Rows, addend, chosen_mask, chosen_rows
 from .sdpa import SdpaCall
 
@@ -97,6 +99,11 @@ class Refined(Attended):
         query, key = chosen_rows(self.query, rows), chosen_rows(self.key, rows)
         text, mask = self.text.of(rows), chosen_mask(self.mask, rows)
         return Refined(text, self.spreading, query, key, mask, self.scale)
+
+    def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
+        chosen = copy.copy(self)
+        chosen.text = self.text.among(kept, columns)
+        return chosen
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         return self.every_head(columns)[:, heads]

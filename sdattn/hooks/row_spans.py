@@ -27,6 +27,7 @@ class RowOrder:
 
     Attributes:
         picture, text: where they are in that order.
+        tokens: bool ``[B, 1, 1, T]``, which columns of the text are a row's own, and no filling.
     """
 
     def __init__(self, spans: Sequence[Spans], length: int):
@@ -34,6 +35,9 @@ class RowOrder:
         cells = spans[0][0].stop - spans[0][0].start
         n_text = max(text.stop - text.start for _, text in spans)
         self.picture, self.text = slice(0, cells), slice(cells, cells + n_text)
+        lengths = torch.tensor([text.stop - text.start for _, text in spans])
+        own = torch.arange(n_text) < lengths[:, None]
+        self.tokens = DeviceCopies(own[:, None, None])
         rows = []
         for picture, text in spans:
             numbers = list(range(length))

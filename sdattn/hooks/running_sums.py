@@ -15,7 +15,7 @@ from ..attention.device_copies import DeviceCopies, chosen
 from ..errors import NotFoundError
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
-from .attended import AmongKeys, Attended, Columns, FramesTogether
+from .attended import Attended, Columns, FramesTogether
 from .host_copy import HostCopy, travels
 from .keep import Keep
 from .passes import CaptureError, Pass
@@ -191,7 +191,7 @@ class RunningSum:
         return held.to(self.keep.dtype).unflatten(-2, cast(Size, self.grid))
 
     def _among(self, attended: Attended, n_text: int) -> Attended:
-        """The softmax over the keys that were chosen for each image.
+        """The softmax, or the z-score, over the keys that were chosen for each image.
 
         Raises:
             CaptureError: they are of other images, or beyond the text.
@@ -199,7 +199,7 @@ class RunningSum:
         shape = attended.batch, 1, 1, n_text
         if self._kept is None or self._kept.own.shape != shape:
             self._kept = DeviceCopies(self._among_mask(attended.batch, n_text))
-        return AmongKeys(attended, self._kept)
+        return attended.among(self._kept, sorted({c for one in self.keep.among or () for c in one}))
 
     def _among_mask(self, images: int, n_text: int) -> Tensor:
         lists = list(self.keep.among or ())

@@ -79,6 +79,8 @@ class FoldedMaps:
         missing = ""
         if preset.among_words:
             missing = "the softmax over the words alone, at each step"
+        elif preset.space != "attention":
+            missing = "the attention's outputs"
         elif preset.steps == "sum" and self.passes is None:
             missing = "the number of steps, which an AttentionStore knows"
         elif preset.steps == "last" and (self.passes or 1) > 1:

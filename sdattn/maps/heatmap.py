@@ -31,8 +31,8 @@ class Heatmap:
             default preset the share of a cell's attention that goes to the columns, in [0, 1]: the
             columns of a prompt sum to 1 in cross-attention, and to less in joint attention, where
             the rest goes to the picture; those of an image prompt sum to 1 by themselves. In
-            presets that sum over steps, heads or layers the sum of shares; of a knockout how much
-            the picture changed.
+            presets that sum over steps, heads or layers the sum of shares; in ``gramcol`` and
+            ``imap`` z-scores among the words; of a knockout how much the picture changed.
         map: the same as ``values``, named as :attr:`sdattn.Heatmaps.maps` is.
         columns: the token columns that it comes from.
         top: the highest value that a content word of the same prompt reaches, see

@@ -5,7 +5,8 @@ its code (castorini/daam); Hertz et al. 2022, "Prompt-to-Prompt", ``aggregate_at
 google/prompt-to-prompt; Chefer et al. 2023, "Attend-and-Excite"; Marcos-Manchón et al. 2024,
 "Open-Vocabulary Attention Maps" (vpulab/ovam); wooyeolBaek/attention-map-diffusers; Helbling et al.
 2025, "ConceptAttention" (arXiv:2502.04320); "Seg4Diff" (arXiv:2509.18096); "GoCA"
-(arXiv:2603.06178), for the division by the start token's map.
+(arXiv:2603.06178), for the division by the start token's map; Jun et al. 2026, "I'm a Map!
+Interpretable Motion-Attentive Maps" (arXiv:2603.02919).
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..errors import InvalidValueError, OptionError
-from ..hooks.keep import Space
+from ..hooks.keep import Z_SCORES, Space
 from ..hooks.run_part import RunPart
 from ..models.layers import find_denoiser
 
@@ -29,7 +30,13 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "resize": ("bilinear", "bicubic"),
     "words": ("sum", "mean"),
     "refine": (None, "self"),
-    "space": ("attention", "output"),
+    "space": get_args(Space),
+}
+
+
+_LIKENESS: dict[Space, str] = {
+    "output": "likeness of outputs",
+    **dict.fromkeys(Z_SCORES, "likeness of outputs, z-score among words"),
 }
 
 
@@ -60,7 +67,10 @@ class Preset:
         rescale: a map is divided, cell by cell, by that of the start token, which takes what a cell
             has to give away; by that of the end token where a text has no start (T5).
         space: ``"attention"``; ``"output"``: of joint attention, how alike what a word and a cell
-            get is, see :mod:`sdattn.hooks.output_space`, which needs ``contrast``.
+            get is, see :mod:`sdattn.hooks.output_space`, which needs ``contrast``; ``"gramcol"``
+            and ``"imap"``: of joint attention, how much more like the cell that a word is looked
+            for by than like those of other words, see :mod:`sdattn.hooks.gramcol`. Without
+            ``contrast`` such a map is cut off at 0, the mean of the words.
         refine: ``"self"``: spread along the picture's self-attention, see
             :mod:`sdattn.maps.aggregation`; None for as they are.
         sharpen: if not 1: a map's way from its lowest value, which becomes 0, to its highest, which
@@ -139,6 +149,11 @@ class Preset:
         return bool(self.contrast or self.rescale)
 
     @property
+    def compares_words(self) -> bool:
+        """Whether values are z-scores among the words of a prompt, of any sign."""
+        return self.space in Z_SCORES
+
+    @property
     def unit(self) -> str:
         """What the values of its maps are, for a colour bar."""
         if self.sharpen != 1:
@@ -146,8 +161,10 @@ class Preset:
         if self.rescale:
             return "attention as a multiple of the start token's"
         if self.contrast:
-            what = "likeness of outputs" if self.space == "output" else "attention"
+            what = _LIKENESS.get(self.space, "attention")
             return f"softmax over words of {self.contrast:g} \N{MULTIPLICATION SIGN} {what}"
+        if self.compares_words:
+            return _LIKENESS[self.space]
         what = "attention among words" if self.among_words else "attention"
         summed = [name for name in ("steps", "heads", "layers") if getattr(self, name) == "sum"]
         if not summed:
@@ -215,6 +232,8 @@ _ALL = (
     # what they point at; raised to the fifth power, half of their range is a good place to cut.
     Preset("joint", ("double", "single"), steps=(0.5, 1.0), refine="self", sharpen=5.0),
     Preset("columns", ("double", "single"), steps=(0.5, 1.0)),
+    Preset("gramcol", ("double", "single"), space="gramcol", words="mean"),
+    Preset("imap", ("double", "single"), space="imap", words="mean"),
 )
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})
 

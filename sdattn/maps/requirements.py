@@ -10,6 +10,7 @@ from ..hooks.keep import Heads, Steps
 from ..hooks.run_part import RunPart
 from ..models.call_facts import images_a_prompt
 from ..models.encoders import option_of
+from ..models.films import default_frames, makes_films
 from ..models.layers import TEXT_KINDS, find_denoiser, select_layers
 from ..prompts.tokenizing import PAD
 from ..prompts.tokens import Prompt
@@ -63,20 +64,19 @@ def capture_settings(
             none of the steps that it reads.
         TypeError: the model cannot be refined, or has no outputs of words.
     """
+    needs: dict[str, Any] = _of_joint_attention(pipe, preset, options)
     _check_layers(pipe, preset, chosen or {})
     # What the preset reads must be kept; what the user chose is kept as well, unless it shuts that
     # out.
-    needs: dict[str, Any] = {}
     if preset.each_head:
         needs["heads"] = "all"
     if preset.steps == "last":
         needs["steps"] = "last"
-    if preset.among_words:
+    if preset.among_words or preset.compares_words:
         images = images_a_prompt(pipe, options)
-        needs["among"] = [columns_around(prompt) for prompt in prompts for _ in range(images)]
+        needs["among"] = [columns_among(preset, one) for one in prompts for _ in range(images)]
     if preset.needs_all_columns:
         needs["tokens"] = None
-    needs |= _of_joint_attention(pipe, preset)
     chosen = dict(chosen or {})
     # every step and every head hold what any preset reads of them
     every = {name for name, option in chosen.items() if getattr(option, "every", False)}
@@ -89,8 +89,8 @@ def capture_settings(
     if preset.part is not None and options.get("denoising_end") is None:
         needs["steps"] = astuple(preset.part)  # a run that ends early may have no such part
         _check_part(pipe, preset, preset.part, options)
-    if "refine" in needs and prompts and not preset.needs_all_columns:
-        needs["tokens"] = columns_around(*prompts)  # what is spread costs by the column
+    if kept := kept_columns(preset, prompts, "refine" in needs):
+        needs["tokens"] = kept
     return {**needs, **chosen}
 
 
@@ -110,23 +110,37 @@ def _check_part(pipe: Any, preset: Preset, part: RunPart, options: Mapping[str, 
         raise OptionError("num_inference_steps", steps, text, preset.name, *astuple(part))
 
 
-def _of_joint_attention(pipe: Any, preset: Preset) -> dict[str, Any]:
+def _of_joint_attention(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> dict[str, Any]:
     """What of a preset is done while joint attention runs."""
     needs: dict[str, Any] = {}
     is_joint = refines_itself(pipe)
-    if preset.space == "output":
-        needs["space"] = "output"
+    if preset.space != "attention":
+        needs["space"] = preset.space
         if not is_joint:
             raise InvalidTypeError(
                 f"The preset {preset.name!r} compares the outputs that joint attention makes of "
                 f"text and picture, and a {type(find_denoiser(pipe).model).__name__} has none. "
                 "Choose another preset."
             )
+    if preset.space == "imap":
+        _check_film(pipe, preset, options)
     if preset.refine and is_joint:
         needs["refine"] = "self"
     elif preset.refine:
         refining(pipe)  # or refuse
     return needs
+
+
+def _check_film(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> None:
+    """Refuse to choose heads by how they tell frames apart where there are none."""
+    if not makes_films(pipe):
+        raise InvalidTypeError(
+            f"The preset {preset.name!r} takes the heads that tell a film's frames apart, and a "
+            f"{type(pipe).__name__} makes pictures. Choose 'gramcol', which takes all heads."
+        )
+    if (options.get("num_frames") or default_frames(pipe)) == 1:
+        text = "the preset {0!r} takes the heads that tell frames apart. Take more, or 'gramcol'."
+        raise OptionError("num_frames", 1, text, preset.name)
 
 
 def _check_layers(pipe: Any, preset: Preset, chosen: Mapping[str, Any]) -> None:
@@ -155,6 +169,36 @@ def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
         if len(errors) == len(prompts):
             raise errors[0]
     return sorted(columns)
+
+
+def columns_among(preset: Preset, prompt: Prompt) -> list[int]:
+    """The columns of a prompt that a preset compares with each other: those of its words; where it
+    takes a softmax over them, also of what is around them.
+
+    Raises:
+        ValueError: z-scores of a prompt of one word.
+    """
+    if not preset.compares_words:
+        return columns_around(prompt)
+    if len(prompt.seen) < 2:
+        raise InvalidValueError(
+            f"The preset {preset.name!r} compares the words of a prompt with each other, and "
+            f"{prompt.text!r} has {len(prompt.seen)}. Write more words, or choose another preset."
+        )
+    return [i for i, token in enumerate(prompt.tokens) if not token.special]
+
+
+def kept_columns(preset: Preset, prompts: Sequence[Prompt], refined: bool) -> list[int] | None:
+    """The columns that a run keeps of a preset; None for all of them.
+
+    Args:
+        refined: whether maps are spread while the model runs, which costs by the column.
+    """
+    if not prompts or preset.needs_all_columns or not (refined or preset.compares_words):
+        return None
+    if preset.compares_words:
+        return sorted({column for one in prompts for column in columns_among(preset, one)})
+    return columns_around(*prompts)
 
 
 def columns_around(*prompts: Prompt) -> list[int]:

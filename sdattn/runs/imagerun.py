@@ -22,7 +22,6 @@ from ..maps.heatmap import Heatmap, check_frame, latent_frames
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMap, LayerMaps
 from ..maps.presets import PRESETS, Preset
-from ..prompts.tokens import Prompt
 from .settings import RunSettings
 
 if TYPE_CHECKING:
@@ -196,7 +195,9 @@ def described(runs: Sequence[ImageRun]) -> str:
 
 def plain(preset: Preset) -> Preset:
     """What groups of layers and heads are read by, whatever the run's preset: words are sums of
-    columns, values are shares of the attention."""
+    columns, values are shares of the attention; of z-scores words are means of columns."""
+    if preset.compares_words:
+        return replace(PRESETS["default"], space=preset.space, words="mean")
     return replace(PRESETS["default"], among_words=preset.among_words)
 
 
@@ -215,13 +216,13 @@ def group_heatmaps(run: ImageRun) -> dict[str, Heatmaps]:
     Returns:
         ``"up 64x64"`` to heatmaps on that grid, rows x cols, whatever the run's preset.
     """
-    return {name: heads[0] for name, heads in _grouped(run.layers, run.heatmaps.prompt).items()}
+    return {name: heads[0] for name, heads in _grouped(run.layers, run.heatmaps).items()}
 
 
 def step_groups(run: ImageRun) -> dict[str, list[Heatmaps]]:
     """:func:`group_heatmaps` of each step that was kept; nothing where none was."""
     steps = run.details.steps
-    return {} if steps is None else _grouped(steps, run.heatmaps.prompt)
+    return {} if steps is None else _grouped(steps, run.heatmaps)
 
 
 def step_heatmaps(run: ImageRun) -> list[Heatmaps]:
@@ -257,7 +258,7 @@ def head_heatmaps(run: ImageRun) -> dict[str, dict[int, Heatmaps]]:
     heads = {name: layer.maps[0] for name, layer in read.items() if layer.size == finest}
     return {
         name: {
-            number: Heatmaps(prompt, head, maps.columns)
+            number: finish(head, prompt, plain(preset), maps.columns)
             for number, head in zip(range(len(of)) if chosen == "all" else chosen, of, strict=True)
         }
         for name, of in heads.items()
@@ -270,12 +271,13 @@ def short_name(run: ImageRun, layer: str) -> str:
     return f"{run.layers.layers[layer].place} {numbers}"
 
 
-def _grouped(maps: LayerMaps, prompt: Prompt) -> dict[str, list[Heatmaps]]:
+def _grouped(maps: LayerMaps, of: Heatmaps) -> dict[str, list[Heatmaps]]:
+    prompt, preset = of.prompt, plain(of.preset)
     groups: dict[str, list[LayerMap]] = {}
     for layer in maps.layers.values():
         groups.setdefault(f"{layer.place} {grid_text(layer.size)}", []).append(layer)
     return {
-        name: [Heatmaps(prompt, image, maps.columns) for image in _mean(layers)]
+        name: [finish(image, prompt, preset, maps.columns) for image in _mean(layers)]
         for name, layers in groups.items()
     }
 

@@ -25,7 +25,7 @@ from ..maps.from_stores import heatmaps_of
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps, layer_maps
 from ..maps.presets import PRESETS, Preset
-from ..maps.requirements import capture_settings, columns_around
+from ..maps.requirements import capture_settings, columns_among, kept_columns
 from ..models.call_facts import images_a_prompt
 from ..models.demos import model_name
 from ..models.devices import device_of
@@ -101,8 +101,10 @@ def sample(
         details = details_of(store, i, heatmaps)
         film = None if films is None else films[i]
         one = ImageRun(images[i], heatmaps, layers.image(i), how, details, more, own, film)
-        if store.tokens == tuple(columns_around(*prompts)):  # padding was left out
-            one = one.keep(columns_around(heatmaps.prompt))  # its own, whatever is drawn with it
+        own_columns = kept_columns(preset, prompts, store.keep.refine)
+        if own_columns and store.tokens == tuple(own_columns):  # padding was left out
+            # its own, whatever is drawn with it
+            one = one.keep(kept_columns(preset, [heatmaps.prompt], store.keep.refine) or ())
         image_runs.append(one)
     return Run(image_runs, store, layers)
 
@@ -131,10 +133,10 @@ def _watched(
         found["self"] = {**alike, "kinds": ("self",), "layers": refining(pipe)}
     if both:  # a capture of its own, since some pipelines run the two in turn
         own: dict[str, Any] = {"branch": "unconditional", "tokens": None, "among": None}
-        if preset.among_words:
+        if preset.among_words or preset.compares_words:
             read = read_negative(pipe, options, len(prompts))
             images = images_a_prompt(pipe, options)
-            own["among"] = [columns_around(prompt) for prompt in read for _ in range(images)]
+            own["among"] = [columns_among(preset, one) for one in read for _ in range(images)]
         found["negative"] = {**settings, **own}
     if asked is not None:
         found["asked"] = {**settings, **asked.settings}
@@ -175,13 +177,14 @@ class _Asked:
     def __init__(self, pipe: Any, text: str, preset: Preset, options: Mapping[str, Any]):
         text = " ".join(text.replace(",", " ").split())  # a comma would take part in the softmax
         [self.prompt] = read_prompts(pipe, text, **options)
-        columns = columns_around(self.prompt)
+        columns = columns_among(preset, self.prompt)
         self.settings: dict[str, Any] = {
             "text_states": encode_text(pipe, text, options),
             "tokens": None if preset.needs_all_columns else columns,
         }
         # in joint attention the picture's own columns compete with the words already
-        if not any(layer.kind == "joint" for layer in find_denoiser(pipe).layers):
+        is_joint = any(layer.kind == "joint" for layer in find_denoiser(pipe).layers)
+        if preset.compares_words or not is_joint:
             self.settings["among"] = [columns]
 
 

@@ -31,7 +31,7 @@ def shown(model):
 def test_agrees_with_diffusers_and_with_the_softmax_of_its_operands(kind, batch):
     model = sharp_model(kind)
     given = sharp_inputs(kind, model, batch=batch)
-    with recorded(model, kinds=("joint", "self")) as record:
+    with recorded(model, ("joint", "self")) as record:
         expected = model(**given).sample
     found = shown(model)
     output = model(**given).sample

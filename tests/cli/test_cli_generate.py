@@ -7,8 +7,9 @@ import sys
 import time
 
 import pytest
-from diffusers import UNetMotionModel
+from diffusers import CogVideoXTransformer3DModel, UNetMotionModel
 from helpers.command_lines import generate
+from helpers.joint_film_rows import cogvideox
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import flux
 from helpers.unet_rows import animatediff
@@ -62,6 +63,22 @@ def test_a_transformer_draws_with_options_of_its_own(invoke, tmp_path):
     assert run.heatmaps["cat"].values.shape == (8, 12)
     assert len(run.heatmaps.columns) == 4  # without padding
     assert invoke(*arguments, "--set", "steps")[0] == 2
+
+
+def test_a_film_of_joint_attention_has_maps_of_motion(invoke, tmp_path, monkeypatch):
+    cogvideox().save_pretrained(tmp_path / "film")
+    arguments = ("generate", "a red cat", "--model", str(tmp_path / "film"), "--steps", "1")
+    arguments += ("--width", "96", "--height", "64", "--preset", "imap")
+    settings = ("--set", "max_sequence_length=12", "--out", "run")
+    assert invoke(*arguments, *settings, "--frames", "9")[0] == 0
+    run = load_run("run")
+    assert run.heatmaps.preset.name == "imap" and run.heatmaps["cat"].values.shape == (3, 4, 6)
+    monkeypatch.setattr(
+        CogVideoXTransformer3DModel, "forward", lambda *_, **__: pytest.fail("the model ran")
+    )
+    code, _, err = invoke(*arguments, *settings, "--frames", "1", "--force")
+    assert code == 1
+    assert "num_frames=1: the preset 'imap' takes the heads that tell frames apart" in err
 
 
 def test_films_that_would_have_no_place_are_not_drawn(invoke, tmp_path, monkeypatch):

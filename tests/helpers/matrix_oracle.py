@@ -24,20 +24,26 @@ def softmax_in_float64(query, key, mask, scale):
     return weights / weights.sum(-1, keepdim=True)
 
 
+def probabilities(query, key, _value, mask, scale):
+    return softmax_in_float64(query, key, mask, scale)
+
+
 @contextmanager
-def recorded(*models, kinds=TEXT_KINDS):
+def recorded(model, kinds=TEXT_KINDS, what=probabilities):
     """name -> [probabilities of each call of each pass], float64 ``[B, heads, N, keys]``, of layers
-    of these kinds; of several models those of one name together."""
+    of these kinds; or ``what`` else is made of their calls. Of several models, in a list, those of
+    one name together."""
     record, running = defaultdict(list), []
     real = torch.nn.functional.scaled_dot_product_attention
 
     def attend(query, key, value, attn_mask=None, *args, scale=None, **kwargs):
         if running:  # such a layer of the denoiser
-            record[running[-1]].append(softmax_in_float64(query, key, attn_mask, scale))
+            record[running[-1]].append(what(query, key, value, attn_mask, scale))
         return real(query, key, value, attn_mask, *args, scale=scale, **kwargs)
 
     hooks = []
-    layers = [layer for model in models for layer in find_layers(model)]
+    models = model if isinstance(model, list) else [model]
+    layers = [layer for one in models for layer in find_layers(one)]
     for layer in (one for one in layers if one.kind in kinds):
         module = layer.module
         hooks.append(module.register_forward_pre_hook(lambda *_, n=layer.name: running.append(n)))

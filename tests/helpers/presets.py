@@ -2,5 +2,7 @@
 
 from sdattn.maps.presets import PRESETS
 
-JOINT = ["output", "seg4diff", "rescaled", "joint", "columns"]  # those of joint attention alone
+OF_OUTPUTS = ["output", "gramcol", "imap"]
+# those of joint attention alone
+JOINT = ["output", "seg4diff", "rescaled", "joint", "columns", "gramcol", "imap"]
 OF_UNETS = [name for name in PRESETS if name not in JOINT]

@@ -44,7 +44,7 @@ def run_recorded(row, pipe, way):
     counters = [
         one.register_forward_hook(lambda *_: calls.append(running_call(pipe))) for one in models
     ]
-    with recorded(*models) as record:
+    with recorded(models) as record:
         plain = row.run(pipe, way)
     for counter in counters:
         counter.remove()
