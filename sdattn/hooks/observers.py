@@ -31,7 +31,7 @@ from .image_prompts import (
 from .projections import ARRIVED, Projections, by_name, named, output_projection, query_and_key
 from .sdpa import SdpaWatch, exact_call
 from .text_stream import TextStream, running_stream
-from .unknown_processors import ProductWatch, is_plain, misfit, unknown_use
+from .unknown_processors import GATES, ProductWatch, gated, is_plain, misfit, unknown_use
 
 Observer = Callable[[Attended], None]
 Observation = tuple[Tensor, Attended | None]  # the output of a processor, and what it attended to
@@ -202,7 +202,7 @@ class ObservingProcessor:
         """What any other processor attended to: what made its output of the values. Of a kernel
         that is not seen, the softmax of the query and key, where that makes the same of them."""
         events: list[Any] = []
-        names = (*QUERY_KEY, "to_v", *(PICTURE if attends_to_picture(attn) else ()))
+        names = (*QUERY_KEY, "to_v", GATES, *(PICTURE if attends_to_picture(attn) else ()))
         parts = [*named(attn, names), (ARRIVED, output_projection(attn))]
         with self.projections.during(parts) as seen:
             output = self.watched(events, ProductWatch, attn, *args, **kwargs)
@@ -212,7 +212,7 @@ class ObservingProcessor:
             mask = by_name(innermost(self), args, kwargs).get("attention_mask")
             used = softmax_of(attn, seen, mask, self.inner)
         attended, predicted = used
-        self.check(predicted, *arrived)
+        self.check(gated(predicted, seen.get(GATES, ())), *arrived)
         return output, attended
 
     def check(self, predicted: Tensor, *arrived: Tensor) -> None:

@@ -39,6 +39,7 @@ PLAIN = frozenset(
 )
 TRACED = "AttnProcessor2_0"  # the one that models have by themselves, which is recorded in a graph
 HOMES = ("diffusers.models.attention_processor", "diffusers.models.transformers.sana_transformer")
+GATES = "to_gate_logits"  # the projection of layers that weigh each head's output (LTX-2)
 PRODUCTS = (torch.bmm, torch.matmul, Tensor.bmm, Tensor.matmul, Tensor.__matmul__, torch.einsum)
 
 
@@ -105,6 +106,21 @@ def used_in(events: Sequence[Event], arrived: Tensor, heads: int) -> tuple[Atten
         return None
     shown = maker.attended() if isinstance(maker, SdpaCall) else GivenProbs(maker.probs)
     return shown, merge_heads(maker.output)
+
+
+def gated(made: Tensor, logits: Sequence[Tensor]) -> Tensor:
+    """What the gates of a layer leave of what its attention made, ``[B, N, heads*d]``: all of it in
+    a layer without :data:`GATES`.
+
+    Args:
+        made: ``[B, N, heads*d]``.
+        logits: what :data:`GATES` gave, ``[B, N, heads]``; empty without gates. Source:
+            transformer_ltx2.py, ``LTX2AudioVideoAttnProcessor.__call__``.
+    """
+    if len(logits) != 1:
+        return made
+    weights = 2.0 * torch.sigmoid(logits[0])
+    return (made.unflatten(-1, (weights.shape[-1], -1)) * weights.unsqueeze(-1)).flatten(-2)
 
 
 def maker_in(

@@ -10,6 +10,7 @@ from ..errors import InvalidTypeError, InvalidValueError
 from ..hooks.attention_store import AttentionStore
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.map_store import MapStore
+from ..models.call_facts import EACH
 from ..models.guidance import Branch
 from ..models.reading import read_prompts
 from ..prompts.chunks import read_long_prompt
@@ -194,7 +195,7 @@ class _Reading:
         if not is_tokenizer or not all(isinstance(text, str) for text in texts):
             if self.drawn is not None:
                 options = {**self.drawn.options, **options}
-            options = {"num_images_per_prompt": each, **options}
+            options = {**dict.fromkeys(EACH, each), **options}
             negative = branch == "unconditional"
             return read_prompts(tokenizer, texts, columns, negative=negative, **options)
         most = tokenizer.model_max_length

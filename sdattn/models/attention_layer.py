@@ -8,7 +8,7 @@ from ..attention import level_grids
 from .denoiser_call import Size
 
 Place = Literal["down", "mid", "up", "double", "single", "block"]
-Kind = Literal["cross", "joint", "self", "text", "temporal", "linear"]
+Kind = Literal["cross", "joint", "self", "text", "temporal", "linear", "audio"]
 PLACES: tuple[Place, ...] = ("down", "mid", "up")  # of a UNet
 KINDS: tuple[Kind, ...] = ("cross", "joint", "self")  # those that can be captured
 TEXT_KINDS: tuple[Kind, ...] = ("cross", "joint")  # those with a column for each token of the text
@@ -29,7 +29,8 @@ class AttentionLayer:
             transformer with joint attention, ``"block"`` in any other.
         kind: ``"cross"`` (keys from the text), ``"joint"`` (keys from text and picture), ``"self"``
             (keys from the picture); ``"text"`` (of the text alone), ``"temporal"`` (over the frames
-            of a video) and ``"linear"`` (no softmax) are listed but cannot be captured.
+            of a video), ``"linear"`` (no softmax) and ``"audio"`` (to or from a film's sound) are
+            listed but cannot be captured.
         level: 0 at the full latent resolution, 1 at half of it, and so on.
         heads: number of attention heads.
         module: the attention module of diffusers; it holds the processor.

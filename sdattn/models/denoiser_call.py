@@ -79,8 +79,8 @@ class DenoiserCall:
             are; 1 of a picture, and of a film that is one sequence.
         sample: the latents as the model gets them; None for a model of one's own.
         n_image: columns of image prompts (IP-Adapter), which follow those of the text.
-        skips_layers: whether this is the extra pass of skip-layer guidance (SD 3.5), which is
-            neither branch of the guidance.
+        skips_layers: whether this is a further pass, without some of the layers, of skip-layer
+            guidance (SD 3.5) or the like (LTX-2), which is neither branch of the guidance.
         grid_ids: the tensor whose values give the size; None where shapes or numbers do.
         spans: of joint attention whose rows have texts of their own lengths, where picture and text
             are in each, see :attr:`sdattn.models.Family.spans`; None elsewhere.

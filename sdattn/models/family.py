@@ -100,6 +100,8 @@ class Family:
             there is one. Each is one sequence, frame by frame, or its frames are rows of the batch
             one after the other, :attr:`DenoiserCall.frame_rows`.
         fps: of films, the frames a second that its authors show.
+        default_frames: of films, how many frames they have by default, where neither the
+            pipeline nor the model says it.
         frame_unit: of films, their latents have one frame and a multiple of this number.
         grid_argument: the argument whose values, not its shape, ``grid`` reads (a tensor of ids):
             those of one run are read once, since the device waits for it. None where there is none.
@@ -148,6 +150,7 @@ class Family:
     layers: Mapping[str, tuple[Place, Kind]] = field(default_factory=dict)
     film: bool = False
     fps: int = 8
+    default_frames: int = 16
     frame_unit: int = 1
     joined: Joined | None = None
     spans: Callable[[Any, Mapping[str, Any], int], Sequence[Spans]] | None = None

@@ -14,7 +14,6 @@ _UNITS = (
     "vae_temporal_compression_ratio",
     "vae_temporal_scale_factor",
 )
-_BY_DEFAULT = 16  # AnimateDiff's, whose models say nothing else
 
 
 def makes_films(pipe: Any) -> bool:
@@ -32,8 +31,9 @@ def default_frames(pipe: Any) -> int:
     """How many frames a pipeline makes where nothing else is asked for."""
     known = inspect.signature(pipe.__call__).parameters
     number = known["num_frames"].default if "num_frames" in known else None
-    config = find_denoiser(pipe).model.config
-    return int(number or getattr(config, "sample_frames", None) or _BY_DEFAULT)
+    denoiser = find_denoiser(pipe)
+    sample = getattr(denoiser.model.config, "sample_frames", None)
+    return int(number or sample or denoiser.family.default_frames)
 
 
 def frame_rate(pipe: Any, options: Mapping[str, Any]) -> float:

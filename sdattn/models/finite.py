@@ -37,7 +37,7 @@ def watch_finite(pipe: Any, options: Mapping[str, Any]) -> Iterator[None]:
 
     Args:
         pipe: of diffusers. Watched are its text encoders and the decoder of its VAE, where it has
-            them.
+            them; not that of a film's sound.
         options: of the run, for the advice.
 
     Raises:
@@ -75,7 +75,7 @@ def check_maps(maps: Mapping[str, Tensor], pipe: Any, options: Mapping[str, Any]
 def _watched(pipe: Any) -> Iterator[tuple[nn.Module, Callable[..., None]]]:
     """The modules of a pipeline that are looked at, and how."""
     for name, part in pipe.components.items():
-        if not isinstance(part, nn.Module) or is_compiled(part):
+        if not isinstance(part, nn.Module) or is_compiled(part) or name.startswith("audio_"):
             continue
         decoder, decode = getattr(part, "decoder", None), getattr(part, "decode", None)
         if isinstance(decoder, nn.Module) and decode is not None:

@@ -12,6 +12,7 @@ UNSEEN = {
     "linear": "they have no softmax",
     "temporal": "they look at frames, not at the text",
     "text": "they are of the text alone",
+    "audio": "their queries or keys are a film's sound",
 }
 
 

@@ -16,6 +16,7 @@ from helpers.film_rows import FILMS
 from helpers.hunyuan_rows import HUNYUAN_IMAGES
 from helpers.joint_film_rows import JOINT_FILMS
 from helpers.joint_rows import JOINT
+from helpers.ltx2_rows import LTX2_FILMS
 from helpers.padded_rows import PADDED
 from helpers.qwen_edit_rows import QWEN_EDITS
 from helpers.rows import Way
@@ -34,6 +35,7 @@ ROWS = (
     *CROSS,
     *FILMS,
     *WAN_FILMS,
+    *LTX2_FILMS,
     *JOINT_FILMS,
 )
 

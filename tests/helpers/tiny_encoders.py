@@ -6,6 +6,8 @@ from transformers import (
     BertModel,
     Gemma2Config,
     Gemma2Model,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     GlmConfig,
     GlmModel,
     LlamaConfig,
@@ -34,6 +36,13 @@ def tiny_t5_encoder(width: int = 32) -> T5EncoderModel:
 
 def tiny_gemma_encoder() -> Gemma2Model:
     return Gemma2Model(Gemma2Config(**SMALL)).eval()
+
+
+def tiny_gemma3() -> Gemma3ForConditionalGeneration:
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"intermediate_size": 16, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=dict(SMALL), vision_config=vision, mm_tokens_per_image=4)
+    return Gemma3ForConditionalGeneration(config).eval()
 
 
 def tiny_qwen_vl(tokenizer=None) -> Qwen2_5_VLForConditionalGeneration:

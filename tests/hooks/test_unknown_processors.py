@@ -284,7 +284,7 @@ def test_the_processors_of_every_pipeline_are_plain(row):
     watched = [one.module for one in layers if one.kind in ("cross", "self")]
     for one in watched:
         taken = inspect.signature(one.processor.__call__).parameters
-        rotates = {"image_rotary_emb", "rotary_emb", "freqs_cis"} & taken.keys()
+        rotates = {"image_rotary_emb", "query_rotary_emb", "rotary_emb", "freqs_cis"} & taken.keys()
         assert is_plain(one, one.processor) != bool(rotates)
     for one in watched:
         one.set_processor(Explicit())

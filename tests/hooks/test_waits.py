@@ -267,6 +267,8 @@ FAMILIES = (
     "Wan 2.2 5B",
     "Wan 2.2 5B, from a picture",
     "LTX-Video",
+    "LTX-2",
+    "LTX-2, from a picture",
     "CogVideoX",
     "HunyuanVideo",
     "HunyuanVideo 1.5",

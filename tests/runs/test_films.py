@@ -14,6 +14,7 @@ from helpers.joint_film_rows import (
     hunyuan_video15,
     mochi,
 )
+from helpers.ltx2_rows import ltx2
 from helpers.small_pictures import picture
 from helpers.tiny_pipelines import make_pipeline
 from helpers.unet_rows import animatediff, make_small_unet
@@ -73,6 +74,7 @@ def files(run):
         (wan_from_picture, 5, FROM_PICTURE, 2),
         (wan22_small_from_picture, 5, {**FROM_PICTURE, "max_sequence_length": 12}, 2),
         (ltx, 9, {"max_sequence_length": 12}, 2),
+        (ltx2, 9, {"max_sequence_length": 12}, 2),
         (cogvideox, 9, {"max_sequence_length": 12}, 3),
         (cogvideox15, 9, {"max_sequence_length": 12}, 2),
         (hunyuan_video, 5, HUNYUAN, 2),
@@ -264,6 +266,7 @@ def test_drawings_of_some_words(run):
         (wan, {"num_frames": 7}, "num_frames=7: this model makes 1 frame and a multiple of 4. The"),
         (wan, {"num_frames": 0}, "num_frames=0: pass a whole number from 1"),
         (ltx, {"num_frames": 4}, "a multiple of 8. The nearest are 1 and 9"),
+        (ltx2, {"num_frames": 8}, "a multiple of 8. The nearest are 1 and 9"),
         (cogvideox, {"num_frames": 5}, "a multiple of 8. The nearest are 1 and 9"),
         (mochi, {"num_frames": 9}, "a multiple of 6. The nearest are 7 and 13"),
         (animatediff, {"num_frames": 33}, "knows at most 32. For more call pipe.enable_free_noise"),

@@ -1,6 +1,6 @@
 """LTX-Video: films as one sequence, cross-attention to T5."""
 
-from ..encoders import read_t5, refuse_unknown
+from ..encoders import read_t5
 from ..family import NEGATIVE_FIRST, Family
 
 FAMILY = Family(
@@ -16,6 +16,6 @@ FAMILY = Family(
     patch=1,
     size_unit=32,
     half="bfloat16",
-    readers={"LTX": read_t5, "LTX2": refuse_unknown},
+    readers={"LTX": read_t5},
     guidance={"LTXPipeline": NEGATIVE_FIRST},
 )

@@ -1,0 +1,116 @@
+"""LTX-2: films with sound, in two streams. The film's has cross-attention to Gemma."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...errors import InvalidValueError, OptionError
+from ...prompts.tokenizing import filled
+from ...prompts.tokens import Prompt, read_source
+from ...prompts.words import Source
+from ..denoiser_call import DenoiserCall, Timestep, arguments
+from ..encoders import TextCall, refuse_unknown, zero_filled
+from ..family import NEGATIVE_FIRST, Family
+
+
+def read_ltx2(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Gemma, padded on the left; the connectors move the prompt to the front and put learned
+    registers behind it, which come from no token and draw attention. Source: pipeline_ltx2.py,
+    ``_get_gemma_prompt_embeds``; connectors.py, ``LTX2ConnectorTransformer1d.forward``.
+
+    Raises:
+        ValueError: the pipeline would rewrite the prompt; several films of each of several prompts
+            that differ in length, whose masks it mixes up.
+    """
+    pipe, length = call.pipe, call.length()
+    if call.option("enable_prompt_enhancement"):
+        raise InvalidValueError(
+            f"A {type(pipe).__name__} rewrites the prompt before it is read. Call "
+            "pipe.enhance_prompt(prompt, system_prompt) yourself, pass what it gives as the "
+            "prompt, and enable_prompt_enhancement=False, to the run and here."
+        )
+    read = []
+    for text in texts:
+        source, options = Source.of(text).strip(), filled(length)
+        padded = read_source(pipe.tokenizer, source, padding_side="left", **options)
+        del options["padding"]
+        bare = read_source(pipe.tokenizer, source, **options)
+        read.append((padded, replace(bare, encoded=padded.encoded)))
+    _refuse_mixed_masks(call, [bare for _, bare in read])
+    if pipe.connectors.config.video_connector_num_learnable_registers is None:
+        return [padded for padded, _ in read]  # such connectors leave all where it is
+    return zero_filled([bare for _, bare in read], length)
+
+
+def _refuse_mixed_masks(call: TextCall, prompts: list[Prompt]) -> None:
+    """``encode_prompt`` repeats the masks in another order than the text states, and the connectors
+    move the columns by the masks."""
+    number = call.options.get("num_videos_per_prompt") or 1
+    if number > 1 and len({len(prompt.tokens) for prompt in prompts}) > 1:
+        texts = [prompt.text for prompt in prompts]
+        advice = "a {0} gives films of prompts that differ in length, as {1}, each other's masks. "
+        advice += "Draw one film a prompt, or each prompt by itself."
+        raise OptionError("num_videos_per_prompt", number, advice, type(call.pipe).__name__, texts)
+
+
+def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of packed latents ``[B, frames * rows * cols, C]``.
+
+    Raises:
+        ValueError: there are other tokens than those of a film of this size.
+    """
+    sizes = [given.get(name) for name in ("num_frames", "height", "width")]
+    patches = model.config.patch_size_t, model.config.patch_size, model.config.patch_size
+    grid = [(size or 0) // patch for size, patch in zip(sizes, patches, strict=True)]
+    tokens = given["hidden_states"].shape[1]
+    if math.prod(grid) != tokens:
+        raise InvalidValueError(
+            f"A {type(model).__name__} was called with {tokens} tokens of a film and num_frames, "
+            f"height and width {sizes}, which are {math.prod(grid)}. With pictures or keyframes "
+            "behind the film, or a part of it at a time, where each token lies is not known. "
+            "LTX2Pipeline and LTX2ImageToVideoPipeline can be watched."
+        )
+    return tuple(grid)
+
+
+class LTX2(Family):
+    """Each token may have a timestep of its own."""
+
+    def read_call(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> DenoiserCall:
+        given = arguments(model, args, kwargs)
+        call = super().read_call(model, args, kwargs)
+        # Of a film that begins with a picture, the timesteps of this picture's tokens are 0;
+        # sigma is the step's. Source: pipeline_ltx2_image2video.py, __call__.
+        if given.get("sigma") is not None:
+            call = replace(call, timestep=Timestep(given["sigma"]))
+        # The further passes that guidance compares with, of a model without some of its layers
+        perturbed = given.get("spatio_temporal_guidance_blocks") or given.get("isolate_modalities")
+        return replace(call, skips_layers=bool(perturbed))
+
+
+_AUDIO = ("audio_attn1", "audio_attn2", "audio_to_video_attn", "video_to_audio_attn")
+
+FAMILY = LTX2(
+    name="LTX-2",
+    denoisers=("LTX2VideoTransformer3DModel",),
+    layers={
+        "transformer_blocks.*.attn1": ("block", "self"),
+        "transformer_blocks.*.attn2": ("block", "cross"),
+        **{f"transformer_blocks.*.{name}": ("block", "audio") for name in _AUDIO},
+    },
+    grid=_grid,
+    film=True,
+    fps=24,
+    default_frames=121,
+    size_unit=32,
+    half="bfloat16",
+    readers={
+        "LTX2": refuse_unknown,
+        "LTX2Pipeline": read_ltx2,
+        "LTX2ImageToVideoPipeline": read_ltx2,
+    },
+    guidance=dict.fromkeys(("LTX2Pipeline", "LTX2ImageToVideoPipeline"), NEGATIVE_FIRST),
+)
