@@ -35,7 +35,7 @@ class TorchAttnProcessor(ControlledProcessor):
             ``unet.set_attn_processor(TorchAttnProcessor(store))``.
 
     Raises (when called):
-        TypeError: the layer's attention is joint.
+        TypeError: the layer's attention is joint, or to a picture beside the text.
         RuntimeError: the controller is a store that does not know this layer, and no ``place``
             was given.
         ValueError: the controller returned another shape; a mask that does not fit.
@@ -53,8 +53,9 @@ class TorchAttnProcessor(ControlledProcessor):
         """Attend; returns the shape of ``hidden_states``."""
         if getattr(attn, "add_k_proj", None) is not None:
             raise InvalidTypeError(
-                "TorchAttnProcessor computes self- and cross-attention; this layer's is joint (it "
-                "has add_k_proj). TorchJointProcessor does; or leave its own processor in place."
+                "TorchAttnProcessor computes self- and cross-attention; this layer's is joint, or "
+                "to a picture as well (it has add_k_proj). TorchJointProcessor computes joint "
+                "attention; or leave its own processor in place."
             )
         residual = hidden_states
         if getattr(attn, "spatial_norm", None) is not None:

@@ -197,6 +197,12 @@ class SideBySide(Attended):
                 parts.append(other.probs(heads, None))
         return chosen_columns(torch.cat(parts, dim=-1), columns)
 
+    def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
+        # Where the words of a prompt alone are kept, nothing need be put together.
+        if columns is not None and all(column < self.first.keys for column in columns):
+            return self.first.add_to(total, columns)
+        return super().add_to(total, columns)
+
 
 class FramesTogether(Attended):
     """Of a film whose frames are rows of the batch one after the other: a row for each film, its

@@ -1,18 +1,31 @@
-"""The image prompts of an IP-Adapter: columns of their own behind those of the text.
+"""Image prompts: columns of their own behind those of the text.
 
-The picture attends to them apart from the text, in one softmax an adapter, or one an image where
-masks say which image goes where.
+What is made attends to them apart from the text, in a softmax of their own, and what both make is
+added. Those of an IP-Adapter have one softmax an adapter, or one an image where masks say which
+image goes where. In Wan 2.1 they are the picture that a film begins with.
 
-Source: Ye et al. 2023, "IP-Adapter", equation 4.
+Source: Ye et al. 2023, "IP-Adapter", equation 4; diffusers' transformer_wan.py,
+``WanAttnProcessor``.
 """
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..attention import merge_heads, split_heads
+from ..errors import RunError
+from ..models.denoiser_call import head_count
 from .attended import Attended, QueryKey, SideBySide
-from .projections import Projection
+from .projections import Projection, query_and_key
+from .sdpa import SdpaCall
+from .unknown_processors import Event, unknown_use, used_in
+
+# Projections of a layer's keys and values of a picture; the last is a fused one
+PICTURE = ("add_k_proj", "add_v_proj", "to_added_kv")
+Used = tuple[Attended, Tensor]  # an attention, and what it makes of the values, [B, N, heads*d]
 
 
 def image_projections(processor: Any) -> list[Projection]:
@@ -47,3 +60,75 @@ def beside_images(
         columns = images.shape[1] * images.shape[2]
         others += [QueryKey(attn, query, key) for key in keys] or [columns]
     return SideBySide(text, others) if others else text
+
+
+def attends_to_picture(attn: Any) -> bool:
+    """Whether a layer of cross-attention attends to a picture as well (Wan 2.1's)."""
+    return getattr(attn, "add_k_proj", None) is not None
+
+
+def used_by(
+    attn: Any, events: Sequence[Event], arrived: Tensor, seen: dict[str, list[Tensor]]
+) -> Used | None:
+    """:func:`used_in`, of a layer that attends to a picture too what it pays to both, and the sum
+    of what both make; None where these are not two calls of torch's attention, the text's last, as
+    far as their numbers of keys tell.
+
+    Args:
+        seen: what the layer's projections gave, by name.
+    """
+    heads = head_count(attn)
+    if not attends_to_picture(attn):
+        return used_in(events, arrived, heads)
+    calls = [event for event in events if isinstance(event, SdpaCall)]
+    parts = [used_in([call], arrived, heads) for call in calls]
+    found = [part for part in parts if part is not None]
+    if len(found) != 2:
+        return None
+    (picture, of_picture), (text, of_text) = found
+    keys = [made[0].shape[1] for name in ("to_k", "to_kv") if (made := seen.get(name))]
+    if keys != [text.keys] or picture.keys == text.keys:
+        return None
+    return _both(text, picture), of_text + of_picture
+
+
+def softmax_of(attn: Any, seen: dict[str, list[Tensor]], mask: Tensor | None, inner: Any) -> Used:
+    """The softmax of the query and key of a layer, and what it makes of the values; of a picture
+    that it attends to as well the same.
+
+    Args:
+        seen: what the layer's projections gave, by name.
+        inner: its processor.
+    """
+    query, key = query_and_key(seen, inner)
+    joined = seen.get("to_kv", seen.get("to_qkv"))
+    values = seen.get("to_v") if joined is None else [joined[0][..., -key.shape[-1] :]]
+    if values is None:
+        raise RunError(unknown_use(inner))
+    text = QueryKey.masked(attn, query, key, mask)
+    made = _product(text, values[0])
+    if not attends_to_picture(attn):
+        return text, made
+    key_value = [seen[name][0] for name in PICTURE if name in seen]
+    if len(key_value) == 1:
+        key_value = list(key_value[0].chunk(2, dim=-1))
+    if len(key_value) != 2:
+        raise RunError(unknown_use(inner))
+    norms = SimpleNamespace(heads=attn.heads, norm_q=attn.norm_q, norm_k=attn.norm_added_k)
+    picture = QueryKey(norms, query, key_value[0])
+    return _both(text, picture), made + _product(picture, key_value[1])
+
+
+def _both(text: Attended, picture: Attended) -> Attended:
+    """The picture's columns behind the text's; a bare transformer may be given none."""
+    return SideBySide(text, [picture]) if picture.keys else text
+
+
+@torch.no_grad()
+def _product(attended: Attended, values: Tensor) -> Tensor:
+    """What an attention makes of values ``[B, T, heads*d]``: a head at a time, since an unseen
+    kernel may be in use to avoid holding ``[N, T]``."""
+    value = split_heads(values, attended.heads).float()
+    heads = [slice(head, head + 1) for head in range(attended.heads)]
+    made = torch.cat([attended.probs(head, None) @ value[:, head] for head in heads], dim=1)
+    return merge_heads(made).to(values.dtype)

@@ -16,16 +16,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..attention import merge_heads, split_heads
 from ..attention.controlled import ControlledProcessor
 from ..errors import RunError
-from ..models.denoiser_call import head_count, innermost
+from ..models.denoiser_call import innermost
 from .attended import Attended, GivenProbs, QueryKey
-from .image_prompts import beside_images, image_projections
+from .image_prompts import (
+    PICTURE,
+    attends_to_picture,
+    beside_images,
+    image_projections,
+    softmax_of,
+    used_by,
+)
 from .projections import ARRIVED, Projections, by_name, named, output_projection, query_and_key
 from .sdpa import SdpaWatch, exact_call
 from .text_stream import TextStream, running_stream
-from .unknown_processors import GATES, ProductWatch, gated, is_plain, misfit, unknown_use, used_in
+from .unknown_processors import GATES, ProductWatch, gated, is_plain, misfit, unknown_use
 
 Observer = Callable[[Attended], None]
 Observation = tuple[Tensor, Attended | None]  # the output of a processor, and what it attended to
@@ -196,14 +202,15 @@ class ObservingProcessor:
         """What any other processor attended to: what made its output of the values. Of a kernel
         that is not seen, the softmax of the query and key, where that makes the same of them."""
         events: list[Any] = []
-        parts = [*named(attn, (*QUERY_KEY, "to_v", GATES)), (ARRIVED, output_projection(attn))]
+        names = (*QUERY_KEY, "to_v", GATES, *(PICTURE if attends_to_picture(attn) else ()))
+        parts = [*named(attn, names), (ARRIVED, output_projection(attn))]
         with self.projections.during(parts) as seen:
             output = self.watched(events, ProductWatch, attn, *args, **kwargs)
         arrived = seen.pop(ARRIVED, [])
-        used = used_in(events, arrived[-1], head_count(attn)) if arrived else None
+        used = used_by(attn, events, arrived[-1], seen) if arrived else None
         if used is None:
             mask = by_name(innermost(self), args, kwargs).get("attention_mask")
-            used = _softmax_of(attn, seen, mask, self.inner)
+            used = softmax_of(attn, seen, mask, self.inner)
         attended, predicted = used
         self.check(gated(predicted, seen.get(GATES, ())), *arrived)
         return output, attended
@@ -273,23 +280,3 @@ def _never() -> bool:
 
 def _nothing(_attended: Attended) -> None:
     """What an observer does whose capture has ended."""
-
-
-def _softmax_of(
-    attn: Any, seen: dict[str, list[Tensor]], mask: Tensor | None, inner: Any
-) -> tuple[Attended, Tensor]:
-    """The softmax of the query and key, and what it makes of the values, ``[B, N, heads*d]``.
-
-    A head at a time, since an unseen kernel may be in use to avoid holding ``[N, T]``.
-    """
-    query, key = query_and_key(seen, inner)
-    joined = seen.get("to_kv", seen.get("to_qkv"))
-    values = seen.get("to_v") if joined is None else [joined[0][..., -key.shape[-1] :]]
-    if values is None:
-        raise RunError(unknown_use(inner))
-    attended = QueryKey.masked(attn, query, key, mask)
-    with torch.no_grad():
-        value = split_heads(values[0], attended.heads).float()
-        heads = [slice(head, head + 1) for head in range(attended.heads)]
-        made = torch.cat([attended.probs(head, None) @ value[:, head] for head in heads], dim=1)
-    return attended, merge_heads(made).to(values[0].dtype)

@@ -20,7 +20,8 @@ Size = tuple[int, ...]  # (rows, cols) of a picture, (frames, rows, cols) of a f
 
 
 class Timestep:
-    """A timestep as a model got it: a number, or a tensor of which the batch's first counts.
+    """A timestep as a model got it: a number, or a tensor of which the batch's first counts; where
+    each token has one of its own, that of the last: those of a given first frame have 0 (Wan 2.2).
 
     ``float(timestep)`` reads it, which waits for the device that a tensor is on. Until then a copy
     is kept, so that what the model got is known also of a tensor that is overwritten later.
@@ -37,7 +38,8 @@ class Timestep:
         self._home: tuple[int, int] | None = None
         if isinstance(given, Tensor):
             self._home = given.untyped_storage().data_ptr(), int(given.storage_offset())
-            self._first = given.detach().flatten()[0].clone()
+            first = given.detach() if given.ndim == 0 else given.detach()[0]
+            self._first = first.flatten()[-1].clone()
 
     def __float__(self) -> float:
         return self._read

@@ -22,6 +22,7 @@ from helpers.qwen_edit_rows import QWEN_EDITS
 from helpers.rows import Way
 from helpers.transformer_rows import TRANSFORMERS
 from helpers.unet_rows import UNETS
+from helpers.wan_rows import WAN_FILMS
 from sdattn import TorchAttnProcessor
 
 ROWS = (
@@ -33,6 +34,7 @@ ROWS = (
     *QWEN_EDITS,
     *CROSS,
     *FILMS,
+    *WAN_FILMS,
     *LTX2_FILMS,
     *JOINT_FILMS,
 )

@@ -31,7 +31,8 @@ def probabilities(query, key, _value, mask, scale):
 @contextmanager
 def recorded(model, kinds=TEXT_KINDS, what=probabilities):
     """name -> [probabilities of each call of each pass], float64 ``[B, heads, N, keys]``, of layers
-    of these kinds; or ``what`` else is made of their calls."""
+    of these kinds; or ``what`` else is made of their calls. Of several models, in a list, those of
+    one name together."""
     record, running = defaultdict(list), []
     real = torch.nn.functional.scaled_dot_product_attention
 
@@ -41,7 +42,9 @@ def recorded(model, kinds=TEXT_KINDS, what=probabilities):
         return real(query, key, value, attn_mask, *args, scale=scale, **kwargs)
 
     hooks = []
-    for layer in (one for one in find_layers(model) if one.kind in kinds):
+    models = model if isinstance(model, list) else [model]
+    layers = [layer for one in models for layer in find_layers(one)]
+    for layer in (one for one in layers if one.kind in kinds):
         module = layer.module
         hooks.append(module.register_forward_pre_hook(lambda *_, n=layer.name: running.append(n)))
         hooks.append(module.register_forward_hook(lambda *_: running.pop() and None))
@@ -86,6 +89,8 @@ def expected_maps(calls, model_calls, row, way, lengths=None):
         if row.in_turn and way.guided and i % 2:
             continue  # the negative prompt's
         of_call = calls[i * parts : (i + 1) * parts]
+        if row.text_last:
+            of_call = of_call[::-1]
         probs = in_one(of_call) if row.row_by_row else torch.cat(of_call, dim=-1)
         probs = probs[list(row.rows(way, len(probs)))].mean(1)
         if row.joint:

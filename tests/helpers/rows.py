@@ -66,6 +66,7 @@ class Row:
         row_by_row: whether each row of the batch has a call of the kernel of its own, without the
             tokens that are no text of its.
         filled: in such a row the picture is filled up to a multiple of so many tokens.
+        text_last: whether a layer attends to a picture before the text, whose columns come first.
         in_turn: whether guidance calls the model again, for the negative prompt.
         processors: those that may be set in place of its own.
         layers: layers that see the text.
@@ -89,6 +90,7 @@ class Row:
     lengths: Callable[[Any, Way], list[int]] | None = None
     row_by_row: bool = False
     filled: int = 1
+    text_last: bool = False
     in_turn: bool = False
     processors: tuple[str, ...] = ("AttnProcessor", "sliced", "TorchAttnProcessor", "fused")
     layers: int = 16

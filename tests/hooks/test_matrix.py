@@ -39,11 +39,15 @@ def processors(model):
 
 def run_recorded(row, pipe, way):
     """The pictures, what the attention of torch did, and how often the model was called."""
-    model, calls = find_denoiser(pipe).model, []
-    counter = model.register_forward_hook(lambda *_: calls.append(running_call(pipe)))
-    with recorded(model) as record:
+    denoiser, calls = find_denoiser(pipe), []
+    models = [one for one in (denoiser.model, denoiser.stands_in) if one is not None]
+    counters = [
+        one.register_forward_hook(lambda *_: calls.append(running_call(pipe))) for one in models
+    ]
+    with recorded(models) as record:
         plain = row.run(pipe, way)
-    counter.remove()
+    for counter in counters:
+        counter.remove()
     assert len(set(calls)) == 1 and None not in calls  # of one call of the pipeline
     return plain, record, len(calls)
 

@@ -7,6 +7,7 @@ from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PRO
 from helpers.film_rows import ltx, wan
 from helpers.joint_film_rows import cogvideox, hunyuan_video, hunyuan_video15, mochi
 from helpers.reading_pipelines import assert_same_columns, made_by, tells_ids
+from helpers.wan_rows import wan22_from_picture
 
 from sdattn.models.families import guidance_of, reader_of
 from sdattn.models.reading import read_prompts
@@ -17,7 +18,7 @@ PROMPTS = ["a red cat on the sofa", "A turquoise Cat, a dog (on a cat's SOFA)!",
 pytestmark = pytest.mark.filterwarnings("ignore::sdattn.TruncationWarning")
 
 
-@pytest.mark.parametrize("make", [wan, ltx, cogvideox, mochi])
+@pytest.mark.parametrize("make", [wan, wan22_from_picture, ltx, cogvideox, mochi])
 @pytest.mark.parametrize("length", [24, 6])
 def test_columns_are_those_of_encode_prompt(make, length):
     pipe = make()
@@ -35,6 +36,15 @@ def test_wan_refuses_what_it_would_rewrite():
         ValueError, match="A WanPipeline reads 'a cat & dog' for 'a  cat &amp; dog'"
     ):
         read_prompts(pipe, "a  cat &amp; dog", max_sequence_length=12)
+
+
+def test_wans_other_pipelines_need_ftfy(monkeypatch):
+    pipe = wan22_from_picture()
+    monkeypatch.delattr("diffusers.pipelines.wan.pipeline_wan_i2v.ftfy")
+    said = "A WanImageToVideoPipeline cleans its prompts with ftfy, .* 'sdattn\\[film\\]'"
+    with pytest.raises(ImportError, match=said):
+        read_prompts(pipe, "a red cat", max_sequence_length=12)
+    assert read_prompts(wan(), "a red cat", max_sequence_length=12)
 
 
 # the pipeline's own is some 500 tokens, spelled in letters; of one without crop_start it counts
@@ -128,6 +138,9 @@ def test_each_class_has_its_reader(name, reader):
 @pytest.mark.parametrize(
     "name",
     [
+        "WanVideoToVideoPipeline",
+        "WanVACEPipeline",
+        "WanAnimatePipeline",
         "HunyuanVideoImageToVideoPipeline",
         "HunyuanVideo15ImageToVideoPipeline",
         "HunyuanVideoFramepackPipeline",

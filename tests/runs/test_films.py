@@ -18,6 +18,7 @@ from helpers.ltx2_rows import ltx2
 from helpers.small_pictures import picture
 from helpers.tiny_pipelines import make_pipeline
 from helpers.unet_rows import animatediff, make_small_unet
+from helpers.wan_rows import wan22_small_from_picture, wan_from_picture
 from PIL import Image
 
 import sdattn
@@ -43,6 +44,7 @@ HUNYUAN = {
     "true_cfg_scale": 5.0,
     "prompt_template": {"template": "[INST]film: {}[/INST]", "crop_start": 4},
 }
+FROM_PICTURE = {"image": picture((96, 64))}
 FILM = "film.mp4"
 
 
@@ -70,6 +72,8 @@ def files(run):
     ("make", "frames", "options", "latent"),
     [
         (wan, 5, {"max_sequence_length": 12}, 2),
+        (wan_from_picture, 5, FROM_PICTURE, 2),
+        (wan22_small_from_picture, 5, {**FROM_PICTURE, "max_sequence_length": 12}, 2),
         (ltx, 9, {"max_sequence_length": 12}, 2),
         (ltx2, 9, {"max_sequence_length": 12}, 2),
         (cogvideox, 9, {"max_sequence_length": 12}, 3),
@@ -87,7 +91,7 @@ def test_the_film_is_the_pipelines_own_and_its_maps_those_of_a_capture(
     made = generate(pipe, PROMPT, seed=3, **options)
     noise = [torch.Generator().manual_seed(3)]
     with capture(pipe, steps=(0.5, 1.0)) as store:
-        [plain] = pipe([PROMPT], generator=noise, output_type="pil", **options).frames
+        [plain] = pipe(prompt=[PROMPT], generator=noise, output_type="pil", **options).frames
     [film] = made.films
     assert len(made) == 1 and len(film) == frames == len(plain)
     assert all(x.tobytes() == y.tobytes() for x, y in zip(film, plain, strict=True))

@@ -1,29 +1,76 @@
-"""Wan 2.1 and 2.2: films as one sequence, cross-attention to UMT5."""
+"""Wan 2.1 and 2.2: films as one sequence, cross-attention to UMT5, and of Wan 2.1 to the picture
+that a film begins with."""
 
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from ...errors import InvalidValueError, Message
+from ...errors import InvalidValueError, Message, MissingPackageError, OptionError
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
+from ..denoiser_call import DenoiserCall, arguments, unwrapped
 from ..encoders import TextCall, zero_filled
 from ..family import IN_TURN, Family
+
+# Of a picture's tokens and the text's, diffusers takes so many, the last, for the text's
+# (transformer_wan.py, WanAttnProcessor).
+_TEXT_BESIDE_PICTURE = 512
+_ADVICE = (
+    "the layers of this {0} attend to a picture as well, and diffusers takes the last {1} tokens "
+    f"for the text's. Pass {{max_sequence_length={_TEXT_BESIDE_PICTURE}}}."
+)
 
 
 def read_wan(call: TextCall, texts: list[str]) -> list[Prompt]:
     """UMT5; behind the prompt zeros, which draw attention, since no mask keeps them out. Source:
-    pipeline_wan.py, ``prompt_clean`` and ``_get_t5_prompt_embeds``."""
+    pipeline_wan.py, ``prompt_clean`` and ``_get_t5_prompt_embeds``.
+
+    Raises:
+        ValueError: films from a picture that diffusers cannot make, see :func:`_check_picture`.
+    """
     length = call.length()
+    _check_picture(call, length)
     options: dict[str, Any] = {"truncation": True, "max_length": length}
     read = [read_source(call.pipe.tokenizer, _cleaned(call, text), **options) for text in texts]
     return zero_filled(read, length)
 
 
+def _check_picture(call: TextCall, length: int) -> None:
+    """Refuse films from a picture that would fail, or be no films.
+
+    Raises:
+        ValueError: where layers attend to a picture as well, texts of another length than diffusers
+            reckons with, or several films of each prompt; where each token has a timestep of its
+            own, films of the given picture alone.
+    """
+    pipe, kind = call.pipe, type(call.pipe).__name__
+    transformer = getattr(pipe, "transformer", None)
+    if transformer is not None and _attends_to_picture(transformer):
+        if length != _TEXT_BESIDE_PICTURE:
+            raise OptionError("max_sequence_length", length, _ADVICE, *_values(transformer))
+        films = call.options.get("num_videos_per_prompt") or 1
+        if films > 1:
+            text = "a {0} gives the picture to the first film of a prompt alone, and fails. Pass "
+            text += "the prompt as often as there are to be films of it."
+            raise OptionError("num_videos_per_prompt", films, text, kind)
+    frames = call.options.get("num_frames")
+    if frames == 1 and call.options.get("image") is not None and pipe.config.expand_timesteps:
+        text = "a {0} of this model gives back the picture as the first frame. Pass {1}, say."
+        raise OptionError("num_frames", frames, text, kind, 1 + pipe.vae_scale_factor_temporal)
+
+
 def _cleaned(call: TextCall, text: str) -> Source:
     """The prompt as the pipeline leaves it, if it only cuts off spaces at the ends."""
-    from diffusers.pipelines.wan.pipeline_wan import prompt_clean
-
-    source, cleaned = Source.of(text).strip(), prompt_clean(text)
+    modules = [sys.modules[cls.__module__] for cls in type(call.pipe).__mro__]
+    clean = next(one.prompt_clean for one in modules if hasattr(one, "prompt_clean"))
+    try:
+        source, cleaned = Source.of(text).strip(), clean(text)
+    except NameError as error:  # all but text to film use ftfy without asking whether it is there
+        raise MissingPackageError(
+            f"A {type(call.pipe).__name__} cleans its prompts with ftfy, which is not installed. "
+            "Install it: pip install 'sdattn[film]'"
+        ) from error
     if cleaned != source.text:
         advice = "A {0} reads {1!r} for {2!r}. Pass that as the prompt."
         raise InvalidValueError(Message(advice, type(call.pipe).__name__, cleaned, text))
@@ -36,7 +83,38 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(cells // patch for cells, patch in sizes)
 
 
-FAMILY = Family(
+def _attends_to_picture(model: Any) -> bool:
+    return getattr(model.config, "added_kv_proj_dim", None) is not None
+
+
+def _values(model: Any) -> tuple[str, int]:
+    return type(unwrapped(model)).__name__, _TEXT_BESIDE_PICTURE
+
+
+class _Wan(Family):
+    """With the picture's columns behind the text's where layers attend to both."""
+
+    def read_call(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> DenoiserCall:
+        call = super().read_call(model, args, kwargs)
+        picture = arguments(model, args, kwargs).get("encoder_hidden_states_image")
+        if not _attends_to_picture(model):
+            if picture is not None:
+                raise InvalidValueError(
+                    f"A {type(unwrapped(model)).__name__} without added_kv_proj_dim was given "
+                    "encoder_hidden_states_image. Its layers attend to picture and text in one "
+                    "softmax, which no published model does, so its columns are not known."
+                )
+            return call
+        if call.n_text != _TEXT_BESIDE_PICTURE:
+            raise OptionError("max_sequence_length", call.n_text, _ADVICE, *_values(model))
+        # of a first and a last picture, which are rows of their own, each film has both
+        columns = 0 if picture is None else len(picture) * picture.shape[1] // call.batch
+        return replace(call, n_image=columns)
+
+
+FAMILY = _Wan(
     name="Wan",
     denoisers=("WanTransformer3DModel",),
     layers={"blocks.*.attn1": ("block", "self"), "blocks.*.attn2": ("block", "cross")},
@@ -47,6 +125,5 @@ FAMILY = Family(
     size_unit=16,
     half="bfloat16",
     readers={"Wan": read_wan},
-    # Of pictures to film, the layers of Wan 2.1 attend to a picture too.
-    guidance={"WanPipeline": IN_TURN},
+    guidance=dict.fromkeys(("WanPipeline", "WanImageToVideoPipeline"), IN_TURN),
 )

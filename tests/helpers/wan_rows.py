@@ -1,0 +1,105 @@
+"""Rows of the support matrix: films of Wan that begin with a picture, and Wan 2.2, with random
+weights."""
+
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLWan, WanImageToVideoPipeline, WanPipeline
+from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
+
+from helpers.film_rows import FILM, film, wan, wan_transformer
+from helpers.rows import Options, Row, Way, pictures
+from helpers.transformer_rows import own_norms
+
+PICTURE = 5  # columns of the picture: its four patches and one of all
+CHANNELS = 12  # of the noise, of a mask, of the picture
+
+
+def vision() -> CLIPVisionModel:
+    config = CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=32,
+        patch_size=16,
+    )
+    return CLIPVisionModel(config).eval()
+
+
+def seeing(**changes: Any) -> Any:
+    """A transformer of Wan 2.1, whose layers attend to a picture as well."""
+    sizes = {"in_channels": CHANNELS, "image_dim": 16, "added_kv_proj_dim": 24}
+    return own_norms(wan_transformer(**{**sizes, **changes}))
+
+
+def wan_from_picture(**changes: Any) -> Any:
+    """Wan 2.1: its layers attend to the picture, which is in the channels too."""
+    torch.manual_seed(1)
+    small = {"height": 32, "width": 32}
+    return wan(
+        WanImageToVideoPipeline,
+        transformer=seeing(**changes),
+        image_encoder=vision(),
+        image_processor=CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=small),
+    )
+
+
+def wan22_from_picture() -> Any:
+    """14B of Wan 2.2: the picture is in the channels alone, and another transformer runs the second
+    half of the schedule."""
+    torch.manual_seed(1)
+    first, second = (wan_transformer(in_channels=CHANNELS) for _ in range(2))
+    return wan(WanImageToVideoPipeline, transformer=first, transformer_2=second, boundary_ratio=0.5)
+
+
+def wan22_small(kind: Any = WanPipeline) -> Any:
+    """5B of Wan 2.2: each token has a timestep of its own, and a cell has 32 pixels on a side."""
+    torch.manual_seed(1)
+    vae = AutoencoderKLWan(
+        base_dim=3,
+        decoder_base_dim=3,
+        z_dim=4,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        latents_mean=[0.0] * 4,
+        latents_std=[1.0] * 4,
+        is_residual=True,
+        in_channels=12,
+        out_channels=12,
+        patch_size=2,
+        scale_factor_spatial=16,
+    )
+    return wan(kind, vae=vae.eval(), expand_timesteps=True)
+
+
+def wan22_small_from_picture() -> Any:
+    return wan22_small(WanImageToVideoPipeline)
+
+
+def from_picture(pipe: Any, way: Way) -> Options:
+    return {**film(pipe, way), "image": pictures(way, 1)}
+
+
+def from_seen_picture(pipe: Any, way: Way) -> Options:
+    """As many columns of text as diffusers reckons with."""
+    return {**from_picture(pipe, way), "max_sequence_length": 512}
+
+
+WAN: dict[str, Any] = {**FILM, "in_turn": True}
+SMALL: dict[str, Any] = {**WAN, "unit": 32, "cell": 32}
+
+WAN_FILMS = (
+    # its pipeline gives the picture to one film a prompt
+    Row(
+        "Wan 2.1, from a picture",
+        wan_from_picture,
+        from_seen_picture,
+        text_last=True,
+        **{**WAN, "images_option": None, "processors": ("fused",)},
+    ),
+    Row("Wan 2.2, from a picture", wan22_from_picture, from_picture, **WAN),
+    Row("Wan 2.2 5B", wan22_small, film, **SMALL),
+    Row("Wan 2.2 5B, from a picture", wan22_small_from_picture, from_picture, **SMALL),
+)

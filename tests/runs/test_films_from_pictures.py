@@ -1,0 +1,36 @@
+"""Films that begin with a given picture: what generate() refuses before the model runs."""
+
+import pytest
+from diffusers import WanTransformer3DModel
+from helpers.small_pictures import picture
+from helpers.wan_rows import wan22_small_from_picture, wan_from_picture
+
+from sdattn import generate
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (
+            wan_from_picture,
+            {"max_sequence_length": 226},
+            "max_sequence_length=226: the layers of this WanTransformer3DModel attend to a picture "
+            "as well, and diffusers takes the last 512 tokens .* Pass max_sequence_length=512",
+        ),
+        (
+            wan_from_picture,
+            {"num_videos_per_prompt": 2},
+            "num_videos_per_prompt=2: a WanImageToVideoPipeline gives the picture to the first",
+        ),
+        (
+            wan22_small_from_picture,
+            {"num_frames": 1},
+            "num_frames=1: a WanImageToVideoPipeline .* gives back the picture .* Pass 5, say",
+        ),
+    ],
+)
+def test_what_diffusers_cannot_make_is_refused(make, options, message, monkeypatch):
+    pipe = make()
+    monkeypatch.setattr(WanTransformer3DModel, "forward", lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(ValueError, match=message):
+        generate(pipe, "a red cat", height=64, width=96, image=picture((96, 64)), **options)
