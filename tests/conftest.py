@@ -25,9 +25,7 @@ def pytest_collect_file():
 def pytest_collection_finish():
     gc.freeze()
     gc.enable()
-    # Every model is thousands of objects: as often as Python looks by itself, that is a seventh of
-    # the time of the tests.
-    gc.set_threshold(50_000, 5, 4)
+    from helpers import fewer_collections  # noqa: F401
 
 
 def pytest_addoption(parser):

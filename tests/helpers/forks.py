@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 IMPORTED = [
+    "helpers.fewer_collections",  # of garbage, while the others are imported
     "sdattn.cli",
     "sdattn.batch.run",
     "accelerate",
