@@ -69,7 +69,8 @@ def main() -> None:
     warnings.showwarning = _show_warning
     # To import diffusers makes very many objects, none of them garbage: a command starts sooner
     # where Python looks for some less often.
-    gc.set_threshold(10_000, *gc.get_threshold()[1:])
+    often, *older = gc.get_threshold()
+    gc.set_threshold(max(often, 10_000), *older)
     try:
         commands()
     except KeyboardInterrupt:

@@ -6,7 +6,6 @@ Real processes, and real launchers where they matter; the demo model on the CPU 
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from helpers.demo_batches import (  # noqa: F401
     contents,
     rows,
     stamps,
-    start,
     wait_until,
     whole,
     write_lines,
@@ -33,8 +31,7 @@ from sdattn.batch.storage.folder import BatchFolder
 pytestmark = pytest.mark.slow  # many processes
 
 # --cpu would start one process only, whatever --num_processes says (accelerate 1.15).
-LAUNCH = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu"]
-LAUNCH += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+LAUNCH = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
 LAUNCH += ["--dynamo_backend", "no", "--main_process_port", "0", "-m", "sdattn", "batch"]
 KILLED_ITEMS = 48
 MOMENTS = ("starting", "loading", "drawing", "writing")
@@ -182,7 +179,7 @@ def test_a_launcher_whose_rank_is_killed_ends_the_other_and_keeps_what_they_fini
     write_lines(tmp_path / "in.jsonl", colours(30))
     arguments = ["in.jsonl", *SETTINGS, "--out", "run"]
     root = tmp_path / "run"
-    launcher = start(*arguments, launch=LAUNCH, cwd=tmp_path)
+    launcher = Fork(*LAUNCH, *arguments, cwd=tmp_path, of="accelerate-launch")
     wait_until(lambda: whole(root) >= 4, launcher)
     ranks = ranks_of(launcher)
     assert len(ranks) == 2

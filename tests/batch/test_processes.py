@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
-from helpers.forks import Fork, free_port, launch, two_ranks
+from helpers.forks import Fork, free_port, two_ranks
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -284,10 +284,12 @@ def test_forks_are_told_their_ranks_as_a_launcher_tells_them(tmp_path, machines)
     (tmp_path / "program.py").write_text(NOTES)
     options = ["--multi_gpu", "--mixed_precision", "no", "--dynamo_backend", "no"]
     each = [two_processes()] if machines == 1 else two_machines()
-    launchers = [launch([*options, *one, "program.py"], tmp_path) for one in each]
+    launchers = [
+        Fork(*options, *one, "program.py", cwd=tmp_path, of="accelerate-launch") for one in each
+    ]
     for one in launchers:
-        one.join(LIMIT)
-        assert one.exitcode == 0
+        _, err = one.communicate(LIMIT)
+        assert one.returncode == 0, err
     for wanted in two_ranks(machines):
         del wanted["MASTER_PORT"]  # any that is free
         found = json.loads((tmp_path / wanted["RANK"]).read_text())

@@ -30,9 +30,9 @@ def write_lines(path, lines):
     return path
 
 
-def start(*arguments, launch=COMMAND, cwd):
+def start(*arguments, cwd):
     return subprocess.Popen(
-        [*launch, *map(str, arguments)],
+        [*COMMAND, *map(str, arguments)],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

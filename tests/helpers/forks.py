@@ -4,8 +4,9 @@
     in_own_namespace(["mount -t tmpfs none disk", ("new", "batch", "in.jsonl")], cwd=folder)
 
 A new Python imports torch and diffusers for seconds before it does what a test is about. From there
-on a fork is a process like any other: its files, locks, signals and memory are its own. How the
-command starts and what `accelerate launch` does are for tests that start Python.
+on a fork is a process like any other: its files, locks, signals and memory are its own. So is a
+launcher, `Fork(..., of="accelerate-launch")`; the ranks that it begins are new Pythons. How the
+command starts is for tests that start Python.
 """
 
 import ctypes
@@ -18,6 +19,7 @@ import time
 from pathlib import Path
 
 IMPORTED = [
+    "helpers.fewer_collections",  # of garbage, while the others are imported
     "sdattn.cli",
     "sdattn.batch.run",
     "accelerate",
@@ -28,15 +30,16 @@ IMPORTED = [
 
 
 class Fork:
-    """`sdattn` with these arguments; what it prints goes to files in its folder.
+    """A command with these arguments; what it prints goes to files in its folder.
 
     Args:
         cwd: where it works.
         variables: of its environment, beside those of this process.
+        of: which command: ``"sdattn"`` or ``"accelerate-launch"``.
     """
 
-    def __init__(self, *arguments, cwd, variables=None):
-        self.args = ["sdattn", *map(str, arguments)]
+    def __init__(self, *arguments, cwd, variables=None, of="sdattn"):
+        self.args = [of, *map(str, arguments)]
         self.logs = [Path(cwd, f"{name}-{time.monotonic_ns()}.log") for name in ("out", "err")]
         # daemon: should a test leave it behind, it ends with the tests
         self._process = fork(_work, self.args, cwd, self.logs, variables or {}, daemon=True)
@@ -80,11 +83,6 @@ def fork(target, *arguments, daemon=False):
     return process
 
 
-def launch(arguments, cwd):
-    """`accelerate launch` with these arguments, begun: a process."""
-    return fork(_launch, arguments, cwd)
-
-
 def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -125,18 +123,12 @@ def _work(command, cwd, logs, variables):
     for number, log in enumerate(logs, start=1):  # stdout, stderr
         with open(log, "wb") as file:
             os.dup2(file.fileno(), number)
+    from accelerate.commands import launch
+
     from sdattn import cli
 
     sys.argv = command
-    cli.main()
-
-
-def _launch(arguments, cwd):
-    from accelerate.commands.launch import main
-
-    os.chdir(cwd)
-    sys.argv = ["accelerate-launch", *map(str, arguments)]
-    main()
+    {"sdattn": cli.main, "accelerate-launch": launch.main}[command[0]]()
 
 
 def _do(steps, cwd):
