@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from sdattn.models.layers import TEXT_KINDS, find_layers
+from sdattn.hooks.run_watch import running_call
+from sdattn.models.layers import TEXT_KINDS, find_denoiser, find_layers
 
 
 def softmax_in_float64(query, key, mask, scale):
@@ -53,6 +54,26 @@ def recorded(model, kinds=TEXT_KINDS, what=probabilities):
         yield record
     for hook in hooks:
         hook.remove()
+
+
+def processors(model):
+    """Of each module that has one."""
+    return {one: one.processor for one in model.modules() if hasattr(one, "processor")}
+
+
+def run_recorded(row, pipe, way):
+    """The pictures, what the attention of torch did, and how often the model was called."""
+    denoiser, calls = find_denoiser(pipe), []
+    models = [one for one in (denoiser.model, denoiser.stands_in) if one is not None]
+    counters = [
+        one.register_forward_hook(lambda *_: calls.append(running_call(pipe))) for one in models
+    ]
+    with recorded(models) as record:
+        plain = row.run(pipe, way)
+    for counter in counters:
+        counter.remove()
+    assert len(set(calls)) == 1 and None not in calls  # of one call of the pipeline
+    return plain, record, len(calls)
 
 
 def in_one(calls):

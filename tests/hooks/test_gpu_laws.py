@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.matrix import PROCESSORS, ROWS
-from helpers.matrix_oracle import expected_maps, recorded
+from helpers.matrix_oracle import expected_maps, processors, run_recorded
 from helpers.rows import Way
 from helpers.transformer_rows import flux
 from helpers.unet_rows import sd2
@@ -33,22 +33,20 @@ def test_the_laws_in_half_types(row, dtype, device):
     way = row.fitted(Way(prompts=2, dtype=dtype))
     pipe = row.make()
     pipe.to(device, dtype)
-    model, calls = find_denoiser(pipe).model, []
-    counter = model.register_forward_hook(lambda *_: calls.append(1))
-    with recorded(model) as record:
-        row.run(pipe, way)
-    counter.remove()
-    plain, before = row.run(pipe, way), dict(model.attn_processors)
+    model = find_denoiser(pipe).model
+    _, record, calls = run_recorded(row, pipe, way)
+    plain, before = row.run(pipe, way), processors(model)
     with sdattn.capture(pipe) as store:
         watched = row.run(pipe, way)
     assert same(plain, watched)
-    assert all(model.attn_processors[name] is before[name] for name in before)
+    assert all(module.processor is before[module] for module in before)
     texts = [layer.name for layer in find_layers(model) if layer.kind in ("cross", "joint")]
     assert list(store.maps) == texts
+    lengths = None if row.lengths is None else row.lengths(pipe, way)
     for name, maps in store.maps.items():
         assert maps.device.type == torch.device(device).type
-        found = maps.flatten(1, 2).double().cpu()
-        expected = expected_maps(record[name], len(calls), row, way).cpu()
+        found = maps.flatten(1, -2).double().cpu()
+        expected = expected_maps(record[name], calls, row, way, lengths).cpu()
         torch.testing.assert_close(found, expected, atol=NEGLIGIBLE, rtol=0.02, equal_nan=True)
 
 

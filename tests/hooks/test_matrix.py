@@ -11,11 +11,10 @@ from functools import lru_cache
 import pytest
 import torch
 from helpers.matrix import CASES, PROCESSORS, WAYS, is_quick
-from helpers.matrix_oracle import expected_maps, recorded
+from helpers.matrix_oracle import expected_maps, processors, run_recorded
 from helpers.rows import PROMPTS
 
 from sdattn import capture, heatmaps
-from sdattn.hooks.run_watch import running_call
 from sdattn.models.layers import find_denoiser, find_layers
 
 LOSSY = ("fused", torch.bfloat16)  # ways of changing a pipeline that are not undone
@@ -30,26 +29,6 @@ def state(pipe, model):
     modules = [module for part in parts for module in part.modules()]
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules]
     return processors(model), hooks, set(vars(pipe)), set(vars(model))
-
-
-def processors(model):
-    """Of each module that has one."""
-    return {one: one.processor for one in model.modules() if hasattr(one, "processor")}
-
-
-def run_recorded(row, pipe, way):
-    """The pictures, what the attention of torch did, and how often the model was called."""
-    denoiser, calls = find_denoiser(pipe), []
-    models = [one for one in (denoiser.model, denoiser.stands_in) if one is not None]
-    counters = [
-        one.register_forward_hook(lambda *_: calls.append(running_call(pipe))) for one in models
-    ]
-    with recorded(models) as record:
-        plain = row.run(pipe, way)
-    for counter in counters:
-        counter.remove()
-    assert len(set(calls)) == 1 and None not in calls  # of one call of the pipeline
-    return plain, record, len(calls)
 
 
 @lru_cache(maxsize=1)
