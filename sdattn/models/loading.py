@@ -130,8 +130,10 @@ def _load_folder(
             folder, use_safetensors=True, variant=options.variant, **parts, **as_dtype(dtype)
         )
     # Weights that the files lack stay without values, on torch's meta device.
-    models = pipe.components.items()
-    check_whole(folder, {k: part for k, part in models if isinstance(part, torch.nn.Module)})
+    models = {k: v for k, v in pipe.components.items() if isinstance(v, torch.nn.Module)}
+    check_whole(folder, models)
+    for model in models.values():
+        model.eval()  # a UNet that AnimateDiff puts its motion modules in begins in training
     return pipe
 
 

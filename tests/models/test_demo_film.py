@@ -1,0 +1,116 @@
+"""The film model inside the package: what it is, how big, and whose weights it has."""
+
+import json
+import re
+import warnings
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import sdattn
+from scripts.moving import goes_right
+from scripts.scene_checker import find_objects
+from sdattn.models.demos import DEMO, DEMOS, LENT, demo_named, demo_of
+from sdattn.models.layers import find_layers
+
+FOLDER, NAME = DEMOS["demo-film"], "demo-film"
+PROMPT = "a red circle"
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return sdattn.load_pipeline(NAME, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def run(pipe):
+    return sdattn.generate(pipe, PROMPT, seed=1)[0]
+
+
+def test_it_is_animatediff_around_the_first_demo(pipe):
+    parts = {name: type(part).__name__ for name, part in pipe.components.items() if part}
+    assert parts == {
+        "vae": "AutoencoderKL",
+        "text_encoder": "CLIPTextModel",
+        "tokenizer": "CLIPTokenizer",
+        "unet": "UNetMotionModel",
+        "motion_adapter": "MotionAdapter",
+        "scheduler": "DDIMScheduler",
+    }
+    assert demo_of(pipe) is demo_named(NAME)
+    layers = [one for one in find_layers(pipe.unet) if one.kind != "temporal"]
+    of_demo = find_layers(sdattn.load_pipeline("demo", device="cpu").unet)
+    assert [one.name for one in layers] == [one.name for one in of_demo]
+
+
+def test_it_is_at_most_4_megabytes_of_safetensors():
+    files = [path for path in FOLDER.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 4e6
+    assert {path.suffix for path in files} == {".json", ".safetensors", ".txt"}
+    configs = [path for path in files if path.suffix == ".json"]
+    assert not [path for path in configs if re.search(r'"/\w+/\w', path.read_text())]
+
+
+def test_its_weights_are_those_that_its_training_recorded():
+    told = json.loads((FOLDER / "training.json").read_text())
+    [path] = FOLDER.rglob("*.safetensors")
+    assert told["sha256"] == {
+        path.relative_to(FOLDER).as_posix(): sha256(path.read_bytes()).hexdigest()
+    }
+    lent = json.loads((DEMO / "training.json").read_text())["sha256"]
+    assert told["settings"]["start"] == lent
+    saved = load_file(path)
+    assert all(values.isfinite().all() for values in saved.values())
+
+
+def test_each_part_has_the_weights_of_the_files(pipe):
+    demo = sdattn.load_pipeline("demo", device="cpu")
+    for part in LENT[NAME]:
+        found, wanted = (getattr(one, part).state_dict() for one in (pipe, demo))
+        for name, value in wanted.items():
+            assert torch.equal(found[name], value), name
+    [file] = (FOLDER / "motion_adapter").glob("*.safetensors")
+    weights = pipe.unet.state_dict()
+    for name, value in load_file(file).items():
+        assert torch.equal(weights[name], value.float()), name
+    assert not pipe.unet.training
+
+
+def test_it_draws_films_by_its_own_settings(run):
+    assert len(run.film) == demo_named(NAME).settings["num_frames"] == 8
+    assert run.settings.model == NAME and run.film[0].size == (128, 128)
+    assert run.heatmaps["circle"].map.shape[0] == 8
+
+
+def test_what_is_to_move_moves_and_its_word_goes_with_it(run):
+    found = [find_objects(frame) for frame in run.film]
+    assert [[(one.colour, one.shape) for one in some] for some in found] == [
+        [("red", "circle")]
+    ] * 8
+    assert goes_right([some[0].centre for some in found])
+    for number, [thing] in enumerate(found):
+        heat = run.frame(number).heatmaps["red"].resize((64, 64)).numpy()
+        row, col = np.unravel_index(heat.argmax(), heat.shape)
+        assert thing.mask[row, col], number
+
+
+def test_looking_does_not_change_its_film(pipe):
+    def draw():
+        generator = torch.Generator().manual_seed(0)
+        options = {"num_inference_steps": 2, "num_frames": 3, "output_type": "np"}
+        return pipe(PROMPT, generator=generator, **options).frames
+
+    before = draw()
+    with sdattn.capture(pipe), sdattn.capture(pipe, kinds=("cross", "self")):
+        during = draw()
+    assert (before == during).all()
+
+
+def test_words_that_it_never_learnt_are_named(pipe):
+    with pytest.warns(UserWarning, match="never learnt 'moving'.*It knows only: red"):
+        sdattn.generate(pipe, "a red circle moving", num_inference_steps=1, num_frames=2)
