@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..errors import InvalidValueError
-from ..models.demos import DEMOS
 from ..runs.option_names import PIPELINE
 from .output import Output
 
@@ -33,7 +32,7 @@ Model = Annotated[
     str,
     typer.Option(
         help="demo, demo-mmdit, demo-film, a diffusers folder, a .safetensors file, or a hub id.",
-        autocompletion=_one_of(*DEMOS),
+        autocompletion=_one_of("demo", "demo-mmdit", "demo-film"),
     ),
 ]
 Device = Annotated[

@@ -108,7 +108,7 @@ def test_a_run_goes_on_with_the_other_engine(on_ray, model, local, tmp_path, mon
         outcome = draw(model, Path(), "run", engine=engine, **more)
         stopping.join()
         assert outcome.stopped == "enough" and outcome.before == before
-        assert before + 4 <= outcome.whole < ITEMS
+        assert before + 4 <= outcome.whole <= ITEMS  # the last may be quicker than the stop
         before = outcome.whole
     assert draw(model, Path(), "run").whole == ITEMS
     check_complete(run, ITEMS)
