@@ -30,7 +30,7 @@ def check_makes_pictures(pipe: Any) -> None:
     """
     if makes_films(pipe):
         text = (
-            "A {0} makes films, and edits, knockouts, comparisons and looks at given pictures are "
+            "{0} makes films, and edits, knockouts, comparisons and looks at given pictures are "
             "of single pictures. See where the words of a film went with {generate()}."
         )
         raise InvalidTypeError(Message(text, type(pipe).__name__))
