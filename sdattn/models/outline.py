@@ -98,7 +98,7 @@ def _models(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a ``model_index.json`` that have weights, built without them."""
     from diffusers import pipelines
 
-    found = {}
+    found: dict[str, Any] = {}
     for name, entry in index.items():
         match entry:
             case [str(library), str(kind)]:  # None: diffusers imports or refuses the library itself
@@ -107,4 +107,16 @@ def _models(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
                 if isinstance(cls, type) and issubclass(cls, torch.nn.Module):
                     part = folder / name
                     found[name] = without_weights(cls, part if part.is_dir() else folder)
-    return found
+    return {**found, **_with_motion(found)}
+
+
+def _with_motion(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The UNet that AnimateDiff's pipelines make of a UNet of pictures and motion modules, which
+    they would make on the CPU."""
+    from diffusers import UNet2DConditionModel, UNetMotionModel
+
+    unet, adapter = parts.get("unet"), parts.get("motion_adapter")
+    if adapter is None or not isinstance(unet, UNet2DConditionModel):
+        return {}
+    with torch.device("meta"):
+        return {"unet": UNetMotionModel.from_unet2d(unet, adapter).eval()}

@@ -14,7 +14,9 @@ import sdattn
 from scripts.moving import goes_right
 from scripts.scene_checker import find_objects
 from sdattn.models.demos import DEMO, DEMOS, LENT, demo_named, demo_of
+from sdattn.models.films import default_frames
 from sdattn.models.layers import find_layers
+from sdattn.models.outline import outline
 
 FOLDER, NAME = DEMOS["demo-film"], "demo-film"
 PROMPT = "a red circle"
@@ -114,3 +116,13 @@ def test_looking_does_not_change_its_film(pipe):
 def test_words_that_it_never_learnt_are_named(pipe):
     with pytest.warns(UserWarning, match="never learnt 'moving'.*It knows only: red"):
         sdattn.generate(pipe, "a red circle moving", num_inference_steps=1, num_frames=2)
+
+
+def test_its_outline_needs_no_weights(pipe):
+    found = outline(NAME)
+    assert demo_of(found) is demo_named(NAME)
+    assert all(one.is_meta for one in found.unet.state_dict().values())
+    assert [one.name for one in find_layers(found.unet)] == [
+        one.name for one in find_layers(pipe.unet)
+    ]
+    assert default_frames(found) == default_frames(pipe) == 8
