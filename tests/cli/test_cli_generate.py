@@ -78,7 +78,7 @@ def test_a_film_of_joint_attention_has_maps_of_motion(invoke, tmp_path, monkeypa
     )
     code, _, err = invoke(*arguments, *settings, "--frames", "1", "--force")
     assert code == 1
-    assert "num_frames=1: the preset 'imap' takes the heads that tell frames apart" in err
+    assert "--frames 1: the preset 'imap' takes the heads that tell frames apart" in err
 
 
 def test_films_that_would_have_no_place_are_not_drawn(invoke, tmp_path, monkeypatch):
