@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from . import models as models
     from .attention import TorchAttnProcessor as TorchAttnProcessor
     from .attention import TorchJointProcessor as TorchJointProcessor
+    from .control.attention_store import AttentionStore as AttentionStore
     from .control.knockouts import Knockout as Knockout
     from .control.knockouts import knockout as knockout
     from .edit import CalledModule as _CalledModule
     from .errors import CaptureError as CaptureError
     from .errors import NotFiniteError as NotFiniteError
     from .errors import SdattnError as SdattnError
-    from .hooks.attention_store import AttentionStore as AttentionStore
     from .hooks.capture import capture as capture
     from .hooks.map_store import MapStore as MapStore
     from .hooks.passes import CaptureWarning as CaptureWarning
@@ -59,7 +59,7 @@ __version__ = "0.2.0"
 # the import is light and the command line starts before torch does.
 _PUBLIC = {
     "PRESETS": "maps.presets",
-    "AttentionStore": "hooks.attention_store",
+    "AttentionStore": "control.attention_store",
     "CaptureError": "errors",
     "CaptureWarning": "hooks.passes",
     "Comparison": "runs.diff.comparison",

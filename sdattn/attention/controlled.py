@@ -1,15 +1,37 @@
 """`ControlledProcessor`: what attention processors open to a controller have in common."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from ..errors import InvalidValueError, RunError
+from ..errors import InvalidTypeError, InvalidValueError
 from .core import fold_heads, unfold_heads
 
-Controller = Callable[[Tensor, bool, str], Tensor | None]
+Spans = tuple[slice, slice]  # positions of the image's tokens and of the text's
+
+
+class Controller(Protocol):
+    """Reads or edits the probabilities of one layer after the other."""
+
+    def __call__(self, attn: Tensor, is_cross: bool, place_in_unet: str, /) -> Tensor | None:
+        """Take ``[B*heads, N, T]``; return what is to be used, None for ``attn`` as it is then."""
+
+
+@runtime_checkable
+class LayerController(Protocol):
+    """A controller that may know the layers by which it is called."""
+
+    def show(self, layer: nn.Module, batch: int, attn: Tensor, is_cross: bool, place: str) -> Any:
+        """Do what a :class:`Controller` does; ``place`` is empty if the layer is to say it."""
+
+    def joint_spans(self, layer: nn.Module) -> Spans | None:
+        """Return where image and text are in a layer of joint attention; None if not known."""
+
+    def note(self, problem: str) -> None:
+        """Remember what could not be shown."""
 
 
 class ControlledProcessor:
@@ -20,56 +42,72 @@ class ControlledProcessor:
 
     Attributes:
         asks: whether the controller is asked now; the attention is plain where it is not.
+        has_asked: whether it ever was.
         watchers: shown the probabilities ``[B, heads, N, T]`` that make the output, behind any
             edit.
     """
 
     def __init__(self, controller: Controller | None = None, place: str = ""):
+        check_controller(controller)
         self.controller = controller
         self.place = place
         self.asks = True
+        self.has_asked = False
         self.watchers: list[Callable[[Tensor], object]] = []
 
     def _show(self, attn: Any, probs: Tensor) -> None:
         for watcher in (*self.watchers, *getattr(attn, "watchers", ())):
             watcher(probs)
 
-    def _edited(self, folded: Tensor, is_cross: bool, place: str) -> Tensor:
-        """What the controller makes of contiguous ``[B*heads, N, T]``; an edit in place counts."""
-        assert self.controller is not None
-        edited = self.controller(folded, is_cross, place)
+    def _edited(self, attn: Any, folded: Tensor, batch: int, is_cross: bool) -> Tensor:
+        """Return what the controller makes of contiguous ``[B*heads, N, T]``."""
+        controller, self.has_asked = self.controller, True
+        if isinstance(controller, LayerController):
+            edited = controller.show(attn, batch, folded, is_cross, self.place)
+        else:
+            assert controller is not None
+            edited = controller(folded, is_cross, self.place)
         if edited is None:
             edited = folded
         if edited.shape != folded.shape:
             raise InvalidValueError(
-                f"The controller {type(self.controller).__name__} was given attention "
+                f"The controller {type(controller).__name__} was given attention "
                 f"{list(folded.shape)} ([batch*heads, queries, keys]) and returned "
                 f"{list(edited.shape)}. Return the same shape, or None after an edit in place."
             )
         return edited
 
     def _controlled(self, attn: Any, probs: Tensor, is_cross: bool) -> Tensor:
-        """``[B, heads, N, T]`` as the controller leaves them."""
+        """Return ``[B, heads, N, T]`` as the controller leaves them."""
         if self.controller is None or not self.asks:
             return probs
-        return self._edited_whole(probs, is_cross, self._place(attn, len(probs)))
-
-    def _edited_whole(self, probs: Tensor, is_cross: bool, place: str) -> Tensor:
         folded = fold_heads(probs).contiguous()  # [B*heads, N, T]
-        return self._edited(folded, is_cross, place).to(probs.dtype).view_as(probs)
+        edited = self._edited(attn, folded, len(probs), is_cross)
+        return edited.to(probs.dtype).view_as(probs)
 
-    def _place(self, attn: Any, batch: int) -> str:
-        """The layer's place: the one given, or what a store that knows the layer says."""
-        begin_layer = getattr(self.controller, "begin_layer", None)
-        if begin_layer is None:
-            return self.place
-        known = begin_layer(attn, batch)
-        if not (self.place or known):
-            raise RunError(
-                f"The {type(self.controller).__name__} does not know which layers call it, and a "
-                f"layer of class {type(attn).__name__} did. {self.controller.HOW}"  # type: ignore[union-attr]
-            )
-        return self.place or known
+
+def check_controller(controller: Any) -> None:
+    """Refuse a controller that cannot be called as ``controller(probs, is_cross, place)``.
+
+    Raises:
+        TypeError: its call needs other arguments.
+    """
+    if controller is None:
+        return
+    takes = inspect.Signature()  # of what cannot be called
+    if callable(controller):
+        try:
+            takes = inspect.signature(controller)
+        except (TypeError, ValueError):  # of a builtin, which may take anything
+            return
+    try:
+        takes.bind(None, True, "down")
+    except TypeError as error:
+        raise InvalidTypeError(
+            f"A {type(controller).__name__} is called as controller(probs, is_cross, place), and "
+            f"takes {takes} ({error}). Pass a function of these three that hands over what it "
+            "needs, for example lambda probs, is_cross, place: store(probs, is_cross, place, 8)."
+        ) from None
 
 
 @contextmanager

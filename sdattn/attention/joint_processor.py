@@ -13,11 +13,17 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidValueError, RunError
-from .controlled import ControlledProcessor, Controller, mask_by_head, projected_out
+from .controlled import (
+    ControlledProcessor,
+    Controller,
+    LayerController,
+    mask_by_head,
+    projected_out,
+)
+from .controlled import Spans as Spans
 from .core import attention_probs, fold_heads, merge_heads
 from .joining import FUSED_WITH_MLP, Joined, joined, unknown_layer
 
-Spans = tuple[slice, slice]  # the picture's tokens and the text's
 Queries = Literal["picture", "all"]
 
 
@@ -85,11 +91,12 @@ class TorchJointProcessor(ControlledProcessor):
 
     Raises:
         ValueError: another ``queries``.
+        TypeError: a controller that takes other arguments.
 
     Raises (when called):
         TypeError: the layer's attention is of another kind.
-        RuntimeError: where the text is was not said, or otherwise than the layer has it; the
-            controller is a store that does not know this layer, and no ``place`` was given.
+        RuntimeError: where the text is was not said, or otherwise than the layer has it. An
+            :class:`sdattn.AttentionStore` says so when it is read.
         ValueError: the controller returned another shape; a mask that does not fit.
     """
 
@@ -156,41 +163,48 @@ class TorchJointProcessor(ControlledProcessor):
         None."""
         if self.controller is None or not self.asks:
             return probs
-        place = self._place(attn, len(probs))
-        picture, text = self._where(attn, probs.shape[-1], own)
+        where = self._where(attn, probs.shape[-1], own)
+        if where is None:
+            return probs
+        picture, text = where
         if text.start == text.stop:  # self-attention beside the joint one
-            return self._edited_whole(probs, False, place)
-        return self._edited_blocks(probs, picture, text, place)
+            return self._controlled(attn, probs, False)
+        return self._edited_blocks(attn, probs, picture, text)
 
-    def _where(self, attn: Any, length: int, own: slice | None) -> Spans:
-        """The picture's tokens and the text's: as told, else as the layer has them."""
-        told = None if self.spans is None else self.spans()
-        ask = getattr(self.controller, "joint_spans", None)
-        if told is None and ask is not None:
-            told = ask(attn)
-        if told is None and own is None:
-            raise RunError(
-                f"A {type(attn).__name__} gets text and picture joined, and the controller "
-                f"{type(self.controller).__name__} needs to know where they are. Pass "
-                "TorchJointProcessor(controller, spans=lambda: (picture, text)) with the slices of "
+    def _where(self, attn: Any, length: int, own: slice | None) -> Spans | None:
+        """Return the image's tokens and the text's: as told, else as the layer has them; None if a
+        store does not know them."""
+        told, controller = None if self.spans is None else self.spans(), self.controller
+        if told is None and isinstance(controller, LayerController):
+            told = controller.joint_spans(attn)
+        if told is None and own is not None:
+            rest = slice(own.stop, length) if own.start == 0 else slice(0, own.start)
+            told = rest, own
+        why = ""
+        if told is None:
+            why = (
+                f"A {type(attn).__name__} gets text and image joined, and the controller "
+                f"{type(controller).__name__} needs to know where they are. Pass "
+                "TorchJointProcessor(controller, spans=lambda: (image, text)) with the slices of "
                 "both; or an AttentionStore that is attached, store.attach(pipe); or use "
                 "sdattn.edit.register_attention_control(pipe, controller)."
             )
-        if told is None:
-            assert own is not None
-            rest = slice(own.stop, length) if own.start == 0 else slice(0, own.start)
-            return rest, own
-        picture, text = told
-        if own not in (None, text) or max(picture.stop, text.stop) > length:
-            raise RunError(
-                f"The picture was said to be at {picture.start} to {picture.stop} and the text at "
+        elif own not in (None, told[1]) or max(told[0].stop, told[1].stop) > length:
+            image, text = told
+            why = (
+                f"The image was said to be at {image.start} to {image.stop} and the text at "
                 f"{text.start} to {text.stop} of the {length} tokens of a {type(attn).__name__}"
                 + (f", which has its text at {own.start} to {own.stop}" if own else "")
                 + ". Pass the spans of this very call."
             )
-        return picture, text
+        if not why:
+            return told
+        if not isinstance(controller, LayerController):
+            raise RunError(why)
+        controller.note(why)
+        return None
 
-    def _edited_blocks(self, probs: Tensor, picture: slice, text: slice, place: str) -> Tensor:
+    def _edited_blocks(self, attn: Any, probs: Tensor, picture: slice, text: slice) -> Tensor:
         """Each block edited, and the rows divided by what they sum to then."""
         if probs.requires_grad:
             probs = probs.clone()  # the softmax needs its own for the gradient
@@ -199,7 +213,7 @@ class TorchJointProcessor(ControlledProcessor):
         if self.shows_picture:
             blocks.insert(0, (probs[:, :, picture, picture], False))
         before = rows.sum(-1, keepdim=True, dtype=torch.float32)  # [B, heads, N, 1]
-        shown = [self._edited_block(block, is_cross, place) for block, is_cross in blocks]
+        shown = [self._edited_block(attn, block, is_cross) for block, is_cross in blocks]
         # Both are sums of the same kernel in the same order, so that the ratio of a row that was
         # not edited is 1.0 exactly; and where little is left no digits are lost, as they would be
         # in 1 + (what was added).
@@ -210,7 +224,7 @@ class TorchJointProcessor(ControlledProcessor):
                 given.copy_(fold_heads(block))
         return probs
 
-    def _edited_block(self, block: Tensor, is_cross: bool, place: str) -> Tensor | None:
+    def _edited_block(self, attn: Any, block: Tensor, is_cross: bool) -> Tensor | None:
         """Have a block edited in place.
 
         Returns:
@@ -218,7 +232,7 @@ class TorchJointProcessor(ControlledProcessor):
             returned another tensor, or where a graph goes through it.
         """
         shown = fold_heads(block).clone(memory_format=torch.contiguous_format)  # [B*heads, N, T]
-        edited = self._edited(shown, is_cross, place)
+        edited = self._edited(attn, shown, len(block), is_cross)
         block.copy_(edited.clamp_min(0).view_as(block))
         return None if edited is not shown or edited.requires_grad else shown
 

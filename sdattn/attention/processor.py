@@ -34,10 +34,11 @@ class TorchAttnProcessor(ControlledProcessor):
             processor serves all layers:
             ``unet.set_attn_processor(TorchAttnProcessor(store))``.
 
+    Raises:
+        TypeError: a controller that takes other arguments.
+
     Raises (when called):
-        TypeError: the layer's attention is joint, or to a picture beside the text.
-        RuntimeError: the controller is a store that does not know this layer, and no ``place``
-            was given.
+        TypeError: the layer's attention is joint, or to an image as well as to the text.
         ValueError: the controller returned another shape; a mask that does not fit.
     """
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidValueError
-from ..hooks.attention_store import AttentionStore
 from ..hooks.run_part import RunPart, Span
 from ..prompts.tokens import Prompt
 from . import alignment
+from .attention_store import AttentionStore
 from .blend import LocalBlend
 
 

@@ -10,18 +10,17 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from ..attention.controlled import Controller
+from ..attention.controlled import Controller, check_controller
 from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError, Message, RunError
-from ..hooks.attachment import controlled_layers, refuse_broken_step
-from ..hooks.attention_store import AttentionStore
-from ..hooks.controlled_passes import ControlledPass, ControlledPasses
+from ..hooks.controlled_passes import ControlledPass, ControlledPasses, controlled_layers
 from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError, CaptureWarning
 from ..models.attention_layer import KINDS
 from ..models.denoiser_call import DenoiserCall, Size, innermost, is_compiled, unwrapped
-from ..models.guidance import Order
+from ..models.guidance import Order, branch_order, branch_rows
 from ..models.layers import AttentionLayer, Denoiser, LayerSelection, select_layers
+from .attention_store import AttentionStore
 from .registered import joint_passes, registered
 
 
@@ -61,11 +60,12 @@ def register_attention_control(
     registration is refused when it runs.
 
     Raises:
-        TypeError: ``target`` is no model that sdattn knows.
+        TypeError: ``target`` is no model that sdattn knows; ``controller`` takes other arguments.
         ValueError: the model has processors with weights of their own (IP-Adapter), which pure
             torch attention would leave out; ``layers`` that fit none.
         RuntimeError: a controller is registered in a ``with`` block that is still open.
     """
+    check_controller(controller)
     denoiser, found = controlled_layers(target)
     chosen = select_layers(found, layers, KINDS)
     passes = joint_passes(denoiser, controller)
@@ -183,7 +183,7 @@ class ControlHandle:
     def _warn_if_unused(self) -> None:
         name = type(self.controller).__name__
         problem = ""
-        if not self._passes:
+        if not self._passes and not any(one.has_asked for one in self._processors):
             problem = (
                 f"The {name} saw nothing: the model it was registered in never ran. Run that very "
                 "pipeline or UNet before the registration ends."
@@ -232,8 +232,15 @@ class ControlHandle:
         """Tell a store what it does not know, which one that is attached does."""
         if store.attachment is None:
             size = cast(Size, call.latent_size) if found is None else found.size
-            prompts = None if found is None else found.prompts
+            prompts = self._prompts_of(call.batch) if found is None else found.prompts
             store.begin_pass(call.batch, size, self._denoiser.levels, prompts, self._places)
+
+    def _prompts_of(self, batch: int) -> slice | None:
+        """Return the rows of a UNet's batch that are the prompts', if its pipeline says so."""
+        try:
+            return branch_rows(branch_order(self._denoiser.pipeline), batch)["conditional"]
+        except (AttributeError, ValueError):  # called by hand, or in an order that is not known
+            return None
 
     def spans(self) -> Spans | None:
         """Where picture and text are in the pass that runs now, in joint attention."""
@@ -282,3 +289,14 @@ def _warn_eager(model: Any, controller: Any) -> None:
         CaptureWarning,
         stacklevel=4,
     )
+
+
+def refuse_broken_step(controller: Any) -> None:
+    """Raise RuntimeError if the model begins a pass while a step of ``controller`` is open."""
+    begun = getattr(controller, "cur_att_layer", 0)
+    if begun not in (0, getattr(controller, "num_uncond_att_layers", 0)):
+        raise RunError(
+            f"The {type(controller).__name__} is in the middle of a step: {begun} layers have "
+            "called, and the model starts anew. After a run that was broken off, reset() the "
+            "controller."
+        )

@@ -2,9 +2,8 @@
 
 `capture` (for any pipeline) installs an observer into each layer; `passes` knows which calls of the
 denoiser are kept and which of their rows; `map_store` holds a `RunningSum` for each layer, cut by
-`keep` and `run_part`. `attention_store`, `step_controller` and `attachment` are the same for
-prompt-to-prompt code, whose processors call the store themselves; `controlled_passes` tells both
-and registered controllers what a pass is. `installer` puts things in and takes them out.
+`keep` and `run_part`. `controlled_passes` tells the room above, whose controllers are called by
+processors, what a pass is. `installer` puts things in and takes them out.
 
 How a layer can be seen, each as an `Attended` of its own (`attended`), which `observers` chooses:
 

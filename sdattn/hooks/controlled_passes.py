@@ -13,7 +13,14 @@ from ..attention.joint_processor import Spans
 from ..errors import InvalidTypeError, InvalidValueError
 from ..models.denoiser_call import DenoiserCall, Size
 from ..models.guidance import GuidanceWatch, Order, branch_rows
-from ..models.layers import AttentionLayer, Denoiser, joint_order, ordered_spans
+from ..models.layers import (
+    AttentionLayer,
+    Denoiser,
+    find_denoiser,
+    is_unet,
+    joint_order,
+    ordered_spans,
+)
 from .installer import Installation
 from .latent_sizes import LatentSizes
 from .run_watch import RunWatch
@@ -108,6 +115,29 @@ class ControlledPasses:
             return self.guidance.order(batch)
         except AttributeError:  # it has not run yet: the model is called by hand
             return None
+
+
+def controlled_layers(target: Any) -> tuple[Denoiser, list[AttentionLayer]]:
+    """Return a model whose layers can call a controller, and its layers in execution order: a UNet
+    of self- and cross-attention, or a transformer of joint attention.
+
+    Raises:
+        TypeError: ``target`` is no such model.
+    """
+    denoiser = find_denoiser(target)
+    layers = denoiser.layers
+    kinds = {layer.kind for layer in layers}
+    if "joint" in kinds and kinds <= {"joint", "self"}:
+        check_joint(denoiser, layers)
+    elif not kinds <= {"cross", "self"} or not is_unet(denoiser.model):
+        strange = sorted(kinds - {"cross", "self"})
+        raise InvalidTypeError(
+            f"A {type(denoiser.model).__name__} is no UNet of Stable Diffusion and has no joint "
+            f"attention alone, but {' and '.join(strange) or 'other'} attention in other places, "
+            "which the controllers of prompt-to-prompt do not know. Pass a pipeline of SD 1.x, "
+            "2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its UNet or transformer."
+        )
+    return denoiser, layers
 
 
 def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:

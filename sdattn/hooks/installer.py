@@ -39,8 +39,7 @@ class _Place:
             if ours is None:
                 return  # of another installation, which puts it back
             if outer.inner is ours:
-                del outer.inner  # a module may not be overwritten by a plain object
-                outer.inner = before
+                _put_under(outer, before)
                 return
         if self.layer.module.processor is not before:
             set_processor(self.layer.module, before)
@@ -149,6 +148,20 @@ def set_processor(module: Any, processor: Any) -> None:
     if "processor" in module._modules and not isinstance(processor, nn.Module):
         del module.processor  # a module may not be overwritten by a plain object
     module.processor = processor
+
+
+def put_innermost(module: Any, processor: Any) -> None:
+    """Have a layer hold a processor under those that only observe."""
+    *outer, held = _wrapped(module.processor)
+    if outer and held is not processor:
+        _put_under(outer[-1], processor)
+    elif held is not processor:
+        set_processor(module, processor)
+
+
+def _put_under(observer: Any, processor: Any) -> None:
+    del observer.inner  # a module may not be overwritten by a plain object
+    observer.inner = processor
 
 
 def _wrapped(processor: Any) -> Iterator[Any]:

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..attention.joint_processor import Spans
 from ..errors import CaptureError as CaptureError
@@ -18,7 +17,7 @@ from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, is_own, joint_spans, unwrapped
 from .attended import Rows, row_index
 from .latent_sizes import LatentSizes, ReadSpans
-from .run_watch import RunWatch
+from .run_watch import RepeatedCalls, RunWatch
 from .schedule import Schedule
 
 BRANCHES: dict[str, tuple[Branch, ...]] = {
@@ -137,8 +136,7 @@ class Passes:
         self._size: Size | None = None  # of the pass that runs now
         self._spans: Sequence[Spans] | None = None  # of that pass, for all rows or for each
         self._read_spans = ReadSpans()
-        self._last: tuple[float | Timestep, Tensor | None] | None = None
-        self._doubtful: list[tuple[float | Timestep, float | Timestep]] = []
+        self._repeats = RepeatedCalls()
 
     @property
     def scheduled(self) -> int:
@@ -160,7 +158,8 @@ class Passes:
         # What was called, whether it is a run of its own, and which rows are of the branch.
         call = self.denoiser.family.read_call(model, args, kwargs)
         self._refuse_second_run()
-        self._note_text(call)
+        if self.guidance is None:
+            self._repeats.note(call)
         order: Order = (
             ("conditional",) if self.guidance is None else self.guidance.order(call.batch)
         )
@@ -212,16 +211,14 @@ class Passes:
     def warn_of_branches(self) -> None:
         """On a model without its pipeline: warn where it seems to have run two branches in turn.
         Asked at the end, since timesteps are read for it."""
-        for before, timestep in self._doubtful:
-            if float(before) == float(timestep):
-                warnings.warn(
-                    f"The model ran twice at timestep {float(timestep):g} with other text states, "
-                    "of the negative prompt perhaps. Both count as steps of the same images. "
-                    "Capture the pipeline to tell them apart, or steps='all' and choose.",
-                    CaptureWarning,
-                    stacklevel=5,
-                )
-                return
+        if (timestep := self._repeats.found()) is not None:
+            warnings.warn(
+                f"The model ran twice at timestep {timestep:g} with other text states, of the "
+                "negative prompt perhaps. Both count as steps of the same images. Capture the "
+                "pipeline to tell them apart, or steps='all' and choose.",
+                CaptureWarning,
+                stacklevel=5,
+            )
 
     def close(self) -> None:
         """Stop listening to the pipeline."""
@@ -266,13 +263,6 @@ class Passes:
             )
         if is_new and self._runs.schedule is not None:
             self._schedule = Schedule(self._runs.schedule)
-
-    def _note_text(self, call: DenoiserCall) -> None:
-        """Of a model without its pipeline: calls in a row with other text states."""
-        before, self._last = self._last, (call.timestep, call.text)
-        # Compared at the end: to read a timestep now would be to wait for the device.
-        if self.guidance is None and before is not None and before[1] is not call.text:
-            self._doubtful.append((before[0], call.timestep))
 
 
 def _refuse_shards(model: Any) -> None:

@@ -6,6 +6,11 @@ from collections.abc import MutableMapping
 from types import FrameType
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from ..models.denoiser_call import DenoiserCall, Timestep
+
 _MARK = "<call seen by sdattn>"  # among the variables of a frame: no code can have this name
 
 
@@ -45,12 +50,13 @@ def running_call(pipeline: Any) -> object | None:
     return None if variables is None else variables.setdefault(_MARK, object())
 
 
-def running_variables(pipeline: Any) -> MutableMapping[str, Any] | None:
-    """The variables of that call as they are now, its arguments among them; None likewise."""
+def running_variables(pipeline: Any, method: str = "__call__") -> MutableMapping[str, Any] | None:
+    """Return the variables of that call as they are now, its arguments among them; None likewise.
+    ``method`` names another method of another object."""
     if pipeline is None:
         return None
-    # Any __call__ of the pipeline's classes, a subclass's around its base's too.
-    calls = [vars(kind)["__call__"] for kind in type(pipeline).__mro__ if "__call__" in vars(kind)]
+    # That of any of the object's classes, a subclass's around its base's too.
+    calls = [vars(kind)[method] for kind in type(pipeline).__mro__ if method in vars(kind)]
     codes = [getattr(inspect.unwrap(call), "__code__", None) for call in calls]
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -60,3 +66,34 @@ def running_variables(pipeline: Any) -> MutableMapping[str, Any] | None:
                 return variables
         frame = frame.f_back
     return None
+
+
+def in_backward() -> bool:
+    """Check whether a backward pass is calling this; it runs checkpointed layers a second time."""
+    # torch.utils.checkpoint and torch.utils.module_tracker ask so; there is no public name for it
+    return torch._C._current_graph_task_id() != -1
+
+
+class RepeatedCalls:
+    """Calls of a model in a row that may be of two prompts, which count as steps of one.
+
+    Without a pipeline nobody says which branch of the guidance a call is of; two calls at one
+    timestep with other text states are likely to be both branches.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[float | Timestep, Tensor | None] | None = None
+        self._doubtful: list[tuple[float | Timestep, float | Timestep]] = []
+
+    def note(self, call: DenoiserCall) -> None:
+        """Take note of a call that begins now."""
+        before, self._last = self._last, (call.timestep, call.text)
+        # Compared at the end: to read a timestep now would be to wait for the device.
+        if before is not None and before[1] is not call.text:
+            self._doubtful.append((before[0], call.timestep))
+
+    def found(self) -> float | None:
+        """Return the first timestep at which the model ran twice, once; None if there is none."""
+        doubtful, self._doubtful = self._doubtful, []
+        same = (float(one) for before, one in doubtful if float(before) == float(one))
+        return next(same, None)

@@ -3,26 +3,42 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ..attention import level_grids, query_grid
-from ..errors import InvalidTypeError, InvalidValueError, Message
-from ..hooks.attention_store import AttentionStore, Maps
-from ..hooks.passes import CaptureError
-from ..hooks.run_part import RunPart
+from ..errors import CaptureError, InvalidTypeError, InvalidValueError, Message
+from ..hooks.drawn import DrawnPrompts
 from ..models.guidance import Branch
 from ..models.layers import PLACES
-from ..models.pipeline_call import whole
 from .aggregation import PLACE
 from .layermaps import LayerMap, LayerMaps
 from .presets import Preset
 
+Maps = dict[str, list[Tensor]]  # by place and kind: {"down_cross": [[images*heads, N, T], ...]}
 StepChoice = str | int | tuple[float, float]
-# an AttentionStore, one of its dictionaries, the maps of some layers, or of one
-Folded = AttentionStore | Mapping[str, Sequence[Tensor]] | Sequence[Tensor] | Tensor
+
+
+@runtime_checkable
+class StepStore(Protocol):
+    """A store of prompt-to-prompt code that knows its run: :class:`sdattn.AttentionStore`."""
+
+    latent_size: tuple[int, int] | None
+    levels: int | None
+    images: int | None
+    drawn: DrawnPrompts | None
+
+    def check_finished(self) -> None:
+        """Raise RuntimeError if it holds no step of a run, or has not seen the run whole."""
+
+    def step_maps(self, steps: StepChoice) -> tuple[Maps, int]:
+        """Return the maps of some steps, and how many steps they are the mean of."""
+
+
+# a store, one of its dictionaries, the maps of some layers, or of one
+Folded = StepStore | Mapping[str, Sequence[Tensor]] | Sequence[Tensor] | Tensor
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -146,11 +162,12 @@ def folded_maps(
             is not known; a choice of ``steps`` that does not fit.
     """
     images, levels, passes, name = prompts, 4, None, f"a {type(x).__name__} of maps"
-    if isinstance(x, AttentionStore):
+    by_place: Mapping[str, Sequence[Tensor]]
+    if isinstance(x, StepStore):
+        name = f"this {type(x).__name__}"
+        by_place, passes = x.step_maps("mean" if steps is None else steps)
         latent_size = latent_size or x.latent_size
-        images, levels, name = x.images or prompts, x.levels or 4, f"this {type(x).__name__}"
-        by_place: Mapping[str, Sequence[Tensor]]
-        by_place, passes = _of_steps(x, "mean" if steps is None else steps)
+        images, levels = x.images or prompts, x.levels or 4
     elif steps is not None:
         raise InvalidValueError(
             f"steps={steps!r}: {name} has no steps to choose from. Leave it out."
@@ -169,7 +186,7 @@ def folded_maps(
             "Pass latent_size=(rows, cols), the picture's height and width divided by the VAE's "
             "scale factor (64, 64 for 512x512), or call store.attach(pipe) before the run."
         )
-    if not isinstance(x, AttentionStore):
+    if not isinstance(x, StepStore):
         _refuse_sums(cross[0][1], name)
     return FoldedMaps(cross, self_attention, images, latent_size, levels, passes, name)
 
@@ -197,42 +214,6 @@ def _of_kind(by_place: Mapping[str, Sequence[Tensor]], kind: str) -> list[tuple[
     return [(key.removesuffix(f"_{kind}"), maps) for key in places for maps in by_place[key]]
 
 
-def _of_steps(store: AttentionStore, steps: StepChoice) -> tuple[Maps, int]:
-    """The maps of some steps of a store, and how many steps they are the mean of."""
-    if steps == "mean":
-        cross, part = store.get_average_full_attention(), store.get_average_attention()
-        every = {key: maps for key, maps in part.items() if key.endswith("_self")}
-        last_only = store.save_global_store is not None  # the way of Attend-and-Excite
-        return {**every, **cross}, 1 if last_only else store.cur_step
-    if steps == "last":
-        store.get_average_attention()  # refuses where no step has finished
-        return store.last_step, 1
-    chosen = _chosen(store, steps)
-    return {key: _mean([step[key] for step in chosen]) for key in chosen[0]}, len(chosen)
-
-
-@torch.no_grad()
-def _mean(steps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Of lists of maps, one for each step, the list of their means."""
-    return [torch.stack(list(maps)).mean(0) for maps in zip(*steps, strict=True)]
-
-
-def _chosen(store: AttentionStore, steps: StepChoice) -> list[Maps]:
-    kept = len(store.steps)
-    numbers: list[int] = []
-    if (step := whole(steps)) is not None:
-        numbers = [step] if -kept <= step < kept else []
-    elif part := RunPart.read(steps):
-        numbers = part.passes(kept)
-    if not numbers:
-        raise InvalidValueError(
-            f"steps={steps!r}: pass 'mean', 'last', a step's number or a part of the run such as "
-            f"(0.5, 1.0). This {type(store).__name__} keeps {kept} steps one by one"
-            + (f", 0 to {kept - 1}." if kept else "; make it with keep_steps=True.")
-        )
-    return [store.steps[i] for i in numbers]
-
-
 def _refuse_sums(maps: Tensor, name: str) -> None:
     total = float(maps.detach().float().sum(-1).mean())
     if not total < 1.5:  # edited maps need not sum to 1, but sums over steps do to 2 and more
@@ -243,16 +224,15 @@ def _refuse_sums(maps: Tensor, name: str) -> None:
 
 
 def aggregate_attention(
-    store: AttentionStore,
+    store: Any,
     res: int | tuple[int, int],
     from_where: Sequence[str],
     is_cross: bool,
     select: int,
-    *,
-    prompts: int | None = None,
+    prompts: int | str | Sequence[str] | None = None,
 ) -> Tensor:
-    """The mean map of the layers of one resolution, over their heads, as google/prompt-to-prompt
-    computes it (``aggregate_attention`` in its notebooks).
+    """Return the mean map of the layers of one resolution, over their heads, as
+    ``aggregate_attention`` in the notebooks of google/prompt-to-prompt does.
 
     Args:
         store: after a run; its means over the steps are read. Any store with
@@ -261,16 +241,28 @@ def aggregate_attention(
         from_where: of ``"down"``, ``"mid"`` and ``"up"``.
         is_cross: cross-attention, or self-attention.
         select: the image, counted from 0.
-        prompts: how many images share the rows, where the store does not know it (in the notebooks
-            the length of a global of this name).
+        prompts: the prompts of the images, or their number, if the store does not know it (in the
+            notebooks a global of this name).
 
     Returns:
         float ``[rows, cols, T]`` on the CPU, probabilities.
 
     Raises:
         ValueError: no map of that size from these places (``max_queries`` leaves out larger ones),
-            rows that do not divide among the images, or how many images there are is not known.
+            rows that do not divide among the images, or an unknown number of images.
     """
+    return aggregated(store, res, from_where, is_cross, select, prompts).cpu()
+
+
+def aggregated(
+    store: Any,
+    res: int | tuple[int, int],
+    from_where: Sequence[str],
+    is_cross: bool,
+    select: int,
+    prompts: int | str | Sequence[str] | None = None,
+) -> Tensor:
+    """Return :func:`aggregate_attention` on the maps' device."""
     rows, cols = (res, res) if isinstance(res, (int, Integral)) else res
     kind = "cross" if is_cross else "self"
     average = store.get_average_attention()
@@ -280,16 +272,18 @@ def aggregate_attention(
         for maps in average.get(f"{place}_{kind}", ())
         if maps.shape[1] == rows * cols
     ]
+    if isinstance(prompts, Sequence):
+        prompts = 1 if isinstance(prompts, str) else len(prompts)
     images = prompts or getattr(store, "images", None) or len(getattr(store, "prompts", ()))
     if not fitting or not images or any(len(maps) % images for maps in fitting):
         there = {key: sorted({m.shape[1] for m in maps}) for key, maps in average.items() if maps}
         raise InvalidValueError(
             f"Asked for {kind}-attention of {rows}x{cols}={rows * cols} queries from "
             f"{list(from_where)} for {images or 'an unknown number of'} image(s); found numbers of "
-            f"queries {there}. Choose another res or place; pass prompts= where the number of "
-            "images is not known; larger maps are kept with AttentionStore(max_queries=...)."
+            f"queries {there}. Choose another res or place; pass prompts= if the number of images "
+            "is not known; larger maps are kept with AttentionStore(max_queries=...)."
         )
     # One mean over all heads of all layers, so that a layer with more heads counts for more.
     by_image = [m.reshape(images, -1, rows, cols, m.shape[-1])[select] for m in fitting]
     every = torch.cat(by_image)  # [layers*heads, rows, cols, T]
-    return (every.sum(0) / len(every)).cpu()
+    return every.sum(0) / len(every)

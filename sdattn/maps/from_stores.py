@@ -7,7 +7,6 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ..errors import InvalidTypeError, InvalidValueError
-from ..hooks.attention_store import AttentionStore
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.map_store import MapStore
 from ..models.call_facts import EACH
@@ -17,7 +16,7 @@ from ..prompts.chunks import read_long_prompt
 from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, read_prompt
 from .aggregation import aggregate, contrast, rescaled, sharpened
-from .folded import Folded, FoldedMaps, StepChoice, folded_maps
+from .folded import Folded, FoldedMaps, StepChoice, StepStore, folded_maps
 from .heatmaps import Heatmaps
 from .layermaps import LayerMaps, layer_maps
 from .masks import smooth
@@ -92,13 +91,14 @@ def heatmaps(
     chosen = preset_of(preset, *way)
     # Two kinds of stores: maps by layer, averaged as the preset asks, or heads folded into the
     # rows.
-    drawn = store.drawn if isinstance(store, MapStore | AttentionStore) else None
+    drawn = store.drawn if isinstance(store, MapStore | StepStore) else None
     if isinstance(store, MapStore):
         _refuse_for_captured(latent_size=latent_size, steps=steps)
         reading = _Reading.of(drawn, store.branches, tokenizer, prompt, options)
         return heatmaps_of(store, layer_maps(store, chosen), chosen, reading.prompts(store))
-    if steps is None and chosen.steps == "last" and isinstance(store, AttentionStore):
-        steps = "last"
+    if isinstance(store, StepStore):
+        store.check_finished()
+        steps = "last" if steps is None and chosen.steps == "last" else steps
     reading = _Reading.of(drawn, ("conditional",), tokenizer, prompt, options)
     folded = folded_maps(store, len(reading.given), latent_size, steps)
     return heatmaps_of(folded, folded.layer_maps(chosen), chosen, reading.prompts(folded))

@@ -312,7 +312,7 @@ def test_gradients_reach_the_latents_through_an_edit():
 def test_a_controller_without_a_known_split_is_refused():
     model = sharp_model("FLUX.1")
     model.set_attn_processor(TorchJointProcessor(lambda *_: None, "double"))
-    with pytest.raises(RuntimeError, match="FluxAttention gets text and picture joined.*spans="):
+    with pytest.raises(RuntimeError, match="FluxAttention gets text and image joined.*spans="):
         model(**sharp_inputs("FLUX.1", model))
 
 

@@ -209,7 +209,7 @@ def test_capture_sees_the_edited_maps():
 def test_gradients_flow_from_a_foreign_store_to_the_latents():
     """Attend-and-Excite's loop: a live graph, from what is stored back to the latents."""
     unet = make_unet()
-    store = AttentionStore(False, guidance=None)
+    store = AttentionStore(save_global_store=False)
     latents = INPUTS[0].clone().requires_grad_()
     with register_attention_control(unet, store), torch.enable_grad():
         unet(latents, *INPUTS[1:])
@@ -217,7 +217,7 @@ def test_gradients_flow_from_a_foreign_store_to_the_latents():
     [grad] = torch.autograd.grad(loss, latents)
 
     def value(x):
-        with register_attention_control(unet, again := AttentionStore(False, guidance=None)):
+        with register_attention_control(unet, again := AttentionStore(save_global_store=False)):
             with torch.no_grad():
                 unet(x, *INPUTS[1:])
         return sum(m[..., 2].sum(dtype=torch.float64) for m in again.attention_store["up_cross"])

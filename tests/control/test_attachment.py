@@ -24,25 +24,27 @@ def test_the_store_may_be_attached_after_the_processor_is_set():
 
 
 @torch.no_grad()
-def test_a_store_that_is_not_attached_says_what_to_type():
+def test_a_store_that_is_not_attached_says_what_to_type_when_it_is_read():
     unet, inputs = make_unet(), (torch.randn(1, 4, 16, 12), 500, torch.randn(1, 7, 32))
     line = r"store\.attach\(pipe\).*unet\.set_attn_processor\(sdattn\.TorchAttnProcessor\(store\)\)"
-    unet.set_attn_processor(TorchAttnProcessor(AttentionStore()))
-    told = "does not know which layers call it, and a layer of class Attention did"
-    with pytest.raises(RuntimeError, match=rf"{told}.*{line}"):
-        unet(*inputs)
-    elsewhere = AttentionStore(pipeline=make_unet())
-    unet.set_attn_processor(TorchAttnProcessor(elsewhere))
-    with pytest.raises(RuntimeError, match="does not know which layers"):
-        unet(*inputs)
-    # places by hand, but no count of layers: the sums would never close
-    store = AttentionStore()
+    alone, elsewhere, by_place = AttentionStore(), AttentionStore(pipeline=make_unet()), None
+    by_place = AttentionStore()
     places = {name: name.split("_")[0] for name in unet.attn_processors}
-    unet.set_attn_processor({n: TorchAttnProcessor(store, place) for n, place in places.items()})
-    with pytest.raises(RuntimeError, match=rf"num_att_layers is -1.*{line}"):
+    chosen = {n: TorchAttnProcessor(by_place, place) for n, place in places.items()}
+    for store, processors in (
+        (alone, TorchAttnProcessor(alone)),
+        (elsewhere, TorchAttnProcessor(elsewhere)),
+        (by_place, chosen),
+    ):
+        unet.set_attn_processor(processors)
         unet(*inputs)
-    with pytest.raises(RuntimeError, match=rf"No step has finished.*{line}"):
-        sdattn.heatmaps(store, None, {"cat": [2]}, latent_size=(16, 12))
+        with pytest.raises(RuntimeError, match=line):
+            store.get_average_attention()
+        with pytest.raises(RuntimeError, match=line):
+            store.last_step  # noqa: B018
+        with pytest.raises(RuntimeError, match=line):
+            sdattn.heatmaps(store, None, {"cat": [2]}, latent_size=(16, 12))
+    assert [len(by_place.step_store[key]) for key in CROSS] == [6, 1, 9]
 
 
 @pytest.mark.parametrize("name", ["InstructPix2Pix", "image to image", "SDXL"])
@@ -90,17 +92,24 @@ def test_runs_are_not_mixed():
 
 
 @torch.no_grad()
-def test_a_bare_model_that_breaks_off_or_changes_its_size_is_noticed():
+def test_a_bare_model_that_changes_its_size_is_told_and_one_that_broke_off_is_not_counted():
     unet = make_unet()
     store = AttentionStore(pipeline=unet)
     unet.set_attn_processor(TorchAttnProcessor(store))
     text = torch.randn(1, 7, 32)
     unet(torch.randn(1, 4, 16, 12), 500, text)
-    with pytest.raises(CaptureError, match=r"latent of \(16, 12\).*called with \(8, 8\)"):
-        unet(torch.randn(1, 4, 8, 8), 500, text)
-    store.cur_att_layer = 5
-    with pytest.raises(RuntimeError, match="middle of a step: 5 layers"):
+    unet(torch.randn(1, 4, 8, 8), 500, text)
+    with pytest.raises(CaptureError, match=r"\(16, 12\) at first and \(8, 8\) later.*reset"):
+        store.last_step  # noqa: B018
+    store.reset()
+    hook = unet.up_blocks[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         unet(torch.randn(1, 4, 16, 12), 500, text)
+    hook.remove()
+    assert (store.cur_step, store.cur_att_layer) == (0, 14)
+    unet(torch.randn(1, 4, 16, 12), 500, text)
+    assert [len(store.last_step[key]) for key in CROSS] == [6, 1, 9]
+    assert (store.cur_step, store.cur_att_layer) == (1, 0)
 
 
 @torch.no_grad()
@@ -119,9 +128,11 @@ def test_outside_of_a_pipelines_call_half_of_a_batch_is_not_dropped_unasked(targ
     with sdattn.capture(unet, heads="all") as maps:
         unet(*inputs)
     store = attached()
+    unet(*inputs)
     told = rf"batch of {batch} outside of its pipeline.*guidance=None \(every row is an image\)"
-    with pytest.raises(ValueError, match=told):
-        unet(*inputs)
+    for read in (lambda: store.last_step, store.get_average_attention, store.heatmaps):
+        with pytest.raises(CaptureError, match=told):
+            read()
     store.detach()
     for guidance, kept in ((None, batch), ("batch", batch // 2)):
         store = attached(guidance=guidance)

@@ -15,7 +15,7 @@ from helpers.chain_runs import CROSS, DOWN, UP, captured, chained, make_pipe, ru
 from helpers.tiny_pipelines import make_sd15_unet, make_unet
 
 import sdattn
-from sdattn import AttentionStore, TorchAttnProcessor
+from sdattn import AttentionStore, CaptureWarning, TorchAttnProcessor
 from sdattn.edit import register_attention_control
 from sdattn.models.layers import find_layers
 
@@ -107,6 +107,9 @@ def test_heads_are_never_halved_for_images(batch, kept):
     expected = [one[batch - kept :].flatten(0, 1).flatten(1, 2) for one in maps.maps.values()]
     for store in (attached, by_hand):
         assert store.images == kept
+        if store is by_hand and batch % 2 == 0:
+            with pytest.warns(CaptureWarning, match="guessed.*guidance='batch'"):
+                assert store.last_step
         for ours, theirs in zip(
             [m for key in CROSS for m in store.last_step[key]], expected, strict=True
         ):
@@ -133,7 +136,7 @@ def test_each_step_is_kept_on_request(kept_steps):
 
 def test_much_is_said_after_the_first_step(monkeypatch, caplog):
     pipe = make_pipe()
-    monkeypatch.setattr("sdattn.hooks.attention_store.MUCH", 1e6)
+    monkeypatch.setattr("sdattn.control.step_sums.MUCH", 1e6)
     with caplog.at_level(logging.WARNING, "sdattn"):
         chained(pipe, ["a cat"], steps=3, store=AttentionStore(pipeline=pipe, keep_steps=True))
     assert [one.getMessage()[:39] for one in caplog.records] == [

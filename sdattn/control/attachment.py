@@ -1,0 +1,300 @@
+"""`Attachment`: the tie between a store and the model whose layers call it."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..attention.joint_processor import Spans
+from ..errors import InvalidValueError
+from ..hooks.controlled_passes import ControlledPass, ControlledPasses, controlled_layers
+from ..hooks.drawn import PromptWatch
+from ..hooks.installer import Installation, put_innermost
+from ..hooks.run_watch import RepeatedCalls, in_backward, running_variables
+from ..models.attention_layer import Kind
+from ..models.denoiser_call import innermost
+from ..models.guidance import guided_order
+from ..models.layers import Place, is_unet
+from .held import calls_in_a_pass, holds, is_suspended, is_taken, standing
+
+_HOW = (
+    "Attention slicing, fused projections, an IP-Adapter and others replace processors. Set the "
+    "store's after them: pipe.{}(store)). store.detach() lets go of the model and keeps the maps."
+)
+_UNET = "unet.set_attn_processor(sdattn.TorchAttnProcessor"
+_TRANSFORMER = "transformer.set_attn_processor(sdattn.TorchJointProcessor"
+
+
+class _Layer(NamedTuple):
+    place: Place
+    kind: Kind
+    heads: int
+    before: Any  # the processor that it held when the store was attached
+
+
+class Attachment:
+    """Hooks before and after a model's forward, which tell a store of each pass.
+
+    Nothing of the model is replaced. The hooks go with :meth:`close` or with the store, whichever
+    is first; the model is held weakly.
+
+    Args:
+        target: a pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its
+            UNet or transformer.
+        store: the :class:`sdattn.AttentionStore`, held weakly.
+
+    Attributes:
+        in_pass: True between the two hooks.
+        rests: True if the store sits this pass out: other processors replace its own for a while.
+        repeats: passes outside of a pipeline's call that may be of two prompts.
+
+    Raises:
+        TypeError: a model whose layers' places are not known.
+        ValueError: the guidance of this pipeline is not known, or not as the store's ``guidance``
+            says.
+    """
+
+    def __init__(self, target: Any, store: Any):
+        denoiser, layers = controlled_layers(target)
+        if denoiser.pipeline is not None:
+            _check_layout(denoiser.pipeline)
+        self._passes = ControlledPasses(denoiser)
+        self._passes.check_guidance(store)
+        self._levels, self._family = denoiser.levels, denoiser.family
+        known = {
+            la.module: _Layer(la.place, la.kind, la.heads, innermost(la.module.processor))
+            for la in layers
+        }
+        self._layers = weakref.WeakKeyDictionary(known)  # the weights go with their pipeline
+        self._places = tuple(dict.fromkeys(layer.place for layer in layers))
+        self._kinds = Counter(layer.kind == "self" for layer in layers)
+        self._how = _HOW.format(_UNET if is_unet(denoiser.model) else _TRANSFORMER)
+        self._store = weakref.ref(store)
+        self.in_pass, self.rests, self._is_direct, self._is_new_run = False, False, False, False
+        self.repeats = RepeatedCalls()
+        self.forget()
+        installed = Installation()
+        installed.watch(denoiser.model, self._before_pass, self._after_pass)
+        if is_unet(denoiser.model) and hasattr(denoiser.model, "conv_out"):
+            # unet.forward(...), called directly, runs no hooks but those of its parts
+            installed.watch(denoiser.model.conv_in, self._before_part(denoiser.model))
+            installed.follow(denoiser.model.conv_out, self._after_part)
+        self._prompts = PromptWatch(denoiser, installed)
+        self._passes.listen(installed)
+        self.close = weakref.finalize(store, installed.remove)
+
+    @property
+    def n_layers(self) -> int:
+        return len(self._layers)
+
+    @property
+    def passes(self) -> int:
+        """Number of steps in the schedule of the run; 1 if there is none."""
+        schedule = self._passes.runs.schedule
+        return 1 if schedule is None else len(schedule)
+
+    def forget(self) -> None:
+        """Forget the passes so far."""
+        self._n_missed, self._n_seen = 0, 0  # passes of this run
+        self._n_calls: int | None = None  # in the first pass of the run
+
+    def place(self, layer: nn.Module) -> Place | None:
+        """Return ``"down"``, ``"mid"``, ``"up"``, ``"double"`` or ``"single"``; None for a layer
+        of another model."""
+        known = self._layers.get(layer)
+        return None if known is None else known.place
+
+    def joint_spans(self, layer: nn.Module) -> Spans | None:
+        """Return where image and text are in a layer's call that runs now, with no text,
+        ``slice(0, 0)``, for self-attention; None if not known."""
+        known = self._layers.get(layer)
+        if known is not None and known.kind != "joint":
+            return slice(0, 0), slice(0, 0)
+        return None if self._found is None else self._found.spans
+
+    def begin_call(self, is_cross: bool) -> bool:
+        """Take note of a call; return True if the store is to look at it."""
+        if not self.in_pass:
+            return True
+        if not self._calls:
+            self._looks = self._begins()
+        self._calls[not is_cross] += 1
+        return self._looks
+
+    def check_rows(self, store: Any, rows: int, batch: int | None) -> None:
+        """Have the store remember rows that are not its batch times a layer's heads."""
+        heads = {layer.heads for layer in self._layers.values()}
+        if self.in_pass and (batch is None or rows // batch not in heads):
+            store.note(
+                f"it was handed {rows} rows for a batch of {store._batch} and {sorted(heads)} "
+                "heads. Hand it [batch*heads, N, T]."
+            )
+
+    def problem(self, store: Any) -> str:
+        """Return what the store has not seen of the last run; empty if it saw all."""
+        if not self._n_missed:
+            return ""
+        which = f"the last {self._n_missed} passes"
+        if self._n_seen:
+            which = f"{self._n_missed} of {self._n_missed + self._n_seen} passes"
+        return (
+            f"none of the {self.n_layers} layers called it in {which}. They hold "
+            f"{standing(self._layers, store)}. {self._how}"
+        )
+
+    def restore(self, store: Any) -> str:
+        """Put back the processors from before; return a warning about layers that keep theirs."""
+        n_own = n_held = 0
+        for module, layer in self._layers.items():
+            held = innermost(module.processor)
+            if hasattr(held, "displaced"):
+                n_held += 1  # whoever put it there puts back what is under it
+            elif holds(layer.before, store):
+                n_own += 1
+            elif not (isinstance(held, nn.Module) and list(held.parameters())):
+                put_innermost(module, layer.before)
+        if n_own:
+            return (
+                f"{n_own} layers keep the processor of this store, which was set before it was "
+                "attached, so that what they held before is not known. Set others, or attach "
+                "first."
+            )
+        if n_held:
+            return (
+                f"{n_held} layers are held by a registered controller and get the store's "
+                "processor back when it is taken out. Remove that one first."
+            )
+        return ""
+
+    def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if in_backward():
+            return
+        self.in_pass, self.rests, self._looks = True, False, False
+        self._calls: Counter[bool] = Counter()  # by "is self-attention"
+        self._found: ControlledPass | None = None
+        self._error = ""
+        try:
+            call = self._family.read_call(model, args, kwargs)
+            self._found = self._passes.read(call)
+        except Exception as error:  # of any kind: the model is to run
+            self._error = f"a pass could not be read ({type(error).__name__}: {error})"
+            return
+        if self._found.begins_run:
+            self.forget()
+            self._is_new_run = True
+        if self._found.order is None:
+            self.repeats.note(call)
+
+    def _begins(self) -> bool:
+        """Begin a pass, when its first layer calls: hooks of the model that set processors have
+        all run by then."""
+        store, found = self._store(), self._found
+        self.rests = is_suspended(self._layers, store)
+        if store is None or self.rests:
+            return False
+        if found is None:
+            store.note(self._error)
+            return False
+        if self._is_new_run:
+            missed, self._is_new_run = self._n_missed, False
+            store.reset()
+            self._n_missed = missed
+        if found.of_no_prompt:
+            return False
+        prompts = self._rows(store, found)
+        # where every row is kept, the first may be those of the negative prompts
+        is_known = store.guidance is not None or prompts == slice(0, found.batch)
+        if not store.cur_step:
+            store.drawn = self._prompts.drawn() if is_known else None
+        store.begin_pass(found.batch, found.size, self._levels, prompts, self._places)
+        return True
+
+    def _rows(self, store: Any, found: ControlledPass) -> slice | None:
+        """Return the rows of the batch that are the prompts'; None if no pipeline knows them."""
+        try:
+            prompts = found.prompts
+        except InvalidValueError as error:
+            store.note(str(error))
+            return None
+        if prompts is None and store.guidance == "auto" and found.batch % 2 == 0:
+            store.note(
+                f"the model was called with a batch of {found.batch} outside of its pipeline, so "
+                "whether its first half is unconditional is not known. Make the store with "
+                "guidance=None (every row is an image), 'batch' (it is) or 'passes' (the first of "
+                "two passes is)."
+            )
+        return prompts
+
+    def _after_pass(self, *_: Any) -> None:
+        store = self._store()
+        if store is None or not self.in_pass or in_backward():
+            return
+        self.in_pass = False
+        if self._found is not None and self._found.of_no_prompt:
+            return
+        if not self._calls:
+            # It rests, or had its turn before all layers got another controller.
+            rests = is_suspended(self._layers, store)
+            self._n_missed += not (rests or (store.cur_step and is_taken(self._layers)))
+        elif self._looks:
+            self._n_seen += 1
+            self._check_calls(store)
+            store.end_pass(self._calls.total())
+
+    def _check_calls(self, store: Any) -> None:
+        """Have the store remember layers that were skipped, or that ran twice."""
+        calls, expected = self._calls.total(), 0
+        for module, layer in self._layers.items():
+            if holds(processor := innermost(module.processor), store):
+                expected += calls_in_a_pass(processor, layer.kind)
+        first = self._n_calls = calls if self._n_calls is None else self._n_calls
+        text, more = self._calls[False], self._calls[True]
+        joint = self.n_layers - self._kinds[True]
+        if calls < expected:
+            store.note(
+                f"{expected} calls were to come in a pass, and {calls} came. Turn off what skips "
+                "layers (a cache?), or have only the other layers call the store."
+            )
+        elif text > joint or more > self._kinds[True] + joint:
+            store.note(
+                f"{calls} calls came in one pass of {self.n_layers} layers: some ran twice. Have "
+                "only the others call the store."
+            )
+        elif calls != first:
+            store.note(
+                f"{first} calls came in the first pass and {calls} in a later one. The layers hold "
+                f"{standing(self._layers, store)}. Set processors before the run. {self._how}"
+            )
+
+    def _before_part(self, model: nn.Module) -> Any:
+        held = weakref.ref(model)
+
+        def before(*_: Any) -> None:
+            whole = held()
+            if whole is not None and not self.in_pass and not in_backward():
+                given = running_variables(whole, "forward")
+                if given is not None:
+                    names = ("sample", "timestep", "encoder_hidden_states")
+                    self._before_pass(whole, (), {name: given[name] for name in names})
+                    self._is_direct = True
+
+        return before
+
+    def _after_part(self, *_: Any) -> None:
+        if self._is_direct:
+            self._is_direct = False
+            self._after_pass()
+
+
+def _check_layout(pipeline: Any) -> None:
+    try:
+        guided_order(pipeline)
+    except ValueError:
+        raise InvalidValueError(
+            f"How a {type(pipeline).__name__} lays out guidance in its batch is not known. Attach "
+            "its UNet, store.attach(pipe.unet), and say it: AttentionStore(guidance='batch') if "
+            "the first half of the batch is unconditional, guidance=None to keep every row."
+        ) from None

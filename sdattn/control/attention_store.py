@@ -1,0 +1,399 @@
+"""`AttentionStore`, the store of prompt-to-prompt code: maps by place, summed over steps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from ..attention.controlled import Spans
+from ..errors import CaptureError, InvalidValueError, RunError
+from ..hooks.drawn import DrawnPrompts
+from ..hooks.passes import CaptureWarning
+from ..hooks.run_watch import in_backward
+from ..maps.folded import Maps
+from ..models.denoiser_call import Size
+from ..models.layers import PLACES, Place, checked_kinds
+from .attachment import Attachment
+from .foreign_stores import refuse_foreign
+from .step_sums import HOW, StepSums
+
+Guidance = Literal["auto", "batch", "passes"]
+KINDS = ("cross", "self")
+
+
+class AttentionStore(StepSums):
+    """Attention maps by place and kind, step by step, as prompt-to-prompt code expects them.
+
+        store = sdattn.AttentionStore(pipeline=pipe)
+        pipe.unet.set_attn_processor(sdattn.TorchAttnProcessor(store))
+        image = pipe("a red circle left of a blue square").images[0]
+        store.last_step["down_cross"]  # with mid_cross and up_cross all 16 maps of the last step
+        store.heatmaps()[0]["circle"]
+        store.remove()  # puts back the processors from before
+
+    Anyone may call it: our processors, a class of your own, code that patches ``forward``. Each
+    call, ``store(probs, is_cross=True, place_in_unet="down")``, appends one map ``[images*heads, N,
+    T]`` to the list of its place and kind, ``"down_cross"`` to ``"up_self"``; joint attention has
+    ``"double_cross"``, ``"single_cross"`` (image to text), ``"double_self"`` and ``"single_self"``
+    (image to image). Lists are in call order, and entries are views of the live tensor: a later
+    edit in place is what ends up stored. To edit, override :meth:`forward`. A step ends
+
+    - never, while the store is alone: ``step_store`` fills with every map until :meth:`reset`;
+    - with each pass of the model that the store is attached to (``pipeline=``, :meth:`attach`);
+    - after ``num_att_layers`` calls, once prompt-to-prompt code has set that number
+      (:func:`sdattn.edit.register_attention_control`, or another project's).
+
+    ``last_step``, each of ``steps`` (with ``keep_steps=True``), ``full_attention_store`` and
+    ``get_average_full_attention()`` hold cross-attention of any size: for SD 1.x at 512x512 and one
+    image ``down_cross`` ``[8, n, 77]`` with n = 4096 x2, 1024 x2, 256 x2; ``mid_cross`` 64;
+    ``up_cross`` 256 x3, 1024 x3, 4096 x3; 66 MB in float32. ``attention_store`` and
+    ``get_average_attention()`` hold cross- and self-attention of up to ``max_queries`` cells, since
+    editing code picks maps by their position after that filter; so does ``step_store`` during a
+    step. After a pass of an attached model ``step_store`` has the maps of ``last_step``.
+
+    A store never makes a call of the pipeline fail. What it did not see whole (replaced processors,
+    skipped layers) it remembers, and reading its maps then raises :class:`sdattn.CaptureError`.
+
+    Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control",
+    google/prompt-to-prompt, for names, order and step counting; ``save_global_store`` as in Chefer
+    et al. 2023, "Attend-and-Excite", yuval-alaluf/Attend-and-Excite.
+
+    Args:
+        pipeline: attach the store to it, see :meth:`attach`.
+        guidance: where the unconditional rows are, which are not kept. ``"auto"``: an attached
+            store asks the pipeline; a registered one takes the first half of an even batch, as
+            prompt-to-prompt does; one that is alone keeps every row. ``"batch"``: the first half.
+            ``"passes"``: the model runs twice a step, first for the negative prompt ("low
+            resource"). None: every row is an image.
+        max_queries: limit of ``attention_store``, see above.
+        kinds: ``"cross"`` and/or ``"self"``, the kinds to keep; None for controllers that only
+            edit. All calls are counted.
+        keep_steps: keep each step in ``steps``. A run that will hold more than 1 GB logs a warning.
+        save_global_store: None sums over steps. True or False, as in Attend-and-Excite:
+            ``attention_store`` is the last step alone, with its graph, and ``guidance="auto"``
+            leaves no row out; with True, ``global_store`` holds the detached sums.
+
+    Attributes:
+        num_att_layers: calls in a pass; -1 for a store that is alone.
+        cur_step: number of finished steps; one a pass of the model (two with
+            ``guidance="passes"``), so a second-order scheduler has about two a timestep.
+        cur_att_layer: calls in the running step.
+        latent_size: (rows, cols) of the latent; None if not known.
+        levels: number of the model's resolutions; None if not known.
+        images: rows of the batch that are kept; None if not known.
+        drawn: the prompts of the run; None if not known.
+        curr_step_index: for callers that keep their own count, never changed here.
+
+    Raises:
+        TypeError: an argument in first place, or another project's.
+        ValueError: an unknown ``guidance`` or ``kinds``.
+    """
+
+    def __init__(
+        self,
+        *given: Any,
+        pipeline: Any = None,
+        guidance: Guidance | None = "auto",
+        max_queries: int = 32**2,
+        kinds: Sequence[str] | None = KINDS,
+        keep_steps: bool = False,
+        save_global_store: bool | None = None,
+        **others: Any,
+    ):
+        refuse_foreign(type(self).__name__, given, others)
+        if guidance not in ("auto", "batch", "passes", None):
+            raise InvalidValueError(
+                f"guidance={guidance!r}: pass 'auto', 'batch', 'passes' or None."
+            )
+        if guidance == "auto" and save_global_store is not None:
+            guidance = None  # Attend-and-Excite runs the prompt alone
+        self.guidance, self.max_queries = guidance, max_queries
+        self.kinds = () if kinds is None else checked_kinds(kinds, KINDS)
+        self.curr_step_index = 0
+        self.attachment: Attachment | None = None
+        self._num_att_layers, self._num_uncond = -1, -1
+        super().__init__(keep_steps, save_global_store)
+        if pipeline is not None:
+            self.attach(pipeline)
+
+    @staticmethod
+    def get_empty_store() -> Maps:
+        """Return ``{place}_{kind}`` to an empty list, for each place of a UNet and each kind."""
+        return {f"{place}_{kind}": [] for kind in KINDS for place in PLACES}
+
+    def reset(self) -> None:
+        """Forget all maps and steps."""
+        super().reset()
+        self.cur_att_layer = 0
+        self.latent_size: tuple[int, int] | None = None
+        self.levels: int | None = None
+        self.places: tuple[Place, ...] = PLACES
+        self.images: int | None = None
+        self.drawn: DrawnPrompts | None = None
+        self._batch: int | None = None  # rows of the pass
+        self._prompts: slice | None = None  # rows of it that are the prompts'
+        self._guess: str | None = None  # what to warn of; empty once it was
+        self._is_second_pass = self._is_let_go = False
+        self._empty_step()
+        if self.attachment is not None:
+            self.attachment.forget()
+
+    def attach(self, target: Any) -> None:
+        """Follow a model, whose passes are the store's steps from now on.
+
+        The store then knows each layer's place, the size of the latent and, from a pipeline, which
+        rows of the batch are the prompts'. The model keeps its processors: have them call the store
+        with ``set_attn_processor(sdattn.TorchAttnProcessor(store))``, in all layers or in some,
+        before or after. A new run of the pipeline begins with an empty store. A bare UNet has no
+        runs: call :meth:`reset` between them, and pass ``guidance=`` if its batch is even.
+
+        Args:
+            target: a pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its
+                UNet or transformer (which takes :class:`sdattn.TorchJointProcessor`). A model
+                attached before is let go.
+
+        Raises:
+            TypeError: a model whose layers' places are not known.
+            ValueError: the guidance of this pipeline is not known, or not as ``guidance`` says.
+        """
+        attachment = Attachment(target, self)
+        self.detach()
+        self.attachment, self.num_att_layers = attachment, attachment.n_layers
+
+    def detach(self) -> None:
+        """Let go of the model. What was kept stays, and later calls are passed over until
+        :meth:`reset`, :meth:`attach` or a registration."""
+        if self.attachment is not None:
+            self.attachment.close()
+            self.attachment, self._is_let_go = None, True
+
+    def remove(self) -> None:
+        """Put back the processors that the model held when the store was attached, and detach.
+
+        Warns:
+            CaptureWarning: some layers keep the store's processor, which was there before.
+        """
+        if self.attachment is not None:
+            self.note(self.attachment.problem(self))
+            if left := self.attachment.restore(self):
+                warnings.warn(left, CaptureWarning, stacklevel=2)
+            self.detach()
+
+    @contextmanager
+    def attached(self, target: Any) -> Iterator[AttentionStore]:
+        """Attach for the length of a block; leaving it, by any way, is :meth:`remove`."""
+        self.attach(target)
+        try:
+            yield self
+        finally:
+            self.remove()
+
+    @property
+    def num_att_layers(self) -> int:
+        return self._num_att_layers
+
+    @num_att_layers.setter
+    def num_att_layers(self, calls: int) -> None:
+        self._num_att_layers, self._is_let_go = calls, False
+
+    @property
+    def num_uncond_att_layers(self) -> int:
+        """Calls at the start of each step that are the negative prompt's, and are not kept."""
+        if self._num_uncond >= 0:
+            return self._num_uncond
+        return max(self.num_att_layers, 0) if self.guidance == "passes" else 0
+
+    @num_uncond_att_layers.setter
+    def num_uncond_att_layers(self, calls: int) -> None:
+        self._num_uncond = calls
+
+    def show(self, layer: nn.Module, batch: int, attn: Tensor, is_cross: bool, place: str) -> Any:
+        """Take the probabilities of a layer whose place the store may know."""
+        self._batch = batch
+        known = None if self.attachment is None else self.attachment.place(layer)
+        return self(attn, is_cross, place or known or "")
+
+    def joint_spans(self, layer: nn.Module) -> Spans | None:
+        """Return where image and text are in a layer that is about to call; None if not known."""
+        return None if self.attachment is None else self.attachment.joint_spans(layer)
+
+    def __call__(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
+        """Take one layer's probabilities ``[B*heads, N, T]`` and give back the same tensor.
+
+        What :meth:`forward` returns is written into it, in place. Passed over are layers that run
+        again for a gradient (checkpointing), passes for the negative prompt alone, and passes in
+        which other layers have lost the store's processor for a while (a knockout).
+
+        Raises:
+            RuntimeError: a call is passed over, and :meth:`forward` may edit.
+        """
+        attachment = self.attachment
+        if in_backward():
+            self._refuse_edits(
+                "the layer runs again for its gradient. Call unet.disable_gradient_checkpointing()."
+            )
+            return attn
+        if self._is_let_go or (attachment is not None and not attachment.begin_call(is_cross)):
+            if attachment is not None and attachment.rests:
+                self._refuse_edits(
+                    "other layers have lost its processor for a while. Take it out of all of them "
+                    "first, unet.set_attn_processor(...)."
+                )
+            return attn
+        in_pass = attachment is not None and attachment.in_pass
+        n_calls, n_uncond = self.num_att_layers, self.num_uncond_att_layers
+        is_first = not self._is_second_pass if in_pass else self.cur_att_layer < n_uncond
+        if not (n_uncond and is_first):
+            self._look(attn, is_cross, place_in_unet)
+        self.cur_att_layer += 1
+        if not in_pass and n_calls > 0 and self.cur_att_layer >= n_calls + n_uncond:
+            self._end_step()
+        return attn
+
+    def forward(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
+        """Append ``attn`` itself, the rows that are kept, to its list.
+
+        An override may edit ``attn`` in place, or return a tensor of its shape.
+        """
+        kind = "cross" if is_cross else "self"
+        if kind in self.kinds:
+            key, is_alone = f"{place_in_unet}_{kind}", self.num_att_layers < 1
+            if is_alone or attn.shape[1] <= self.max_queries:
+                self.step_store.setdefault(key, []).append(attn)
+            if is_cross and not is_alone:
+                self._full_step.setdefault(key, []).append(attn)
+        return attn
+
+    def begin_pass(
+        self,
+        batch: int,
+        latent_size: Size,
+        levels: int,
+        prompts: slice | None = None,
+        places: Sequence[Place] = PLACES,
+    ) -> None:
+        """Take note of a pass of the model, before its layers call.
+
+        Args:
+            batch: rows of the batch.
+            latent_size: (rows, cols) of the latent.
+            levels: number of the model's resolutions.
+            prompts: rows that are the prompts', if a pipeline knows them.
+            places: places of the model's layers.
+        """
+        before, size = self.latent_size, (latent_size[0], latent_size[1])
+        if self.cur_step and before not in (None, size):
+            self.reset()
+            self.note(
+                f"the latent was {before} at first and {size} later. Call store.reset() "
+                "between runs"
+            )
+        self.latent_size, self.levels, self.places = size, levels, tuple(places)
+        self._batch, self._prompts = batch, prompts
+        if not self._is_second_pass:  # a pass before may have broken off
+            self.cur_att_layer = 0 if self.attachment is not None else self.cur_att_layer
+            self._empty_step()
+
+    def end_pass(self, calls: int) -> None:
+        """End a pass of the attached model, and the step that it is, or the second half of."""
+        self.num_att_layers = calls
+        if self.num_uncond_att_layers and not self._is_second_pass:
+            self._is_second_pass = True
+            return
+        self._end_step()
+        self.step_store.update(self._last_step)  # as a store that is alone has it
+
+    def between_steps(self) -> None:
+        """Add the finished step to the sums."""
+        passes = 1 if self.attachment is None else self.attachment.passes
+        self.add(self.step_store, self._full_step, passes)
+
+    def step_callback(self, x_t: Tensor) -> Tensor:
+        """Return the latents, which editing loops hand over after each step, as they are."""
+        return x_t
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the maps that are held now, each tensor once."""
+        held = [self.step_store, self._full_step, self._last_step, *self._steps]
+        held += [self.attention_store, self.full_attention_store, self.global_store]
+        kept = {id(m): m.nbytes for store in held for maps in store.values() for m in maps}
+        return sum(kept.values())
+
+    def check_whole(self) -> None:
+        """Raise CaptureError if the run was not seen whole; warn of what was guessed in it."""
+        attachment, problem = self.attachment, self._problem
+        if attachment is not None:
+            problem = problem or attachment.problem(self)
+            repeated = attachment.repeats.found()
+            if repeated is not None and self.guidance != "passes":
+                self._guess = (
+                    f"The model ran twice at timestep {repeated:g} with other text states, perhaps "
+                    "for the negative prompt, and both count as steps of the same images. If so, "
+                    f"make the {type(self).__name__} with guidance='passes'."
+                )
+        elif self.num_att_layers < 1 and self.cur_att_layer:
+            problem = f"{self.cur_att_layer} calls came while it was attached to no model. {HOW}"
+        if problem:
+            raise CaptureError(f"This {type(self).__name__} did not see the run whole: {problem}")
+        if self._guess:
+            warnings.warn(self._guess, CaptureWarning, stacklevel=4)
+            self._guess = ""
+
+    def _refuse_edits(self, why: str) -> None:
+        """Raise RuntimeError for a call that is passed over, if :meth:`forward` may edit."""
+        if getattr(self.forward, "__func__", None) is not AttentionStore.forward:
+            raise RunError(f"A {type(self).__name__} may edit attention, and cannot here: {why}")
+
+    def _look(self, attn: Tensor, is_cross: bool, place: str) -> None:
+        """Have :meth:`forward` see the rows that are kept, and write back what it returns."""
+        if place not in self.places:
+            self.note(f"a layer called it from place {place!r}, not {self.places}. {HOW}")
+        kept = self._kept(len(attn))
+        rows = attn if kept == slice(0, len(attn)) else attn[kept]
+        # The kept rows are a view, so an edit reaches the whole tensor; a new tensor is written
+        # into it.
+        edited = self.forward(rows, is_cross, place)
+        if edited is not None and edited is not rows:
+            rows.copy_(edited)
+
+    def _kept(self, rows: int) -> slice:
+        """Return those of ``rows`` rows, batch times heads, that are not unconditional."""
+        batch = self._batch if self._batch and rows % self._batch == 0 else None
+        start, stop = 0, batch or rows
+        is_registered = self.attachment is None and self.num_att_layers > 0
+        if self.guidance in ("auto", "batch") and self._prompts is not None and batch:
+            start, stop = self._prompts.start, self._prompts.stop
+        # An odd batch has no halves, and heads are no images.
+        elif stop % 2 == 0 and (
+            self.guidance == "batch" or (self.guidance == "auto" and is_registered)
+        ):
+            start = stop // 2
+            if self.guidance == "auto" and self._guess is None:
+                self._guess = (
+                    f"The {type(self).__name__} took the first half of {stop} rows for "
+                    "unconditional, which it guessed. Say it: guidance='batch', or guidance=None "
+                    "to keep every row."
+                )
+        self.images = stop - start if batch else None
+        heads = rows // batch if batch else 1
+        if self.attachment is not None:
+            self.attachment.check_rows(self, rows, batch)
+        return slice(start * heads, stop * heads)
+
+    def _end_step(self) -> None:
+        self.cur_att_layer, self._is_second_pass = 0, False
+        self.cur_step += 1
+        self.between_steps()
+        self._empty_step()
+
+    def _empty_step(self) -> None:
+        """Begin the lists of a step, for the places of the model that runs."""
+        self.step_store: Maps = self.get_empty_store()
+        if self.places != PLACES:
+            self.step_store = {f"{place}_{kind}": [] for kind in KINDS for place in self.places}
+        self._full_step: Maps = {f"{place}_cross": [] for place in self.places}

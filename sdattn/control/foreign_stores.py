@@ -1,0 +1,52 @@
+"""Arguments of other projects' attention stores, refused by what they mean there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import InvalidTypeError
+
+_TAKEN = "pipeline, guidance, max_queries, kinds, keep_steps, save_global_store"
+_RESOLUTION = (
+    "a resolution, attn_res in diffusers' Attend-and-Excite and SynGen. Choose one where maps are "
+    "read, store.aggregate_attention(from_where, res=16), or keep larger maps with max_queries"
+)
+_LOW_RESOURCE = (
+    "low_resource in forks of prompt-to-prompt: guidance='batch' for False, 'passes' for True"
+)
+_NAMES = {
+    "low_resource": _LOW_RESOURCE,
+    "LOW_RESOURCE": _LOW_RESOURCE,
+    "attn_res": _RESOLUTION,
+    "res": _RESOLUTION,
+    "max_resolution": _RESOLUTION,
+}
+
+
+def refuse_foreign(name: str, given: Sequence[Any], others: Mapping[str, Any]) -> None:
+    """Refuse positional arguments of a store, and those that it does not have.
+
+    Raises:
+        TypeError: there are any; the message names the signatures that may have been meant.
+    """
+    if given:
+        raise InvalidTypeError(
+            f"{name}({', '.join(map(repr, given))}): in first place this may be "
+            f"{_meant(given[0])}. Pass options by name: {_TAKEN}."
+        )
+    for option, value in others.items():
+        what = f"{_NAMES[option]}." if option in _NAMES else f"pass {_TAKEN}."
+        raise InvalidTypeError(f"{name} has no option {option}={value!r}: {what}")
+
+
+def _meant(value: Any) -> str:
+    if isinstance(value, bool):
+        return f"save_global_store={value} of Attend-and-Excite; or {_LOW_RESOURCE}"
+    if isinstance(value, (int, tuple, list)):
+        return _RESOLUTION
+    if isinstance(value, Mapping):
+        return "the dictionary of Dataset-Diffusion's store, whose entries have no names here"
+    if any(hasattr(value, part) for part in ("unet", "transformer", "forward")):
+        return f"the model, pipeline={type(value).__name__}"
+    return "an option"

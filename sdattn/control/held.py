@@ -1,0 +1,60 @@
+"""Processors that the layers of a model hold, and who calls a controller among them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from ..models.attention_layer import Kind
+from ..models.denoiser_call import innermost
+
+
+def holds(processor: Any, controller: Any) -> bool:
+    """Check whether a processor has a controller among its attributes, under any name."""
+    values = getattr(processor, "__dict__", {}).values()
+    return controller is not None and any(one is controller for one in values)
+
+
+def is_suspended(layers: Iterable[nn.Module], controller: Any) -> bool:
+    """Check whether a processor that was put over the controller's will be taken out again."""
+    return any(holds(one, controller) for layer in layers for one in _displaced(layer.processor))
+
+
+def is_taken(layers: Iterable[nn.Module]) -> bool:
+    """Check whether every layer calls some controller."""
+    held = (getattr(innermost(layer.processor), "controller", None) for layer in layers)
+    return all(controller is not None for controller in held)
+
+
+def standing(layers: Iterable[nn.Module], controller: Any) -> str:
+    """Return what the layers hold now: ``32 x AttnProcessor2_0``."""
+    held = Counter(_described(innermost(layer.processor), controller) for layer in layers)
+    return ", ".join(f"{number} x {kind}" for kind, number in held.items())
+
+
+def calls_in_a_pass(processor: Any, kind: Kind) -> int:
+    """Return how often a layer of this kind calls the controller of its processor: in joint
+    attention twice if what the image pays to itself is shown."""
+    return 2 if kind == "joint" and getattr(processor, "shows_picture", False) else 1
+
+
+def _displaced(processor: Any) -> Iterator[Any]:
+    """Yield the processors under this one, which come back when it is taken out."""
+    processor = getattr(innermost(processor), "displaced", None)
+    while processor is not None:
+        yield innermost(processor)
+        processor = getattr(innermost(processor), "displaced", None)
+
+
+def _described(processor: Any, controller: Any) -> str:
+    kinds = (kind.__name__ for kind in type(processor).__mro__)
+    name = next(kind for kind in kinds if not kind.startswith("_"))
+    if holds(processor, controller):
+        return f"{name} with this store"
+    if not hasattr(processor, "controller"):
+        return name
+    other = processor.controller
+    return f"{name} with {'no controller' if other is None else f'another {type(other).__name__}'}"
