@@ -90,12 +90,6 @@ class Attachment:
     def n_layers(self) -> int:
         return len(self._layers)
 
-    @property
-    def passes(self) -> int:
-        """Number of steps in the schedule of the run; 1 if there is none."""
-        schedule = self._passes.runs.schedule
-        return 1 if schedule is None else len(schedule)
-
     def forget(self) -> None:
         """Forget the passes so far."""
         self._n_missed, self._n_seen = 0, 0  # passes of this run
@@ -209,6 +203,8 @@ class Attachment:
         is_known = store.guidance is not None or prompts == slice(0, found.batch)
         if not store.cur_step:
             store.drawn = self._prompts.drawn() if is_known else None
+        schedule = self._passes.runs.schedule
+        store.passes = 1 if schedule is None else len(schedule)
         store.begin_pass(found.batch, found.size, self._levels, prompts, self._places)
         return True
 
@@ -241,15 +237,18 @@ class Attachment:
             self._n_missed += not (rests or (store.cur_step and is_taken(self._layers)))
         elif self._looks:
             self._n_seen += 1
+            if self._passes.runs.schedule is None:  # no runs that a pass could be missing in
+                self._n_missed = 0
             self._check_calls(store)
             store.end_pass(self._calls.total())
 
     def _check_calls(self, store: Any) -> None:
         """Have the store remember layers that were skipped, or that ran twice."""
-        calls, expected = self._calls.total(), 0
-        for module, layer in self._layers.items():
-            if holds(processor := innermost(module.processor), store):
-                expected += calls_in_a_pass(processor, layer.kind)
+        calls = self._calls.total()
+        expected = sum(
+            calls_in_a_pass(innermost(module.processor), layer.kind, store)
+            for module, layer in self._layers.items()
+        )
         first = self._n_calls = calls if self._n_calls is None else self._n_calls
         text, more = self._calls[False], self._calls[True]
         joint = self.n_layers - self._kinds[True]

@@ -14,18 +14,16 @@ from ..errors import CaptureError, InvalidValueError, RunError
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.passes import CaptureWarning
 from ..hooks.run_watch import in_backward
-from ..maps.folded import Maps
 from ..models.denoiser_call import Size
-from ..models.layers import PLACES, Place, checked_kinds
+from ..models.layers import PLACES, Place
 from .attachment import Attachment
 from .foreign_stores import refuse_foreign
-from .step_sums import HOW, StepSums
+from .step_maps import HOW, KINDS, StepMaps
 
 Guidance = Literal["auto", "batch", "passes"]
-KINDS = ("cross", "self")
 
 
-class AttentionStore(StepSums):
+class AttentionStore(StepMaps):
     """Attention maps by place and kind, step by step, as prompt-to-prompt code expects them.
 
         store = sdattn.AttentionStore(pipeline=pipe)
@@ -37,30 +35,22 @@ class AttentionStore(StepSums):
 
     Anyone may call it: our processors, a class of your own, code that patches ``forward``. Each
     call, ``store(probs, is_cross=True, place_in_unet="down")``, appends one map ``[images*heads, N,
-    T]`` to the list of its place and kind, ``"down_cross"`` to ``"up_self"``; joint attention has
-    ``"double_cross"``, ``"single_cross"`` (image to text), ``"double_self"`` and ``"single_self"``
-    (image to image). Lists are in call order, and entries are views of the live tensor: a later
-    edit in place is what ends up stored. To edit, override :meth:`forward`. A step ends
+    T]`` to the list ``"down_cross"``, in call order. Joint attention has the places ``"double"``
+    and ``"single"``, and the kinds ``"cross"`` (image to text) and ``"self"`` (image to image).
+    Entries are views of the live tensor: a later edit in place is what ends up stored. To edit,
+    override :meth:`forward`. A step ends
 
     - never, while the store is alone: ``step_store`` fills with every map until :meth:`reset`;
     - with each pass of the model that the store is attached to (``pipeline=``, :meth:`attach`);
     - after ``num_att_layers`` calls, once prompt-to-prompt code has set that number
       (:func:`sdattn.edit.register_attention_control`, or another project's).
 
-    ``last_step``, each of ``steps`` (with ``keep_steps=True``), ``full_attention_store`` and
-    ``get_average_full_attention()`` hold cross-attention of any size: for SD 1.x at 512x512 and one
-    image ``down_cross`` ``[8, n, 77]`` with n = 4096 x2, 1024 x2, 256 x2; ``mid_cross`` 64;
-    ``up_cross`` 256 x3, 1024 x3, 4096 x3; 66 MB in float32. ``attention_store`` and
-    ``get_average_attention()`` hold cross- and self-attention of up to ``max_queries`` cells, since
-    editing code picks maps by their position after that filter; so does ``step_store`` during a
-    step. After a pass of an attached model ``step_store`` has the maps of ``last_step``.
-
     A store never makes a call of the pipeline fail. What it did not see whole (replaced processors,
     skipped layers) it remembers, and reading its maps then raises :class:`sdattn.CaptureError`.
+    What each attribute holds: :class:`sdattn.control.step_maps.StepMaps`.
 
     Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control",
-    google/prompt-to-prompt, for names, order and step counting; ``save_global_store`` as in Chefer
-    et al. 2023, "Attend-and-Excite", yuval-alaluf/Attend-and-Excite.
+    google/prompt-to-prompt, for names, order and step counting.
 
     Args:
         pipeline: attach the store to it, see :meth:`attach`.
@@ -68,19 +58,12 @@ class AttentionStore(StepSums):
             store asks the pipeline; a registered one takes the first half of an even batch, as
             prompt-to-prompt does; one that is alone keeps every row. ``"batch"``: the first half.
             ``"passes"``: the model runs twice a step, first for the negative prompt ("low
-            resource"). None: every row is an image.
-        max_queries: limit of ``attention_store``, see above.
-        kinds: ``"cross"`` and/or ``"self"``, the kinds to keep; None for controllers that only
-            edit. All calls are counted.
-        keep_steps: keep each step in ``steps``. A run that will hold more than 1 GB logs a warning.
-        save_global_store: None sums over steps. True or False, as in Attend-and-Excite:
-            ``attention_store`` is the last step alone, with its graph, and ``guidance="auto"``
-            leaves no row out; with True, ``global_store`` holds the detached sums.
+            resource"). None: every row is an image. With ``save_global_store`` set, ``"auto"``
+            is None.
+        max_queries, kinds, keep_steps, save_global_store: see :class:`StepMaps`.
 
     Attributes:
-        num_att_layers: calls in a pass; -1 for a store that is alone.
-        cur_step: number of finished steps; one a pass of the model (two with
-            ``guidance="passes"``), so a second-order scheduler has about two a timestep.
+        num_att_layers: calls in a pass; -1 for a store that is alone, 0 for one that was detached.
         cur_att_layer: calls in the running step.
         latent_size: (rows, cols) of the latent; None if not known.
         levels: number of the model's resolutions; None if not known.
@@ -111,34 +94,26 @@ class AttentionStore(StepSums):
             )
         if guidance == "auto" and save_global_store is not None:
             guidance = None  # Attend-and-Excite runs the prompt alone
-        self.guidance, self.max_queries = guidance, max_queries
-        self.kinds = () if kinds is None else checked_kinds(kinds, KINDS)
+        self.guidance = guidance
         self.curr_step_index = 0
         self.attachment: Attachment | None = None
-        self._num_att_layers, self._num_uncond = -1, -1
-        super().__init__(keep_steps, save_global_store)
+        self.num_att_layers, self._num_uncond = -1, -1
+        super().__init__(max_queries, kinds, keep_steps, save_global_store)
         if pipeline is not None:
             self.attach(pipeline)
-
-    @staticmethod
-    def get_empty_store() -> Maps:
-        """Return ``{place}_{kind}`` to an empty list, for each place of a UNet and each kind."""
-        return {f"{place}_{kind}": [] for kind in KINDS for place in PLACES}
 
     def reset(self) -> None:
         """Forget all maps and steps."""
         super().reset()
         self.cur_att_layer = 0
-        self.latent_size: tuple[int, int] | None = None
+        self.num_att_layers = self.num_att_layers or -1
         self.levels: int | None = None
-        self.places: tuple[Place, ...] = PLACES
         self.images: int | None = None
         self.drawn: DrawnPrompts | None = None
         self._batch: int | None = None  # rows of the pass
         self._prompts: slice | None = None  # rows of it that are the prompts'
         self._guess: str | None = None  # what to warn of; empty once it was
-        self._is_second_pass = self._is_let_go = False
-        self._empty_step()
+        self._is_second_pass = False
         if self.attachment is not None:
             self.attachment.forget()
 
@@ -165,11 +140,11 @@ class AttentionStore(StepSums):
         self.attachment, self.num_att_layers = attachment, attachment.n_layers
 
     def detach(self) -> None:
-        """Let go of the model. What was kept stays, and later calls are passed over until
+        """Let go of the model. What was kept stays; later calls are passed over until
         :meth:`reset`, :meth:`attach` or a registration."""
         if self.attachment is not None:
             self.attachment.close()
-            self.attachment, self._is_let_go = None, True
+            self.attachment, self.num_att_layers = None, 0
 
     def remove(self) -> None:
         """Put back the processors that the model held when the store was attached, and detach.
@@ -191,14 +166,6 @@ class AttentionStore(StepSums):
             yield self
         finally:
             self.remove()
-
-    @property
-    def num_att_layers(self) -> int:
-        return self._num_att_layers
-
-    @num_att_layers.setter
-    def num_att_layers(self, calls: int) -> None:
-        self._num_att_layers, self._is_let_go = calls, False
 
     @property
     def num_uncond_att_layers(self) -> int:
@@ -232,13 +199,15 @@ class AttentionStore(StepSums):
             RuntimeError: a call is passed over, and :meth:`forward` may edit.
         """
         attachment = self.attachment
+        if self.num_att_layers == 0:
+            return attn
         if in_backward():
             self._refuse_edits(
                 "the layer runs again for its gradient. Call unet.disable_gradient_checkpointing()."
             )
             return attn
-        if self._is_let_go or (attachment is not None and not attachment.begin_call(is_cross)):
-            if attachment is not None and attachment.rests:
+        if attachment is not None and not attachment.begin_call(is_cross):
+            if attachment.rests:
                 self._refuse_edits(
                     "other layers have lost its processor for a while. Take it out of all of them "
                     "first, unet.set_attn_processor(...)."
@@ -252,20 +221,6 @@ class AttentionStore(StepSums):
         self.cur_att_layer += 1
         if not in_pass and n_calls > 0 and self.cur_att_layer >= n_calls + n_uncond:
             self._end_step()
-        return attn
-
-    def forward(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
-        """Append ``attn`` itself, the rows that are kept, to its list.
-
-        An override may edit ``attn`` in place, or return a tensor of its shape.
-        """
-        kind = "cross" if is_cross else "self"
-        if kind in self.kinds:
-            key, is_alone = f"{place_in_unet}_{kind}", self.num_att_layers < 1
-            if is_alone or attn.shape[1] <= self.max_queries:
-                self.step_store.setdefault(key, []).append(attn)
-            if is_cross and not is_alone:
-                self._full_step.setdefault(key, []).append(attn)
         return attn
 
     def begin_pass(
@@ -296,7 +251,7 @@ class AttentionStore(StepSums):
         self._batch, self._prompts = batch, prompts
         if not self._is_second_pass:  # a pass before may have broken off
             self.cur_att_layer = 0 if self.attachment is not None else self.cur_att_layer
-            self._empty_step()
+            self.empty_step()
 
     def end_pass(self, calls: int) -> None:
         """End a pass of the attached model, and the step that it is, or the second half of."""
@@ -307,22 +262,9 @@ class AttentionStore(StepSums):
         self._end_step()
         self.step_store.update(self._last_step)  # as a store that is alone has it
 
-    def between_steps(self) -> None:
-        """Add the finished step to the sums."""
-        passes = 1 if self.attachment is None else self.attachment.passes
-        self.add(self.step_store, self._full_step, passes)
-
     def step_callback(self, x_t: Tensor) -> Tensor:
         """Return the latents, which editing loops hand over after each step, as they are."""
         return x_t
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the maps that are held now, each tensor once."""
-        held = [self.step_store, self._full_step, self._last_step, *self._steps]
-        held += [self.attention_store, self.full_attention_store, self.global_store]
-        kept = {id(m): m.nbytes for store in held for maps in store.values() for m in maps}
-        return sum(kept.values())
 
     def check_whole(self) -> None:
         """Raise CaptureError if the run was not seen whole; warn of what was guessed in it."""
@@ -336,7 +278,7 @@ class AttentionStore(StepSums):
                     "for the negative prompt, and both count as steps of the same images. If so, "
                     f"make the {type(self).__name__} with guidance='passes'."
                 )
-        elif self.num_att_layers < 1 and self.cur_att_layer:
+        elif self.num_att_layers < 0 and self.cur_att_layer:
             problem = f"{self.cur_att_layer} calls came while it was attached to no model. {HOW}"
         if problem:
             raise CaptureError(f"This {type(self).__name__} did not see the run whole: {problem}")
@@ -389,11 +331,4 @@ class AttentionStore(StepSums):
         self.cur_att_layer, self._is_second_pass = 0, False
         self.cur_step += 1
         self.between_steps()
-        self._empty_step()
-
-    def _empty_step(self) -> None:
-        """Begin the lists of a step, for the places of the model that runs."""
-        self.step_store: Maps = self.get_empty_store()
-        if self.places != PLACES:
-            self.step_store = {f"{place}_{kind}": [] for kind in KINDS for place in self.places}
-        self._full_step: Maps = {f"{place}_cross": [] for place in self.places}
+        self.empty_step()

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from ..attention.controlled import ControlledProcessor
 from ..models.attention_layer import Kind
 from ..models.denoiser_call import innermost
 
@@ -35,9 +36,11 @@ def standing(layers: Iterable[nn.Module], controller: Any) -> str:
     return ", ".join(f"{number} x {kind}" for kind, number in held.items())
 
 
-def calls_in_a_pass(processor: Any, kind: Kind) -> int:
-    """Return how often a layer of this kind calls the controller of its processor: in joint
-    attention twice if what the image pays to itself is shown."""
+def calls_in_a_pass(processor: Any, kind: Kind, controller: Any) -> int:
+    """Return how often a processor of ours calls a controller in a layer of this kind: in joint
+    attention twice if what the image pays to itself is shown. One of other code may call or not."""
+    if not isinstance(processor, ControlledProcessor) or processor.controller is not controller:
+        return 0
     return 2 if kind == "joint" and getattr(processor, "shows_picture", False) else 1
 
 

@@ -62,17 +62,13 @@ def told(store, match):
 
 @pytest.mark.parametrize("way", REPLACING)
 def test_replaced_processors_are_named_when_the_store_is_read(way):
-    pipe, plain = make_pipe(), make_pipe()
+    pipe, options = make_pipe(), {}
     store = attached(pipe)
     replace, standing = REPLACING[way]
-    options = {}
-    for one in (pipe, plain):
-        torch.manual_seed(0)  # weights of the adapter
-        replace(one)
+    replace(pipe)
     if way == "image prompts":
         options = {"ip_adapter_image_embeds": [torch.randn(2, 2, 16)]}
-    ran, expected = run(pipe, ["a cat"], **options), run(plain, ["a cat"], **options)
-    torch.testing.assert_close(ran, expected, atol=1e-4, rtol=0)
+    run(pipe, ["a cat"], **options)
     told(store, f"none of the 32 layers called it.*They hold {standing}\\..*set_attn_processor")
     store.detach()
     assert store.last_step == {}

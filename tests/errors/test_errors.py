@@ -49,7 +49,7 @@ OTHERS = {
     ("batch/storage/journals.py", "OSError"),  # with errno, as the system would have raised it
     ("control/controllers.py", "NotImplementedError"),  # a method of subclasses
     ("hooks/recorders.py", "NotImplementedError"),  # a method that nobody calls
-    ("control/step_sums.py", "NotImplementedError"),  # methods of subclasses
+    ("control/step_maps.py", "NotImplementedError"),  # methods of subclasses
 }
 
 

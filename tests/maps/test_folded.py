@@ -144,7 +144,7 @@ def test_layers_have_the_levels_of_their_grids():
 
     maps = {"down_cross": [random(96 * 64), random(48 * 32)], "up_cross": [random(12 * 8)]}
     store = AttentionStore()
-    store.add(maps, maps, passes=1)
+    store.add(maps, maps)
     store.cur_step, store.latent_size, store.images = 1, (64, 96), 1
     [found] = sdattn.heatmaps(store, None, {"cat": [2]}, preset="daam")
     fine = maps["down_cross"][0].reshape(2, 64, 96, 77)[..., 2]

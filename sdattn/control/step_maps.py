@@ -1,4 +1,4 @@
-"""`StepSums`: the maps of finished steps, their sums and means."""
+"""`StepMaps`: maps of a run's steps, their sums and means."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..hooks.run_part import RunPart
 from ..maps.folded import Maps, StepChoice, aggregated
 from ..maps.from_stores import heatmaps
 from ..maps.heatmaps import Heatmaps
-from ..models.layers import PLACES
+from ..models.layers import PLACES, Place, checked_kinds
 from ..models.pipeline_call import whole
 
 logger = logging.getLogger(__name__)
@@ -27,48 +27,114 @@ HOW = (
 )
 
 
-class StepSums:
-    """Finished steps of a run, as :class:`sdattn.AttentionStore` documents them.
+KINDS = ("cross", "self")
+
+
+class StepMaps:
+    """Maps of the running step and of the finished ones, dictionaries of lists in call order.
+
+    ============================ ==================== ==============================================
+    ``step_store``               <= ``max_queries``   the running step; after a pass of an attached
+                                                      model ``last_step``
+    ``attention_store``          <= ``max_queries``   the sum over the finished steps
+    ``full_attention_store``     cross, of any size   the same
+    ``last_step``                cross, of any size   the last finished step
+    ``steps``                    cross, of any size   each finished step, with ``keep_steps=True``
+    ============================ ==================== ==============================================
+
+    For SD 1.x at 512x512 and one image, the maps of any size are ``[8, n, 77]``, with n in
+    ``down_cross`` 4096 x2, 1024 x2, 256 x2, in ``mid_cross`` 64, in ``up_cross`` 256 x3, 1024 x3,
+    4096 x3: 66 MB in float32. The others have self-attention as well and leave out the 4096, since
+    editing code picks maps by their position after that filter.
+
+    Source: ``save_global_store`` as in Chefer et al. 2023, "Attend-and-Excite",
+    yuval-alaluf/Attend-and-Excite.
 
     Args:
-        keep_steps, save_global_store: as for that class.
+        max_queries: limit of ``step_store`` and ``attention_store``; none while a store is alone.
+        kinds: ``"cross"`` and/or ``"self"``, the kinds to keep; None for controllers that only
+            edit.
+        keep_steps: keep each step in ``steps``. A run that will hold more than 1 GB logs a warning.
+        save_global_store: None sums over steps. True or False, as in Attend-and-Excite:
+            ``attention_store`` is the last step alone, with its graph; with True ``global_store``
+            holds the detached sums.
+
+    Attributes:
+        cur_step: number of finished steps; one a pass of the model (two with
+            ``guidance="passes"``), so a second-order scheduler has about two a timestep.
     """
 
-    latent_size: tuple[int, int] | None
+    num_att_layers: int
+    passes = 1  # steps in the run, if known
 
-    def __init__(self, keep_steps: bool, save_global_store: bool | None):
+    def __init__(
+        self,
+        max_queries: int,
+        kinds: Sequence[str] | None,
+        keep_steps: bool,
+        save_global_store: bool | None,
+    ):
+        self.kinds = () if kinds is None else checked_kinds(kinds, KINDS)
+        self.max_queries = max_queries
         self.keep_steps, self.save_global_store = keep_steps, save_global_store
         self.reset()
 
+    @staticmethod
+    def get_empty_store() -> Maps:
+        """Return ``{place}_{kind}`` to an empty list, for each place of a UNet and each kind."""
+        return {f"{place}_{kind}": [] for kind in KINDS for place in PLACES}
+
     def reset(self) -> None:
-        """Forget all steps."""
+        """Forget all maps and steps."""
         self.cur_step = 0
+        self.latent_size: tuple[int, int] | None = None
+        self.places: tuple[Place, ...] = PLACES
         self._problem = ""  # why the maps are not whole
         self._last_step: Maps = {}
         self._steps: list[Maps] = []
         self.attention_store: Maps = {}
         self.full_attention_store: Maps = {}
         self.global_store: Maps = {}
+        self.empty_step()
+
+    def empty_step(self) -> None:
+        """Begin the lists of a step, for the places of the model that runs."""
+        self.step_store: Maps = self.get_empty_store()
+        if self.places != PLACES:
+            self.step_store = {f"{place}_{kind}": [] for kind in KINDS for place in self.places}
+        self._full_step: Maps = {f"{place}_cross": [] for place in self.places}
+
+    def forward(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
+        """Append ``attn`` itself, the rows that are kept, to its list.
+
+        An override may edit ``attn`` in place, or return a tensor of its shape.
+        """
+        kind = "cross" if is_cross else "self"
+        if kind in self.kinds:
+            key, is_alone = f"{place_in_unet}_{kind}", self.num_att_layers < 1
+            if is_alone or attn.shape[1] <= self.max_queries:
+                self.step_store.setdefault(key, []).append(attn)
+            if is_cross and not is_alone:
+                self._full_step.setdefault(key, []).append(attn)
+        return attn
+
+    def between_steps(self) -> None:
+        """Add the finished step to the sums."""
+        self.add(self.step_store, self._full_step)
 
     def note(self, problem: str) -> None:
         """Remember why the maps are not whole; the first reason is the one that is told."""
         self._problem = self._problem or problem
 
-    def add(self, step: Maps, full: Maps, passes: int) -> None:
-        """Add a finished step.
-
-        Args:
-            step: the maps that editing code sees.
-            full: cross-attention of any size.
-            passes: number of steps in the run.
-        """
+    def add(self, step: Maps, full: Maps) -> None:
+        """Add a finished step: the maps that editing code sees, and cross-attention of any size."""
         self._last_step = full
         if self.keep_steps:
             self._steps.append(_detached(full))
-            expected = passes * sum(m.nbytes for maps in full.values() for m in maps)
+            expected = self.passes * sum(m.nbytes for maps in full.values() for m in maps)
             if len(self._steps) == 1 and expected > MUCH:
                 text = "keep_steps=True will hold %.1f GB by the end of this run of %d steps."
-                logger.warning(text, expected / 1e9, passes)
+                logger.warning(text, expected / 1e9, self.passes)
         if self.save_global_store:
             self.global_store = self._sum(self.global_store, _detached(step))
         if self.save_global_store is not None:  # Attend-and-Excite: the last step, with its graph
@@ -153,6 +219,14 @@ class StepSums:
             maps.update(self.get_average_full_attention())
             return maps, self.cur_step if self.save_global_store is None else 1
         return (self.last_step, 1) if steps == "last" else _chosen(self.steps, steps)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the maps that are held now, each tensor once."""
+        held = [self.step_store, self._full_step, self._last_step, *self._steps]
+        held += [self.attention_store, self.full_attention_store, self.global_store]
+        kept = {id(m): m.nbytes for store in held for maps in store.values() for m in maps}
+        return sum(kept.values())
 
     def check_whole(self) -> None:
         """Raise CaptureError if the run was not seen whole."""
