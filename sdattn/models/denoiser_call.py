@@ -114,9 +114,21 @@ class DenoiserCall:
 
 
 def arguments(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of ``model(*args, **kwargs)`` by their names."""
-    forward = inspect.signature(unwrapped(model).forward)
-    return forward.bind_partial(*args, **kwargs).arguments
+    """Return the arguments of ``model(*args, **kwargs)`` by their names.
+
+    They are named by the class of the model: the object itself, or a subclass, may have a forward
+    of ``(*args, **kwargs)`` around it (DeepCache, a timer).
+    """
+    kinds = (kind for kind in type(unwrapped(model)).__mro__ if "forward" in vars(kind))
+    forwards = [inspect.signature(vars(kind)["forward"]) for kind in kinds]
+    forward = next((one for one in forwards if _names_all(one)), forwards[0])
+    kwargs = {name: value for name, value in kwargs.items() if name in forward.parameters}
+    given = forward.bind_partial(model, *args, **kwargs).arguments
+    return {name: given[name] for name in list(given)[1:]}  # without self
+
+
+def _names_all(signature: inspect.Signature) -> bool:
+    return all(one.kind is not one.VAR_POSITIONAL for one in signature.parameters.values())
 
 
 def grid_of_patches(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:

@@ -1,10 +1,13 @@
-"""What is known of a call of the denoiser: which parts of it torch.compile has been at."""
+"""A call of the denoiser: its arguments, and which parts of it torch.compile has been at."""
 
 import pytest
 import torch
+from diffusers import UNet2DConditionModel
+from helpers.tiny_pipelines import make_pipeline
 from torch import nn
 
-from sdattn.models.denoiser_call import compiled_parts, is_compiled, unwrapped
+import sdattn
+from sdattn.models.denoiser_call import arguments, compiled_parts, is_compiled, unwrapped
 
 # of torch, whose compiler imports its own deprecated scripts
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -33,3 +36,40 @@ def test_a_part_that_compiled_itself_is_named():
     model = two_layers()
     model[1].compile()
     assert list(compiled_parts(model)) == [(model[1], "_compiled_call_impl")]
+
+
+class Around(UNet2DConditionModel):
+    """A subclass that hands everything on, as a mixin that times it does."""
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+def wrapped(model):
+    """As DeepCache and ParaAttention do: the object's own forward no longer names its arguments."""
+    inner = model.forward
+
+    def forward(*args, **kwargs):
+        return inner(*args, **kwargs)
+
+    model.forward = forward
+
+
+def with_another_class(model):
+    model.__class__ = Around
+
+
+@pytest.mark.parametrize("change", [wrapped, with_another_class])
+def test_a_forward_that_does_not_name_its_arguments_is_read_by_its_class(change):
+    pipe = make_pipeline()
+    options = {"num_inference_steps": 2, "height": 64, "width": 96, "output_type": "latent"}
+    maps = []
+    for _ in range(2):
+        with sdattn.capture(pipe) as store:
+            pipe("a red cat", generator=torch.Generator().manual_seed(0), **options)
+        maps.append(store.maps)
+        change(pipe.unet)
+    assert maps[0].keys() == maps[1].keys()
+    assert all(torch.equal(maps[0][name], maps[1][name]) for name in maps[0])
+    given = arguments(pipe.unet, (1, 2), {"encoder_hidden_states": 3, "of_the_wrapper": 4})
+    assert given == {"sample": 1, "timestep": 2, "encoder_hidden_states": 3}
