@@ -147,7 +147,8 @@ class Worker:
         """On a thread of the writer."""
         try:
             run = of_words(item, run)
-            settings = replace(run.settings, id=item.id, line=item.line, fingerprint=fingerprint)
+            known = {"id": item.id, "line": item.line, "list_columns": dict(item.columns) or None}
+            settings = replace(run.settings, **known, fingerprint=fingerprint)
             run = replace(run, settings=settings)
             beside = edit.beside_target(self.parts) if edit else _beside_film(run, self.parts)
             packed = pack_with_page(run, self.parts, beside)
