@@ -69,9 +69,8 @@ class Columns:
         if len(found) == 1:
             return found[0]
         what = "the prompt is missing" if not found else f"{' and '.join(found)} may be the prompt"
-        advice = "Write one" if not found and not self.prompt else "Choose one"
-        text = "{0}; found {1}. {2}, or name its column with {prompt_column}."
-        raise InvalidValueError(Message(text, what, shown([*names], 200), advice))
+        text = "{0}; found {1}. Write one, or name its column with {prompt_column}."
+        raise InvalidValueError(Message(text, what, shown([*names], 200)))
 
     @property
     def named(self) -> Sequence[str]:

@@ -6,7 +6,7 @@ Every line is checked by itself: a bad one is reported by its number and never s
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import InvalidValueError
@@ -130,6 +130,12 @@ def read_items(
         except ValueError as error:
             bad.append(BadLine(line, printable(str(error)), _beginning(raw)))
     columns.check_seen(seen)
+    names = dict.fromkeys(name for item in items for name in item.columns)
+    if columns.keep == ALL:  # every row has the same columns
+        items = [
+            replace(item, columns={name: item.columns.get(name, "") for name in names})
+            for item in items
+        ]
     return items, bad
 
 
@@ -160,6 +166,12 @@ def item_of(
             f"{', '.join(of_edit)} is of an edit, and there is no edit_to. Write the edited prompt "
             "there, or leave it out."
         )
+    for text in (given["prompt"], given.get("edit_to") or ""):
+        if "{prompt}" in text:
+            raise InvalidValueError(
+                f"prompt={shown(text)} is a style: {{prompt}} in it stands for another text. Write "
+                "that text there."
+            )
     words = given.get("words")
     if words is not None:
         _check_words(words, given.get("edit_to", given["prompt"]))
@@ -224,8 +236,8 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "negative_prompt": (lambda value: isinstance(value, str), "write a text, or leave it out"),
     "seed": (
         _between(0, LARGEST_SEED),
-        "write a whole number from 0 to 2**63 - 1, or leave seed out for one of the line's own; "
-        "-1 draws none at random",
+        "write a whole number from 0 to 2**63 - 1 (-1 is no random one here), or leave seed out: "
+        "each line has its own",
     ),
     "words": (_is_words, "write a list of words and phrases of the prompt, or leave it out"),
     "blend": (

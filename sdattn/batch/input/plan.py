@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -84,7 +83,8 @@ class _Checks:
         self.negative = self.defaults.pop("negative_prompt", None)
         parameters = inspect.signature(pipe.__call__).parameters.items()
         self.kinds = {n: p.annotation for n, p in parameters if p.kind is not p.VAR_KEYWORD}
-        self.left_out: dict[str, None] = {}  # columns that nobody knows
+        self.foreign: dict[str, bool] = {}  # names in the list: whether nobody knows them
+        self.left_out: dict[str, None] = {}
         self.checked: dict[str, dict[str, Any] | Exception] = {}
         self.shapes: dict[tuple[str, bool, int, bool], int] = {}
         # Some pipelines fill prompts up to the longest of a batch only.
@@ -117,23 +117,28 @@ class _Checks:
         return Job(item, options, self.shapes.setdefault(shape, len(self.shapes)))
 
     def _known(self, item: Item) -> Item:
-        """Return the item with what the pipeline takes as options, and of columns the others."""
-        if item.foreign == REFUSED:
-            foreign = set[str]()
-        else:  # what looks like an option with a slip of the pen stays, to be refused
-            near = partial(get_close_matches, possibilities=[*self.kinds, *OWN], n=1, cutoff=0.85)
-            foreign = {n for n in item.options if n not in self.kinds and not near(n.lower())}
+        """Return the item with what the pipeline takes as options, and the others as columns."""
+        foreign = [name for name in item.options if self._is_foreign(name)]
+        if foreign and item.foreign == REFUSED:
+            raise InvalidValueError(
+                f"A {type(self.pipe).__name__} has no option {foreign[0]!r}. Leave it out, or name "
+                "it in keep_columns to keep it as a column."
+            )
         kept = item.foreign == KEPT
-        self.left_out |= {} if kept else dict.fromkeys(n for n in item.options if n in foreign)
-        return replace(
-            item,
-            options={
-                name: number(value, whole=True) if self.kinds.get(name) in _WHOLE else value
-                for name, value in item.options.items()
-                if name not in foreign
-            },
-            columns={n: t for n, t in item.columns.items() if not kept or n in foreign},
-        )
+        self.left_out |= {} if kept else dict.fromkeys(foreign)
+        options = {name: item.options[name] for name in item.options if name not in foreign}
+        for name, value in options.items():
+            if self.kinds.get(name) in _WHOLE:
+                options[name] = number(value, whole=True)
+        columns = {n: text for n, text in item.columns.items() if not kept or self._is_foreign(n)}
+        return replace(item, options=options, columns=columns)
+
+    def _is_foreign(self, name: str) -> bool:
+        """Check that no option is called so, or nearly so: that may be a slip of the pen."""
+        if name not in self.foreign:
+            near = get_close_matches(name.lower(), [*self.kinds, *OWN], n=1, cutoff=0.85)
+            self.foreign[name] = name not in self.kinds and not near
+        return self.foreign[name]
 
     def _options(self, item: Item) -> tuple[str, dict[str, Any]]:
         given = {**self.defaults, **item.options}

@@ -35,7 +35,7 @@ class Fields(dict[str, Any]):
 
     def text(self, name: str) -> str:
         """Return a field as text, empty if it is missing."""
-        value = self.get(name) if self.texts is None else self.texts[name]
+        value = self.get(name) if self.texts is None else self.texts.get(name)
         if value is None or isinstance(value, str):
             return value or ""
         return json.dumps(value, ensure_ascii=False)
