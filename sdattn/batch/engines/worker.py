@@ -159,7 +159,8 @@ class Worker:
         self.layout.add(item.id, item.line, packed.files, note)
 
     def _fail(self, item: Item, reason: str, text: str) -> None:
-        self.folder.note_failed(self.name, asdict(item), reason, text)
+        asked = {name: value for name, value in asdict(item).items() if name != "foreign"}
+        self.folder.note_failed(self.name, asked, reason, text)
         most = self.request.max_errors
         if most is not None and self.tally.count("failed") >= most:
             self.folder.stop(f"{most} item(s) have failed, all that max_errors allows")

@@ -106,7 +106,8 @@ def renamed(name: str) -> str | None:
     ('write guidance_scale', None)
     """
     plain = re.sub(r"[\s-]+", "_", name.strip()).lower()
-    return f"write {plain}" if plain != name and plain in NUMBERS else _HINTS.get(plain)
+    is_ours = plain != name and plain in (*OWN, *NUMBERS)
+    return f"write {plain}" if is_ours else _HINTS.get(plain)
 
 
 def plain_number(name: str, value: Any) -> Any:

@@ -21,7 +21,9 @@ KINDS = ("jsonl", "json", "csv", "tsv", "txt", "parquet")
 _SUFFIXES = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
 _LONGEST = 1_000_000  # bytes of a line; what is in it is written with every item
 _LOOKED_AT = 1000  # lines, to tell a table from text
+_OBJECT = re.compile(rb"""\{\s*(?:["'}]|\Z)""")
 _ARRAY = re.compile(rb"""\s*\[\s*(?:[\[{"\]]|\Z)""")
+
 
 def kind_of(name: str) -> str:
     """What a file holds, by its name.
@@ -77,10 +79,16 @@ def open_lines(
         kind = _kind_by_looks(data, kind)
     lines = io.BytesIO(data).readlines()
     if kind in ("csv", "tsv"):
-        rows, fields_of = open_table(lines, kind, columns or Columns())
-        return rows, partial(_read, fields_of)
+        numbered, fields_of = open_table(lines, kind, columns or Columns())
+        return numbered, partial(_read, fields_of)
     if kind == "json":
-        lines = [json.dumps(row).encode() for row in _rows_of_json(data)]
+        rows = _rows_of_json(data)
+        if rows is None:
+            raise InvalidValueError(
+                "The input is no JSON document that is a list. Write an array of objects, or, in "
+                "a .jsonl file, an object a line."
+            )
+        lines = [json.dumps(row).encode() for row in rows]
     if kind == "txt":
         return text_lines(lines), partial(_read, of_text)
     if kind not in ("jsonl", "json", "rows"):
@@ -95,69 +103,49 @@ def _as_utf8(data: bytes) -> bytes:
             data = data.decode("utf-16").encode()
         except UnicodeDecodeError as error:
             raise InvalidValueError(
-                f"The input begins as UTF-16 and cannot be read as such ({error.reason} at byte "
-                f"{error.start + 1}). Save it as UTF-8."
+                f"The input begins as UTF-16 and cannot be read as such: {error.reason} at byte "
+                f"{error.start + 1}. Save it as UTF-8."
             ) from None
     data = data.removeprefix(BOM_UTF8)
     return data if b"\n" in data else data.replace(b"\r", b"\n")
 
 
 def _kind_by_looks(data: bytes, kind: str) -> str:
-    """Return what a text or standard input holds, by its beginning."""
-    found = _whole_json(data)
-    if found == "json" or (kind == "auto" and found):
-        if kind == "auto":
-            return found
-        raise _is_another("a JSON document", "json")
-    if kind == "auto" and _ARRAY.match(data):
-        text = (
-            "The input begins as a JSON array and is none that can be read. Mend it, or, if these "
-            "are prompts, pass {input_format='txt'}."
-        )
-        raise InvalidValueError(Message(text))
-    lines = (line for line in io.BytesIO(data) if line.strip())
-    first = [line.decode(errors="replace") for line in islice(lines, _LOOKED_AT)]
-    delimiter = header_delimiter(first, single=kind == "auto")
-    table = {None: "txt", "\t": "tsv"}.get(delimiter, "csv")
-    if kind == "txt" and table != kind:
-        raise _is_another(f"a table with the header {shown(first[0].strip())}", table)
-    return table
-
-
-def _whole_json(data: bytes) -> str | None:
-    """Return ``"json"`` for a document of JSON, ``"jsonl"`` for lines of it, None for neither."""
-    begins = data.lstrip()[:1]
-    if begins not in (b"{", b"["):
-        return None
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        return "jsonl" if begins == b"{" else None
-    if isinstance(found, dict):
-        is_document = "annotations" in found or data.strip().count(b"\n") > 0
-        return "json" if is_document else "jsonl"
-    return "json" if _ARRAY.match(data) else None
-
-
-def _is_another(what: str, kind: str) -> InvalidValueError:
-    text = f"The input is {{0}}, no list of prompts. Name the file .{kind} or pass "
-    return InvalidValueError(Message(text + f"{{input_format={kind!r}}}.", what))
-
-
-def _rows_of_json(data: bytes) -> list[Any]:
-    """Return the rows of a JSON document: an array's, or the annotations of COCO's captions."""
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
+    """Return what standard input holds, by its beginning; refuse a text that is no text."""
+    text = data.strip()
+    rows, found = _rows_of_json(text), "txt"
+    if rows is not None and (_ARRAY.match(text) or b"\n" in text or text[:1] == b"{"):
+        found, what = "json", "a JSON document"
+    elif kind == "auto" and _OBJECT.match(text):
+        return "jsonl"
+    elif kind == "auto" and _ARRAY.match(text):
         raise InvalidValueError(
-            f"The input is no JSON document: {error}. Of objects in lines name the file .jsonl."
-        ) from None
+            Message(
+                "The input begins as a JSON array and is none that can be read. Mend it, or, if "
+                "these are prompts, pass {input_format='txt'}."
+            )
+        )
+    else:
+        lines = (line for line in io.BytesIO(data) if line.strip())
+        first = [line.decode(errors="replace") for line in islice(lines, _LOOKED_AT)]
+        if delimiter := header_delimiter(first, single=kind == "auto"):
+            found = "tsv" if delimiter == "\t" else "csv"
+            what = f"a table with the header {shown(first[0].strip())}"
+    if kind == "auto" or found == kind:
+        return found
+    advice = f"Name the file .{found} or pass {{input_format={found!r}}}."
+    raise InvalidValueError(Message(f"The input is {{0}}, no list of prompts. {advice}", what))
+
+
+def _rows_of_json(data: bytes) -> list[Any] | None:
+    """Return the rows of a JSON document, an array or captions of COCO; None if it is neither."""
+    try:
+        found = json.loads(data) if data.lstrip()[:1] in (b"[", b"{") else None
+    except (ValueError, RecursionError):
+        return None
     rows = found.get("annotations") if isinstance(found, dict) else found
     if not isinstance(rows, list):
-        raise InvalidValueError(
-            f"The input is JSON and no list: found {shown(found)}. Write an array of objects, or "
-            "an object a line in a .jsonl file."
-        )
+        return None
     return [{"prompt": row} if isinstance(row, str) else row for row in rows]
 
 

@@ -33,12 +33,18 @@ def open_table(
     at = next((i for i, line in enumerate(lines) if line.strip()), None)
     if at is None:
         return iter(()), partial(_of_row, [], "", _cells)
-    delimiter = _delimiter(lines[at].decode(errors="replace"), kind)
+    header = lines[at].decode(errors="replace")
+    delimiter = max(("\t" if kind == "tsv" else ",", *DELIMITERS), key=header.count)
     rows, cells_of = _rows(lines, at, delimiter), partial(_cells, delimiter=delimiter)
     line, raw = next(rows)
     try:
         names = [name.strip() for name in cells_of(decoded(raw))]
-        _check_header(names)
+        # pandas writes its index as a first column without a name
+        if "" in names[1:] or len(set(names)) < len(names):
+            raise InvalidValueError(
+                f"it has the columns {shown(names, 200)}. Name every column, each once, with "
+                "commas, tabs or semicolons between."
+            )
         prompt = columns.prompt_in(names)
     except ValueError as error:
         raise InvalidValueError(
@@ -49,18 +55,6 @@ def open_table(
         # Each line is a row, and a quote may be one of the text.
         rows, cells_of = enumerate(lines[at + 1 :], at + 2), _cells_of_line
     return rows, partial(_of_row, names, prompt, cells_of)
-
-
-def _delimiter(header: str, kind: str) -> str:
-    """Return what divides a header into the most names."""
-
-    def number_of_names(delimiter: str) -> int:
-        try:
-            return len(next(csv.reader([header], delimiter=delimiter, strict=True)))
-        except csv.Error:
-            return 0
-
-    return max(("\t" if kind == "tsv" else ",", *DELIMITERS), key=number_of_names)
 
 
 def _rows(lines: Sequence[bytes], start: int, delimiter: str) -> Numbered:
@@ -97,15 +91,6 @@ def _cells_of_line(text: str) -> list[str]:
         return text.rstrip("\r\n").split("\t")
 
 
-def _check_header(names: Sequence[str]) -> None:
-    # pandas writes its index as a first column without a name
-    if "" in names[1:] or len(set(names)) < len(names):
-        raise InvalidValueError(
-            f"it has the columns {shown(names, 200)}. Name every column, each once, with commas, "
-            "tabs or semicolons between."
-        )
-
-
 def _of_row(
     names: Sequence[str], prompt: str, cells_of: Callable[[str], list[str]], text: str
 ) -> Fields:
@@ -117,7 +102,9 @@ def _of_row(
         )
     texts = {name: cell for name, cell in zip(names, cells, strict=True) if name}
     found = {
-        name: (cell if name in (*_OF_TEXT, prompt) else _value(name, cell)) if cell.strip() else None
+        name: (cell if name in (*_OF_TEXT, prompt) else _value(name, cell))
+        if cell.strip()
+        else None
         for name, cell in texts.items()
     }
     return Fields(found, texts, of_table=True)
