@@ -69,8 +69,9 @@ class SavedBatch(Mapping[str, SavedRun]):
         Its columns are ``id``, ``prompt`` and ``seed`` of the item; ``word`` and ``occurrence``,
         0 for the first in its prompt, so that ``batch[id].heatmaps.find(word)[occurrence]`` is its
         heatmap; the further columns of the list that the run kept, as text; and the numbers of
-        :class:`sdattn.maps.statistics.WordStatistics`, float64, to six significant digits: ``peak``, ``mean``, ``mass``, ``centre_row``, ``centre_col``, ``area``,
-        ``entropy``. What a map of 0 has not is NaN.
+        :class:`sdattn.maps.statistics.WordStatistics`, float64, to six significant digits:
+        ``peak``, ``mean``, ``mass``, ``centre_row``, ``centre_col``, ``area``, ``entropy``. What a
+        map of 0 has not is NaN.
 
         They are in the rows of ``metadata.jsonl``, which are read one at a time: no item is
         opened, items that were saved without maps are there too, and memory holds the table and

@@ -22,6 +22,7 @@ NATURAL = [
     "a dance class. Steps: 3 people climbing, 2 falling",
     "Steps: how to draw a cat",
     "Steps: 1, 2, 3 painted on stairs",
+    "Steps: 1 wake up, Steps: 2 sleep",
     "a poster, Steps: 20 of them, in the rain",
     "Seed: the movie, a poster",
     "Plant guide, Seed: sunflower, Size: large",

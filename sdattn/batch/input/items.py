@@ -166,12 +166,10 @@ def item_of(
             f"{', '.join(of_edit)} is of an edit, and there is no edit_to. Write the edited prompt "
             "there, or leave it out."
         )
-    for text in (given["prompt"], given.get("edit_to") or ""):
-        if "{prompt}" in text:
-            raise InvalidValueError(
-                f"prompt={shown(text)} is a style: {{prompt}} in it stands for another text. Write "
-                "that text there."
-            )
+    if "{prompt}" in given["prompt"]:
+        raise InvalidValueError(
+            f"{shown(given['prompt'])} is a style: {{prompt}} stands for another text. Write that."
+        )
     words = given.get("words")
     if words is not None:
         _check_words(words, given.get("edit_to", given["prompt"]))
@@ -195,7 +193,7 @@ def _check_field(name: str, value: Any) -> None:
         raise InvalidValueError(f"{name} cannot be chosen in a batch. Leave it out.")
     if advice := renamed(name):
         raise InvalidValueError(
-            f"{shown(name)} is no option: {advice}. To keep it as a column, name it in keep_columns."
+            f"{shown(name)} is no option: {advice}. As a column it can be kept by keep_columns."
         )
     holds, wanted = _RULES.get(name, (None, ""))
     if holds and not holds(value):

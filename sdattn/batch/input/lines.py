@@ -47,9 +47,9 @@ def kind_of(name: str) -> str:
     except KeyError:
         raise InvalidValueError(
             f"Asked for the prompts in {name!r}. Pass a file that ends in .jsonl or .ndjson (a "
-            "JSON object a line), .csv or .tsv (a header, then rows), .txt (a prompt a line), .json "
-            "(an array, or captions of COCO) or .parquet, a folder of this machine that datasets "
-            "reads, or - for standard input."
+            "JSON object a line), .csv or .tsv (a header, then rows), .txt (a prompt a line), "
+            ".json (an array, or captions of COCO) or .parquet, a folder of this machine that "
+            "datasets reads, or - for standard input."
         ) from None
 
 

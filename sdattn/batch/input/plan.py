@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -24,7 +24,7 @@ from .columns import OWN
 from .items import KEPT, REFUSED, BadLine, Item, printable
 from .values import number
 
-_WHOLE = (int, int | None, Optional[int])  # annotations of options that are whole numbers
+_WHOLE = (int, int | None)  # annotations of options that are whole numbers
 _BLOCK = 2**22  # numbers added up at a time
 
 

@@ -1,6 +1,5 @@
 """Lines of text: prompts, and what is in a text file and is no prompt."""
 
-import csv
 import json
 import re
 import shlex
@@ -17,19 +16,24 @@ _A1111 = {
     "cfg_scale": "guidance_scale",
     **{name: name for name in ("prompt", "negative_prompt", "seed", "width", "height")},
 }
-_NAME = r"(?:[a-z]+_[a-z_]+|prompt|seed|steps|width|height|styles|tiling|guidance|negative)"
-_BEGINS = re.compile(rf"\s*--(?={_NAME}(?:[\s=]|$))", re.IGNORECASE)
+_BEGINS = re.compile(
+    r"\s*--(?:[a-z]+_[a-z_]+|prompt|seed|steps|width|height|styles|tiling|guidance|negative)"
+    r"(?=[\s=]|$)",
+    re.IGNORECASE,
+)
 # In the middle of a line: a name with an underscore, or, also of Midjourney, one with a number.
 _INSIDE = re.compile(
-    r"\s--(?:[a-z]+_[a-z_]+(?=[\s=]|$)|prompt[ =]+[\"']|(?:seed|steps|width|height|guidance|ar|aspect|v|version|niji"
-    r"|stylize|s|chaos|c|quality|q|iw|sw|weird|w|stop|repeat|r|W|H)[ =]+[\"']?-?[0-9])"
+    r"\s(--(?:[a-z]+_[a-z_]+(?=[\s=]|$)|prompt[ =]+[\"']|(?:seed|steps|width|height|guidance|ar"
+    r"|aspect|v|version|niji|stylize|s|chaos|c|quality|q|iw|sw|weird|w|stop|repeat|r|W|H)[ =]+"
+    r"[\"']?-?[0-9]))"
 )
 _NEGATIVE = re.compile(r"\s*(?i:negative[ _]prompt):|.*\sNegative prompt: ")
 _SETTING = re.compile(
-    r"(?:^|, ?|\s)(?:(Steps): [0-9]+|(Seed): [0-9]+|(CFG scale): [0-9]|(Size): [0-9]+x[0-9]+"
-    r"|(Sampler): |(Model hash): |(Schedule type): |(Clip skip): [0-9])(?=[^,\n]*(?:,|$))"
+    r"(?:^|[,\s])((?:Steps|Seed|CFG scale|Clip skip|Size)(?=: [0-9])"
+    r"|(?:Sampler|Model hash|Schedule type)(?=: ))"
 )
 _COLUMN = re.compile(r"[^\W\d][\w .:-]{0,39}")
+_QUOTED = re.compile('"[^"]*"')
 _PROMPT_COLUMN = re.compile(r"prompts?", re.IGNORECASE)
 _COMMON = re.compile(
     r"captions?|text|.*prompts?|prompt.*|positive|negative|id|.*_id|name|category|seed|challenge"
@@ -47,7 +51,7 @@ def text_lines(lines: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
     start, settings = 0, False
     for end, raw in enumerate([*lines, b""], 1):
         text = raw.decode(errors="replace")
-        is_last = len(_settings(text)) > 1
+        is_last = _is_settings(text)
         settings = settings or is_last or bool(_NEGATIVE.match(text))
         if is_last or not text.strip():
             block = lines[start:end]
@@ -58,9 +62,9 @@ def text_lines(lines: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
             start, settings = end, False
 
 
-def _settings(text: str) -> set[str]:
-    """Return the names of the settings of an image in a line: Steps, Sampler and the like."""
-    return {name for found in _SETTING.findall(text) for name in found if name}
+def _is_settings(text: str) -> bool:
+    """Check for two settings of an image: Steps, Sampler and the like."""
+    return len({*_SETTING.findall(text)}) > 1
 
 
 def of_text(text: str) -> Fields:
@@ -75,7 +79,7 @@ def of_text(text: str) -> Fields:
             "it is a JSON object that names prompt. If the other lines are such, too, name the "
             "file .jsonl or say that the input format is jsonl; or write the prompt alone."
         )
-    if len(_settings(text)) > 1 or any(map(_NEGATIVE.match, text.splitlines())):
+    if _is_settings(text) or any(map(_NEGATIVE.match, text.splitlines())):
         raise InvalidValueError(
             "it holds the settings of an image, as AUTOMATIC1111 writes them (Negative prompt:, "
             "Steps:). Write the image as a line of JSON with prompt, negative_prompt, seed, "
@@ -89,7 +93,7 @@ def of_text(text: str) -> Fields:
         return _of_options(text)
     if found := _INSIDE.search(text):
         raise InvalidValueError(
-            f"it holds an option, {found[0].split()[0].strip()}, which would be drawn as words. "
+            f"it holds an option, {re.split('[ =]', found[1])[0]}, which would be drawn as words. "
             "Write the line as JSON, in a .jsonl file, or leave the option out."
         )
     return Fields({"prompt": text})
@@ -133,13 +137,12 @@ def header_delimiter(lines: Sequence[str], *, single: bool = False) -> str | Non
     first = lines[0].strip("\r\n") if lines else ""
     for delimiter in DELIMITERS:
         names = [name.strip('" ') for name in first.split(delimiter)]
-        if not all(map(_COLUMN.fullmatch, names)) or len({*names}) < len(names):
+        are_names = all(map(_COLUMN.fullmatch, names)) and len({*names}) == len(names)
+        if not are_names or not (delimiter == "\t" or _are_words(names)):
             continue
-        are_words = delimiter == "\t" or all(map(str.isidentifier, names))
-        if any(map(_PROMPT_COLUMN.fullmatch, names)) and are_words:
-            if len(names) > 1 or single:
-                return delimiter if len(names) > 1 else ","
-        elif len(names) > 1 and _is_table(lines, names, delimiter):
+        if len(names) == 1:
+            return "," if single and _PROMPT_COLUMN.fullmatch(names[0]) else None
+        if any(map(_PROMPT_COLUMN.fullmatch, names)) or _is_table(lines, names, delimiter):
             return delimiter
     return None
 
@@ -148,11 +151,12 @@ def _is_table(lines: Sequence[str], names: Sequence[str], delimiter: str) -> boo
     """Check that all lines have the columns of a first line, which may be a header."""
     if len(lines) < 2 or f"{delimiter} " in lines[0]:
         return False
-    identifiers = all(map(str.isidentifier, names))
-    if not any(map(_COMMON.fullmatch, names)) and not (delimiter == "\t" and identifiers):
+    is_wide = delimiter == "\t"
+    if not any(map(_COMMON.fullmatch, names)) and not (is_wide and _are_words(names)):
         return False
-    if delimiter == "\t":
-        return all(line.count("\t") == len(names) - 1 for line in lines)
-    return identifiers and {len(row) for row in csv.reader(lines, delimiter=delimiter) if row} == {
-        len(names)
-    }
+    plain = lines if is_wide else [_QUOTED.sub("", line) for line in lines]
+    return {line.count(delimiter) for line in plain} == {len(names) - 1}
+
+
+def _are_words(names: Sequence[str]) -> bool:
+    return all(map(str.isidentifier, names))

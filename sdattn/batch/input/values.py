@@ -16,18 +16,13 @@ _EXACT = 2**53  # a larger float may have been another whole number
 
 
 class Fields(dict[str, Any]):
-    """The fields of one line.
-
-    Attributes:
-        texts: each field as text, a cell as it stands; None: as JSON writes the value.
-        of_table: columns that nobody knows are left out. In other lists they are refused.
-    """
+    """The fields of a line; ``texts`` has them as they stand, where they are cells. Those that
+    nobody knows are left out if it is a row ``of_table``, and else refused."""
 
     def __init__(
         self,
         found: Mapping[str, Any],
         texts: Mapping[str, str] | None = None,
-        *,
         of_table: bool = False,
     ):
         super().__init__(found)
