@@ -118,8 +118,11 @@ def test_a_header_in_a_text_is_refused():
         ValueError, match=r"a table with the header 'prompt,id'.*input_format='csv'"
     ):
         read_items(b"prompt,id\na cat,x\n", "txt")
-    items, _ = read_items(b"prompt\na cat\n", "txt")  # which may be meant
-    assert [one.prompt for one in items] == ["prompt", "a cat"]
+    with pytest.raises(ValueError, match="a table with the header 'Prompts'"):
+        read_items(b"\nPrompts\na cat\n", "txt")
+    for data in (b"a cat\nprompt\n", b"prompt\n"):  # which may be meant
+        items, _ = read_items(data, "txt")
+        assert [one.prompt.encode() for one in items] == data.splitlines()
 
 
 def test_a_document_of_json_is_a_list_of_its_rows():

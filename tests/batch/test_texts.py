@@ -59,11 +59,11 @@ def test_natural_prompts_are_drawn_as_they_stand(kind):
     assert all(item.options == {} and item.negative_prompt is None for item in items)
 
 
-@pytest.mark.parametrize("prompt", [one for one in NATURAL if one != "prompt"])
-@pytest.mark.parametrize("kind", ["txt", "auto"])
-def test_a_natural_prompt_alone_is_drawn_as_it_stands(prompt, kind):
-    [item], bad = read_items(f"{prompt}\n".encode(), kind)
-    assert (item.prompt, bad) == (prompt, [])
+@pytest.mark.parametrize("prompt", NATURAL)
+def test_a_natural_prompt_alone_is_drawn_as_it_stands(prompt):
+    for kind in ("txt", "auto"):
+        [item], bad = read_items(f"{prompt}\n".encode(), kind)
+        assert (item.prompt, bad) == (prompt, [])
 
 
 @pytest.mark.parametrize("kind", ["txt", "auto"])
@@ -104,6 +104,7 @@ BLOCK = (
         ("a cat --steps 20 --seed 5", "holds an option, --steps"),
         ("a cat --negative_prompt dog", "holds an option, --negative_prompt"),
         ("a cat --ar 16:9 --v 5", "holds an option, --ar"),
+        ("a cat —ar 16:9", "holds an option, —ar"),
         ("a cat --restore_faces", "holds an option, --restore_faces"),
         ('txt2img.py --prompt "a cat"', "holds an option, --prompt"),
         ("a red circle\rNegative", "carriage return"),
@@ -149,6 +150,7 @@ def test_lines_may_end_in_a_carriage_return_alone(kind):
         ("Prompt\tCategory\nbroken row\nbond\tAbstract\n", "tsv"),
         ("Prompts,Category\nA red car.,Colors\n", "csv"),
         ("PROMPT;seed\na cat;5\n", "csv"),
+        ("image_name|caption\na.jpg|a cat\n", "csv"),
         ("caption,image_id\na cat,5\n", "csv"),
         ("Scene\tLevel\na cat on a mat\thard\n", "tsv"),
         ("image_id\tthe caption\n5\ta cat\n", "tsv"),

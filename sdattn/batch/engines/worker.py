@@ -147,8 +147,8 @@ class Worker:
         """On a thread of the writer."""
         try:
             run = of_words(item, run)
-            known = {"id": item.id, "line": item.line, "list_columns": dict(item.columns) or None}
-            settings = replace(run.settings, **known, fingerprint=fingerprint)
+            settings = replace(run.settings, id=item.id, line=item.line, fingerprint=fingerprint)
+            settings = replace(settings, list_columns=dict(item.columns) or None)
             run = replace(run, settings=settings)
             beside = edit.beside_target(self.parts) if edit else _beside_film(run, self.parts)
             packed = pack_with_page(run, self.parts, beside)

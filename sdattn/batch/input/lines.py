@@ -128,7 +128,7 @@ def _kind_by_looks(data: bytes, kind: str) -> str:
     else:
         lines = (line for line in io.BytesIO(data) if line.strip())
         first = [line.decode(errors="replace") for line in islice(lines, _LOOKED_AT)]
-        if delimiter := header_delimiter(first, single=kind == "auto"):
+        if delimiter := header_delimiter(first):
             found = "tsv" if delimiter == "\t" else "csv"
             what = f"a table with the header {shown(first[0].strip())}"
     if kind == "auto" or found == kind:

@@ -1,4 +1,4 @@
-"""Tables of prompts: a header, then rows, with commas, tabs or semicolons between the cells."""
+"""Tables of prompts: a header, then rows, with commas, tabs, semicolons or bars between the cells."""
 
 import csv
 import json
@@ -32,13 +32,13 @@ def open_table(
     """
     at = next((i for i, line in enumerate(lines) if line.strip()), None)
     if at is None:
-        return iter(()), partial(_of_row, [], "", _cells)
+        return iter(()), lambda _: Fields({})
     header = lines[at].decode(errors="replace")
     delimiter = max(("\t" if kind == "tsv" else ",", *DELIMITERS), key=header.count)
-    rows, cells_of = _rows(lines, at, delimiter), partial(_cells, delimiter=delimiter)
+    rows, cells_of = _rows(lines, at, delimiter), _cells
     line, raw = next(rows)
     try:
-        names = [name.strip() for name in cells_of(decoded(raw))]
+        names = [name.strip() for name in _cells(decoded(raw), delimiter)]
         # pandas writes its index as a first column without a name
         if "" in names[1:] or len(set(names)) < len(names):
             raise InvalidValueError(
@@ -54,7 +54,7 @@ def open_table(
     if tabs and all(row.count(b"\t") == tabs for row in lines[at:] if row.strip()):
         # Each line is a row, and a quote may be one of the text.
         rows, cells_of = enumerate(lines[at + 1 :], at + 2), _cells_of_line
-    return rows, partial(_of_row, names, prompt, cells_of)
+    return rows, partial(_of_row, names, prompt, partial(cells_of, delimiter=delimiter))
 
 
 def _rows(lines: Sequence[bytes], start: int, delimiter: str) -> Numbered:
@@ -83,12 +83,12 @@ def _cells(text: str, delimiter: str) -> list[str]:
         ) from None
 
 
-def _cells_of_line(text: str) -> list[str]:
-    """Return the cells between the tabs of a line, without the quotes around one."""
+def _cells_of_line(text: str, delimiter: str) -> list[str]:
+    """Return the cells of a line that is a row, without the quotes around a cell."""
     try:
-        return _cells(text, "\t")
+        return _cells(text, delimiter)
     except InvalidValueError:
-        return text.rstrip("\r\n").split("\t")
+        return text.rstrip("\r\n").split(delimiter)
 
 
 def _of_row(

@@ -9,7 +9,7 @@ from ...errors import InvalidValueError
 from ...files.terminal import shown
 from .values import Fields
 
-DELIMITERS = "\t,;"
+DELIMITERS = "\t,;|"
 # Options of AUTOMATIC1111's "prompts from file" script that have the same meaning here.
 _A1111 = {
     "steps": "num_inference_steps",
@@ -23,9 +23,9 @@ _BEGINS = re.compile(
 )
 # In the middle of a line: a name with an underscore, or, also of Midjourney, one with a number.
 _INSIDE = re.compile(
-    r"\s(--(?:[a-z]+_[a-z_]+(?=[\s=]|$)|prompt[ =]+[\"']|(?:seed|steps|width|height|guidance|ar"
-    r"|aspect|v|version|niji|stylize|s|chaos|c|quality|q|iw|sw|weird|w|stop|repeat|r|W|H)[ =]+"
-    r"[\"']?-?[0-9]))"
+    r"\s((?:--|\u2014|\u2013)(?:[a-z]+_[a-z_]+(?=[\s=]|$)|prompt[ =]+[\"']|(?:seed|steps|width"
+    r"|height|guidance|ar|aspect|v|version|niji|stylize|s|chaos|c|quality|q|iw|sw|weird|w|stop"
+    r"|repeat|r|W|H)[ =]+[\"']?-?[0-9]))"
 )
 _NEGATIVE = re.compile(r"\s*(?i:negative[ _]prompt):|.*\sNegative prompt: ")
 _SETTING = re.compile(
@@ -127,13 +127,9 @@ def _of_options(text: str) -> Fields:
     return Fields({name: " ".join(words) for name, words in found.items()})
 
 
-def header_delimiter(lines: Sequence[str], *, single: bool = False) -> str | None:
-    """Return what separates the columns of a table, None if the first line is no header.
-
-    Args:
-        lines: those of the list that are not blank.
-        single: a header may have one column, the prompt.
-    """
+def header_delimiter(lines: Sequence[str]) -> str | None:
+    """Return what separates the columns of a table, None if the first line is no header; ``lines``
+    are those of the list that are not blank."""
     first = lines[0].strip("\r\n") if lines else ""
     for delimiter in DELIMITERS:
         names = [name.strip('" ') for name in first.split(delimiter)]
@@ -141,7 +137,8 @@ def header_delimiter(lines: Sequence[str], *, single: bool = False) -> str | Non
         if not are_names or not (delimiter == "\t" or _are_words(names)):
             continue
         if len(names) == 1:
-            return "," if single and _PROMPT_COLUMN.fullmatch(names[0]) else None
+            # alone it is a prompt of one word
+            return "," if len(lines) > 1 and _PROMPT_COLUMN.fullmatch(names[0]) else None
         if any(map(_PROMPT_COLUMN.fullmatch, names)) or _is_table(lines, names, delimiter):
             return delimiter
     return None
