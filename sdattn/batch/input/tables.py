@@ -1,4 +1,4 @@
-"""Tables of prompts: a header, then rows, with commas, tabs, semicolons or bars between the cells."""
+"""Tables of prompts: a header, then rows, with commas, tabs, semicolons or bars between cells."""
 
 import csv
 import json
