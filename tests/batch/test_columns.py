@@ -126,6 +126,11 @@ def test_styles_are_read_and_those_for_another_text_refused():
     assert [one.line for one in bad] == [3, 4] and "is a style" in bad[0].reason
 
 
+def test_a_column_that_is_kept_is_not_the_prompt():
+    item = read_one(b"prompt,text\na cat,a sign\n", "csv", columns=Columns(keep=["text"]))
+    assert (item.prompt, item.columns) == ("a cat", {"text": "a sign"})
+
+
 NUMBERS = ("seed", "width", "height", "num_frames", "num_inference_steps", "guidance_scale")
 
 

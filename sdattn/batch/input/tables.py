@@ -60,6 +60,7 @@ def open_table(
 def _rows(lines: Sequence[bytes], start: int, delimiter: str) -> Numbered:
     """Yield the rows, each with the number of its first line; a broken one ends where csv gives
     it up."""
+    # Python 3.10's csv has no zeros
     texts = (line.decode(errors="replace").replace("\0", " ") for line in lines[start:])
     reader = csv.reader(texts, delimiter=delimiter, strict=True)
     first = start

@@ -50,10 +50,10 @@ def text_lines(lines: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
     """
     start, settings = 0, False
     for end, raw in enumerate([*lines, b""], 1):
-        text = raw.decode(errors="replace")
+        text = raw.decode(errors="replace") if b":" in raw else ""
         is_last = _is_settings(text)
         settings = settings or is_last or bool(_NEGATIVE.match(text))
-        if is_last or not text.strip():
+        if is_last or not raw.strip():
             block = lines[start:end]
             if settings:
                 yield start + 1, b"".join(block)
@@ -79,7 +79,7 @@ def of_text(text: str) -> Fields:
             "it is a JSON object that names prompt. If the other lines are such, too, name the "
             "file .jsonl or say that the input format is jsonl; or write the prompt alone."
         )
-    if _is_settings(text) or any(map(_NEGATIVE.match, text.splitlines())):
+    if ":" in text and (_is_settings(text) or any(map(_NEGATIVE.match, text.splitlines()))):
         raise InvalidValueError(
             "it holds the settings of an image, as AUTOMATIC1111 writes them (Negative prompt:, "
             "Steps:). Write the image as a line of JSON with prompt, negative_prompt, seed, "
