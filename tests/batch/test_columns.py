@@ -13,7 +13,7 @@ from helpers.item_lines import check_message, line_of, read_one
 from sdattn.batch import Request, merge, open_batch, run_batch, verify
 from sdattn.batch.input.columns import Columns
 from sdattn.batch.input.items import read_items
-from sdattn.batch.input.plan import check_items
+from sdattn.batch.input.plan import check_items, fingerprint
 
 PARTI = (
     "Prompt\tCategory\tChallenge\tNote\n"
@@ -229,6 +229,16 @@ def test_all_that_is_no_option_is_kept(tiny_pipe):
     assert bad == []
     assert [dict(job.item.columns) for job in jobs] == [{"mood": "1e5"}, {"mood": ""}]
     assert jobs[0].options["eta"] == 0.5 and type(jobs[0].options["clip_skip"]) is int
+
+
+def test_an_item_with_another_column_is_another_item(tiny_pipe):
+    def made(note, **asked):
+        items, _ = read_items(f"prompt,note\na cat,{note}\n".encode(), "csv", **asked)
+        [job], _ = check_items(tiny_pipe, items, {})
+        return fingerprint(job, "")
+
+    keep = {"columns": Columns(keep=["note"])}
+    assert made("x") == made("y") != made("x", **keep) != made("y", **keep)
 
 
 def test_fields_of_json_that_nobody_knows_are_refused_unless_kept(tiny_pipe):

@@ -114,6 +114,7 @@ BLOCK = (
         ("a cat Steps: 20, Sampler: Euler a, CFG scale: 7, Seed: 5", "settings of an image"),
         ("Steps: 20, Sampler: Euler a, CFG scale: 7, Seed: 5, Size: 64x64", "settings of"),
         (BLOCK, "settings of an image"),
+        ("a red circle\nNegative prompt: blurry,\nugly", "settings of an image"),
         (BLOCK.replace("\n", "\r\n"), "settings of an image"),
         ('{"prompt": "a cat"}', "is a JSON object that names prompt"),
         ("photo of {prompt}, film", "is a style"),
