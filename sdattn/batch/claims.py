@@ -56,6 +56,7 @@ def describe_input(request: Request, jobs: Sequence[Job], items: int, bad_lines:
         items=items,
         all_items=len(jobs),
         bad_lines=bad_lines,
+        columns=sorted({name for job in jobs for name in job.item.columns}) or None,
     )
 
 

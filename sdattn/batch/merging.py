@@ -163,6 +163,7 @@ def _merged(sources: Sequence[_Source]) -> Manifest:
             items=items,
             all_items=items,
             bad_lines=sum(each.bad_lines for each in inputs),
+            columns=sorted({name for each in inputs for name in each.columns or ()}) or None,
         )
     return replace(first.manifest, input=whole)
 

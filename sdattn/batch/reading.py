@@ -68,9 +68,10 @@ class SavedBatch(Mapping[str, SavedRun]):
 
         Its columns are ``id``, ``prompt`` and ``seed`` of the item; ``word`` and ``occurrence``,
         0 for the first in its prompt, so that ``batch[id].heatmaps.find(word)[occurrence]`` is its
-        heatmap; and the numbers of :class:`sdattn.maps.statistics.WordStatistics`, float64, to six
-        significant digits: ``peak``, ``mean``, ``mass``, ``centre_row``, ``centre_col``, ``area``,
-        ``entropy``. What a map of 0 has not is NaN.
+        heatmap; the further columns of the list that the run kept, as text; and the numbers of
+        :class:`sdattn.maps.statistics.WordStatistics`, float64, to six significant digits:
+        ``peak``, ``mean``, ``mass``, ``centre_row``, ``centre_col``, ``area``, ``entropy``. What a
+        map of 0 has not is NaN.
 
         They are in the rows of ``metadata.jsonl``, which are read one at a time: no item is
         opened, items that were saved without maps are there too, and memory holds the table and
@@ -80,7 +81,8 @@ class SavedBatch(Mapping[str, SavedRun]):
             ImportError: pandas is not installed.
         """
         rows = sorted(self._folder.journals.rows().values(), key=lambda row: row[:2])
-        return to_dataframe(word_rows(rows), WORD_LABELS)
+        columns = self._manifest.input.columns or ()
+        return to_dataframe(word_rows(rows, columns), (*WORD_LABELS, *columns))
 
 
 def open_batch(root: str | Path) -> SavedBatch:

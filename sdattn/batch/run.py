@@ -99,7 +99,8 @@ class _BatchRun:
 
     def _read(self) -> tuple[list[Item], list[Job] | None, list[BadLine]]:
         data, kind = read_source(str(self.request.source), self.request.input_format)
-        items, bad = read_items(data, kind, seed=self.request.seed)
+        asked = self.request
+        items, bad = read_items(data, kind, seed=asked.seed, columns=asked.columns)
         model, loading = self.request.model, self.request.loading
         if self.request.engine == "local":  # workers of Ray have other devices and packages
             loading.check(model, self.team.device)

@@ -25,7 +25,7 @@ def batch(
     prompts: Annotated[
         str | None,
         typer.Argument(
-            help="A .jsonl, .csv, .txt or .parquet file, also s3://BUCKET/FILE or "
+            help="A .jsonl, .csv, .tsv, .txt, .json or .parquet file, also s3://BUCKET/FILE or "
             "hf://datasets/OWNER/NAME/FILE, or a folder that datasets reads; - reads standard "
             "input."
         ),
@@ -88,8 +88,24 @@ def batch(
         ),
     ] = False,
     input_format: Annotated[
-        Literal["jsonl", "csv", "txt", "parquet"] | None,
-        typer.Option(help="By default as the name says, of - as it begins."),
+        Literal["jsonl", "json", "csv", "tsv", "txt", "parquet"] | None,
+        typer.Option(
+            help="Input format. Default: from the file extension; for stdin, from how it begins."
+        ),
+    ] = None,
+    prompt_column: Annotated[
+        str | None,
+        typer.Option(
+            help="The column that holds the prompt. Default: prompt, Prompt, Prompts, caption or "
+            "text, whichever is there."
+        ),
+    ] = None,
+    keep_columns: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated columns to keep in the rows of the results, or all: those that "
+            "are no options."
+        ),
     ] = None,
     max_errors: Annotated[
         int | None, typer.Option(min=1, help="Stop once so many items have failed.")
@@ -115,9 +131,9 @@ def batch(
     """Draw every prompt of a file and show where its words went. The same command again does only
     what is missing. For many GPUs: accelerate launch --multi_gpu -m sdattn batch ...
 
-    A line of JSON, or a row of CSV, has a prompt and perhaps id, seed, negative_prompt, words (only
-    these), width, height, num_frames, num_inference_steps, guidance_scale, or any other option of
-    the pipeline.
+    A line of JSON, or a row of a table, has a prompt and perhaps id, seed, negative_prompt, words
+    (only these), width, height, num_frames, num_inference_steps, guidance_scale, or any other
+    option of the pipeline. Columns of a table that are none of these are not used.
 
     Exit code: 0; 1 if anything failed or could not be read, but under a launcher only if something
     is left to draw; 2 usage; 130 and 143 after SIGINT and SIGTERM.
@@ -125,6 +141,7 @@ def batch(
     Examples:
       sdattn batch prompts.jsonl --out RUN --model owner/name
       sdattn batch prompts.txt --out RUN --format webdataset --save image,maps
+      sdattn batch PartiPrompts.tsv --out RUN --keep-columns Category,Challenge
       sdattn batch --status RUN
     """
     if (status or verify) and (prompts is not None or out is not None or (status and verify)):
@@ -155,6 +172,8 @@ def batch(
         force=force,
         adopt=adopt,
         input_format=input_format,
+        prompt_column=prompt_column,
+        keep_columns=_kept(keep_columns),
         max_errors=max_errors,
         device=device,
         dtype=options.dtype_of(dtype),
@@ -196,6 +215,11 @@ def _size(text: str) -> int | str:
     raise typer.BadParameter(
         f"{text!r} is no whole number from 1, nor auto.", param_hint="--batch-size"
     )
+
+
+def _kept(text: str | None) -> Any:
+    names = [name.strip() for name in (text or "").split(",")]
+    return "all" if names == ["all"] else tuple(filter(None, names))
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -18,6 +18,7 @@ _FLAGS = {  # by what they are called in Python; others stay as Python has them
         for name in (
             *("seed", "mode", "device", "dtype", "preset", "refine", "ask", "causal", "invert"),
             *("timesteps", "null_text", "batch_size", "format", "input_format", "save", "part"),
+            *("prompt_column", "keep_columns"),
             *("engine", "workers", "force", "strict", "adopt"),
         )
     },

@@ -54,6 +54,7 @@ class RunSettings(Record):
 
     Attributes:
         id, line, fingerprint: of an item of a batch run.
+        list_columns: further columns of the list that the item is from, as text; None: none kept.
         prompt: the text.
         seed: of the noise; None where that is a picture's own.
         model, pipeline, scheduler: ``"demo"``, a folder or a name; names of classes.
@@ -74,6 +75,7 @@ class RunSettings(Record):
     id: str | None = None
     line: int | None = None
     fingerprint: str | None = None
+    list_columns: dict[str, str] | None = None
     prompt: str
     seed: int | None
     model: str | None = None

@@ -67,7 +67,7 @@ def test_rows_are_items_wherever_they_come_from(tmp_path, monkeypatch, form):
         ("id", b"x", "id={'type': 'bytes'}: it names a folder"),
         ("prompt", b"a cat", "prompt={'type': 'bytes'}: write a text"),
         ("seed", float("inf"), "Infinity is no number"),
-        ("seed", 7.0, "seed=7.0: write a whole number"),
+        ("seed", 7.5, "seed=7.5: write a whole number"),
     ],
 )
 def test_what_cannot_be_a_field_is_refused_by_its_line(tmp_path, column, value, reason):

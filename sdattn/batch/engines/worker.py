@@ -148,6 +148,7 @@ class Worker:
         try:
             run = of_words(item, run)
             settings = replace(run.settings, id=item.id, line=item.line, fingerprint=fingerprint)
+            settings = replace(settings, list_columns=dict(item.columns) or None)
             run = replace(run, settings=settings)
             beside = edit.beside_target(self.parts) if edit else _beside_film(run, self.parts)
             packed = pack_with_page(run, self.parts, beside)
@@ -158,7 +159,8 @@ class Worker:
         self.layout.add(item.id, item.line, packed.files, note)
 
     def _fail(self, item: Item, reason: str, text: str) -> None:
-        self.folder.note_failed(self.name, asdict(item), reason, text)
+        asked = {name: value for name, value in asdict(item).items() if name != "foreign"}
+        self.folder.note_failed(self.name, asked, reason, text)
         most = self.request.max_errors
         if most is not None and self.tally.count("failed") >= most:
             self.folder.stop(f"{most} item(s) have failed, all that max_errors allows")

@@ -1,4 +1,4 @@
-"""What a batch is to draw: lines of JSON, CSV or text as items, and those that cannot be read.
+"""What a batch is to draw: lines of JSON, tables or text as items, and those that cannot be read.
 
 Every line is checked by itself: a bad one is reported by its number and never stops a good one.
 """
@@ -6,21 +6,20 @@ Every line is checked by itself: a bad one is reported by its number and never s
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import InvalidValueError
 from ...files.terminal import shorter, shown
 from ...models.pipeline_call import LARGEST_SEED, checked_seeds
 from ...prompts.words import split_phrase, split_words
+from .columns import ALL, EDITS, OWN, Columns, plain_number, renamed
 from .lines import open_lines
 
-# Of an edit, beside what it is edited to: arguments of sdattn.edit().
-_OF_EDITS = ("mode", "blend", "weights", "cross_replace_steps", "self_replace_steps")
-_OWN = ("id", "prompt", "negative_prompt", "seed", "words", "edit_to", *_OF_EDITS)
 _TAKEN = ("prompt_embeds", "generator", "output_type", "return_dict")
 _ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?")
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+REFUSED, LEFT_OUT, KEPT = "refused", "left out", "kept"
 _NO_OPTIONS: Mapping[str, Any] = {}  # one for all items that have none
 
 
@@ -39,6 +38,9 @@ class Item:
         options: the other keywords of the pipeline, as given; never None as a value.
         edit_to: the prompt of the picture, which is then an edit of that of :attr:`prompt`.
         edit: the arguments of :func:`sdattn.edit.edit` that are given.
+        columns: further columns of the list, name to text, for the item's row.
+        foreign: what becomes of options that the pipeline does not have: :data:`REFUSED`,
+            :data:`LEFT_OUT`, or :data:`KEPT` as columns, which hold all of them until then.
     """
 
     id: str
@@ -50,6 +52,8 @@ class Item:
     options: Mapping[str, Any]
     edit_to: str | None = None
     edit: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    foreign: str = REFUSED
 
     @property
     def text(self) -> str:
@@ -62,7 +66,7 @@ class BadLine:
     """A line that is no item.
 
     Attributes:
-        line: its number, from 1; of a CSV row that spans lines the first.
+        line: its number, from 1; the first of a row that spans lines.
         reason: one line: what was found, what to do.
         text: how the line begins, at most 200 characters, what cannot be printed escaped.
     """
@@ -72,13 +76,16 @@ class BadLine:
     text: str
 
 
-def read_items(data: bytes, kind: str, *, seed: int = 0) -> tuple[list[Item], list[BadLine]]:
+def read_items(
+    data: bytes, kind: str, *, seed: int = 0, columns: Columns | None = None
+) -> tuple[list[Item], list[BadLine]]:
     """Read a batch.
 
     Args:
-        data: the whole input, UTF-8; only a line feed ends a line. Blank lines count and are
-            skipped.
+        data: the whole input, see :func:`sdattn.batch.input.lines.open_lines`. Blank lines count
+            and are skipped.
         kind: see :func:`sdattn.batch.input.lines.kind_of`.
+        columns: which holds the prompt and which are kept.
         seed: an item without a seed has ``seed + line - 1``; one without an id has its line's
             number as six digits.
 
@@ -87,7 +94,8 @@ def read_items(data: bytes, kind: str, *, seed: int = 0) -> tuple[list[Item], li
         later is bad.
 
     Raises:
-        ValueError: another kind, a seed that cannot be, a CSV header that cannot be read.
+        ValueError: another kind, a seed that cannot be, a header that cannot be read, a column to
+            keep that is not there.
 
     >>> items, bad = read_items(b'{"prompt": "a cat", "width": 512}\\n{"prompt": 5}', "jsonl")
     >>> items[0].id, items[0].seed, items[0].options
@@ -96,7 +104,9 @@ def read_items(data: bytes, kind: str, *, seed: int = 0) -> tuple[list[Item], li
     (2, 'prompt=5: write a text with at least one word in it.')
     """
     checked_seeds(seed)
-    lines, fields_of = open_lines(data, kind)
+    columns = columns or Columns()
+    lines, fields_of = open_lines(data, kind, columns)
+    seen: dict[str, None] = {}
     items: list[Item] = []
     bad: list[BadLine] = []
     taken: dict[str, int] = {}
@@ -105,7 +115,11 @@ def read_items(data: bytes, kind: str, *, seed: int = 0) -> tuple[list[Item], li
             fields = fields_of(raw)
             if fields is None:
                 continue
-            item = item_of({"id": f"{line:06d}", "seed": seed + line - 1}, fields, line)
+            seen |= dict.fromkeys(fields)
+            found, kept = columns.read(fields)
+            foreign = KEPT if columns.keep == ALL else LEFT_OUT if fields.of_table else REFUSED
+            own = {"id": f"{line:06d}", "seed": seed + line - 1}
+            item = item_of(own, found, line, columns=kept, foreign=foreign)
             first = taken.setdefault(item.id.lower(), line)
             if first != line:
                 raise InvalidValueError(
@@ -115,10 +129,24 @@ def read_items(data: bytes, kind: str, *, seed: int = 0) -> tuple[list[Item], li
             items.append(item)
         except ValueError as error:
             bad.append(BadLine(line, printable(str(error)), _beginning(raw)))
+    columns.check_seen(seen)
+    names = dict.fromkeys(name for item in items for name in item.columns)
+    if columns.keep == ALL:  # every row has the same columns
+        items = [
+            replace(item, columns={name: item.columns.get(name, "") for name in names})
+            for item in items
+        ]
     return items, bad
 
 
-def item_of(defaults: Mapping[str, Any], fields: Mapping[str, Any], line: int) -> Item:
+def item_of(
+    defaults: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    line: int,
+    *,
+    columns: Mapping[str, str] = _NO_OPTIONS,
+    foreign: str = REFUSED,
+) -> Item:
     """An item of a line's fields, None being none, and the ``defaults`` of ``id`` and ``seed``; a
     ValueError says what cannot be."""
     found = {name: value for name, value in fields.items() if value is not None}
@@ -126,12 +154,21 @@ def item_of(defaults: Mapping[str, Any], fields: Mapping[str, Any], line: int) -
         raise InvalidValueError(f"the prompt is missing; found {shown([*found])}. Write one.")
     given = {**defaults, **found}
     for name, value in given.items():
-        _check_field(name, value)
-    of_edit = {name: given[name] for name in _OF_EDITS if name in given}
+        given[name] = plain_number(name, value)
+        _check_field(name, given[name])
+        if foreign == REFUSED and not name.isidentifier():
+            raise InvalidValueError(
+                f"{shown(name)} is no option. Write one of the pipeline, width say."
+            )
+    of_edit = {name: given[name] for name in EDITS if name in given}
     if of_edit and "edit_to" not in given:
         raise InvalidValueError(
             f"{', '.join(of_edit)} is of an edit, and there is no edit_to. Write the edited prompt "
             "there, or leave it out."
+        )
+    if "{prompt}" in given["prompt"]:
+        raise InvalidValueError(
+            f"{shown(given['prompt'])} is a style: {{prompt}} stands for another text. Write that."
         )
     words = given.get("words")
     if words is not None:
@@ -143,18 +180,20 @@ def item_of(defaults: Mapping[str, Any], fields: Mapping[str, Any], line: int) -
         seed=given["seed"],
         negative_prompt=given.get("negative_prompt"),
         words=None if words is None else tuple(words),
-        options={name: value for name, value in given.items() if name not in _OWN} or _NO_OPTIONS,
+        options={name: value for name, value in given.items() if name not in OWN} or _NO_OPTIONS,
         edit_to=given.get("edit_to"),
         edit=of_edit or _NO_OPTIONS,
+        columns=columns or _NO_OPTIONS,
+        foreign=foreign,
     )
 
 
 def _check_field(name: str, value: Any) -> None:
     if name in _TAKEN:
         raise InvalidValueError(f"{name} cannot be chosen in a batch. Leave it out.")
-    if not name.isidentifier():
+    if advice := renamed(name):
         raise InvalidValueError(
-            f"{shown(name)} is no option. Write one of the pipeline, width say."
+            f"{shown(name)} is no option: {advice}. As a column it can be kept by keep_columns."
         )
     holds, wanted = _RULES.get(name, (None, ""))
     if holds and not holds(value):
@@ -193,7 +232,11 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "prompt": (_is_text, "write a text with at least one word in it"),
     "edit_to": (_is_text, "write the edited prompt, with at least one word in it"),
     "negative_prompt": (lambda value: isinstance(value, str), "write a text, or leave it out"),
-    "seed": (_between(0, LARGEST_SEED), "write a whole number from 0 to 2**63 - 1"),
+    "seed": (
+        _between(0, LARGEST_SEED),
+        "write a whole number from 0 to 2**63 - 1 (-1 is no random one here), or leave seed out: "
+        "each line has its own",
+    ),
     "words": (_is_words, "write a list of words and phrases of the prompt, or leave it out"),
     "blend": (
         lambda value: _is_text(value) or _is_words(value),

@@ -1,23 +1,30 @@
 """Items against the pipeline that will draw them: what cannot be, and what runs together."""
 
 import hashlib
+import inspect
 import json
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 import torch
 
 from ...edit.editing import EditOptions, prepare
 from ...errors import InvalidValueError
+from ...files.terminal import shown
 from ...files.writing import sha256
 from ...models.call_facts import images_a_prompt
 from ...models.films import makes_films
 from ...models.pipeline_call import checked_options
 from ...models.reading import check_text, read_prompts
-from .items import BadLine, Item, printable
+from .columns import OWN
+from .items import KEPT, REFUSED, BadLine, Item, printable
+from .values import number
 
+_WHOLE = (int, int | None)  # annotations of options that are whole numbers
 _BLOCK = 2**22  # numbers added up at a time
 
 
@@ -59,6 +66,12 @@ def check_items(
             reason = str(error.args[0] if error.args else error)
             reason = printable(" ".join(reason.split()))
             bad.append(BadLine(item.line, reason, printable(item.prompt[:200])[:200]))
+    if checks.left_out:
+        print(
+            f"sdattn: not used, as no {type(pipe).__name__} has such options: "
+            f"{', '.join(map(shown, checks.left_out))}. keep_columns keeps them in the rows.",
+            file=sys.stderr,
+        )
     return jobs, bad
 
 
@@ -68,12 +81,17 @@ class _Checks:
     def __init__(self, pipe: Any, defaults: Mapping[str, Any]):
         self.pipe, self.defaults = pipe, dict(defaults)
         self.negative = self.defaults.pop("negative_prompt", None)
+        parameters = inspect.signature(pipe.__call__).parameters.items()
+        self.kinds = {n: p.annotation for n, p in parameters if p.kind is not p.VAR_KEYWORD}
+        self.foreign: dict[str, bool] = {}  # names in the list: whether nobody knows them
+        self.left_out: dict[str, None] = {}
         self.checked: dict[str, dict[str, Any] | Exception] = {}
         self.shapes: dict[tuple[str, bool, int, bool], int] = {}
         # Some pipelines fill prompts up to the longest of a batch only.
         self.of_length = _columns(pipe, "a") != _columns(pipe, "a cat and a dog and a cat")
 
     def job(self, item: Item) -> Job:
+        item = self._known(item)
         if item.negative_prompt is None:
             item = replace(item, negative_prompt=self.negative)
         for text in (item.prompt, item.text):
@@ -97,6 +115,30 @@ class _Checks:
             prepare(self.pipe, item.prompt, item.edit_to, EditOptions(**item.edit), options)
         shape = (key, item.negative_prompt is not None, columns, item.edit_to is not None)
         return Job(item, options, self.shapes.setdefault(shape, len(self.shapes)))
+
+    def _known(self, item: Item) -> Item:
+        """Return the item with what the pipeline takes as options, and the others as columns."""
+        foreign = [name for name in item.options if self._is_foreign(name)]
+        if foreign and item.foreign == REFUSED:
+            raise InvalidValueError(
+                f"A {type(self.pipe).__name__} has no option {foreign[0]!r}. Leave it out, or name "
+                "it in keep_columns to keep it as a column."
+            )
+        kept = item.foreign == KEPT
+        self.left_out |= {} if kept else dict.fromkeys(foreign)
+        options = {name: item.options[name] for name in item.options if name not in foreign}
+        for name, value in options.items():
+            if self.kinds.get(name) in _WHOLE:
+                options[name] = number(value, whole=True)
+        columns = {n: text for n, text in item.columns.items() if not kept or self._is_foreign(n)}
+        return replace(item, options=options, columns=columns)
+
+    def _is_foreign(self, name: str) -> bool:
+        """Check that no option is called so, or nearly so: that may be a slip of the pen."""
+        if name not in self.foreign:
+            near = get_close_matches(name.lower(), [*self.kinds, *OWN], n=1, cutoff=0.85)
+            self.foreign[name] = name not in self.kinds and not near
+        return self.foreign[name]
 
     def _options(self, item: Item) -> tuple[str, dict[str, Any]]:
         given = {**self.defaults, **item.options}
@@ -160,7 +202,8 @@ def fingerprint(job: Job, settings: str) -> str:
     item = job.item
     fields = item.prompt, item.seed, item.negative_prompt, item.words
     edit = [] if item.edit_to is None else [item.edit_to, item.edit]
-    return digest([settings, *fields, job.options, *edit])
+    columns = [item.columns] if item.columns else []
+    return digest([settings, *fields, job.options, *edit, *columns])
 
 
 def digest_inputs(jobs: Iterable[Job]) -> str:

@@ -14,6 +14,7 @@ from ...models.loading_options import LoadingOptions
 from ...runs.drawings import PARTS, USUAL, USUAL_OF_PICTURES
 from ..storage.formats import FORMATS
 from ..storage.parquets import require_pyarrow
+from .columns import Columns
 from .lines import KINDS
 
 STOPS = {"SIGINT": 130, "SIGTERM": 143}  # and the exit code of each
@@ -42,6 +43,9 @@ class Request:
             differs.
         adopt: take a folder whose ``batch.json`` is lost, once every item in it was read and found
             to be this run's; what is damaged is made anew.
+        prompt_column: the column of the list that holds the prompt; None: found by its name.
+        keep_columns: further columns that the items' rows are to have, or ``"all"``; see
+            :class:`sdattn.batch.input.columns.Columns`.
         input_format: of :data:`sdattn.batch.input.lines.KINDS`, whatever the source's name says.
         max_errors: stop once so many items have failed.
         progress: show on stderr how far the run is.
@@ -66,6 +70,8 @@ class Request:
     strict: bool = False
     force: bool = False
     adopt: bool = False
+    prompt_column: str | None = None
+    keep_columns: Sequence[str] = ()
     input_format: str | None = None
     max_errors: int | None = None
     device: str | None = None
@@ -88,6 +94,7 @@ class Request:
             raise OptionError(
                 "input_format", self.input_format, "pass one of {0}.", ", ".join(KINDS)
             )
+        self.columns.check()
         unknown = sorted(set(self.save or ()) - set(PARTS))
         if unknown or self.save == () or self.save == []:
             raise OptionError("save", unknown, "choose of {0}.", ", ".join(PARTS))
@@ -95,6 +102,11 @@ class Request:
         if not 1 <= which <= of:
             raise OptionError("part", self.part, "pass {0} to {1}.", (1, of), (of, of))
         self._check_engine()
+
+    @property
+    def columns(self) -> Columns:
+        """How the columns of the list are read."""
+        return Columns(self.prompt_column, self.keep_columns)
 
     def parts(self, *, films: bool) -> Sequence[str]:
         """What is saved of each item of a model that makes ``films``, or pictures.

@@ -19,10 +19,10 @@ def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
         source: a file, ``"-"`` for standard input, a folder that datasets reads, saved by
             ``save_to_disk()`` or not, or a file in a storage: ``s3://BUCKET/FILE``,
             ``hf://datasets/OWNER/NAME/FILE``.
-        kind: ``"jsonl"``, ``"csv"``, ``"txt"`` or ``"parquet"``; by default as the name says.
+        kind: of :data:`sdattn.batch.input.lines.KINDS`; by default as the name says.
 
     Returns:
-        Rows of Parquet and of data sets become lines of JSON.
+        Rows of Parquet and of data sets become lines of JSON, of the kind ``"rows"``.
 
     Raises:
         ValueError: another ending, Parquet that cannot be read, a data set of several splits.
@@ -31,10 +31,10 @@ def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
     """
     path = path_of(source)
     if isinstance(path, Path) and path.is_dir():
-        return _json_lines(_rows_of_folder(source)), "jsonl"
+        return _json_lines(_rows_of_folder(source)), "rows"
     kind = kind or kind_of(source)
     data = sys.stdin.buffer.read() if source == "-" else path.read_bytes()
-    return (_json_lines(_rows_of_parquet(data)), "jsonl") if kind == "parquet" else (data, kind)
+    return (_json_lines(_rows_of_parquet(data)), "rows") if kind == "parquet" else (data, kind)
 
 
 def _json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:

@@ -1,7 +1,9 @@
-"""Values in the lines of a batch: JSON that can be written again, and what one looks like."""
+"""Values in the lines of a batch: JSON that can be written again, and numbers that are text."""
 
 import json
 import math
+import re
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ...errors import InvalidValueError
@@ -9,8 +11,60 @@ from ...files.terminal import shown
 
 _LEVELS = 20  # nested lists and objects; far more would fail later, where a run is written
 _DIGITS = 100
+_NUMBER = re.compile(r"\s*(-?)\+?0*(?=[0-9])([0-9.eE+-]+)\s*")
+_EXACT = 2**53  # a larger float may have been another whole number
 
-Fields = dict[str, Any]
+
+class Fields(dict[str, Any]):
+    """The fields of a line; ``texts`` has them as they stand, where they are cells. Those that
+    nobody knows are left out if it is a row ``of_table``, and else refused."""
+
+    def __init__(
+        self,
+        found: Mapping[str, Any],
+        texts: Mapping[str, str] | None = None,
+        of_table: bool = False,
+    ):
+        super().__init__(found)
+        self.texts, self.of_table = texts, of_table
+
+    def text(self, name: str) -> str:
+        """Return a field as text, empty if it is missing."""
+        value = self.get(name) if self.texts is None else self.texts.get(name)
+        if value is None or isinstance(value, str):
+            return value or ""
+        return json.dumps(value, ensure_ascii=False)
+
+
+def number(value: Any, *, whole: bool) -> Any:
+    """Return the number that a text or a float stands for; any other value as it is.
+
+    >>> number("7", whole=True), number(7.0, whole=True), number("+07.5", whole=False)
+    (7, 7, 7.5)
+    >>> number(7.5, whole=True), number("many", whole=True)
+    (7.5, 'many')
+    """
+    if isinstance(value, str) and (found := _NUMBER.fullmatch(value)):
+        try:
+            value = parsed(found[1] + found[2])
+        except json.JSONDecodeError:
+            return value
+    is_exact = isinstance(value, float) and value.is_integer() and abs(value) < _EXACT
+    return int(value) if whole and is_exact else value
+
+
+def decoded(raw: bytes) -> str:
+    """Return a line's text; raises ValueError where it is not UTF-8."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        byte = raw[error.start]
+        raise InvalidValueError(
+            f"byte {error.start + 1} of the line, 0x{byte:02x}, is not UTF-8. Save it as UTF-8."
+        ) from None
+    if "\0" in text:
+        raise InvalidValueError("there is a zero byte in it, as in UTF-16. Save it as UTF-8 text.")
+    return text
 
 
 def parsed(text: str) -> Any:
@@ -67,8 +121,8 @@ def _refuse_constant(name: str) -> NoReturn:
     raise InvalidValueError(f"{name} is no number. Write a finite one, or null.")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> Fields:
-    found: Fields = {}
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
             raise InvalidValueError(f"{shown(name)} is there twice. Write it once.")

@@ -1,5 +1,8 @@
 """``README.md`` of a batch run: what ``datasets.load_dataset`` is to read, and as what."""
 
+import json
+from collections.abc import Sequence
+
 from .formats import FORMATS
 from .manifest import BatchSettings
 
@@ -62,8 +65,8 @@ _JSON = """\
 """
 
 
-def card_of(settings: BatchSettings) -> bytes:
-    """The card of a run with these settings."""
+def card_of(settings: BatchSettings, columns: Sequence[str] = ()) -> bytes:
+    """Return the card of a run with these settings and these further columns of its list."""
     has_image, has_maps = not {"image", "film"}.isdisjoint(settings.save), "maps" in settings.save
     files, features = [FORMATS[settings.format].data], ""
     if settings.format == "folder" and has_image:
@@ -76,5 +79,9 @@ def card_of(settings: BatchSettings) -> bytes:
         if "film" in settings.save:
             features += f"  - name: film.{settings.film_format}\n    dtype: binary\n"
         features += _JSON
+        if columns:
+            features += "    - name: list_columns\n      struct:\n"
+        for name in columns:
+            features += f"      - name: {json.dumps(name)}\n        dtype: string\n"
     paths = "".join(f"    - {path}\n" for path in files)
     return f"{_DATA}{paths}{features}---\n".encode()

@@ -198,7 +198,7 @@ class BatchFolder:
         ended = None if self.is_new else self.manifest.ended
         self.trusts_rows = ended is None or "metadata.jsonl" not in self.changed(ended)
         self._adopting = False
-        self.write("README.md", [card_of(manifest.settings)])
+        self.write("README.md", [card_of(manifest.settings, manifest.input.columns or ())])
         self.write("ids.txt", (f"{item}\n".encode() for item in ids))
         self.write_manifest(replace(manifest, ended=None))
 

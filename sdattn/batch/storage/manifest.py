@@ -62,6 +62,7 @@ class BatchInput(Record):
         items: of this part.
         all_items: of the whole input.
         bad_lines: that could not be read.
+        columns: further columns of the list that the rows have; None: none were kept.
     """
 
     source: str
@@ -70,6 +71,7 @@ class BatchInput(Record):
     items: int
     all_items: int
     bad_lines: int
+    columns: list[str] | None = None
 
     def share_of(self, ids: Sequence[T]) -> Sequence[T]:
         """Those of the whole input's that are of this part."""

@@ -12,7 +12,7 @@ A column that is empty in all items of a file is not there, but for those of ``m
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from ...runs.info import MAPS, read_info
 from ...runs.packing import pack_maps
 from ...runs.unpacking import FILMS
 from .layouts import Files
-from .rows import row_of
+from .rows import OWN_NAMES, row_of
 from .shards import FileSpan, Index, Shards
 
 _FEATURES = json.dumps({"info": {"features": {"image": {"_type": "Image"}}}})
@@ -49,7 +49,8 @@ class Parquets(Shards):
         ordered = sorted(items.items())
         rows = [_row(item, files) for item, files in ordered]
         sizes = [(item, {name: len(files[name]) for name in files}) for item, files in ordered]
-        schema = _schema({name for row in rows for name, value in row.items() if value})
+        there = {name for row in rows for name, value in row.items() if value}
+        schema = _schema(there, sorted({name for row in rows for name in row} - OWN_NAMES))
         head = {"sdattn": json.dumps(sizes, sort_keys=True), "huggingface": _FEATURES}
         packed = io.BytesIO()
         how = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
@@ -100,8 +101,9 @@ def _open(path: Path) -> Iterator[Any]:
         raise InvalidValueError(" ".join(str(error).split())) from error
 
 
-def _schema(there: set[str]) -> Any:
-    """The columns, without those of files that are not ``there``."""
+def _schema(there: set[str], further: Iterable[str]) -> Any:
+    """Return the columns, without those of files that are not ``there``, with ``further`` ones of
+    the list that the items are from."""
     import pyarrow as pa
 
     text, texts, whole = pa.string(), pa.list_(pa.string()), pa.int64()
@@ -115,7 +117,7 @@ def _schema(there: set[str]) -> Any:
         **{"width": whole, "height": whole, "frames": whole, "num_inference_steps": whole},
         **{"guidance_scale": pa.float64(), "words": texts, "truncated": texts},
         "statistics": pa.list_(pa.struct(numbers)),
-        **{"blanked": pa.bool_(), "fingerprint": text},
+        **{"blanked": pa.bool_(), "fingerprint": text, **dict.fromkeys(further, text)},
         "maps": pa.list_(pa.struct(maps)),
         "files": pa.list_(pa.struct({"name": text, "bytes": pa.binary()})),
         "run": pa.binary(),

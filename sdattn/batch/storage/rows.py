@@ -3,17 +3,25 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import InvalidValueError
 from ...files.addresses import AnyPath
+from ...maps.statistics import NUMBERS
 from ...runs.info import RunInfo
 
 # Of a word among those of all items, the columns of a table before its numbers
 WORD_LABELS = ("id", "prompt", "seed", "word", "occurrence")
+# Names of columns that rows, their tables and files have themselves
+OWN_NAMES = frozenset(
+    {"id", "line", "prompt", "source_prompt", "negative_prompt", "seed", "width", "height"}
+    | {"frames", "num_inference_steps", "guidance_scale", "words", "statistics", "truncated"}
+    | {"blanked", "place", "fingerprint", "run_sha256", "files", "file_name", "image", "film"}
+    | {"maps", "run", *WORD_LABELS, *NUMBERS}
+)
 
 
 class NotedRow(NamedTuple):
@@ -94,6 +102,7 @@ def _said(info: RunInfo, location: str) -> dict[str, Any]:
         "blanked": bool(info.blanked),  # by the pipeline's safety checker
         "place": location,
         "fingerprint": info.fingerprint,
+        **(info.list_columns or {}),
     }
 
 
@@ -102,12 +111,13 @@ def rows_in(path: AnyPath) -> Iterator[dict[str, Any]]:
     return (row for row, _, _ in _located_rows(path))
 
 
-def word_rows(rows: Iterable[NotedRow]) -> Iterator[dict[str, Any]]:
-    """The words of items, one after the other, as rows of a table with :data:`WORD_LABELS` and
-    the numbers of :class:`sdattn.maps.statistics.WordStatistics`."""
+def word_rows(rows: Iterable[NotedRow], columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Yield the words of items, one after the other, as rows of a table with :data:`WORD_LABELS`,
+    the list's ``columns`` and the numbers of :class:`sdattn.maps.statistics.WordStatistics`."""
     for line in copies_of(rows):
         row, seen = json.loads(line), Counter[str]()
         item = {name: row[name] for name in ("id", "prompt", "seed")}
+        item |= {name: row.get(name) for name in columns}
         for found in row["statistics"]:
             word = sys.intern(found["word"])  # millions of rows share few words
             yield {**item, **found, "word": word, "occurrence": seen[word.casefold()]}

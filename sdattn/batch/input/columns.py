@@ -1,0 +1,117 @@
+"""Columns of a list of prompts: which holds the prompt, which are kept in the rows, and what other
+programs call ours."""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import InvalidValueError, Message, OptionError
+from ...files.terminal import shown
+from ..storage.rows import OWN_NAMES
+from .values import Fields, number
+
+ALL = "all"
+PROMPTS = ("prompt", "Prompt", "Prompts", "caption", "text")
+EDITS = ("mode", "blend", "weights", "cross_replace_steps", "self_replace_steps")
+OWN = ("id", "prompt", "negative_prompt", "seed", "words", "edit_to", *EDITS)
+_WHOLE = ("seed", "width", "height", "num_frames", "num_inference_steps")
+NUMBERS = (*_WHOLE, "guidance_scale", "num_images_per_prompt", "num_videos_per_prompt")
+_CALLED = {  # by other programs, AUTOMATIC1111 and ComfyUI among them
+    "guidance_scale": "cfg cfg_scale cfgscale guidance",
+    "num_inference_steps": "num_steps sampling_steps step steps",
+    "negative_prompt": "neg neg_prompt negative negativeprompt negative_prompts",
+    "prompt": "positive positive_prompt",
+    "seed": "noise_seed",
+    "num_frames": "n_frames",
+    "width": "w",
+    "height": "h",
+}
+_HINTS = {name: f"write {ours}" for ours, names in _CALLED.items() for name in names.split()}
+_HINTS |= dict.fromkeys(
+    ("sampler", "sampler_name", "sampler_index", "scheduler"),
+    "choose a scheduler for the whole run, with the option scheduler",
+)
+_HINTS |= dict.fromkeys(
+    ("batch_size", "n_iter", "n_samples", "num_images"),
+    "write a line for each image; how many run together is the option batch_size",
+)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the columns of a list are read.
+
+    Attributes:
+        prompt: the column that holds the prompt; None: the only one of :data:`PROMPTS`.
+        keep: columns that the rows of the items have, too, as text: their names, or ``"all"``, all
+            that are neither ours nor an option of the pipeline. Columns that are named are never
+            read as options.
+    """
+
+    prompt: str | None = None
+    keep: Sequence[str] = ()
+
+    def check(self) -> None:
+        """Raise InvalidValueError for a column that cannot be kept."""
+        if self.keep != ALL and (taken := sorted(OWN_NAMES.intersection(self.keep))):
+            advice = "rows have columns of their own of that name. Rename yours in the list."
+            raise OptionError("keep_columns", taken, advice)
+
+    def prompt_in(self, names: Collection[str]) -> str:
+        """Return the column that holds the prompt.
+
+        Raises:
+            InvalidValueError: there is none, or it is not clear which.
+        """
+        choice = [name for name in PROMPTS if name not in self.named]
+        found = [name for name in ([self.prompt] if self.prompt else choice) if name in names]
+        if len(found) == 1:
+            return found[0]
+        what = "the prompt is missing" if not found else f"{' and '.join(found)} may be the prompt"
+        text = "{0}; found {1}. Write one, or name its column with {prompt_column}."
+        raise InvalidValueError(Message(text, what, shown([*names], 200)))
+
+    @property
+    def named(self) -> Sequence[str]:
+        """The columns that are kept by name."""
+        return () if self.keep == ALL else self.keep
+
+    def read(self, fields: Fields) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return an item's fields, the prompt under that name, and the columns that may be kept."""
+        column = self.prompt_in(fields)
+        rest = [name for name in fields if name not in ("prompt", column, *self.named)]
+        found = {"prompt": fields[column], **{name: fields[name] for name in rest}}
+        kept = [name for name in rest if name not in (*OWN, *NUMBERS)]
+        kept = kept if self.keep == ALL else list(self.named)
+        if taken := sorted(OWN_NAMES.intersection(kept)):
+            raise InvalidValueError(
+                f"rows have columns of their own called {', '.join(taken)}. Rename yours, or name "
+                "the columns to keep one by one."
+            )
+        return found, {name: fields.text(name) for name in kept}
+
+    def check_seen(self, names: Iterable[str]) -> None:
+        """Raise InvalidValueError for columns to keep that no line has."""
+        names = dict.fromkeys(names)
+        if names and (lacking := [name for name in self.named if name not in names]):
+            advice = "the list has no such column. It has {0}."
+            raise OptionError("keep_columns", lacking, advice, shown([*names], 300))
+
+
+def renamed(name: str) -> str | None:
+    """Return what to do about a name that other programs have for something of ours.
+
+    >>> renamed("CFG scale"), renamed("Category")
+    ('write guidance_scale', None)
+    """
+    plain = re.sub(r"[\s-]+", "_", name.strip()).lower()
+    is_ours = plain != name and plain in (*OWN, *NUMBERS)
+    return f"write {plain}" if is_ours else _HINTS.get(plain)
+
+
+def plain_number(name: str, value: Any) -> Any:
+    """Return the number that a field's value stands for: 7 for 7.0 and "7"; else the value."""
+    if name not in NUMBERS:
+        return value
+    return number(value, whole=name != "guidance_scale")
