@@ -70,8 +70,8 @@ def load_pipeline(
         tokenizer: for a single file, a folder with CLIP's vocabulary (``tokenizer.json``, or
             ``vocab.json`` and ``merges.txt``) in place of the one in ``config``.
         config: for a single file, which has no settings in it: the folder of a model of the same
-            family that diffusers saved, or its hub id. Models that the file lacks are taken from
-            the folder. Default: what diffusers names for such a file, from the hub or its cache.
+            family that diffusers saved, with weights or without, or its hub id. Default: the hub id
+            that diffusers names for such a file, from the hub or its cache.
 
     Returns:
         The diffusers pipeline, on ``device``.

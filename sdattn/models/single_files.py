@@ -5,6 +5,7 @@ folder: the one that is passed, else the one that diffusers names for such a fil
 """
 
 import inspect
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from .schedulers import chosen_scheduler
 from .weight_files import WeightFile, loading_errors
 
 _DENOISER = "model.diffusion_model."
-_TEXT = ("cond_stage_model.", "conditioner.embedders.", "text_encoders.")
+_LORA = re.compile(r"\.lora|^lora_")
 _SETTINGS = ["*.json", "*.txt", "*.model"]  # of a folder on the hub, without its weights
 _VOCABULARIES = ("tokenizer.json", "vocab.json")  # either will do
 _ADVICE = (
@@ -42,7 +43,7 @@ def settings_folder(file: WeightFile, config: str | None) -> Path:
             none can be fetched.
         OSError: ``config`` cannot be had from the hub.
     """
-    _check_kind(file, whole=config is None)
+    _check_kind(file)
     if config is not None:
         here = Path(config).expanduser()
         return here if here.is_dir() else _fetched(config)
@@ -72,7 +73,7 @@ def load_single_file(
 
     Args:
         file: the checkpoint.
-        folder: with the settings; also with the weights of models that the file has none of.
+        folder: with the settings.
         index: its ``model_index.json``, which has been judged.
         dtype: of the weights.
         options: the scheduler and the tokenizer are used.
@@ -112,20 +113,18 @@ def load_single_file(
     return pipe
 
 
-def _check_kind(file: WeightFile, *, whole: bool) -> None:
-    """Refuse files of other things; with ``whole`` those that lack a part of a pipeline."""
+def _check_kind(file: WeightFile) -> None:
+    """Refuse files of other things, and parts of a pipeline alone."""
     from diffusers.loaders.single_file_utils import is_clip_model_in_single_file
     from transformers import CLIPTextModel
 
-    if not file.has(_DENOISER) and any(
-        ".lora" in name or name.startswith("lora_") for name in file.entries
-    ):
+    has_denoiser = any(name.startswith(_DENOISER) for name in file.entries)
+    if not has_denoiser and any(_LORA.search(name) for name in file.entries):
         text = "{0} holds a LoRA ({1}), not a checkpoint. Pass it as {lora}, with its model."
         raise InvalidValueError(Message(text, file.path, file.told()))
-    missing = [] if file.has(_DENOISER) or not whole else ["the denoiser"]
-    if file.has(*_TEXT) or whole:  # else the folder's, which the caller has named
-        if not is_clip_model_in_single_file(CLIPTextModel, file.entries):
-            missing.append("the text encoder")
+    missing = [] if has_denoiser else ["the denoiser"]
+    if not is_clip_model_in_single_file(CLIPTextModel, file.entries):
+        missing.append("the text encoder")
     if missing:
         raise InvalidValueError(
             f"{file.path} holds {file.told()}, but not {' and '.join(missing)} of a checkpoint "

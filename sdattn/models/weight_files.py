@@ -17,6 +17,7 @@ from ..files.terminal import shorter, shown, visible
 _MOST, _MOST_BLOCKS = 20_000, 2_000
 _FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
 _WHOLE = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
+_WEIGHTS = ("weight", "bias", "embedding", "projection")  # others may count: position_ids
 _SCALES = ("scaled_fp8", ".scale_weight", ".weight_scale")  # of weights in 8 bits, beside them
 
 
@@ -51,10 +52,6 @@ class WeightFile:
     path: Path
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str]
-
-    def has(self, *beginnings: str) -> bool:
-        """Check whether a name begins with one of these."""
-        return any(name.startswith(beginnings) for name in self.entries)
 
     def told(self) -> str:
         """Return how many tensors the file holds and the name of one, for messages."""
@@ -141,7 +138,7 @@ def _check_kinds(found: WeightFile) -> None:
             f"({shown(names[-1])} for one). Get the file again, or pass another one."
         )
     for name, entry in found.entries.items():
-        if entry.dtype not in _FLOATS | _WHOLE:
+        if not entry.is_float and (entry.dtype not in _WHOLE or name.endswith(_WEIGHTS)):
             raise InvalidValueError(
                 f"{found.path} holds {shown(name)} as {entry.dtype}, and weights are read as float "
                 "numbers of 8 to 64 bits. Convert the file first."
