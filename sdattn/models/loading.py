@@ -13,7 +13,7 @@ from .family import Family
 from .layers import find_denoiser, what_it_holds
 from .loading_options import LoadingOptions, note_options
 from .locating import download, find_model
-from .lora import check_takes_lora, load_loras
+from .lora import check_takes_lora, load_loras, read_loras
 from .model_index import (
     absent_parts,
     as_dtype,
@@ -99,6 +99,7 @@ def load_pipeline(
     device = checked_device(device)
     options.check(model, device)
     path = find_model(model)
+    loras = read_loras(options)  # before the model's weights, which take long
     half = device.type == "cuda"
     if path is not None and path.is_file():
         pipe = _load_file(path, dtype, half, options)
@@ -107,7 +108,7 @@ def load_pipeline(
         pipe = _load_folder(folder, dtype, half, options)
     pipe.register_to_config(_name_or_path=path or str(model))
     find_denoiser(pipe)
-    load_loras(pipe, options)
+    load_loras(pipe, loras)
     note_options(pipe, options)
     return place(pipe, device, offload)
 

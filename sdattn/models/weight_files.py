@@ -107,7 +107,7 @@ def loading_errors(path: str | Path, what: str, advice: str) -> Iterator[None]:
     """
     try:
         yield
-    except (SdattnError, ImportError, MemoryError):
+    except (SdattnError, ImportError, MemoryError, Warning):
         raise
     except Exception as error:  # of any kind: IndexError, TypeError and torch's among them
         if is_out_of_memory(error):
@@ -116,11 +116,14 @@ def loading_errors(path: str | Path, what: str, advice: str) -> Iterator[None]:
         raise InvalidValueError(f"{path} cannot be loaded as {what}: {said}. {advice}") from error
 
 
-def said_by(error: Exception) -> str:
-    """Return the first sentence or so of a library's error, with its class where that says more."""
-    text = shorter(visible(str(error).strip().partition("\n")[0]), 240).rstrip(".")
-    worded = isinstance(error, (ValueError, RuntimeError, OSError)) and text
-    return text if worded or " " in text else f"{type(error).__name__} {text}".strip()
+def said_by(error: BaseException) -> str:
+    """Return what a library's error says, in a line, with its class where it is not worded."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    text = shorter(visible(text), 240).rstrip(".")
+    if not isinstance(error, (ValueError, RuntimeError, OSError)) or not text:
+        text = f"{type(error).__name__} {text}".strip()
+    return f"{text} ({said_by(error.__cause__)})" if error.__cause__ else text
 
 
 def _check_number(path: Path, number: int) -> None:
