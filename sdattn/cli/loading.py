@@ -70,9 +70,7 @@ def with_loading_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*args: Any, **given: Any) -> None:
-        typed = {
-            name: given.pop(option.replace("-", "_")) for name, option in LOADING.items()
-        }
+        typed = {name: given.pop(option.replace("-", "_")) for name, option in LOADING.items()}
         loading = {name: value for name, value in typed.items() if value}
         command(*args, **given, loading=loading)
 

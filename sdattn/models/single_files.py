@@ -47,19 +47,18 @@ def settings_folder(file: WeightFile, config: str | None) -> Path:
     if config is not None:
         here = Path(config).expanduser()
         return here if here.is_dir() else _fetched(config)
-    name = _repository(file)
     try:
-        found = _fetched(name)
+        return _fetched(_repository(file))
     except AccessError as error:
         raise InvalidValueError(
             Message(
-                "{0} has no settings for its models in it. diffusers takes them from {1}, and: {2} "
-                "Pass {config}: the folder of a model of the same family that diffusers saved (its "
-                "weights are not needed), or its hub id.",
-                *(file.path, name, error.message),
+                "{0} has no settings for its models in it, and those that diffusers names for it "
+                "cannot be had. {1} Pass {config}: the folder of a model of the same family that "
+                "diffusers saved (its weights are not needed), or its hub id.",
+                file.path,
+                error.message,
             )
         ) from error
-    return found
 
 
 def load_single_file(

@@ -1,10 +1,11 @@
 """A ``.safetensors`` file's own account of its tensors, judged before anything is made of them.
 
-    weights = read_weights(path)                 # names, dtypes and shapes; no tensor is read
-    with loading_errors(path, "a LoRA"):         # errors of libraries as refusals that name the file
-        ...
+weights = read_weights(path)                 # names, dtypes and shapes; no tensor is read
+with loading_errors(path, "a LoRA"):         # errors of libraries as refusals that name the file
+    ...
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ _MOST, _MOST_BLOCKS = 20_000, 2_000
 _FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
 _WHOLE = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
 _WEIGHTS = ("weight", "bias", "embedding", "projection")  # others may count: position_ids
+_TO_PROGRAMMERS = re.compile(r"\. (?:If you want|For more information|Please) ")  # and their advice
 _SCALES = ("scaled_fp8", ".scale_weight", ".weight_scale")  # of weights in 8 bits, beside them
 
 
@@ -120,7 +122,7 @@ def said_by(error: BaseException) -> str:
     """Return what a library's error says, in a line, with its class where it is not worded."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
     text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    text = shorter(visible(text), 240).rstrip(".")
+    text = shorter(visible(_TO_PROGRAMMERS.split(text)[0]), 240).rstrip(".")
     if not isinstance(error, (ValueError, RuntimeError, OSError)) or not text:
         text = f"{type(error).__name__} {text}".strip()
     return f"{text} ({said_by(error.__cause__)})" if error.__cause__ else text

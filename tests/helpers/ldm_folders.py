@@ -141,7 +141,12 @@ def refiner_pipeline() -> Any:
     )
 
 
-MADE = {"sd1": sd1_pipeline, "sd2": sd2_pipeline, "sdxl": sdxl_pipeline, "refiner": refiner_pipeline}
+MADE = {
+    "sd1": sd1_pipeline,
+    "sd2": sd2_pipeline,
+    "sdxl": sdxl_pipeline,
+    "refiner": refiner_pipeline,
+}
 
 
 def save_settings(name: str, folder: Path, **options: Any) -> Path:
