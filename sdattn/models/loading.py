@@ -80,8 +80,8 @@ def load_pipeline(
         FileNotFoundError: no such folder or file.
         ValueError: this machine has no such device; the folder holds no pipeline, asks for code
             of its own or has pickles only, see :func:`sdattn.models.model_index.read_index`; the
-            file is no whole checkpoint, or not of the family of ``config``; or an option that does not go with the model or the
-            device.
+            file is no whole checkpoint, or not of the family of ``config``; a LoRA is broken or of
+            another model; or an option that does not go with the model or the device.
         OSError: the hub cannot be reached or has no such model.
         TypeError: the pipeline's denoiser is none that is known.
         ImportError: an option needs a package that is not installed.

@@ -6,7 +6,8 @@ Both take names for patterns and metadata for a configuration, and pass over wha
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -112,7 +113,7 @@ def _check_values(weights: WeightFile) -> None:
         for name, entry in weights.entries.items():
             if name.endswith(".alpha") and (math.prod(entry.shape) != 1 or len(entry.shape) > 1):
                 _refuse(weights.path, f"{shown(name, 200)} of {list(entry.shape)}, not one number")
-            if not entry.is_float or 0 in entry.shape:
+            if not (entry.is_float or name.endswith(".alpha")) or 0 in entry.shape:
                 continue
             low, high = torch.aminmax(file.get_tensor(name).float())
             if not math.isfinite(low) or not math.isfinite(high):
@@ -121,7 +122,7 @@ def _check_values(weights: WeightFile) -> None:
                 _refuse(weights.path, f"{shown(name, 200)} = {float(high):g}")
 
 
-def _check_metadata(file: Path, text: str, most: int) -> None:
+def _check_metadata(file: Path, text: str, number: int) -> None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -130,42 +131,16 @@ def _check_metadata(file: Path, text: str, most: int) -> None:
         _refuse(file, f"metadata that are a {type(found).__name__}, not an object")
     from peft import LoraConfig
 
-    usual = LoraConfig().to_dict()
+    usual, most = LoraConfig().to_dict(), max(number, 100)
     for name, value in found.items():
-        if not _can_be(name.rpartition(".")[2], value, usual, max(most, 100)):
+        field = name.rpartition(".")[2]
+        if field in _FIELDS:
+            long = isinstance(value, (list, dict)) and len(value) > most
+            known = _FIELDS[field](value) and not long
+        else:  # the default only: others name modules to import, files to read, layers to repeat
+            known = not value or (field in usual and usual[field] == value)
+        if not known:
             _refuse(file, f"the metadata {shown(name)}: {shown(value)}, which no LoRA here has")
-
-
-def _can_be(field: str, value: Any, usual: Mapping[str, Any], most: int) -> bool:
-    """Check an entry of peft's configuration; those that are not listed must be the default, since
-    they name modules to import, files to read or other ways to begin."""
-    kind = type(value)
-    match field:
-        case "r":
-            return _is_rank(value)
-        case "lora_alpha":
-            return _is_alpha(value)
-        case "lora_dropout":
-            return kind in (int, float) and 0 <= value < 1
-        case "rank_pattern" | "alpha_pattern":
-            check = _is_rank if field == "rank_pattern" else _is_alpha
-            return kind is dict and len(value) <= most and all(
-                _is_pattern(name) and check(number) for name, number in value.items()
-            )  # fmt: skip
-        case "target_modules" | "exclude_modules":
-            if kind is list:
-                named = all(isinstance(name, str) and _NAME.fullmatch(name) for name in value)
-                return named and len(value) <= most
-            return value is None or _is_pattern(value)
-        case "use_rslora" | "use_dora" | "lora_bias" | "fan_in_fan_out" | "inference_mode":
-            return kind is bool
-        case "init_lora_weights":
-            return kind is bool or value == "gaussian"
-        case "peft_type" | "task_type" | "base_model_name_or_path" | "revision" | "peft_version":
-            return value is None or kind is str  # told, not used
-        case "auto_mapping":
-            return value is None or kind is dict
-    return not value or (field in usual and usual[field] == value)
 
 
 def _is_rank(value: Any) -> bool:
@@ -174,6 +149,35 @@ def _is_rank(value: Any) -> bool:
 
 def _is_alpha(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= _MOST_ALPHA  # NaN is not
+
+
+def _is_dropout(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1
+
+
+def _is_flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _is_start(value: Any) -> bool:
+    return type(value) is bool or value == "gaussian"  # others change the model's own weights
+
+
+def _is_told(value: Any) -> bool:
+    return value is None or isinstance(value, (str, dict))  # and not used
+
+
+def _are_names(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(name, str) and _NAME.fullmatch(name) for name in value)
+    return value is None or _is_pattern(value)
+
+
+def _are(check: Callable[[Any], bool], value: Any) -> bool:
+    """Check numbers by the patterns of the layers that they are for."""
+    return isinstance(value, dict) and all(
+        _is_pattern(name) and check(number) for name, number in value.items()
+    )
 
 
 def _is_pattern(value: Any) -> bool:
@@ -186,6 +190,21 @@ def _is_pattern(value: Any) -> bool:
     except (re.error, RecursionError, OverflowError):
         return False
     return len(_QUANTIFIER.findall(value)) <= 3 and not re.search(r"\)[*+{]", value)
+
+
+_FIELDS: dict[str, Callable[[Any], bool]] = {  # of peft's LoraConfig, that may differ from it
+    "r": _is_rank,
+    "lora_alpha": _is_alpha,
+    "lora_dropout": _is_dropout,
+    "rank_pattern": partial(_are, _is_rank),
+    "alpha_pattern": partial(_are, _is_alpha),
+    **dict.fromkeys(("target_modules", "exclude_modules"), _are_names),
+    **dict.fromkeys(("use_rslora", "use_dora", "lora_bias", "fan_in_fan_out"), _is_flag),
+    "inference_mode": _is_flag,
+    "init_lora_weights": _is_start,
+    **dict.fromkeys(("peft_type", "task_type", "revision", "peft_version"), _is_told),
+    **dict.fromkeys(("base_model_name_or_path", "auto_mapping"), _is_told),
+}
 
 
 def _refuse(file: Path, found: str, error: Exception | None = None) -> NoReturn:

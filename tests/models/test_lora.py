@@ -165,7 +165,7 @@ TENSORS = {
         r"\(a\+\)",
     ),
     "a large number": (
-        pair("transformer.blocks.300000000.lora_A.weight", "transformer.blocks.300000000.lora_B.weight"),
+        pair("blocks.300000000.q.lora_A.weight", "blocks.300000000.q.lora_B.weight"),
         "300000000",
     ),
     "5000 digits": (
@@ -221,7 +221,7 @@ METADATA = {
     "ranks of a slow pattern": ({"r": 2, "rank_pattern": {"(a+)+b": 2}}, "rank_pattern"),
     "ranks that are texts": ({"r": 2, "rank_pattern": {"to_q": "2"}}, "rank_pattern"),
     "thousands of ranks": ({"r": 2, "rank_pattern": {f"a{i}": 2 for i in range(999)}}, "rank_p"),
-    "a module to import": ({"r": 2, "megatron_config": {"a": 1}, "megatron_core": "os"}, "megatron"),
+    "a module to import": ({"r": 2, "megatron_config": {}, "megatron_core": "os"}, "megatron"),
     "layers to repeat": ({"r": 2, "layer_replication": [[0, 10**9]]}, "layer_replication"),
     "another beginning": ({"r": 2, "init_lora_weights": "pissa"}, "init_lora_weights"),
     "dropout above 1": ({"r": 2, "lora_dropout": 7}, "lora_dropout"),
