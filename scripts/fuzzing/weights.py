@@ -60,7 +60,7 @@ HARMS: tuple[Callable[[Tensors, str, random.Random], None], ...] = (
 )
 
 
-@kind("a broken LoRA", 6)
+@kind("a broken LoRA", 5)
 def broken_lora(world: World, chance: random.Random) -> str | None:
     """One matrix is lost, has another shape, type, value or name; or the file's end is cut off."""
     tensors = load_file(LORAS["demo-lora"])
@@ -72,7 +72,7 @@ def broken_lora(world: World, chance: random.Random) -> str | None:
     return _refused(world, data, told, lambda path: {"model": "demo", "lora": path})
 
 
-@kind("a broken single file", 6)
+@kind("a broken single file", 5)
 def broken_single_file(world: World, chance: random.Random) -> str | None:
     """A few tensors of a checkpoint, of odd names and shapes; some bytes of it may be others."""
     tensors: Tensors = {}

@@ -110,7 +110,7 @@ def _adapted(pipe: Any, *names: str) -> Iterator[tuple[nn.Module, nn.Module]]:
                 yield model, part
 
 
-def _refuse_rest(pipe: Any, lora: Lora, held: list[nn.Module], name: str) -> None:
+def _refuse_rest(pipe: Any, lora: Lora, held: list[Any], name: str) -> None:
     """Refuse a LoRA some of whose layers this pipeline does not have.
 
     Raises:
