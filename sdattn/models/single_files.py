@@ -148,8 +148,8 @@ def _fetched(name: str) -> Path:
 
     with needs_the_hub(f"the settings {name!r}"):
         found = Path(snapshot_download(name, allow_patterns=_SETTINGS))
-        if not (found / "model_index.json").is_file():
-            raise FileNotFoundError("there is no model_index.json in it, so it is no pipeline")
+    if not (found / "model_index.json").is_file():
+        raise AccessError(f"{name!r} on the hub has no model_index.json, so it is no pipeline.")
     return found
 
 

@@ -165,6 +165,10 @@ def test_settings_are_found_in_the_hubs_cache(save, settings, tmp_path):
     assert torch.equal(pipe.unet.conv_in.weight, tiny("sd1")[FIRST])
     with pytest.raises(OSError, match="'no/such'"):
         load_pipeline(path, device="cpu", config="no/such")
+    for index in repository.rglob("model_index.json"):  # a cache with other files of it alone
+        index.unlink()
+    with pytest.raises(ValueError, match="no model_index.json.*Pass config"):
+        load_pipeline(path, device="cpu")
 
 
 def test_settings_that_do_not_fit_are_told(save, settings, tmp_path):
