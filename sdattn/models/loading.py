@@ -123,7 +123,7 @@ def _load_file(path: Path, dtype: torch.dtype | None, half: bool, options: Loadi
     check_takes_lora(getattr(diffusers, index["_class_name"]), options)
     with named_errors(folder):
         dtype = dtype or _usual_dtype(_known_family(folder, index), half)
-    return load_single_file(file, folder, index, dtype, options)
+        return load_single_file(file, folder, index, dtype, options)
 
 
 def _load_folder(
