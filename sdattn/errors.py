@@ -150,13 +150,19 @@ def is_bug(error: BaseException) -> bool:
         return (error.name or "").partition(".")[0] == "sdattn"
     if isinstance(error, ValueError) and raised_by(error) in _HOSTS:
         return False
-    if isinstance(error, RuntimeError) and any(text in str(error) for text in _FULL):
+    if is_out_of_memory(error):
         return False
     kinds = type(error).__mro__
     return not any(
         kind.__name__ in _EXPECTED or kind.__module__.partition(".")[0] in _OUTSIDE
         for kind in kinds
     )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Check whether an error, of Python or torch, says that memory is too small."""
+    said = isinstance(error, RuntimeError) and any(text in str(error) for text in _FULL)
+    return isinstance(error, MemoryError) or said
 
 
 def raised_by(error: BaseException) -> str:

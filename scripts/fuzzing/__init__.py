@@ -102,4 +102,4 @@ def try_case(world: World, seed: int, number: int) -> str | None:
     return None if missed is None else f"{chosen.name}: {missed} (again: {again})"
 
 
-from . import batches, models  # noqa: E402, F401  the kinds, which need what is above
+from . import batches, models, weights  # noqa: E402, F401  the kinds, which need what is above

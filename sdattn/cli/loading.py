@@ -46,6 +46,12 @@ _KINDS: dict[str, Any] = {
     "tokenizer": Annotated[
         Path | None, typer.Option(help="Of a single file: the folder of its tokenizer.")
     ],
+    "single_file_config": Annotated[
+        str | None,
+        typer.Option(
+            help="For a single file: a diffusers folder or hub id of the same family, for settings."
+        ),
+    ],
 }
 _OPTIONS = [
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
@@ -64,7 +70,7 @@ def with_loading_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*args: Any, **given: Any) -> None:
-        typed = {name: given.pop(option) for name, option in LOADING.items()}
+        typed = {name: given.pop(option.replace("-", "_")) for name, option in LOADING.items()}
         loading = {name: value for name, value in typed.items() if value}
         command(*args, **given, loading=loading)
 

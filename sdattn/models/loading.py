@@ -13,7 +13,7 @@ from .family import Family
 from .layers import find_denoiser, what_it_holds
 from .loading_options import LoadingOptions, note_options
 from .locating import download, find_model
-from .lora import check_takes_lora, load_loras
+from .lora import check_takes_lora, load_loras, read_loras
 from .model_index import (
     absent_parts,
     as_dtype,
@@ -26,7 +26,8 @@ from .model_index import (
 from .quantization import quantized
 from .quiet import no_cast_notices, no_torchvision_notices
 from .schedulers import chosen_scheduler
-from .single_files import load_single_file
+from .single_files import load_single_file, settings_folder
+from .weight_files import read_weights
 
 
 @no_torchvision_notices()
@@ -43,14 +44,15 @@ def load_pipeline(
     offload: str | None = None,
     scheduler: str | None = None,
     tokenizer: str | Path | None = None,
+    config: str | Path | None = None,
 ) -> Any:
     """Load a pipeline of diffusers.
 
     Args:
         model: ``"demo"``, ``"demo-mmdit"`` or ``"demo-film"``, the small models inside this
             package, Stable Diffusion 1 and 3 and AnimateDiff in miniature; a folder that diffusers
-            saved; a single ``.safetensors`` checkpoint of SD 1.x, 2.x or SDXL; or a hub id,
-            ``"owner/name"``.
+            saved; a single ``.safetensors`` checkpoint, such as SD 1.x, 2.x and SDXL are published
+            in; or a hub id, ``"owner/name"``.
         device: by default CUDA where there is one, else MPS, else the CPU.
         dtype: by default, on CUDA, the half type that the authors of the model run it in (bfloat16
             of FLUX, Qwen-Image and Sana, float16 of the others); float32 elsewhere.
@@ -65,8 +67,11 @@ def load_pipeline(
             diffusers.
         scheduler: the name of a scheduler's class in diffusers, which takes the settings of the
             pipeline's own.
-        tokenizer: of a single file the folder of its tokenizer, see
-            :func:`sdattn.models.single_files.load_single_file`.
+        tokenizer: for a single file, a folder with CLIP's vocabulary (``tokenizer.json``, or
+            ``vocab.json`` and ``merges.txt``) in place of the one in ``config``.
+        config: for a single file, which has no settings in it: the folder of a model of the same
+            family that diffusers saved, with weights or without, or its hub id. Default: the hub id
+            that diffusers names for such a file, from the hub or its cache.
 
     Returns:
         The diffusers pipeline, on ``device``.
@@ -75,8 +80,8 @@ def load_pipeline(
         FileNotFoundError: no such folder or file.
         ValueError: this machine has no such device; the folder holds no pipeline, asks for code
             of its own or has pickles only, see :func:`sdattn.models.model_index.read_index`; the
-            file is no checkpoint that is known; or an option that does not go with the model or the
-            device.
+            file is no whole checkpoint, or not of the family of ``config``; a LoRA is broken or of
+            another model; or an option that does not go with the model or the device.
         OSError: the hub cannot be reached or has no such model.
         TypeError: the pipeline's denoiser is none that is known.
         ImportError: an option needs a package that is not installed.
@@ -89,21 +94,36 @@ def load_pipeline(
         offload=offload,
         scheduler=scheduler,
         tokenizer=tokenizer,  # type: ignore[arg-type]
+        config=config,  # type: ignore[arg-type]
     )
     device = checked_device(device)
     options.check(model, device)
     path = find_model(model)
+    loras = read_loras(options)  # before the model's weights, which take long
     half = device.type == "cuda"
     if path is not None and path.is_file():
-        pipe = load_single_file(path, dtype or (torch.float16 if half else torch.float32), options)
+        pipe = _load_file(path, dtype, half, options)
     else:
         folder = path or download(str(model), variant=variant, revision=revision)
         pipe = _load_folder(folder, dtype, half, options)
     pipe.register_to_config(_name_or_path=path or str(model))
     find_denoiser(pipe)
-    load_loras(pipe, options)
+    load_loras(pipe, loras)
     note_options(pipe, options)
     return place(pipe, device, offload)
+
+
+def _load_file(path: Path, dtype: torch.dtype | None, half: bool, options: LoadingOptions) -> Any:
+    """Return the pipeline of a single file, on the CPU; ``half`` as below."""
+    import diffusers
+
+    file = read_weights(path)
+    folder = settings_folder(file, options.config)
+    index = read_index(folder)
+    check_takes_lora(getattr(diffusers, index["_class_name"]), options)
+    with named_errors(folder):
+        dtype = dtype or _usual_dtype(_known_family(folder, index), half)
+        return load_single_file(file, folder, index, dtype, options)
 
 
 def _load_folder(
@@ -119,7 +139,7 @@ def _load_folder(
     check_takes_lora(getattr(diffusers, index["_class_name"]), options)
     with named_errors(folder):
         family = _known_family(folder, index)
-        dtype = dtype or (getattr(torch, family.half) if half and family else torch.float32)
+        dtype = dtype or _usual_dtype(family, half)
         parts = {
             **absent_parts(index),
             **lent_parts(folder, index, dtype),
@@ -135,6 +155,10 @@ def _load_folder(
     for model in models.values():
         model.eval()  # a UNet that AnimateDiff puts its motion modules in begins in training
     return pipe
+
+
+def _usual_dtype(family: Family | None, half: bool) -> torch.dtype:
+    return getattr(torch, family.half) if half and family else torch.float32
 
 
 def _known_family(folder: Path, index: Mapping[str, Any]) -> Family | None:

@@ -43,6 +43,7 @@ class LoadingOptions(Record):
         offload: of :data:`OFFLOADS`.
         scheduler: the name of a class of diffusers.
         tokenizer: of a single file, the folder of its tokenizer.
+        config: of a single file, a diffusers folder or a hub id with the settings for it.
 
     Raises:
         ValueError: a value that cannot be.
@@ -55,13 +56,15 @@ class LoadingOptions(Record):
     offload: str | None = None
     scheduler: str | None = None
     tokenizer: str | None = None
+    config: str | None = None
 
     def __post_init__(self) -> None:
         lora = self.lora or ()
         given = [lora] if isinstance(lora, (str, Path)) else lora
         object.__setattr__(self, "lora", tuple(map(str, given)) or None)
-        if self.tokenizer is not None:
-            object.__setattr__(self, "tokenizer", str(self.tokenizer))
+        for name in ("tokenizer", "config"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, str(value))
         list(self.adapters())  # or refuse
         if self.offload not in (None, *OFFLOADS):
             raise OptionError(
@@ -136,9 +139,10 @@ class LoadingOptions(Record):
             if single and (value := getattr(self, name)) is not None:
                 text = "{0} is a single file. Pass a diffusers folder, or a hub id."
                 raise OptionError(name, value, text, model)
-        if self.tokenizer is not None and not single:
-            text = "only a single .safetensors file needs one; {0} has its own."
-            raise OptionError("tokenizer", self.tokenizer, text, model)
+        for name in ("tokenizer", "config"):
+            if not single and (value := getattr(self, name)) is not None:
+                text = "only a single .safetensors file needs one; {0} has its own."
+                raise OptionError(name, value, text, model)
 
     def _check_files(self) -> None:
         for path, _ in self.adapters():
@@ -149,6 +153,14 @@ class LoadingOptions(Record):
                 text = "there is no such file or folder, and it is no hub id such as owner/name."
             if text:
                 raise OptionError("lora", path, text)
+        if self.config is not None:
+            here = Path(self.config).expanduser()
+            if here.exists() and not (here / "model_index.json").is_file():
+                text = "there is no model_index.json in it. Pass a folder that diffusers saved."
+                raise OptionError("config", self.config, text)
+            if not here.exists() and not is_hub_id(self.config):
+                text = "there is no such folder, and it is no hub id such as owner/name."
+                raise OptionError("config", self.config, text)
         if self.gguf is not None and not self.gguf.is_file():
             raise OptionError("quantization", self.quantization, "there is no such file.")
 

@@ -1,13 +1,36 @@
 """LoRAs (Hu et al. 2021) that a pipeline is loaded with, by diffusers and peft."""
 
 import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ..errors import OptionError
-from .hub import needs_the_hub
+import torch
+from torch import nn
+
+from ..errors import OptionError, SdattnError, is_out_of_memory
 from .loading_options import LoadingOptions
-from .locating import find_lora
+from .lora_files import lora_file, read_lora
 from .quiet import no_lora_notices
+from .weight_files import said_by
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A LoRA whose file has been judged.
+
+    Attributes:
+        path: as it was asked for.
+        scale: its factor.
+        file: where it lies.
+        layers: the name of each layer's first matrix.
+    """
+
+    path: str
+    scale: float
+    file: Path
+    layers: Sequence[str]
 
 
 def check_takes_lora(kind: type, options: LoadingOptions) -> None:
@@ -21,39 +44,89 @@ def check_takes_lora(kind: type, options: LoadingOptions) -> None:
         raise OptionError("lora", options.lora[0], text, kind.__name__)
 
 
-def load_loras(pipe: Any, options: LoadingOptions) -> None:
+def read_loras(options: LoadingOptions) -> list[Lora]:
+    """Return the LoRAs that are asked for, once their files have been judged.
+
+    Raises:
+        ValueError: a file is broken or no LoRA.
+        OSError: one cannot be had from the hub.
+    """
+    found = []
+    for path, scale in options.adapters():
+        file = lora_file(path)
+        found.append(Lora(path, scale, file, read_lora(file)))
+    return found
+
+
+def load_loras(pipe: Any, loras: Sequence[Lora]) -> None:
     """Load each LoRA as an adapter, and have them act together, each with its scale.
 
     Raises:
-        ValueError: one of them is of another model: nothing in it belongs to this one.
-        OSError: it cannot be had from the hub.
+        ValueError: something in one of them has no place in this pipeline.
     """
-    scales: dict[str, float] = {}
-    for path, scale in options.adapters():
-        name = f"lora_{len(scales)}"
-        try:
-            with no_lora_notices(), warnings.catch_warnings():
-                # peft warns of a second one
-                warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
-                _load(pipe, path, name)
-        except (ValueError, RuntimeError) as error:  # sizes of another model
-            text = "it does not fit a {0}: {1}"
-            raise OptionError("lora", path, text, type(pipe).__name__, error) from error
-        if not any(name in held for held in pipe.get_list_adapters().values()):
+    for number, lora in enumerate(loras):
+        name = f"lora_{number}"
+        warned = _load(pipe, lora, name)
+        held = [part for _, part in _adapted(pipe, name)]
+        if not held:
             text = "nothing in it belongs to a {0}. It is the LoRA of another model."
-            raise OptionError("lora", path, text, type(pipe).__name__)
-        scales[name] = scale
-    if scales:
-        pipe.set_adapters([*scales], [*scales.values()])
+            raise OptionError("lora", lora.path, text, type(pipe).__name__)
+        if len(held) < len(lora.layers):
+            _refuse_rest(pipe, lora, held, name)
+        for one in warned:  # beside a refusal they would only be noise
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    if loras:
+        names = [f"lora_{number}" for number in range(len(loras))]
+        pipe.set_adapters(names, [lora.scale for lora in loras])
+        for model in dict(_adapted(pipe, *names)):
+            model.eval()  # peft's layers begin in training, with their dropout
 
 
-def _load(pipe: Any, path: str, name: str) -> None:
-    here = find_lora(path)
-    given: dict[str, Any] = {"adapter_name": name, "use_safetensors": True}
-    if here.is_file():
-        pipe.load_lora_weights(str(here.parent), weight_name=here.name, **given)
-    elif here.is_dir():
-        pipe.load_lora_weights(str(here), **given)
-    else:
-        with needs_the_hub(f"the LoRA {path!r}, which is no file here,"):
-            pipe.load_lora_weights(path, **given)
+def _load(pipe: Any, lora: Lora, name: str) -> list[warnings.WarningMessage]:
+    """Load a LoRA, and return what was warned of meanwhile."""
+    folder, given = str(lora.file.parent), {"weight_name": lora.file.name, "adapter_name": name}
+    try:
+        with no_lora_notices(), warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            # peft warns of a second one
+            warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
+            pipe.load_lora_weights(folder, use_safetensors=True, **given)
+        return warned
+    except (SdattnError, ImportError, MemoryError):
+        raise
+    except Exception as error:  # of any kind: sizes of another model, or names that mean nothing
+        if is_out_of_memory(error):
+            raise
+        text, kind = "it does not fit a {0}: {1}. Pass a LoRA of this model.", type(pipe).__name__
+        raise OptionError("lora", lora.path, text, kind, said_by(error)) from error
+
+
+def _adapted(pipe: Any, *names: str) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Yield each layer that has one of these adapters, behind the model that it is part of."""
+    for model in pipe.components.values():
+        for part in model.modules() if isinstance(model, nn.Module) else ():
+            kinds = (getattr(part, kind, ()) for kind in getattr(part, "adapter_layer_names", ()))
+            if any(name in kind for kind in kinds for name in names):
+                yield model, part
+
+
+def _refuse_rest(pipe: Any, lora: Lora, held: list[Any], name: str) -> None:
+    """Refuse a LoRA some of whose layers this pipeline does not have.
+
+    Raises:
+        ValueError: naming one that is known by its values, since diffusers changes names.
+    """
+    from safetensors import safe_open
+
+    downs = [part.lora_A[name].weight for part in held if name in getattr(part, "lora_A", ())]
+    rest = []
+    with safe_open(lora.file, framework="pt") as weights:
+        for layer in lora.layers:
+            value = weights.get_tensor(layer)
+            alike = (down.cpu() for down in downs if down.shape == value.shape)
+            if not any(torch.equal(down, value.to(down.dtype)) for down in alike):
+                rest.append(layer)
+    lost, number = len(lora.layers) - len(held), len(lora.layers)
+    which = f" ({rest[0]})" if len(rest) == lost else ""  # else values were changed, too
+    text = "{0} of its {1} layers{2} have no place in a {3}. Pass a LoRA of this model."
+    raise OptionError("lora", lora.path, text, lost, number, which, type(pipe).__name__)

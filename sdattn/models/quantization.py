@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from ..errors import InvalidValueError, OptionError
+from ..errors import OptionError
 from .loading_options import BITS, LoadingOptions
 from .model_index import as_dtype
+from .weight_files import loading_errors
 
 
 def quantized(
@@ -57,7 +58,6 @@ def _from_gguf(
     file: Path, folder: Path, index: Mapping[str, Any], dtype: torch.dtype
 ) -> dict[str, Any]:
     import diffusers
-    from diffusers.loaders.single_file_utils import SingleFileComponentError
 
     name = next(name for name in ("transformer", "unet") if name in index)
     kind = getattr(diffusers, index[name][1])
@@ -66,12 +66,8 @@ def _from_gguf(
         raise OptionError("quantization", f"gguf:{file}", text, kind.__name__)
     config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
     where = {"config": str(folder), "subfolder": name, "local_files_only": True}
-    try:
+    with loading_errors(file, f"the weights of a {kind.__name__}", "Pass a file of this model."):
         model = kind.from_single_file(
             str(file), quantization_config=config, **where, **as_dtype(dtype)
         )
-    except (ValueError, RuntimeError, SingleFileComponentError) as error:
-        raise InvalidValueError(
-            f"{file} cannot be loaded as the weights of a {kind.__name__}: {error}"
-        ) from error
     return {name: model}

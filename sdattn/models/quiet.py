@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 
 def quiet_libraries(*, prompts: bool = False) -> None:
@@ -28,9 +28,13 @@ def no_torchvision_notices() -> Iterator[None]:
 
 @contextmanager
 def no_lora_notices() -> Iterator[None]:
-    """Without the notices that a LoRA has nothing for one of the pipeline's models."""
+    """Keep away notices that a LoRA has nothing for a model, and those of errors and names that the
+    caller tells itself."""
     loggers = "diffusers.loaders.peft", "diffusers.loaders.lora_base"
-    with _without("No LoRA keys associated", *loggers):
+    texts = ("No LoRA keys associated", "was unsuccessful with", "led to unexpected keys")
+    with ExitStack() as undo:
+        for text in texts:
+            undo.enter_context(_without(text, *loggers, "diffusers.utils.peft_utils"))
         yield
 
 

@@ -1,163 +1,190 @@
-"""Checkpoints of one ``.safetensors`` file, as they were trained: SD 1.x, 2.x and SDXL.
+"""Checkpoints of one ``.safetensors`` file, read by diffusers' ``from_single_file``.
 
-Nothing is fetched for them: their configurations follow from the tensors, see
-:mod:`sdattn.models.single_file_configs`. Only the tokenizer is not in such a file.
+The file has the weights. The settings of its models, and its tokenizers, are those of a diffusers
+folder: the one that is passed, else the one that diffusers names for such a file on the hub.
 """
 
-import json
+import inspect
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import nn
 
-from ..errors import InvalidValueError, Message, OptionError
+from ..errors import AccessError, InvalidValueError, Message, OptionError
+from .hub import needs_the_hub
 from .loading_options import LoadingOptions
-from .model_index import as_dtype, check_whole
+from .model_index import absent_parts, as_dtype, check_whole
 from .quiet import no_cast_notices
-from .schedulers import fitting_scheduler
-from .single_file_configs import SingleFile, TextEncoder, single_file_of
+from .schedulers import chosen_scheduler
+from .weight_files import WeightFile, loading_errors
 
-_FILES = ("tokenizer.json", "vocab.json")  # either will do
-# All of these encoders have the vocabulary of CLIP. Where the hub's cache may have it, with
-# the folder in that repository:
-_VOCABULARIES = {
-    "openai/clip-vit-large-patch14": "",
-    "stable-diffusion-v1-5/stable-diffusion-v1-5": "tokenizer",
-    "stabilityai/stable-diffusion-2-1": "tokenizer",
-    "stabilityai/stable-diffusion-xl-base-1.0": "tokenizer",
-}
+_DENOISER = "model.diffusion_model."
+_LORA = re.compile(r"\.lora|^lora_")
+_SETTINGS = ["*.json", "*.txt", "*.model"]  # of a folder on the hub, without its weights
+_VOCABULARIES = ("tokenizer.json", "vocab.json")  # either will do
+_ADVICE = (
+    "Pass a whole checkpoint of the family that these settings are of, or the diffusers folder of "
+    "the model."
+)
 
 
-def load_single_file(path: Path, dtype: torch.dtype, options: LoadingOptions) -> Any:
-    """The pipeline of a checkpoint, on the CPU.
+def settings_folder(file: WeightFile, config: str | None) -> Path:
+    """Return the folder with the settings for a checkpoint, fetched if it is the hub's.
 
     Args:
-        path: of the file.
-        dtype: of the weights.
-        options: ``tokenizer`` is a folder with CLIP's vocabulary (``tokenizer.json``, or
-            ``vocab.json`` and ``merges.txt``), or one of diffusers that has it in ``tokenizer/``;
-            by default it is looked for in the hub's cache. Also the scheduler.
+        file: the checkpoint.
+        config: a diffusers folder or a hub id; None for the one that diffusers names.
 
     Raises:
-        ValueError: the file is no checkpoint of SD 1.x, 2.x or SDXL, or not whole; the tokenizer is
-            not there or has another vocabulary; the scheduler does not go with it.
+        ValueError: the file is no checkpoint, or there are no settings for it on this machine and
+            none can be fetched.
+        OSError: ``config`` cannot be had from the hub.
+    """
+    _check_kind(file)
+    if config is not None:
+        here = Path(config).expanduser()
+        return here if here.is_dir() else _fetched(config)
+    try:
+        return _fetched(_repository(file))
+    except AccessError as error:
+        raise InvalidValueError(
+            Message(
+                "{0} has no settings for its models in it, and those that diffusers names for it "
+                "cannot be had. {1} Pass {config}: the folder of a model of the same family that "
+                "diffusers saved (its weights are not needed), or its hub id.",
+                file.path,
+                error.message,
+            )
+        ) from error
+
+
+def load_single_file(
+    file: WeightFile,
+    folder: Path,
+    index: Mapping[str, Any],
+    dtype: torch.dtype,
+    options: LoadingOptions,
+) -> Any:
+    """Return the pipeline of a checkpoint, on the CPU.
+
+    Args:
+        file: the checkpoint.
+        folder: with the settings.
+        index: its ``model_index.json``, which has been judged.
+        dtype: of the weights.
+        options: the scheduler and the tokenizer are used.
+
+    Raises:
+        ValueError: diffusers cannot read the file with these settings; a weight is missing or not
+            finite; the tokenizer has another vocabulary.
     """
     import diffusers
-    import transformers
 
-    found = _described(path)
-    tokenizers = {
-        encoder.name.replace("text_encoder", "tokenizer"): _tokenizer(encoder, options.tokenizer)
-        for encoder in found.text_encoders
-    }
-    own, settings = found.scheduler
-    scheduler = fitting_scheduler(options.scheduler or own, own).from_config(
-        getattr(diffusers, own)(**settings).config
-    )
-    kind = getattr(diffusers, found.pipeline)
-    with TemporaryDirectory() as folder, no_cast_notices():
-        _write_configs(Path(folder), found)
+    kind = getattr(diffusers, index["_class_name"])
+    if not hasattr(kind, "from_single_file"):
+        text = "diffusers reads no single file as a {0}. Pass the diffusers folder of the model."
+        raise OptionError("config", str(folder), text, kind.__name__)
+    given = {**absent_parts(index), **chosen_scheduler(options, folder, index)}
+    if "requires_safety_checker" in inspect.signature(kind).parameters:
+        given["requires_safety_checker"] = False  # the file has none
+    what = f"a {kind.__name__} with the settings of {folder}"
+    with loading_errors(file.path, what, _ADVICE), no_cast_notices():
         try:
             pipe = kind.from_single_file(
-                str(path),
-                config=folder,
+                str(file.path),
+                config=str(folder),
                 local_files_only=True,
-                scheduler=scheduler,
-                **tokenizers,
+                **given,
                 **as_dtype(dtype),
             )
         except NotImplementedError as error:  # weights that stay on torch's meta device
             raise InvalidValueError(
-                f"The file {path} lacks some of its weights. Get it again."
+                f"The file {file.path} lacks some of its weights. Get it again."
             ) from error
-    models = (torch.nn.Module, transformers.PreTrainedModel)
-    check_whole(path, {k: part for k, part in pipe.components.items() if isinstance(part, models)})
+        models = {k: part for k, part in pipe.components.items() if isinstance(part, nn.Module)}
+        check_whole(file.path, models)
+        _check_finite(file.path, models, dtype)
+        if options.tokenizer is not None:
+            _exchange_tokenizers(pipe, options.tokenizer)
     return pipe
 
 
-def _described(path: Path) -> SingleFile:
-    from safetensors import SafetensorError, safe_open
+def _check_kind(file: WeightFile) -> None:
+    """Refuse files of other things, and parts of a pipeline alone."""
+    from diffusers.loaders.single_file_utils import is_clip_model_in_single_file
+    from transformers import CLIPTextModel
 
-    try:
-        if path.suffix != ".safetensors":  # by which diffusers decides how to read it
-            raise SafetensorError("its name does not end in .safetensors")
-        with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-            step = int(file.get_tensor("global_step")) if "global_step" in shapes else None
-    except SafetensorError as error:
+    has_denoiser = any(name.startswith(_DENOISER) for name in file.entries)
+    if not has_denoiser and any(_LORA.search(name) for name in file.entries):
+        text = "{0} holds a LoRA ({1}), not a checkpoint. Pass it as {lora}, with its model."
+        raise InvalidValueError(Message(text, file.path, file.told()))
+    missing = [] if has_denoiser else ["the denoiser"]
+    if not is_clip_model_in_single_file(CLIPTextModel, file.entries):
+        missing.append("the text encoder")
+    if missing:
         raise InvalidValueError(
-            f"{path} is no .safetensors file ({error}). Pickled checkpoints are not read; convert "
-            "them to safetensors first."
-        ) from error
-    if not any(name.startswith(("cond_stage_model.", "conditioner.embedders.")) for name in names):
-        raise InvalidValueError(
-            f"{path} holds {len(names)} tensors, but not the text encoder of an SD 1.x, 2.x or "
-            "SDXL checkpoint. Pass the whole checkpoint, or a diffusers folder."
+            f"{file.path} holds {file.told()}, but not {' and '.join(missing)} of a checkpoint "
+            "that diffusers reads. Pass the whole checkpoint, or a diffusers folder."
         )
-    try:
-        return single_file_of(shapes, step)
-    except InvalidValueError as error:
-        raise InvalidValueError(
-            f"{path} cannot be loaded: {error}. Pass another checkpoint, or a diffusers folder."
-        ) from None
 
 
-def _tokenizer(encoder: TextEncoder, folder: str | None) -> Any:
-    from transformers import CLIPTokenizer
+def _repository(file: WeightFile) -> str:
+    """Return the hub id that diffusers names for such a file."""
+    from diffusers.loaders.single_file_utils import fetch_diffusers_config
 
-    path = _cached() if folder is None else Path(folder).expanduser()
-    path = path / "tokenizer" if (path / "tokenizer").is_dir() else path
-    if not any((path / name).is_file() for name in _FILES):
-        text = "there is no {0} in it."
-        raise OptionError("tokenizer", folder, text, " or ".join(_FILES))
-    length, pad = encoder.config["max_position_embeddings"], encoder.pad_token
-    found = CLIPTokenizer.from_pretrained(path, model_max_length=length, pad_token=pad)
-    if len(found) != encoder.config["vocab_size"]:
-        text = "its vocabulary has {0} tokens, and the checkpoint's {1} was trained with {2}."
-        sizes = len(found), encoder.name, encoder.config["vocab_size"]
-        raise OptionError("tokenizer", str(path), text, *sizes)
+    with loading_errors(file.path, "a checkpoint", "Get it again, or pass a diffusers folder."):
+        tensors = {
+            name: torch.empty(entry.shape, device="meta") for name, entry in file.entries.items()
+        }
+        return str(fetch_diffusers_config(tensors)["pretrained_model_name_or_path"])
+
+
+def _fetched(name: str) -> Path:
+    """Return a folder of the hub without its weights, from this machine's cache if it is there."""
+    from huggingface_hub import snapshot_download
+
+    with needs_the_hub(f"the settings {name!r}"):
+        found = Path(snapshot_download(name, allow_patterns=_SETTINGS))
+    if not (found / "model_index.json").is_file():
+        raise AccessError(f"{name!r} on the hub has no model_index.json, so it is no pipeline.")
     return found
 
 
-def _cached() -> Path:
-    """The folder of a tokenizer in the hub's cache."""
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    for name, folder in _VOCABULARIES.items():
-        for file in _FILES:
-            place = f"{folder}/{file}" if folder else file
-            found = try_to_load_from_cache(name, place, cache_dir=constants.HF_HUB_CACHE)
-            if isinstance(found, str):
-                return Path(found).parent
-    raise InvalidValueError(
-        Message(
-            "A single file has no tokenizer in it, and the hub's cache does not hold CLIP's. Pass "
-            "{tokenizer}: the folder tokenizer/ of any Stable Diffusion that diffusers saved. Or "
-            "fetch it once: hf download openai/clip-vit-large-patch14 vocab.json merges.txt "
-            "tokenizer.json tokenizer_config.json special_tokens_map.json"
-        )
-    )
+def _check_finite(path: Path, models: Mapping[str, nn.Module], dtype: torch.dtype) -> None:
+    for part, model in models.items():
+        for name, weight in model.named_parameters():
+            low, high = torch.aminmax(weight.detach()) if weight.numel() else (weight, weight)
+            if not bool((high - low).isfinite().all()):
+                half = dtype == torch.float16
+                advice = "load it in bfloat16 or float32, should that help, or " if half else ""
+                raise InvalidValueError(
+                    f"{path} has weights that are not finite in {dtype} ({part}: {name}), so "
+                    f"nothing can be drawn with it. Try another file; {advice}get it again."
+                )
 
 
-def _write_configs(folder: Path, found: SingleFile) -> None:
-    """A folder as diffusers saves it, without weights."""
-    index: dict[str, Any] = {
-        "_class_name": found.pipeline,
-        "unet": ["diffusers", "UNet2DConditionModel"],
-        "vae": ["diffusers", "AutoencoderKL"],
-        "scheduler": ["diffusers", found.scheduler[0]],
-        **found.options,
-    }
-    configs = {"unet": found.unet, "vae": found.vae}
-    for encoder in found.text_encoders:
-        index[encoder.name] = ["transformers", encoder.kind]
-        index[encoder.name.replace("text_encoder", "tokenizer")] = ["transformers", "CLIPTokenizer"]
-        configs[encoder.name] = encoder.config
-    if found.pipeline.startswith("StableDiffusionXLImg2Img"):  # the refiner has one encoder
-        index |= {"text_encoder": [None, None], "tokenizer": [None, None]}
-    for name, config in configs.items():
-        (folder / name).mkdir()
-        (folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (folder / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
+def _exchange_tokenizers(pipe: Any, folder: str) -> None:
+    """Give CLIP's text encoders the vocabulary of a folder, with their own padding and length.
+
+    Raises:
+        ValueError: there is none, or it is of another size than the text encoder's.
+    """
+    path = Path(folder).expanduser()
+    path = path / "tokenizer" if (path / "tokenizer").is_dir() else path
+    if not any((path / name).is_file() for name in _VOCABULARIES):
+        text = "there is no {0} in it."
+        raise OptionError("tokenizer", folder, text, " or ".join(_VOCABULARIES))
+    for name, own in pipe.components.items():
+        if not type(own).__name__.startswith("CLIPTokenizer"):
+            continue
+        encoder = name.replace("tokenizer", "text_encoder")
+        given = {"model_max_length": own.model_max_length, "pad_token": own.pad_token}
+        found = type(own).from_pretrained(path, **given)
+        tokens = getattr(pipe, encoder).get_input_embeddings().num_embeddings
+        if len(found) != tokens:
+            text = "its vocabulary has {0} tokens, and the checkpoint's {1} was trained with {2}."
+            raise OptionError("tokenizer", str(path), text, len(found), encoder, tokens)
+        pipe.register_modules(**{name: found})

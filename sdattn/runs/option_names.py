@@ -20,4 +20,5 @@ LOADING = {
     "offload": "offload",
     "scheduler": "scheduler",
     "tokenizer": "tokenizer",
+    "config": "single-file-config",
 }

@@ -9,7 +9,10 @@ import pytest
 import torch
 import typer
 from diffusers import StableDiffusionPipeline
+from helpers.ldm_checkpoints import filled, sd1
+from helpers.ldm_folders import save_settings
 from helpers.tiny_pipelines import make_pipeline
+from safetensors.torch import save_file
 
 from sdattn import cli
 from sdattn.cli import loading
@@ -107,6 +110,7 @@ def test_a_batch_is_loaded_so_and_goes_on_only_so(invoke, model, lora):
         (("--variant", "fp16"), "--variant fp16: no part of "),
         (("--revision", "main"), "--revision main: only models of the hub have revisions"),
         (("--tokenizer", "t"), "--tokenizer t: only a single .safetensors file needs one"),
+        (("--single-file-config", "t"), "--single-file-config t: only a single .safetensors file"),
     ],
 )
 @pytest.mark.parametrize("command", ["generate", "batch"])
@@ -116,3 +120,64 @@ def test_what_cannot_be_is_told_as_it_is_typed(invoke, model, command, options, 
     code, _, err = invoke(command, *what, "--model", model, "--device", "cpu", *options)
     assert code == 1
     assert message in err
+
+
+# -- broken files ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A folder with settings, a checkpoint for them and files that are broken."""
+    folder = tmp_path_factory.mktemp("files")
+    save_settings("sd1", folder / "settings")
+    good = filled(sd1(tiny=True))
+    save_file(good, folder / "good.safetensors")
+    first = "model.diffusion_model.input_blocks.0.0.weight"
+    save_file({**good, first: torch.tensor(1.0)}, folder / "scalar.safetensors")
+    (folder / "cut.safetensors").write_bytes((folder / "good.safetensors").read_bytes()[:-9])
+    torch.save(good, folder / "pickle.ckpt")
+    layer = "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_{}.lora_{}.weight"
+    lora = {layer.format("q", "A"): torch.ones(2, 8), layer.format("q", "B"): torch.ones(8, 2)}
+    save_file({**lora, layer.format("k", "A"): torch.ones(2, 32)}, folder / "half.safetensors")
+    odd = {layer.format("z", "A"): torch.ones(3, 8), layer.format("z", "B"): torch.ones(8, 3)}
+    save_file({**lora, **odd}, folder / "partly.safetensors")
+    metadata = {"lora_adapter_metadata": json.dumps({"unet.r": "2"})}
+    save_file(lora, folder / "metadata.safetensors", metadata)
+    return folder
+
+
+def test_a_single_file_is_drawn_from_and_made_again(invoke, files):
+    asked = ("--model", str(files / "good.safetensors"))
+    asked += ("--single-file-config", str(files / "settings"))
+    assert invoke("generate", "a cat", *asked, *SMALL, "--out", "a")[0] == 0
+    info = json.loads(Path("a/run.json").read_text())
+    assert info["loading"] == {"config": str(files / "settings")}
+    assert invoke("generate", "--config", "a", "--device", "cpu", "--out", "b")[0] == 0
+    again = json.loads(Path("b/run.json").read_text())
+    assert again["files"]["image.png"] == info["files"]["image.png"]
+
+
+@pytest.mark.parametrize("command", ["generate", "batch"])
+@pytest.mark.parametrize(
+    ("name", "noun"),
+    [
+        ("scalar", "conv_in.weight"),
+        ("cut", "no whole .safetensors file"),
+        ("pickle", "Pickled"),
+        ("half", "lora_B"),
+        ("partly", "1 of its 2 layers"),
+        ("metadata", "unet.r"),
+    ],
+)
+def test_a_broken_file_ends_in_one_message_that_names_it(invoke, model, files, command, name, noun):
+    file = next(files.glob(f"{name}.*"))
+    asked = ("--model", model, "--lora", str(file))
+    if name in ("scalar", "cut", "pickle"):
+        asked = ("--model", str(file), "--single-file-config", str(files / "settings"))
+    Path("in.txt").write_text("a cat\n")
+    what = ("a cat",) if command == "generate" else ("in.txt", "--out", "RUN")
+    code, _, err = invoke(command, *what, *asked, *SMALL)
+    lines = [line for line in err.splitlines() if line.startswith("sdattn: ")]
+    assert code == 1
+    assert len(lines) == 1 and file.name in lines[0] and noun in lines[0]
+    assert "bug" not in err and "Traceback" not in err

@@ -90,7 +90,7 @@ def test_what_a_lora_of_another_model_is(folder, tmp_path, lora):
     other = save_lora(tmp_path, StableDiffusion3Pipeline, sd3().transformer)
     with pytest.raises(ValueError, match="nothing in it belongs to a StableDiffusionPipeline"):
         load_pipeline(folder, device="cpu", lora=other)
-    wider = {name: torch.ones(3, 5) for name in load_file(lora)}
+    wider = {n: torch.ones((3, 5) if "lora_A" in n else (5, 3)) for n in load_file(lora)}
     save_file(wider, tmp_path / "wider.safetensors")
     with pytest.raises(ValueError, match="it does not fit a StableDiffusionPipeline"):
         load_pipeline(folder, device="cpu", lora=tmp_path / "wider.safetensors")

@@ -1,158 +1,28 @@
-"""Single files: what they are follows from their tensors, and nothing is fetched for them."""
+"""Single files: diffusers reads them with the settings of a folder, and what it cannot read is
+refused by the file's name."""
 
+import json
 import math
 import shutil
+import struct
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
-from diffusers.loaders import single_file_utils as converters
 from helpers.ldm_checkpoints import filled, refiner, sd1, sd2, sdxl
+from helpers.ldm_folders import save_settings
+from helpers.tiny_pipelines import make_pipeline
 from helpers.tiny_tokenizers import tiny_tokenizer
 from safetensors.torch import save_file
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 import sdattn
 from sdattn import load_pipeline
 from sdattn.models.outline import outline
-from sdattn.models.single_file_configs import single_file_of
 from sdattn.runs.again import command_of
 
-# What stabilityai and runwayml published beside the weights, as far as diffusers' defaults differ.
-SD1 = {
-    "in_channels": 4,
-    "out_channels": 4,
-    "block_out_channels": [320, 640, 1280, 1280],
-    "layers_per_block": 2,
-    "down_block_types": [*["CrossAttnDownBlock2D"] * 3, "DownBlock2D"],
-    "up_block_types": ["UpBlock2D", *["CrossAttnUpBlock2D"] * 3],
-    "cross_attention_dim": 768,
-    "attention_head_dim": 8,
-    "use_linear_projection": False,
-    "transformer_layers_per_block": [1, 1, 1, 1],
-    "sample_size": 64,
-}
-SD2 = {
-    **SD1,
-    "cross_attention_dim": 1024,
-    "attention_head_dim": [5, 10, 20, 20],
-    "use_linear_projection": True,
-    "upcast_attention": True,
-    "sample_size": 96,
-}
-SDXL = {
-    **SD1,
-    "block_out_channels": [320, 640, 1280],
-    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
-    "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
-    "cross_attention_dim": 2048,
-    "attention_head_dim": [5, 10, 20],
-    "use_linear_projection": True,
-    "transformer_layers_per_block": [1, 2, 10],
-    "sample_size": 128,
-    "addition_embed_type": "text_time",
-    "addition_time_embed_dim": 256,
-    "projection_class_embeddings_input_dim": 2816,
-}
-REFINER = {
-    **SDXL,
-    "block_out_channels": [384, 768, 1536, 1536],
-    "down_block_types": ["DownBlock2D", *["CrossAttnDownBlock2D"] * 2, "DownBlock2D"],
-    "up_block_types": ["UpBlock2D", *["CrossAttnUpBlock2D"] * 2, "UpBlock2D"],
-    "cross_attention_dim": 1280,
-    "attention_head_dim": [6, 12, 24, 24],
-    "transformer_layers_per_block": [1, 4, 4, 4],
-    "projection_class_embeddings_input_dim": 2560,
-}
-PUBLISHED = {
-    "sd1": (sd1, SD1),
-    "sd2": (sd2, SD2),
-    "sdxl": (sdxl, SDXL),
-    "refiner": (refiner, REFINER),
-}
-# Parameters, as these models are known to have them.
-NUMBERS = {
-    "sd1": {"unet": 859_520_964, "vae": 83_653_863, "text_encoder": 123_060_480},
-    "sd2": {"unet": 865_910_724, "vae": 83_653_863, "text_encoder": 340_387_840},
-    "sdxl": {
-        "unet": 2_567_463_684,
-        "vae": 83_653_863,
-        "text_encoder": 123_060_480,
-        "text_encoder_2": 694_659_840,
-    },
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_configurations_of_the_real_shapes_are_the_published_ones(name):
-    make, published = PUBLISHED[name]
-    found = single_file_of(make())
-    assert found.unet == published
-    assert found.vae["block_out_channels"] == [128, 256, 512, 512]
-    xl = name in ("sdxl", "refiner")
-    assert found.vae["scaling_factor"] == (0.13025 if xl else 0.18215)
-    assert found.vae["sample_size"] == {"sd1": 512, "sd2": 768}.get(name, 1024)
-
-
-def models_of(found):
-    """Each of the models without weights, by the part of the pipeline."""
-    with torch.device("meta"):
-        yield "unet", UNet2DConditionModel.from_config(found.unet)
-        yield "vae", AutoencoderKL.from_config(found.vae)
-        for encoder in found.text_encoders:
-            projected = encoder.kind == "CLIPTextModelWithProjection"
-            kind = CLIPTextModelWithProjection if projected else CLIPTextModel
-            yield encoder.name, kind(CLIPTextConfig(**encoder.config))
-
-
-@pytest.mark.parametrize("name", NUMBERS)
-def test_models_of_the_real_shapes_have_the_known_numbers_of_parameters(name):
-    for part, model in models_of(single_file_of(PUBLISHED[name][0]())):
-        assert sum(weight.numel() for weight in model.parameters()) == NUMBERS[name][part], part
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_diffusers_converts_the_real_shapes_into_just_these_models(name):
-    """Every tensor of UNet and VAE finds its place, and every place its tensor."""
-    shapes = PUBLISHED[name][0]()
-    found = single_file_of(shapes)
-    given = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
-    models = dict(models_of(found))
-    converted = {
-        "unet": converters.convert_ldm_unet_checkpoint(given, dict(models["unet"].config)),
-        "vae": converters.convert_ldm_vae_checkpoint(given, dict(models["vae"].config)),
-    }
-    for part, weights in converted.items():
-        expected = {key: tuple(w.shape) for key, w in models[part].state_dict().items()}
-        # diffusers makes matrices of the VAE's 1x1 convolutions later
-        assert {key: math.prod(w.shape) for key, w in weights.items()} == {
-            key: math.prod(shape) for key, shape in expected.items()
-        }
-
-
-@pytest.mark.parametrize(
-    ("shapes", "step", "pipeline", "prediction", "size"),
-    [
-        (sd1(), None, "StableDiffusionPipeline", "epsilon", 64),
-        (sd1(9), None, "StableDiffusionInpaintPipeline", "epsilon", 64),
-        (sd1(8), None, "StableDiffusionInstructPix2PixPipeline", "epsilon", 64),
-        (sd2(), None, "StableDiffusionPipeline", "v_prediction", 96),
-        (sd2(), 875_000, "StableDiffusionPipeline", "epsilon", 64),
-        (sd2(), 140_000, "StableDiffusionPipeline", "v_prediction", 96),
-        (sd2(9), None, "StableDiffusionInpaintPipeline", "epsilon", 64),
-        (sdxl(), None, "StableDiffusionXLPipeline", "epsilon", 128),
-        (sdxl(9), None, "StableDiffusionXLInpaintPipeline", "epsilon", 128),
-        (refiner(), None, "StableDiffusionXLImg2ImgPipeline", "epsilon", 128),
-    ],
-)
-def test_which_pipeline_it_is_and_what_it_predicts(shapes, step, pipeline, prediction, size):
-    found = single_file_of(shapes, step)
-    assert found.pipeline == pipeline
-    assert found.scheduler[1]["prediction_type"] == prediction
-    assert found.unet["sample_size"] == size
-
-
-# -- loading, of small ones ------------------------------------------------------------------------
+MADE = {"sd1": sd1, "sd2": sd2, "sdxl": sdxl, "refiner": refiner}
+UNET, CLIP = "model.diffusion_model.", "cond_stage_model.transformer.text_model."
+KEYS = f"{UNET}middle_block.1.transformer_blocks.0.attn2.to_k.weight"
+FIRST = f"{UNET}input_blocks.0.0.weight"
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +35,12 @@ def offline(monkeypatch, tmp_path):
 
 
 @pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("settings")
+    return {name: save_settings(name, folder / name) for name in MADE}
+
+
+@pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     tiny_tokenizer().save_pretrained(folder)
@@ -173,39 +49,47 @@ def tokenizer(tmp_path_factory):
 
 @pytest.fixture
 def save(tmp_path):
-    def save(shapes, **more):
-        path = tmp_path / "tiny.safetensors"
-        save_file({**filled(shapes), **more}, path)
-        return path
+    def save(weights, name="tiny.safetensors"):
+        save_file(weights, tmp_path / name)
+        return tmp_path / name
 
     return save
 
 
-@pytest.mark.parametrize("make", [sd1, sd2, sdxl])
-def test_a_single_file_loads_draws_and_is_captured(make, save, tokenizer):
-    path = save(make(tiny=True))
-    pipe = load_pipeline(path, device="cpu", tokenizer=tokenizer)
+def tiny(name, **changes):
+    """The tensors of a checkpoint, some of them others; None takes one out."""
+    weights = {**filled(MADE[name](tiny=True)), **changes}
+    return {key: value for key, value in weights.items() if value is not None}
+
+
+# -- loading ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sd1", "sd2", "sdxl"])
+def test_a_single_file_loads_draws_and_is_captured(name, save, settings):
+    path = save(tiny(name))
+    pipe = load_pipeline(path, device="cpu", config=settings[name])
     run = sdattn.generate(pipe, "a red cat", num_inference_steps=2, height=64, width=64)
     assert run.heatmaps[0].words == ("a", "red", "cat")
     assert run.info[0]["model"] == str(path)
     assert f"--model {path}" in command_of(run[0])
-    assert command_of(run[0]).endswith(f"--tokenizer {tokenizer}")
+    assert command_of(run[0]).endswith(f"--single-file-config {settings[name]}")
     assert outline(path) is None
 
 
-def test_weights_are_those_of_the_file(save, tokenizer):
-    weights = filled(sdxl(tiny=True))
-    pipe = load_pipeline(save(sdxl(tiny=True)), device="cpu", tokenizer=tokenizer)
+def test_weights_are_those_of_the_file(save, settings):
+    """Under diffusers' names; the folder has other weights."""
+    weights = tiny("sdxl")
+    pipe = load_pipeline(save(weights), device="cpu", config=settings["sdxl"])
     unet, text = pipe.unet.state_dict(), pipe.text_encoder_2.state_dict()
-    outer = "model.diffusion_model."
     attention = "transformer_blocks.1.attn2.to_k.weight"
     assert torch.equal(
         unet[f"down_blocks.2.attentions.1.{attention}"],
-        weights[f"{outer}input_blocks.8.1.{attention}"],
+        weights[f"{UNET}input_blocks.8.1.{attention}"],
     )
     assert torch.equal(
         unet["up_blocks.2.resnets.2.conv2.weight"],
-        weights[f"{outer}output_blocks.8.0.out_layers.3.weight"],
+        weights[f"{UNET}output_blocks.8.0.out_layers.3.weight"],
     )
     assert torch.equal(
         pipe.vae.state_dict()["decoder.up_blocks.0.resnets.0.conv1.weight"],
@@ -219,77 +103,289 @@ def test_weights_are_those_of_the_file(save, tokenizer):
     assert torch.equal(text["text_projection.weight"], projection.T)
 
 
-def test_the_encoder_of_sd2_leaves_its_last_layer_out(save, tokenizer):
-    pipe = load_pipeline(save(sd2(tiny=True)), device="cpu", tokenizer=tokenizer)
-    assert pipe.text_encoder.config.num_hidden_layers == 23
+def test_settings_are_those_of_the_folder(save, settings):
+    pipe = load_pipeline(save(tiny("sd2")), device="cpu", config=settings["sd2"])
     assert pipe.scheduler.config.prediction_type == "v_prediction"
-    base = save(sd2(tiny=True), global_step=torch.tensor(875_000))
-    base = load_pipeline(base, device="cpu", tokenizer=tokenizer)
-    assert base.scheduler.config.prediction_type == "epsilon"
+    assert pipe.text_encoder.config.num_hidden_layers == 23  # the file has 24
+    assert pipe.tokenizer.pad_token == "!"
+    pipe = load_pipeline(save(tiny("sdxl")), device="cpu", config=settings["sdxl"])
+    assert pipe.vae.config.scaling_factor == 0.13025
 
 
-def test_prompts_are_filled_up_as_the_encoders_were_trained(save, tokenizer):
-    pipe = load_pipeline(save(sdxl(tiny=True)), device="cpu", tokenizer=tokenizer)
-    given = {"padding": "max_length", "max_length": 8}
-    ends = [one("cat", **given).input_ids[-1] for one in (pipe.tokenizer, pipe.tokenizer_2)]
-    assert ends == [519, tiny_tokenizer().convert_tokens_to_ids("!")]
+def test_the_settings_need_no_weights(save, settings, tmp_path):
+    ignore = shutil.ignore_patterns("*.safetensors")
+    bare = shutil.copytree(settings["sd1"], tmp_path / "bare", ignore=ignore)
+    pipe = load_pipeline(save(tiny("sd1")), device="cpu", config=bare)
+    assert torch.equal(pipe.unet.conv_in.weight, tiny("sd1")[FIRST])
 
 
-def test_the_refiner_and_inpainting_load(save, tokenizer):
-    pipe = load_pipeline(save(refiner(tiny=True)), device="cpu", tokenizer=tokenizer)
+def test_the_refiner_and_inpainting_load(save, settings, tmp_path):
+    pipe = load_pipeline(save(tiny("refiner")), device="cpu", config=settings["refiner"])
     assert pipe.text_encoder is None and pipe.config.requires_aesthetics_score
-    pipe = load_pipeline(save(sd1(9, tiny=True)), device="cpu", tokenizer=tokenizer)
+    folder = save_settings("sd1", tmp_path / "inpaint", channels=9)
+    pipe = load_pipeline(save(filled(sd1(9, tiny=True))), device="cpu", config=folder)
     assert type(pipe).__name__ == "StableDiffusionInpaintPipeline"
 
 
-def test_another_scheduler_keeps_what_the_model_predicts(save, tokenizer):
-    options = {"tokenizer": tokenizer, "scheduler": "EulerDiscreteScheduler"}
-    pipe = load_pipeline(save(sd2(tiny=True)), device="cpu", **options)
+def test_another_scheduler_keeps_what_the_model_predicts(save, settings):
+    options = {"config": settings["sd2"], "scheduler": "EulerDiscreteScheduler"}
+    pipe = load_pipeline(save(tiny("sd2")), device="cpu", **options)
     assert type(pipe.scheduler).__name__ == "EulerDiscreteScheduler"
     assert pipe.scheduler.config.prediction_type == "v_prediction"
 
 
-def test_the_tokenizer_of_a_diffusers_folder_will_do(save, tokenizer, tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "tokenizer").symlink_to(tokenizer)
-    pipe = load_pipeline(save(sd1(tiny=True)), device="cpu", tokenizer=tmp_path / "model")
-    assert len(pipe.tokenizer) == 520
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_weights_in_fewer_bits_load_in_the_dtype_that_is_asked_for(save, settings, dtype):
+    weights = {name: weight.to(dtype) for name, weight in tiny("sd1").items()}
+    pipe = load_pipeline(save(weights), device="cpu", config=settings["sd1"])
+    assert pipe.unet.dtype == pipe.text_encoder.dtype == torch.float32
+    assert torch.equal(pipe.unet.conv_in.weight, weights[FIRST].float())
 
 
-def test_what_to_do_without_a_tokenizer_is_told(save, tmp_path):
-    path = save(sd1(tiny=True))
-    with pytest.raises(ValueError, match="Pass tokenizer: the folder tokenizer/ of any Sta"):
-        load_pipeline(path, device="cpu")
-    with pytest.raises(ValueError, match="there is no tokenizer.json or vocab.json in it"):
-        load_pipeline(path, device="cpu", tokenizer=tmp_path)
-    tiny_tokenizer(merges=("c a",)).save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match="its vocabulary has 515 tokens, .* with 520"):
-        load_pipeline(path, device="cpu", tokenizer=tmp_path / "other")
+# -- where settings and tokenizers come from -------------------------------------------------------
 
 
-def test_the_tokenizer_is_found_in_the_hubs_cache(save, tokenizer, tmp_path):
-    repository = tmp_path / "cache" / "models--openai--clip-vit-large-patch14"
-    shutil.copytree(tokenizer, repository / "snapshots" / "0123")
+def test_what_to_do_without_settings_is_told(save):
+    with pytest.raises(ValueError, match="Pass config: the folder") as told:
+        load_pipeline(save(tiny("sd1")), device="cpu")
+    assert "stable-diffusion-v1-5/stable-diffusion-v1-5" in str(told.value)
+    assert "tiny.safetensors" in str(told.value)
+
+
+def test_settings_are_found_in_the_hubs_cache(save, settings, tmp_path):
+    name = "models--stable-diffusion-v1-5--stable-diffusion-v1-5"
+    repository = tmp_path / "cache" / name
+    ignore = shutil.ignore_patterns("*.safetensors")
+    shutil.copytree(settings["sd1"], repository / "snapshots" / "0123", ignore=ignore)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0123")
-    pipe = load_pipeline(save(sd1(tiny=True)), device="cpu")
-    assert len(pipe.tokenizer) == 520
+    path = save(tiny("sd1"))
+    assert len(load_pipeline(path, device="cpu").tokenizer) == 520
+    pipe = load_pipeline(path, device="cpu", config="stable-diffusion-v1-5/stable-diffusion-v1-5")
+    assert torch.equal(pipe.unet.conv_in.weight, tiny("sd1")[FIRST])
+    with pytest.raises(OSError, match="'no/such'"):
+        load_pipeline(path, device="cpu", config="no/such")
+    for index in repository.rglob("model_index.json"):  # a cache with other files of it alone
+        index.unlink()
+    with pytest.raises(ValueError, match="no model_index.json.*Pass config"):
+        load_pipeline(path, device="cpu")
 
 
-def without(name, shapes):
-    return {key: shape for key, shape in shapes.items() if name not in key}
+def test_settings_that_do_not_fit_are_told(save, settings, tmp_path):
+    path = save(tiny("sd1"))
+    with pytest.raises(ValueError, match=r"tiny.safetensors.*StableDiffusionXLPipeline.*xl"):
+        load_pipeline(path, device="cpu", config=settings["sdxl"])
+    with pytest.raises(ValueError, match="config=.*no such folder"):
+        load_pipeline(path, device="cpu", config=tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="config=.*model_index.json"):
+        load_pipeline(path, device="cpu", config=tmp_path / "empty")
+    with pytest.raises(ValueError, match="config=.*only a single"):
+        load_pipeline(settings["sd1"], device="cpu", config=settings["sd1"])
+
+
+def test_code_in_the_settings_is_refused(save, settings, tmp_path):
+    folder = shutil.copytree(settings["sd1"], tmp_path / "hostile")
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({**index, "unet": ["os", "system"]}))
+    with pytest.raises(ValueError, match="asks for code"):
+        load_pipeline(save(tiny("sd1")), device="cpu", config=folder)
+
+
+def test_another_tokenizer_keeps_padding_and_length(save, settings, tokenizer, tmp_path):
+    path, options = save(tiny("sdxl")), {"device": "cpu", "config": settings["sdxl"]}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer").symlink_to(tokenizer)
+    pipe = load_pipeline(path, **options, tokenizer=tmp_path / "model")
+    given = {"padding": "max_length", "max_length": 8}
+    ends = [one("cat", **given).input_ids[-1] for one in (pipe.tokenizer, pipe.tokenizer_2)]
+    assert ends == [519, tiny_tokenizer().convert_tokens_to_ids("!")]
+    assert pipe.tokenizer_2.model_max_length == 77
+    with pytest.raises(ValueError, match="there is no tokenizer.json or vocab.json in it"):
+        load_pipeline(path, **options, tokenizer=tmp_path)
+    tiny_tokenizer(merges=("c a",)).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="its vocabulary has 515 tokens, .* with 520"):
+        load_pipeline(path, **options, tokenizer=tmp_path / "other")
+
+
+# -- hostile files ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("shapes", "message"),
+    "name",
     [
-        (without("middle_block", sd1(tiny=True)), "it has no tensor .*middle_block.1.proj_in"),
-        (without("first_stage_model", sd1(tiny=True)), "has no tensor 'first_stage_model.decoder"),
-        (without("ln_final", sd2(tiny=True)), "lack"),
-        (without("output_blocks.3.", sd1(tiny=True)), "lack"),
-        (sd1(7, tiny=True), "its UNet takes 7 channels, and those of 4, 9, 8 are known"),
+        f"{UNET}input_blocks.300000000.x",
+        f"{UNET}output_blocks.{'9' * 5000}.x",
+        f"{UNET}middle_block.-1.x",
+        f"{UNET}input_blocks..x",
+        "conditioner.embedders.0.transformer.resblocks.99999999.x",
+        "first_stage_model.encoder.down.99999999999.block.0.x",
+        "a\0b",
+        "\x1b[2J",
+        "🙂" * 500,
+        " ",
     ],
+    ids=ascii,
 )
-def test_a_checkpoint_that_is_not_whole_is_refused(save, tokenizer, shapes, message):
-    with pytest.raises(ValueError, match=message):
-        load_pipeline(save(shapes), device="cpu", tokenizer=tokenizer)
+def test_odd_names_beside_a_whole_model_change_nothing(save, settings, name):
+    path = save({**tiny("sd1"), name: torch.zeros(1)})
+    pipe = load_pipeline(path, device="cpu", config=settings["sd1"])
+    assert torch.equal(pipe.unet.conv_in.weight, tiny("sd1")[FIRST])
+
+
+HOSTILE = {
+    "a scalar for a convolution": ({FIRST: torch.tensor(1.0)}, "conv_in"),
+    "one axis for a matrix": ({KEYS: torch.zeros(64)}, "shape"),
+    "a scalar for a matrix": ({KEYS: torch.tensor(0.0)}, "shape"),
+    "a scalar in the VAE": (
+        {"first_stage_model.encoder.mid.attn_1.q.weight": torch.tensor(0.0)},
+        "shape",
+    ),
+    "one axis for the vocabulary": (
+        {f"{CLIP}embeddings.token_embedding.weight": torch.zeros(8)},
+        "shape",
+    ),
+    "no elements": ({KEYS: torch.zeros(64, 0)}, "shape"),
+    "whole numbers": ({KEYS: torch.zeros(64, 64, dtype=torch.int64)}, "I64"),
+    "complex numbers": ({KEYS: torch.zeros(64, 64, dtype=torch.complex64)}, "C64"),
+    "a state within": ({"state_dict": torch.zeros(3)}, "cannot be loaded"),
+    "NaN alone": ({KEYS: torch.full((64, 64), math.nan)}, "not finite"),
+    "one infinity": ({f"{CLIP}final_layer_norm.bias": torch.full((64,), math.inf)}, "not finite"),
+    "scales of 8 bits": ({"scaled_fp8": torch.zeros(2)}, "scales"),
+    "no keys": ({KEYS: None}, "lack"),
+    "no first norm": ({f"{CLIP}final_layer_norm.weight": None}, "lack"),
+    "no positions": ({f"{CLIP}embeddings.position_embedding.weight": None}, "text encoder"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_tensor_that_cannot_be_is_refused_by_the_files_name(save, settings, case):
+    changes, noun = HOSTILE[case]
+    path = save(tiny("sd1", **changes))
+    with pytest.raises(sdattn.SdattnError, match=noun) as told:
+        load_pipeline(path, device="cpu", config=settings["sd1"])
+    assert "tiny.safetensors" in str(told.value)
+    with pytest.raises(sdattn.SdattnError, match=r"tiny.safetensors"):  # with nothing to go by
+        load_pipeline(path, device="cpu")
+
+
+PARTS = {
+    "sd1": (UNET, CLIP, "first_stage_model."),
+    "sd2": (UNET, "cond_stage_model.model.transformer.", "first_stage_model.decoder."),
+    "sdxl": (UNET, "conditioner.embedders.0.", "conditioner.embedders.1.", "first_stage_model."),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_checkpoint_without_a_part_is_refused_and_no_weights_are_the_folders(
+    save, settings, name
+):
+    weights = tiny(name)
+    for part in PARTS[name]:
+        path = save({key: held for key, held in weights.items() if not key.startswith(part)})
+        with pytest.raises(ValueError, match=r"tiny.safetensors.*(not the|missing|lack|CLIP)"):
+            load_pipeline(path, device="cpu", config=settings[name])
+
+
+OTHERS = {
+    "a LoRA": ({"unet.down_blocks.0.to_q.lora_A.weight": (2, 8)}, "holds a LoRA.*lora"),
+    "kohya's LoRA": ({"lora_unet_down_blocks_0_to_q.lora_down.weight": (2, 8)}, "holds a LoRA"),
+    "a ControlNet": ({"control_model.time_embed.0.weight": (8, 8)}, "not the denoiser"),
+    "a VAE": ({"encoder.conv_in.weight": (8, 3, 3, 3)}, "not the denoiser"),
+    "a text encoder": ({f"{CLIP}embeddings.position_embedding.weight": (77, 8)}, "the denoiser"),
+    "a FLUX transformer": ({"double_blocks.0.img_attn.norm.key_norm.scale": (8,)}, "denoiser"),
+    "a UNet": ({FIRST: (8, 4, 3, 3)}, "not the text encoder"),
+    "no name": ({"": (8,)}, "not the denoiser"),
+    "nothing": ({}, "no tensor"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_files_of_other_things_are_told_apart(save, settings, case):
+    shapes, noun = OTHERS[case]
+    path = save({name: torch.zeros(shape) for name, shape in shapes.items()})
+    with pytest.raises(ValueError, match=rf"tiny.safetensors.*{noun}"):
+        load_pipeline(path, device="cpu")
+    with pytest.raises(ValueError, match=r"tiny.safetensors"):
+        load_pipeline(path, device="cpu", config=settings["sd1"])
+
+
+@pytest.mark.parametrize("number", [2_500, 30_000])
+def test_more_blocks_than_any_model_are_refused_before_they_are_compared(save, number):
+    """diffusers compares each block's name with all names, which takes minutes."""
+    path = save({f"{UNET}input_blocks.{i}.x": torch.zeros(0) for i in range(number)})
+    with pytest.raises(ValueError, match=r"tiny.safetensors.*more than any model"):
+        load_pipeline(path, device="cpu")
+
+
+def long_header(size, document=b"{}"):
+    return struct.pack("<Q", size) + document
+
+
+def entry(start, end, shape=(1,), dtype="F32"):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+
+
+def written(document, data=b"\0" * 4):
+    text = json.dumps(document).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+BYTES = {
+    "empty": b"",
+    "seven bytes": b"\0" * 7,
+    "a longer header than the file": long_header(2**63),
+    "no header": long_header(0, b""),
+    "no JSON": long_header(2, b"{["),
+    "a list": long_header(2, b"[]"),
+    "deep JSON": long_header(100_000, b"[" * 100_000),
+    "cut off": written({"a": entry(0, 8, (2,))}),
+    "a gap": written({"a": entry(4, 8)}, b"\0" * 8),
+    "two in one place": written({"a": entry(0, 4), "b": entry(0, 4)}),
+    "ends before it begins": written({"a": entry(4, 0)}),
+    "a negative axis": written({"a": entry(0, 4, (-1,))}),
+    "an endless axis": written({"a": entry(0, 4, (2**63, 2**63))}),
+    "an unknown dtype": written({"a": entry(0, 4, dtype="Q7")}),
+    "four bits": written({"a": entry(0, 4, (8,), "F4")}),
+    "numbers for metadata": written({"a": entry(0, 4), "__metadata__": {"b": 1}}),
+    "a pickle": b"\x80\x02}q\x00.",
+    "a page": b"<!DOCTYPE html><html>" * 9,
+    "a pointer of git": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+}
+
+
+@pytest.mark.parametrize("case", BYTES)
+def test_a_file_that_is_not_whole_is_refused(tmp_path, settings, case):
+    (tmp_path / "broken.safetensors").write_bytes(BYTES[case])
+    with pytest.raises(ValueError, match="broken.safetensors"):
+        load_pipeline(tmp_path / "broken.safetensors", device="cpu", config=settings["sd1"])
+
+
+def test_pickles_are_refused_unread(save, settings, tmp_path):
+    torch.save(tiny("sd1"), tmp_path / "model.ckpt")
+    with pytest.raises(ValueError, match=r"model.ckpt.*Pickled checkpoints are not read"):
+        load_pipeline(tmp_path / "model.ckpt", device="cpu", config=settings["sd1"])
+    save(tiny("sd1")).rename(tmp_path / "renamed.ckpt")
+    with pytest.raises(ValueError, match=r"renamed.ckpt.*does not end in .safetensors"):
+        load_pipeline(tmp_path / "renamed.ckpt", device="cpu", config=settings["sd1"])
+    torch.save(tiny("sd1"), tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model.safetensors is no whole"):
+        load_pipeline(tmp_path / "model.safetensors", device="cpu", config=settings["sd1"])
+
+
+def test_numbers_that_float16_cannot_hold_are_told(save, settings):
+    path = save(tiny("sd1", **{KEYS: torch.full((64, 64), 1e6)}))
+    with pytest.raises(ValueError, match="bfloat16 or float32"):
+        load_pipeline(path, device="cpu", dtype=torch.float16, config=settings["sd1"])
+
+
+def test_a_family_of_which_diffusers_reads_no_single_file_is_told(save, tmp_path):
+    from diffusers import LDMTextToImagePipeline
+
+    pipe = make_pipeline()
+    pipe.save_pretrained(tmp_path / "folder")
+    index = json.loads((tmp_path / "folder" / "model_index.json").read_text())
+    index["_class_name"] = LDMTextToImagePipeline.__name__
+    (tmp_path / "folder" / "model_index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="reads no single file as a LDMTextToImagePipeline"):
+        load_pipeline(save(tiny("sd1")), device="cpu", config=tmp_path / "folder")

@@ -1,0 +1,155 @@
+"""A ``.safetensors`` file's own account of its tensors, judged before anything is made of them.
+
+weights = read_weights(path)                 # names, dtypes and shapes; no tensor is read
+with loading_errors(path, "a LoRA"):         # errors of libraries as refusals that name the file
+    ...
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import AccessError, InvalidValueError, SdattnError, is_out_of_memory
+from ..files.terminal import shorter, shown, visible
+
+# diffusers compares each block's name with every name: far above any model, below a minute's work
+_MOST, _MOST_BLOCKS = 20_000, 2_000
+_FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
+_WHOLE = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
+_WEIGHTS = ("weight", "bias", "embedding", "projection")  # others may count: position_ids
+_TO_PROGRAMMERS = re.compile(r"\. (?:If you want|For more information|Please) ")  # and their advice
+_SCALES = ("scaled_fp8", ".scale_weight", ".weight_scale")  # of weights in 8 bits, beside them
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor as the header of its file describes it.
+
+    Attributes:
+        dtype: as safetensors writes it, ``"F16"``.
+        shape: () of a scalar.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_float(self) -> bool:
+        """Check whether the values are floating-point numbers."""
+        return self.dtype in _FLOATS
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """The header of a file.
+
+    Attributes:
+        path: of the file.
+        entries: each tensor by its name.
+        metadata: texts by name, as whoever wrote the file left them.
+    """
+
+    path: Path
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, str]
+
+    def told(self) -> str:
+        """Return how many tensors the file holds and the name of one, for messages."""
+        name = next(iter(self.entries), None)
+        return f"{len(self.entries)} tensors" + (f", {shown(name)} for one" if name else "")
+
+
+def read_weights(path: Path) -> WeightFile:
+    """Read the header of a file.
+
+    Raises:
+        ValueError: it is no ``.safetensors`` file, is cut off, has more tensors than any model, or
+            numbers of a kind that no model here is made of.
+        OSError: it cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if path.suffix != ".safetensors":  # by which diffusers decides how to read it
+            raise SafetensorError("its name does not end in .safetensors")
+        with safe_open(path, framework="pt") as file:
+            _check_number(path, len(file.keys()))
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            entries = {
+                name: Entry(part.get_dtype(), tuple(part.get_shape()))
+                for name, part in parts.items()
+            }
+            found = WeightFile(path, entries, file.metadata() or {})
+    except OSError as error:
+        raise AccessError(f"{path} cannot be read: {visible(str(error))}") from error
+    except SafetensorError as error:
+        raise InvalidValueError(
+            f"{path} is no whole .safetensors file ({shorter(visible(str(error)), 200)}). Get it "
+            "again. Pickled checkpoints are not read, since they can run code; convert them to "
+            "safetensors first."
+        ) from error
+    _check_kinds(found)
+    return found
+
+
+@contextmanager
+def loading_errors(path: str | Path, what: str, advice: str) -> Iterator[None]:
+    """Turn what libraries raise over a file's content into a refusal that names the file.
+
+    Args:
+        path: of the file.
+        what: it was to be loaded as, ``"a StableDiffusionPipeline"``.
+        advice: what to do, a sentence or more.
+
+    Raises:
+        ValueError: chained to the library's error. Our own errors, missing packages and memory that
+            is too small are left as they are.
+    """
+    try:
+        yield
+    except (SdattnError, ImportError, MemoryError, Warning):
+        raise
+    except Exception as error:  # of any kind: IndexError, TypeError and torch's among them
+        if is_out_of_memory(error):
+            raise
+        said = said_by(error)
+        raise InvalidValueError(f"{path} cannot be loaded as {what}: {said}. {advice}") from error
+
+
+def said_by(error: BaseException) -> str:
+    """Return what a library's error says, in a line, with its class where it is not worded."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    text = shorter(visible(_TO_PROGRAMMERS.split(text)[0]), 240).rstrip(".")
+    if not isinstance(error, (ValueError, RuntimeError, OSError)) or not text:
+        text = f"{type(error).__name__} {text}".strip()
+    return f"{text} ({said_by(error.__cause__)})" if error.__cause__ else text
+
+
+def _check_number(path: Path, number: int) -> None:
+    if not 0 < number <= _MOST:
+        text = "no tensor" if number == 0 else f"{number:,} tensors, more than any model has"
+        raise InvalidValueError(f"{path} holds {text}. Get the file again, or pass another one.")
+
+
+def _check_kinds(found: WeightFile) -> None:
+    names = [name for name in found.entries if not name.startswith("model_ema.")]
+    blocks = {tuple(name.split(".", 4)[:4]) for name in names}
+    if len(blocks) > _MOST_BLOCKS:
+        raise InvalidValueError(
+            f"{found.path} names {len(blocks):,} blocks, more than any model has "
+            f"({shown(names[-1])} for one). Get the file again, or pass another one."
+        )
+    for name, entry in found.entries.items():
+        if not entry.is_float and (entry.dtype not in _WHOLE or name.endswith(_WEIGHTS)):
+            raise InvalidValueError(
+                f"{found.path} holds {shown(name)} as {entry.dtype}, and weights are read as float "
+                "numbers of 8 to 64 bits. Convert the file first."
+            )
+        if name.endswith(_SCALES):
+            raise InvalidValueError(
+                f"{found.path} holds weights in 8 bits with scales beside them ({shown(name)}), "
+                "which diffusers would leave out. Pass the checkpoint in 16 bits."
+            )

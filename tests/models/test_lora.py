@@ -1,0 +1,258 @@
+"""Files of LoRAs are judged before use: what is broken or only half fits is refused by name."""
+
+import json
+import math
+
+import pytest
+import torch
+from helpers.tiny_pipelines import make_pipeline
+from safetensors.torch import save_file
+
+import sdattn
+from sdattn import load_pipeline
+
+LAYER = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_q"  # 8 wide
+DOWN, UP = f"unet.{LAYER}.lora_A.weight", f"unet.{LAYER}.lora_B.weight"
+KOHYA = f"lora_unet_{LAYER.replace('.', '_')}"
+TEXT = "text_encoder.text_model.encoder.layers.{}.self_attn.q_proj"  # 32 wide, of 2 layers
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    make_pipeline().save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def load(folder, tmp_path):
+    """Load the tiny pipeline with a LoRA of these tensors and metadata."""
+
+    def load(tensors, metadata=None, scale=1):
+        said = metadata if isinstance(metadata, (str, type(None))) else json.dumps(metadata)
+        save_file(tensors, tmp_path / "style.safetensors", {"lora_adapter_metadata": said or ""})
+        return load_pipeline(folder, device="cpu", lora=f"{tmp_path / 'style.safetensors'}:{scale}")
+
+    return load
+
+
+def pair(down=DOWN, up=UP, width=8, rank=2):
+    generator = torch.Generator().manual_seed(0)
+    return {
+        down: torch.randn(rank, width, generator=generator),
+        up: torch.randn(width, rank, generator=generator),
+    }
+
+
+def refused(load, noun, *arguments):
+    with pytest.raises(sdattn.SdattnError, match=noun) as told:
+        load(*arguments)
+    assert "style.safetensors" in str(told.value)
+    return str(told.value)
+
+
+def draw(pipe):
+    generator = torch.Generator().manual_seed(0)
+    options = {"num_inference_steps": 2, "height": 64, "width": 64, "output_type": "latent"}
+    return pipe("a cat", generator=generator, **options).images
+
+
+# -- what loads ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["peft", "diffusers", "kohya", "metadata"])
+def test_each_form_adds_its_product_to_the_weight(load, form):
+    """W + alpha / rank B A, computed here."""
+    held, metadata, scale = pair(), None, 1.0
+    product = held[UP].double() @ held[DOWN].double()
+    if form == "diffusers":
+        start = f"unet.{LAYER.rpartition('.')[0]}.processor.to_q_lora"
+        held = {f"{start}.down.weight": held[DOWN], f"{start}.up.weight": held[UP]}
+    elif form == "kohya":
+        names = {DOWN: f"{KOHYA}.lora_down.weight", UP: f"{KOHYA}.lora_up.weight"}
+        held = {names[name]: value for name, value in held.items()}
+        held[f"{KOHYA}.alpha"], scale = torch.tensor(1.0), 0.5
+    elif form == "metadata":
+        metadata = {"unet.r": 2, "unet.lora_alpha": 6, "unet.target_modules": [LAYER]}
+        scale = 3.0
+    pipe = load(held, metadata)
+    layer = pipe.unet.get_submodule(LAYER)
+    given = torch.randn(3, 8)
+    expected = given.double() @ (layer.base_layer.weight.double() + scale * product).T
+    assert torch.allclose(layer(given).double(), expected, atol=1e-4)
+
+
+def test_a_text_encoder_s_lora_loads_beside_the_unet_s(load):
+    text = TEXT.format(1)
+    held = {**pair(), **pair(f"{text}.lora_A.weight", f"{text}.lora_B.weight", width=32)}
+    assert load(held).get_list_adapters() == {"unet": ["lora_0"], "text_encoder": ["lora_0"]}
+
+
+def test_what_peft_writes_of_its_own_configuration_is_let_in(load):
+    from peft import LoraConfig
+
+    config = LoraConfig(r=2, lora_alpha=2, lora_dropout=0.9).to_dict()
+    metadata = {f"unet.{name}": value for name, value in config.items()}
+    metadata["unet.target_modules"] = [LAYER]
+    pipe = load(pair(), metadata)
+    assert not any(part.training for part in pipe.unet.modules())
+    assert torch.equal(draw(pipe), draw(pipe))  # no dropout
+    assert torch.equal(draw(pipe), draw(load(pair())))
+
+
+def test_a_folder_has_one_file_or_the_standard_one(folder, tmp_path, load):
+    load(pair())
+    with_one = load_pipeline(folder, device="cpu", lora=tmp_path)
+    save_file(pair(rank=1), tmp_path / "other.safetensors")
+    with pytest.raises(sdattn.SdattnError, match=r"other.safetensors, style.safetensors"):
+        load_pipeline(folder, device="cpu", lora=tmp_path)
+    (tmp_path / "style.safetensors").rename(tmp_path / "pytorch_lora_weights.safetensors")
+    assert torch.equal(draw(load_pipeline(folder, device="cpu", lora=tmp_path)), draw(with_one))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(sdattn.SdattnError, match="none"):
+        load_pipeline(folder, device="cpu", lora=tmp_path / "empty")
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+ODD = f"unet.{LAYER}x"
+TENSORS = {
+    "no second matrix": ({DOWN: torch.ones(2, 8)}, "lora_B"),
+    "no first matrix": ({UP: torch.ones(8, 2)}, "lora_A"),
+    "no second matrix of one layer": (
+        {**pair(), DOWN.replace("to_q", "to_k"): torch.ones(2, 32)},
+        "to_k.*lora_B",
+    ),
+    "kohya's down alone": ({f"{KOHYA}.lora_down.weight": torch.ones(2, 8)}, "up"),
+    "ranks that differ": ({DOWN: torch.ones(2, 8), UP: torch.ones(8, 3)}, r"\[2, 8\] and \[8, 3\]"),
+    "another width": (pair(width=9), "does not fit.*size mismatch"),
+    "one axis": ({DOWN: torch.ones(8), UP: torch.ones(8)}, r"\[8\]"),
+    "scalars": ({DOWN: torch.tensor(1.0), UP: torch.tensor(1.0)}, r"\[\]"),
+    "rank 0": ({DOWN: torch.ones(0, 8), UP: torch.ones(8, 0)}, r"\[0, 8\]"),
+    "whole numbers": ({n: w.to(torch.int8) for n, w in pair().items()}, "I8"),
+    "complex numbers": ({n: w.to(torch.complex64) for n, w in pair().items()}, "C64"),
+    "NaN": ({**pair(), UP: torch.full((8, 2), math.nan)}, "not finite"),
+    "infinity": ({**pair(), DOWN: torch.full((2, 8), -math.inf)}, "not finite"),
+    "nothing": ({}, "no tensor"),
+    "a checkpoint": ({"model.diffusion_model.out.2.weight": torch.ones(4)}, "no pair"),
+    "a layer that is nowhere": (pair(f"{ODD}.lora_A.weight", f"{ODD}.lora_B.weight"), "to_qx|fit"),
+    "one layer that is nowhere": (
+        {**pair(), **pair(f"{ODD}.lora_A.weight", f"{ODD}.lora_B.weight", rank=3)},
+        "1 of its 2 layers.*to_qx",
+    ),
+    "a model that is nowhere": (
+        {**pair(), **pair("vae.conv.lora_A.weight", "vae.conv.lora_B.weight", rank=3)},
+        "1 of its 2 layers.*vae.conv",
+    ),
+    "a layer of the text encoder that is nowhere": (
+        {
+            **pair(),
+            **pair(
+                f"{TEXT.format(0)}.lora_A.weight", f"{TEXT.format(0)}.lora_B.weight", width=32
+            ),
+            **pair(
+                f"{TEXT.format(9)}.lora_A.weight", f"{TEXT.format(9)}.lora_B.weight", 32, rank=3
+            ),
+        },
+        "1 of its 3 layers.*layers.9|does not fit",
+    ),
+    "kohya's layer that is nowhere": (
+        pair("lora_unet_nowhere.lora_down.weight", "lora_unet_nowhere.lora_up.weight"),
+        "nowhere|fit|belongs",
+    ),
+    "a pattern for a name": (
+        pair("unet.(a+)+$.lora_A.weight", "unet.(a+)+$.lora_B.weight"),
+        r"\(a\+\)",
+    ),
+    "a large number": (
+        pair("blocks.300000000.q.lora_A.weight", "blocks.300000000.q.lora_B.weight"),
+        "300000000",
+    ),
+    "5000 digits": (
+        pair(f"unet.{'9' * 5000}.lora_A.weight", f"unet.{'9' * 5000}.lora_B.weight"),
+        "999",
+    ),
+    "NUL": ({**pair(), "a\0b": torch.ones(1)}, r"x00"),
+    "emoji": ({**pair(), "🙂": torch.ones(1)}, "no layer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_tensors_that_cannot_be_are_refused_by_the_files_name(load, case):
+    tensors, noun = TENSORS[case]
+    refused(load, noun, tensors)
+
+
+ALPHAS = {
+    "two numbers": (torch.ones(2), r"\[2\]"),
+    "two axes": (torch.ones(1, 1), r"\[1, 1\]"),
+    "no number": (torch.ones(0), r"\[0\]"),
+    "NaN": (torch.tensor(math.nan), "not finite"),
+    "a huge one": (torch.tensor(1e30), "1e\\+30"),
+}
+
+
+@pytest.mark.parametrize("case", ALPHAS)
+def test_alphas_that_cannot_be_are_refused(load, case):
+    alpha, noun = ALPHAS[case]
+    held = pair(f"{KOHYA}.lora_down.weight", f"{KOHYA}.lora_up.weight")
+    refused(load, noun, {**held, f"{KOHYA}.alpha": alpha})
+
+
+METADATA = {
+    "no JSON": ("{", "JSON"),
+    "deep": ("[" * 100_000, "JSON"),
+    "a list": ("[1]", "list"),
+    "a text": ('"r"', "str"),
+    "rank": ({"r": "2"}, "unet.r"),
+    "a true rank": ({"r": True}, "unet.r"),
+    "a rank with a point": ({"r": 2.0}, "unet.r"),
+    "rank 0": ({"r": 0}, "unet.r"),
+    "a huge rank": ({"r": 10**12}, "unet.r"),
+    "a rank that is not the file's": ({"r": 3}, "fit"),
+    "alpha": ({"r": 2, "lora_alpha": "2"}, "lora_alpha"),
+    "NaN for alpha": ('{"unet.r": 2, "unet.lora_alpha": NaN}', "lora_alpha"),
+    "an infinite alpha": ('{"unet.r": 2, "unet.lora_alpha": 1e999}', "lora_alpha"),
+    "targets that are a number": ({"r": 2, "target_modules": 3}, "target_modules"),
+    "targets that are numbers": ({"r": 2, "target_modules": [3]}, "target_modules"),
+    "a pattern that takes years": ({"r": 2, "target_modules": "([a-z0-9_.]+)+X"}, "target_modules"),
+    "no pattern": ({"r": 2, "target_modules": "("}, "target_modules"),
+    "ranks that are a list": ({"r": 2, "rank_pattern": [1]}, "rank_pattern"),
+    "ranks of a slow pattern": ({"r": 2, "rank_pattern": {"(a+)+b": 2}}, "rank_pattern"),
+    "ranks that are texts": ({"r": 2, "rank_pattern": {"to_q": "2"}}, "rank_pattern"),
+    "thousands of ranks": ({"r": 2, "rank_pattern": {f"a{i}": 2 for i in range(999)}}, "rank_p"),
+    "a module to import": ({"r": 2, "megatron_config": {}, "megatron_core": "os"}, "megatron"),
+    "layers to repeat": ({"r": 2, "layer_replication": [[0, 10**9]]}, "layer_replication"),
+    "another beginning": ({"r": 2, "init_lora_weights": "pissa"}, "init_lora_weights"),
+    "dropout above 1": ({"r": 2, "lora_dropout": 7}, "lora_dropout"),
+    "a name that is none": ({"r": 2, "nonsense": 3}, "nonsense"),
+    "a name that is none, empty": ({"r": 2, "nonsense": None}, "fit.*nonsense"),
+    "DoRA as a text": ({"r": 2, "use_dora": "yes"}, "use_dora"),
+    "another method": ({"r": 2, "peft_type": ["LORA"]}, "peft_type"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", METADATA)
+def test_metadata_that_cannot_be_are_refused(load, case):
+    metadata, noun = METADATA[case]
+    if isinstance(metadata, dict):
+        named = {"target_modules": [LAYER], "lora_alpha": 2, **metadata}
+        metadata = {f"unet.{name}": value for name, value in named.items()}
+    refused(load, noun, pair(), metadata)
+
+
+@pytest.mark.parametrize("cut", [1, 40, 200, 10_000])
+def test_a_file_that_is_cut_off_is_refused(folder, tmp_path, load, cut):
+    load(pair())
+    path = tmp_path / "style.safetensors"
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(sdattn.SdattnError, match=r"style.safetensors is no whole"):
+        load_pipeline(folder, device="cpu", lora=path)
+
+
+def test_a_lora_is_judged_before_the_model_is_read(tmp_path, folder):
+    save_file({DOWN: torch.ones(2, 8)}, tmp_path / "half.safetensors")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model_index.json").write_text("{}")  # reading it would be reported
+    with pytest.raises(sdattn.SdattnError, match=r"half.safetensors"):
+        load_pipeline(tmp_path / "model", device="cpu", lora=tmp_path / "half.safetensors")
