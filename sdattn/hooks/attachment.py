@@ -128,6 +128,7 @@ class Attachment:
         is_known = store.guidance is not None or prompts == slice(0, found.batch)
         if not (store.cur_step or store.cur_att_layer):
             store.drawn = self._prompts.drawn() if is_known else None
+            store.crop = self._prompts.crop()
         store.begin_pass(found.batch, found.size, self.levels, prompts, self.callers.places)
 
     def _after_pass(self, *_: Any) -> None:

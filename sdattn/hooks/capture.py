@@ -24,7 +24,7 @@ from ..models.layers import (
     unwrapped,
 )
 from .capture_warnings import warn_of_image_prompts, warn_of_running_eagerly
-from .drawn import PromptWatch
+from .drawn import PromptWatch, running_crop
 from .gramcol import check_frames
 from .installer import Installation
 from .joint import JointLook
@@ -241,6 +241,7 @@ class _Watch:
             check_backends(self.store.layers)
             if self.prompts is not None:
                 self.store.drawn = self.prompts.drawn()
+            self.store.crop = running_crop(self.passes.denoiser.pipeline)
         asked = None if self.text_states is None else self.text_states.own
         # Which pass this is: None is the other branch of a guidance that runs in turn.
         found = self.passes.read(model, args, kwargs, asked)

@@ -37,6 +37,8 @@ class MapStore(HasHeatmaps):
         skipped: calls of the model that are not: those of the other branch, where a pipeline runs
             the two in turn, and those of skip-layer guidance.
         tokens: the key columns that are kept, or None for all.
+        crop: the part of the image that the run draws (``padding_mask_crop``), which the maps are
+            of; None for all of it.
         drawn: the prompts of the run; None where they are not known: of a bare model, of text
             states passed in their place, before the model runs.
         expected_nbytes: bytes that will be held at the end of the run, at most; None before it. Of

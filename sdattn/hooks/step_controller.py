@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError, RunError
+from ..models.crops import Crop
 from ..models.layers import PLACES, Place
 from .attachment import Attachment, in_backward
 from .drawn import DrawnPrompts
@@ -66,6 +67,7 @@ class StepController:
         self.places: tuple[Place, ...] = PLACES
         self.images: int | None = None
         self.drawn: DrawnPrompts | None = None
+        self.crop: Crop | None = None
         self._batch: int | None = None  # rows of the layer that calls, where it is known
         self._prompts: slice | None = None  # those of them that are the prompts'
 

@@ -13,6 +13,7 @@ from ..errors import InvalidTypeError, InvalidValueError, Message
 from ..hooks.attention_store import AttentionStore, Maps
 from ..hooks.passes import CaptureError
 from ..hooks.run_part import RunPart
+from ..models.crops import Crop
 from ..models.guidance import Branch
 from ..models.layers import PLACES
 from ..models.pipeline_call import whole
@@ -36,6 +37,7 @@ class FoldedMaps:
         levels: number of the model's resolutions.
         passes: how many steps they are the mean of; None where that is not known.
         name: what they are, for messages.
+        crop: the part of the image that they are of; None for all of it.
     """
 
     cross: list[tuple[str, Tensor]]
@@ -45,6 +47,7 @@ class FoldedMaps:
     levels: int
     passes: int | None
     name: str
+    crop: Crop | None = None
     tokens: None = None  # every column is there
 
     @property
@@ -73,7 +76,7 @@ class FoldedMaps:
         }
         columns = tuple(range(self.n_keys))
         affinity = self._affinity() if preset.refine else (None, None)
-        return LayerMaps(found, columns, self.passes or 1, *affinity)
+        return LayerMaps(found, columns, self.passes or 1, *affinity, self.crop)
 
     def _check(self, preset: Preset) -> None:
         missing = ""
@@ -146,6 +149,7 @@ def folded_maps(
             is not known; a choice of ``steps`` that does not fit.
     """
     images, levels, passes, name = prompts, 4, None, f"a {type(x).__name__} of maps"
+    crop = x.crop if isinstance(x, AttentionStore) else None
     if isinstance(x, AttentionStore):
         latent_size = latent_size or x.latent_size
         images, levels, name = x.images or prompts, x.levels or 4, f"this {type(x).__name__}"
@@ -171,7 +175,7 @@ def folded_maps(
         )
     if not isinstance(x, AttentionStore):
         _refuse_sums(cross[0][1], name)
-    return FoldedMaps(cross, self_attention, images, latent_size, levels, passes, name)
+    return FoldedMaps(cross, self_attention, images, latent_size, levels, passes, name, crop)
 
 
 def _by_place(x: Any) -> Mapping[str, Sequence[Tensor]]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..errors import Message
 from ..hooks.map_store import MapStore
 from ..hooks.passes import CaptureError
+from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.layers import TEXT_KINDS, AttentionLayer
 from .presets import Preset
@@ -62,6 +63,7 @@ class LayerMaps:
             ran. Row ``i`` is what cell ``i`` attends to; it sums to 1.
         affinity_grid: (rows, cols) with ``rows * cols = N``; (frames, rows, cols) of films whose
             cells attend to those of all frames.
+        crop: the part of the image that the maps are of; None for all of it.
     """
 
     layers: Mapping[str, LayerMap]
@@ -69,6 +71,7 @@ class LayerMaps:
     passes: int
     affinity: Tensor | None = None
     affinity_grid: Size | None = None
+    crop: Crop | None = None
 
     def image(self, number: int) -> LayerMaps:
         """Those of one image of a batch."""
@@ -140,8 +143,9 @@ def layer_maps(
     columns = store.tokens or tuple(range(store.n_keys or 0))
     passes = len(_read_steps(store, preset))
     if preset.refine is None or store.keep.refine:
-        return LayerMaps(found, columns, passes)
-    return LayerMaps(found, columns, passes, *_affinity(self_attention or store, preset))
+        return LayerMaps(found, columns, passes, crop=store.crop)
+    affinity = _affinity(self_attention or store, preset)
+    return LayerMaps(found, columns, passes, *affinity, store.crop)
 
 
 def _check_kept(store: MapStore, preset: Preset) -> None:

@@ -240,6 +240,7 @@ def _described(pipe: Any, store: MapStore, options: Mapping[str, Any]) -> RunSet
         dtype=str(pipe.dtype).removeprefix("torch."),
         timesteps=store.timesteps,
         captured=Captured(steps=store.steps, heads=store.heads),
+        crop=store.crop,
         versions={
             "python": platform.python_version(),
             "sdattn": __version__,

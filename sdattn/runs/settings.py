@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..files.records import Record
+from ..models.crops import Crop
 from ..models.loading_options import LoadingOptions
 
 EDIT_FORMAT = "sdattn-edit-1"
@@ -65,6 +66,7 @@ class RunSettings(Record):
         captured: which steps and heads were kept.
         versions: of the packages.
         size: width and height in pixels.
+        crop: the part of the picture that was drawn, where that was not all of it.
         frames, frame_rate: of a film, how many and how many a second; None of a picture.
         blanked: the pipeline's safety checker blanked the picture.
         asked: the other text that was asked about.
@@ -88,6 +90,7 @@ class RunSettings(Record):
     captured: Captured | None = None
     versions: dict[str, str] | None = None
     size: tuple[int, int] | None = None
+    crop: Crop | None = None
     frames: int | None = None
     frame_rate: float | None = None
     blanked: bool | None = None
