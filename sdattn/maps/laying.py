@@ -23,7 +23,7 @@ def cut(maps: Tensor, crop: Crop | None) -> Tensor:
         return maps
     along = []
     for many, part in zip(maps.shape[-2:], crop.kept, strict=True):
-        cells = max(1, round(many * part))
+        cells = math.ceil(many * part - 1e-6)
         along.append((torch.arange(cells) + 0.5) / cells * part + (1 - part) / 2)
     return _sampled(maps, along[0], along[1], "bilinear")
 
