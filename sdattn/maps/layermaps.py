@@ -134,6 +134,11 @@ def layer_maps(
     ran = [layer for layer in store.layers if layer.name in store.maps]
     texts = [layer for layer in ran if layer.kind in TEXT_KINDS]
     found = {layer.name: _of_layer(store, layer, preset) for layer in texts}
+    if not found and store.stopped is not None:
+        raise CaptureError(
+            f"The run was stopped {store.stopped}: it ended before the steps {store.steps} that "
+            'were to be kept. Capture all of them, steps="mean" or "all".'
+        )
     if not found:
         raise CaptureError(
             "There are no maps of cross- or joint attention, and only those have token columns. "
@@ -141,7 +146,7 @@ def layer_maps(
         )
     # What a preset reads of the steps is known only from the passes that ran.
     columns = store.tokens or tuple(range(store.n_keys or 0))
-    passes = len(_read_steps(store, preset))
+    passes = len(read_steps(store, preset))
     if preset.refine is None or store.keep.refine:
         return LayerMaps(found, columns, passes, crop=store.crop)
     affinity = _affinity(self_attention or store, preset)
@@ -185,7 +190,7 @@ def _of_layer(store: MapStore, layer: AttentionLayer, preset: Preset) -> LayerMa
     return LayerMap(layer.place, layer.level, used, maps.float().cpu(), is_film)
 
 
-def _read_steps(store: MapStore, preset: Preset) -> list[int]:
+def read_steps(store: MapStore, preset: Preset) -> list[int]:
     """The places on the steps axis, or the passes in its place, that the preset's maps are of."""
     kept = [i for i in range(len(store.passes)) if store.keeps(i)]
     if store.keep.steps.last or preset.steps == "last":
@@ -208,7 +213,7 @@ def over_steps(store: MapStore, name: str, maps: Tensor, preset: Preset) -> Tens
     if not store.keep.steps.each:
         return maps
     kept = [i for i in range(len(store.passes)) if store.keeps(i)]
-    read = {kept[place] for place in _read_steps(store, preset)}
+    read = {kept[place] for place in read_steps(store, preset)}
     # A cache may have skipped the layer in some of them.
     held = [place for place, call in enumerate(store.seen[name]) if call in read]
     if not held:

@@ -80,6 +80,12 @@ def generate(
         KeyError: a word that is in none of the prompts.
         TypeError: a model that cannot be refined, asked, or have words knocked out.
 
+    A run that is stopped (``pipe._interrupt = True``) keeps its pictures and the maps that there
+    are: a :class:`sdattn.CaptureWarning` and ``run.json`` say of which steps. Where a callback may
+    stop it (``callback_on_step_end``), the steps before those that the preset reads are kept for
+    that case, in as much memory again; else a CaptureError with the pictures in its ``images`` says
+    that there are no maps of a run that ended before them.
+
     With a demo model a ``UserWarning`` names the words of the prompt that it never learnt.
     """
     plan = prepare(
@@ -124,7 +130,10 @@ class GenerationPlan:
         """Run the pipeline, and again without each word where causal maps were asked for."""
         given = self.seeds, self.options, self.settings
         run = sample(self.pipe, self.prompts, *given, preset=self.preset, ask=self.ask)
-        if self.knockouts:
+        if self.knockouts and run[0].settings.stopped:
+            text = "There are no causal maps, which are further images: the run was stopped."
+            warnings.warn(text, SdattnWarning, stacklevel=4)
+        elif self.knockouts:
             pairs = zip(run, self.knockouts, strict=True)
             try:
                 run.image_runs = [_with_causes(*pair, self.words) for pair in pairs]

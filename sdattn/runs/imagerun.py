@@ -187,6 +187,7 @@ def described(runs: Sequence[ImageRun]) -> str:
         f"{number}{sizes}{frames} of {text}",
         settings.model or settings.pipeline,
         f"{len(settings.timesteps)} steps" if settings.timesteps else None,
+        settings.stopped and f"stopped of {settings.stopped.steps}",
         f"seed {' to '.join(map(str, dict.fromkeys(seeds[:1] + seeds[-1:])))}" if seeds else None,
         f"preset {preset.title}",
     ]
@@ -280,9 +281,7 @@ def _grouped(maps: LayerMaps, of: Heatmaps) -> dict[str, list[Heatmaps]]:
     for layer in maps.layers.values():
         groups.setdefault(f"{layer.place} {grid_text(layer.size)}", []).append(layer)
     return {
-        name: [
-            finish(image, prompt, preset, maps.columns, crop=of.crop) for image in _mean(layers)
-        ]
+        name: [finish(image, prompt, preset, maps.columns, crop=of.crop) for image in _mean(layers)]
         for name, layers in groups.items()
     }
 

@@ -45,7 +45,9 @@ def heatmaps_of(crop, preset="default"):
 @pytest.mark.parametrize("crop", CROPS.values(), ids=CROPS)
 def test_a_map_lies_where_diffusers_pastes_the_crop(crop):
     drawn = hill(crop)
-    word = finish(drawn[..., None].repeat(1, 1, 77), word_prompt(), PRESETS["default"], crop=crop)["cat"]
+    word = finish(drawn[..., None].repeat(1, 1, 77), word_prompt(), PRESETS["default"], crop=crop)[
+        "cat"
+    ]
     # the map at the size of the crop's own picture, pasted as diffusers pastes that picture
     shades = stretch(drawn.numpy(), crop.drawn[::-1])
     picture = Image.fromarray(np.rint(shades * 255).astype(np.uint8)).convert("RGB")
@@ -97,7 +99,9 @@ def test_columns_of_a_crop_still_sum_to_one():
 def test_the_map_is_of_the_whole_image_in_the_cells_own_values():
     word = heatmaps_of(CROPS["wide"])["cat"]
     assert word.map.shape == (37, 46) and word.values.shape == (8, 12)  # cells of 7 pixels
-    assert torch.equal(word.map.unique(), torch.cat([torch.zeros(1), word.values.flatten()]).unique())
+    assert torch.equal(
+        word.map.unique(), torch.cat([torch.zeros(1), word.values.flatten()]).unique()
+    )
     assert np.array_equal(np.asarray(word), word.map.numpy())
 
 

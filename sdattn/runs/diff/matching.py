@@ -51,7 +51,11 @@ class WordDifference:
         there. Of two maps of one crop, of its cells alone."""
         if self._pair is None or self.a is None or self.b is None:
             return None
-        if self.a.crop and self.a.crop == self.b.crop and self.a.values.shape == self.b.values.shape:
+        if (
+            self.a.crop
+            and self.a.crop == self.b.crop
+            and self.a.values.shape == self.b.values.shape
+        ):
             return correlation(self.a.values, self.b.values)
         return correlation(*self._pair)
 

@@ -213,6 +213,7 @@ def _settings(run: ImageRun) -> dict[str, str]:
         **{_SHORT.get(name, name): value for name, value in (settings.options or {}).items()},
         "preset": preset.title,
         "maps": f"{_means(run)['heatmap']}, {len(run.layers.layers)} layers",
+        "stopped": settings.stopped,
         "device": ", ".join(filter(None, (settings.device, settings.dtype))) or None,
         "item": settings.id,
     }
