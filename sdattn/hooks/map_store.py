@@ -16,12 +16,11 @@ from .drawn import HasHeatmaps
 from .keep import MUCH, Keep, Selection
 from .passes import CaptureError, CaptureWarning, Pass
 from .running_sums import MapsByLayer, RunningSum
+from .stopping import Stopped
 from .store_views import as_text, as_xarray
 
 if TYPE_CHECKING:
     import xarray as xr
-
-    from .stopping import Stopped
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..files.records import Record
 from .passes import CaptureWarning
-
-if TYPE_CHECKING:
-    from .map_store import MapStore
 
 
 @dataclass(frozen=True)
@@ -57,12 +54,12 @@ def may_stop(pipeline: Any) -> bool:
     return getattr(pipeline, "_interrupt", None) is False
 
 
-def stopped_of(pipeline: Any, store: MapStore) -> Stopped | None:
+def stopped_of(pipeline: Any, store: Any) -> Stopped | None:
     """Return where the run that a store captured was stopped; None if it went to its end.
 
     Args:
         pipeline: after the run, in whose first pass :func:`may_stop` held.
-        store: of its passes.
+        store: the :class:`sdattn.MapStore` of it.
     """
     if getattr(pipeline, "_interrupt", None) is not True:
         return None

@@ -76,7 +76,7 @@ class FoldedMaps:
         }
         columns = tuple(range(self.n_keys))
         affinity = self._affinity() if preset.refine else (None, None)
-        return LayerMaps(found, columns, self.passes or 1, *affinity, self.crop)
+        return LayerMaps(found, columns, self.passes or 1, *affinity, crop=self.crop)
 
     def _check(self, preset: Preset) -> None:
         missing = ""

@@ -20,8 +20,8 @@ from ..prompts.tokens import Prompt, read_prompt
 from .aggregation import aggregate, contrast, rescaled, sharpened
 from .folded import Folded, FoldedMaps, StepChoice, folded_maps
 from .heatmaps import Heatmaps
-from .laying import cut
 from .layermaps import LayerMaps, layer_maps
+from .laying import cut
 from .masks import smooth
 from .presets import Preset, preset_of
 

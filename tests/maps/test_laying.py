@@ -58,7 +58,7 @@ def test_a_map_lies_where_diffusers_pastes_the_crop(crop):
     found = word.resize(crop.image[::-1]).numpy()
     left, top, right, bottom = crop.box
     apart = abs(found - expected)
-    assert apart[top:bottom, left:right].mean() < 0.01 and apart.max() < 0.06
+    assert apart[top:bottom, left:right].mean() < 0.01 and apart.max() < 0.1
     outside = np.ones_like(found, bool)
     outside[top:bottom, left:right] = False
     assert (found[outside] == 0).all() and (found[~outside] > 0).all()
@@ -135,7 +135,7 @@ def test_words_of_a_crop_part_it_among_themselves():
 
 def test_statistics_place_the_crop_in_the_image():
     crop = CROPS["wide"]
-    left, top, right, bottom = crop.box
+    left, top, _, bottom = crop.box
     word = heatmaps_of(crop)["cat"]
     found, values = word.statistics(), word.values.double()
     cell = (bottom - top) / 8

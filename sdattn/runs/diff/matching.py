@@ -51,13 +51,9 @@ class WordDifference:
         there. Of two maps of one crop, of its cells alone."""
         if self._pair is None or self.a is None or self.b is None:
             return None
-        if (
-            self.a.crop
-            and self.a.crop == self.b.crop
-            and self.a.values.shape == self.b.values.shape
-        ):
-            return correlation(self.a.values, self.b.values)
-        return correlation(*self._pair)
+        cells = self.a.values, self.b.values
+        alike = self.a.crop == self.b.crop and cells[0].shape == cells[1].shape
+        return correlation(*(cells if alike else self._pair))
 
     @property
     def mean_a(self) -> float | None:
