@@ -1,4 +1,4 @@
-"""The page of a run of a crop in a real browser: heat lies in the dashed frame, as on an overlay."""
+"""The page of a run of a crop in a browser: heat lies in the dashed frame, as on an overlay."""
 
 from io import BytesIO
 
