@@ -26,6 +26,7 @@ from .folder import check_target
 from .imagerun import Further, ImageRun
 from .run import Run, run_folders
 from .sampling import read_negative, sample
+from .stops import has_callback
 
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
 
@@ -129,7 +130,8 @@ class GenerationPlan:
     def draw(self) -> Run:
         """Run the pipeline, and again without each word where causal maps were asked for."""
         given = self.seeds, self.options, self.settings
-        run = sample(self.pipe, self.prompts, *given, preset=self.preset, ask=self.ask)
+        asked = {"preset": self.preset, "ask": self.ask, "early": has_callback(self.options)}
+        run = sample(self.pipe, self.prompts, *given, **asked)
         if self.knockouts and run[0].settings.stopped:
             text = "There are no causal maps, which are further images: the run was stopped."
             warnings.warn(text, SdattnWarning, stacklevel=4)

@@ -54,11 +54,13 @@ def sample(
     *,
     preset: Preset = PRESETS["default"],
     ask: str | None = None,
+    early: bool = False,
 ) -> Run:
     """:func:`generate` for prompts that have been read and options that have been checked.
 
     ``seeds`` has one for each image, in the order of the pipeline; ``capture_options`` are those of
-    :func:`capture_settings` where they are left out.
+    :func:`capture_settings` where they are left out. With ``early`` the steps before those that
+    the preset reads are kept as well, for a run that may be stopped.
 
     Raises:
         NotFiniteError: a picture or a map holds NaN or infinity; the message says what to try.
@@ -67,7 +69,8 @@ def sample(
     # What to capture: the prompt, and beside it self-attention, the negative prompt, another text,
     # each in a store of its own. All are known before anything runs.
     asked = None if ask is None else _Asked(pipe, ask, preset, options)
-    watched = with_early(_watched(pipe, prompts, preset, options, settings, asked), options)
+    watched = _watched(pipe, prompts, preset, options, settings, asked)
+    watched = with_early(watched) if early else watched
     # One run of the pipeline under all of these captures.
     with turn(pipe), ExitStack() as captures:
         stores = {of: captures.enter_context(capture(pipe, **kept)) for of, kept in watched.items()}

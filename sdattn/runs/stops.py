@@ -29,14 +29,15 @@ class StoppedError(CaptureError):
         self.images = list(images)
 
 
-def with_early(
-    watched: Mapping[str, dict[str, Any]], options: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Return what is captured of a run that a callback may stop: also the steps before the part
-    that is to be kept, in stores of their own."""
+def has_callback(options: Mapping[str, Any]) -> bool:
+    """Check whether a run with these options of the pipeline may be stopped by a callback."""
+    return any(options.get(name) for name in _CALLBACKS)
+
+
+def with_early(watched: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what is captured of a run that may be stopped: also the steps before the part that is
+    to be kept, in stores of their own."""
     found = dict(watched)
-    if not any(options.get(name) for name in _CALLBACKS):
-        return found
     for name, kept in watched.items():
         part = Steps.of(kept.get("steps", "mean")).part
         if part is not None and part.first > 0:
