@@ -130,8 +130,8 @@ class GenerationPlan:
     def draw(self) -> Run:
         """Run the pipeline, and again without each word where causal maps were asked for."""
         given = self.seeds, self.options, self.settings
-        asked = {"preset": self.preset, "ask": self.ask, "early": has_callback(self.options)}
-        run = sample(self.pipe, self.prompts, *given, **asked)
+        early = has_callback(self.options)
+        run = sample(self.pipe, self.prompts, *given, preset=self.preset, ask=self.ask, early=early)
         if self.knockouts and run[0].settings.stopped:
             text = "There are no causal maps, which are further images: the run was stopped."
             warnings.warn(text, SdattnWarning, stacklevel=4)

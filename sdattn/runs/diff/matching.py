@@ -53,7 +53,7 @@ class WordDifference:
             return None
         cells = self.a.values, self.b.values
         alike = self.a.crop == self.b.crop and cells[0].shape == cells[1].shape
-        return correlation(*(cells if alike else self._pair))
+        return correlation(*cells) if alike else correlation(*self._pair)
 
     @property
     def mean_a(self) -> float | None:
