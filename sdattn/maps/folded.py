@@ -75,8 +75,8 @@ class FoldedMaps:
             for i, (place, maps) in enumerate(self.cross)
         }
         columns = tuple(range(self.n_keys))
-        affinity = self._affinity() if preset.refine else (None, None)
-        return LayerMaps(found, columns, self.passes or 1, *affinity, crop=self.crop)
+        affinity, grid = self._affinity() if preset.refine else (None, None)
+        return LayerMaps(found, columns, self.passes or 1, affinity, grid, self.crop)
 
     def _check(self, preset: Preset) -> None:
         missing = ""
