@@ -203,6 +203,7 @@ class Attachment:
         is_known = store.guidance is not None or prompts == slice(0, found.batch)
         if not store.cur_step:
             store.drawn = self._prompts.drawn() if is_known else None
+            store.crop = self._prompts.crop()
         schedule = self._passes.runs.schedule
         store.passes = 1 if schedule is None else len(schedule)
         store.begin_pass(found.batch, found.size, self._levels, prompts, self._places)

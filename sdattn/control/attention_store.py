@@ -14,6 +14,7 @@ from ..errors import CaptureError, InvalidValueError, RunError
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.passes import CaptureWarning
 from ..hooks.run_watch import in_backward
+from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.layers import PLACES, Place
 from .attachment import Attachment
@@ -69,6 +70,7 @@ class AttentionStore(StepMaps):
         levels: number of the model's resolutions; None if not known.
         images: rows of the batch that are kept; None if not known.
         drawn: the prompts of the run; None if not known.
+        crop: the part of the image that was drawn (``padding_mask_crop``); None for all of it.
         curr_step_index: for callers that keep their own count, never changed here.
 
     Raises:
@@ -110,6 +112,7 @@ class AttentionStore(StepMaps):
         self.levels: int | None = None
         self.images: int | None = None
         self.drawn: DrawnPrompts | None = None
+        self.crop: Crop | None = None
         self._batch: int | None = None  # rows of the pass
         self._prompts: slice | None = None  # rows of it that are the prompts'
         self._guess: str | None = None  # what to warn of; empty once it was

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..attention.joint_processor import Queries
-from ..errors import InvalidTypeError, InvalidValueError, RunError
+from ..errors import InvalidTypeError, InvalidValueError, OptionError, RunError
 from ..hooks.run_part import Span
 from ..models.call_facts import images_a_prompt
 from ..models.denoiser_call import Size
@@ -59,6 +59,14 @@ def prepare(
             f"{type(prompt).__name__}. Pass a pipeline, not its model, and one text."
         )
     options = checked_options(pipe, options)
+    if options.get("padding_mask_crop") is not None:
+        text = (
+            "a knockout draws a batch in which each picture has an image of its own, and a {0} "
+            "crops one alone. Crop the image and the mask yourself, and leave it out."
+        )
+        raise OptionError(
+            "padding_mask_crop", options["padding_mask_crop"], text, type(pipe).__name__
+        )
     if (made := images_a_prompt(pipe, options)) != 1:
         raise InvalidValueError(
             f"This run makes {made} pictures of a prompt, and a knockout is about one. Leave out "

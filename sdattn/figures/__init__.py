@@ -184,7 +184,7 @@ def _columns(
 
 
 def _panel(word: Heatmap, title: Lines, label: Lines = ()) -> Panel:
-    return Panel(word.values.numpy(), title, label)
+    return Panel(word.map.numpy(), title, label)
 
 
 def _page(run: ImageRun, rows: Sequence[Sequence[Panel]], preset: Preset) -> Page:

@@ -37,7 +37,8 @@ def labelled(
     Args:
         values: of any shape; not copied.
         axes: the name of each axis and its coordinates, None for none; ``"row"`` and ``"col"``
-            have the centres of the cells, as parts of the picture, from the top and the left.
+            have the centres of the cells, as parts of the picture, from the top and the left, with
+            (start, stop) for a part of it in the place of coordinates.
         attrs: what else is known of it.
 
     Raises:
@@ -46,7 +47,9 @@ def labelled(
     coords: dict[str, Any] = {dim: list(held) for dim, held in axes.items() if held is not None}
     for dim, size in zip(axes, values.shape, strict=True):
         if dim in ("row", "col"):
-            coords[dim] = dim, (np.arange(size) + 0.5) / size, {"units": "parts of the picture"}
+            start, stop = axes[dim] or (0, 1)
+            centres = start + (stop - start) * ((np.arange(size) + 0.5) / size)
+            coords[dim] = dim, centres, {"units": "parts of the picture"}
     return library("xarray").DataArray(values, coords, [*axes], "attention", attrs)
 
 

@@ -24,7 +24,7 @@ from ..models.layers import (
     unwrapped,
 )
 from .capture_warnings import warn_of_image_prompts, warn_of_running_eagerly
-from .drawn import PromptWatch
+from .drawn import PromptWatch, running_crop
 from .gramcol import check_frames
 from .installer import Installation
 from .joint import JointLook
@@ -35,6 +35,7 @@ from .other_text import OtherTextLook, asked_layers
 from .passes import CaptureError, CaptureWarning, Passes
 from .recorders import Recorders, can_record
 from .refined import Spreading
+from .stopping import may_stop, stopped_of
 from .text_stream import TextStream
 from .unknown_processors import unknown_use
 
@@ -159,7 +160,11 @@ def capture(
             # The model runs in the caller's block.
             yield store
             watch.check()
-    store.check()
+    store.stopped = stopped_of(denoiser.pipeline, store) if watch.may_stop else None
+    if store.checks_itself:
+        if store.stopped is not None:
+            store.stopped.warn(stacklevel=3)
+        store.check()
 
 
 @dataclass(eq=False)
@@ -176,6 +181,7 @@ class _Watch:
     thread: int = field(default_factory=get_ident)
     recorders: Recorders = field(default_factory=Recorders)  # of a model that stays compiled
     stream: TextStream | None = None  # of another text in joint attention
+    may_stop: bool = False
     spreading: Spreading | None = None  # of joint attention that is refined
 
     def begin(self, model: Any, layers: Sequence[AttentionLayer]) -> None:
@@ -241,6 +247,8 @@ class _Watch:
             check_backends(self.store.layers)
             if self.prompts is not None:
                 self.store.drawn = self.prompts.drawn()
+            pipeline = self.passes.denoiser.pipeline
+            self.store.crop, self.may_stop = running_crop(pipeline), may_stop(pipeline)
         asked = None if self.text_states is None else self.text_states.own
         # Which pass this is: None is the other branch of a guidance that runs in turn.
         found = self.passes.read(model, args, kwargs, asked)

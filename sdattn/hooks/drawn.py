@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ..errors import InvalidValueError
+from ..models.crops import Crop, crop_in
 from ..models.guidance import Branch
 from ..models.layers import Denoiser
 from ..prompts.tokens import Prompt
@@ -179,6 +180,10 @@ class PromptWatch:
         options = {name: value for name, value in options.items() if value is not None}
         return DrawnPrompts(texts, ids, options, self._pipeline) if texts else None
 
+    def crop(self) -> Crop | None:
+        """The part of the image that the call draws; None for all of it."""
+        return running_crop(self._pipeline())
+
     def _listener(self, encoder: str) -> Callable[..., None]:
         """The forward pre-hook of a text encoder."""
 
@@ -192,6 +197,11 @@ class PromptWatch:
             heard.ids.setdefault(encoder, []).append(ids.detach().clone())
 
         return hear
+
+
+def running_crop(pipeline: Any) -> Crop | None:
+    """The part of the image that the call of a pipeline that is running draws; None for all."""
+    return crop_in(pipeline, running_variables(pipeline))
 
 
 def _text_encoders(pipeline: Any) -> list[tuple[str, nn.Module]]:
@@ -225,9 +235,11 @@ def _text_of_each_row(text: Any, ids: Sequence[Tensor]) -> tuple[str, ...] | Non
 
 
 class HasHeatmaps:
-    """A store whose maps can be asked for as heatmaps, and that may know what was drawn."""
+    """A store whose maps can be asked for as heatmaps, and that may know what was drawn, and in
+    which part of the image."""
 
     drawn: DrawnPrompts | None = None
+    crop: Crop | None = None
 
     def heatmaps(
         self, tokenizer: Any = None, prompt: Any = None, **options: Any

@@ -16,6 +16,7 @@ from .drawn import HasHeatmaps
 from .keep import MUCH, Keep, Selection
 from .passes import CaptureError, CaptureWarning, Pass
 from .running_sums import MapsByLayer, RunningSum
+from .stopping import Stopped
 from .store_views import as_text, as_xarray
 
 if TYPE_CHECKING:
@@ -32,11 +33,15 @@ class MapStore(HasHeatmaps):
         sums: what is held of each, by its name.
         passes: one :class:`Pass` for each call of the model for these images, in order, whether its
             maps are kept or not.
+        stopped: where the run was stopped, ``pipe._interrupt = True``; None if it was not.
+        checks_itself: the capture checks it at its end and warns of a stop; else its caller does.
         keep: what is kept of steps, heads and columns.
         steps, heads: the same of these two, as they were asked for.
         skipped: calls of the model that are not: those of the other branch, where a pipeline runs
             the two in turn, and those of skip-layer guidance.
         tokens: the key columns that are kept, or None for all.
+        crop: the part of the image that the run draws (``padding_mask_crop``), which the maps are
+            of; None for all of it.
         drawn: the prompts of the run; None where they are not known: of a bare model, of text
             states passed in their place, before the model runs.
         expected_nbytes: bytes that will be held at the end of the run, at most; None before it. Of
@@ -55,6 +60,8 @@ class MapStore(HasHeatmaps):
         self.sums = {layer.name: RunningSum(layer, keep, levels) for layer in layers}
         self.passes: list[Pass] = []
         self.skipped = 0
+        self.stopped: Stopped | None = None
+        self.checks_itself = True
         self.expected_nbytes: int | None = None
 
     def __repr__(self) -> str:
@@ -220,6 +227,8 @@ class MapStore(HasHeatmaps):
                 f"{len(self.layers)} layers were watched, but the model was never called inside "
                 "capture(). Call the pipeline inside the with block, in the same thread."
             )
+        if len(missing) == len(self.layers) and self.stopped is not None:
+            return  # before the steps that were to be kept, which a warning says
         if len(missing) == len(self.layers):
             asked = f" in steps {self.steps}" if steps.numbers or steps.part else ""
             raise CaptureError(
@@ -249,7 +258,7 @@ class MapStore(HasHeatmaps):
                 CaptureWarning,
                 stacklevel=5,
             )
-        chosen = self.keep.steps.numbers or ()
+        chosen = () if self.stopped else self.keep.steps.numbers or ()
         if skipped := [step for step in chosen if step >= len(self.passes)]:
             warnings.warn(
                 f"Asked for steps {list(chosen)}, but the model ran {len(self.passes)} times "

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..attention import level_grids, query_grid
 from ..errors import CaptureError, InvalidTypeError, InvalidValueError, Message
 from ..hooks.drawn import DrawnPrompts
+from ..models.crops import Crop
 from ..models.guidance import Branch
 from ..models.layers import PLACES
 from .aggregation import PLACE
@@ -29,6 +30,7 @@ class StepStore(Protocol):
     levels: int | None
     images: int | None
     drawn: DrawnPrompts | None
+    crop: Crop | None
 
     def check_finished(self) -> None:
         """Raise RuntimeError if it holds no step of a run, or has not seen the run whole."""
@@ -52,6 +54,7 @@ class FoldedMaps:
         levels: number of the model's resolutions.
         passes: how many steps they are the mean of; None where that is not known.
         name: what they are, for messages.
+        crop: the part of the image that they are of; None for all of it.
     """
 
     cross: list[tuple[str, Tensor]]
@@ -61,6 +64,7 @@ class FoldedMaps:
     levels: int
     passes: int | None
     name: str
+    crop: Crop | None = None
     tokens: None = None  # every column is there
 
     @property
@@ -88,8 +92,8 @@ class FoldedMaps:
             for i, (place, maps) in enumerate(self.cross)
         }
         columns = tuple(range(self.n_keys))
-        affinity = self._affinity() if preset.refine else (None, None)
-        return LayerMaps(found, columns, self.passes or 1, *affinity)
+        affinity, grid = self._affinity() if preset.refine else (None, None)
+        return LayerMaps(found, columns, self.passes or 1, affinity, grid, self.crop)
 
     def _check(self, preset: Preset) -> None:
         missing = ""
@@ -163,6 +167,7 @@ def folded_maps(
     """
     images, levels, passes, name = prompts, 4, None, f"a {type(x).__name__} of maps"
     by_place: Mapping[str, Sequence[Tensor]]
+    crop = x.crop if isinstance(x, StepStore) else None
     if isinstance(x, StepStore):
         name = f"this {type(x).__name__}"
         by_place, passes = x.step_maps("mean" if steps is None else steps)
@@ -188,7 +193,7 @@ def folded_maps(
         )
     if not isinstance(x, StepStore):
         _refuse_sums(cross[0][1], name)
-    return FoldedMaps(cross, self_attention, images, latent_size, levels, passes, name)
+    return FoldedMaps(cross, self_attention, images, latent_size, levels, passes, name, crop)
 
 
 def _by_place(x: Any) -> Mapping[str, Sequence[Tensor]]:

@@ -10,6 +10,7 @@ from ..errors import InvalidTypeError, InvalidValueError
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.map_store import MapStore
 from ..models.call_facts import EACH
+from ..models.crops import Crop
 from ..models.guidance import Branch
 from ..models.reading import read_prompts
 from ..prompts.chunks import read_long_prompt
@@ -19,6 +20,7 @@ from .aggregation import aggregate, contrast, rescaled, sharpened
 from .folded import Folded, FoldedMaps, StepChoice, StepStore, folded_maps
 from .heatmaps import Heatmaps
 from .layermaps import LayerMaps, layer_maps
+from .laying import cut
 from .masks import smooth
 from .presets import Preset, preset_of
 
@@ -236,7 +238,7 @@ def heatmaps_of(
     shown = [_with_images(prompt, (store.n_keys or 0) - len(prompt.tokens)) for prompt in prompts]
     frames = store.keep.frames if isinstance(store, MapStore) else None
     return [
-        finish(maps.detach(), shown[i // each], preset, store.tokens, frames)
+        finish(maps.detach(), shown[i // each], preset, store.tokens, frames, layers.crop)
         for i, maps in enumerate(aggregate(layers, preset))
     ]
 
@@ -247,9 +249,12 @@ def finish(
     preset: Preset,
     columns: Sequence[int] | None = None,
     frames: Sequence[int] | None = None,
+    crop: Crop | None = None,
 ) -> Heatmaps:
     """The heatmaps of one image's aggregated maps, ``[(frames,) rows, cols, columns]``; ``columns``
-    names the token columns that there are, ``frames`` the frames, None for all."""
+    names the token columns that there are, ``frames`` the frames, None for all; ``crop`` the part
+    of the image that was drawn."""
+    maps = cut(maps.movedim(-1, 0), crop).movedim(0, -1)
     if preset.contrast:
         columns = [i for i, token in enumerate(prompt.tokens) if not token.special]
         maps = contrast(maps, columns, preset.contrast)
@@ -261,7 +266,7 @@ def finish(
         maps = sharpened(maps, preset.sharpen)
     if preset.sigma:
         maps = smooth(maps.movedim(-1, 0), preset.sigma, radius=1).movedim(0, -1)
-    return Heatmaps(prompt, maps, columns, preset=preset, frames=frames)
+    return Heatmaps(prompt, maps, columns, preset=preset, frames=frames, crop=crop)
 
 
 def _with_images(prompt: Prompt, columns: int) -> Prompt:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ..attention.core import grid_text
 from ..errors import InvalidValueError
+from ..models.crops import Crop
 from .layermaps import resize_maps
+from .laying import grid_of, inside, laid
 from .masks import mask_of, smooth
 from .statistics import WordStatistics
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Heatmap:
-    """Where one word, phrase or token went in one image. For numpy it is the array of its values.
+    """Where one word, phrase or token went in one image. For numpy it is the array of its map.
 
     Attributes:
         label: what it shows, as written in the prompt.
@@ -33,11 +35,15 @@ class Heatmap:
             the rest goes to the picture; those of an image prompt sum to 1 by themselves. In
             presets that sum over steps, heads or layers the sum of shares; in ``gramcol`` and
             ``imap`` z-scores among the words; of a knockout how much the picture changed.
-        map: the same as ``values``, named as :attr:`sdattn.Heatmaps.maps` is.
+        map: the same as ``values``; of a crop the map of the whole image, in cells of about the
+            same size, 0 outside the crop.
         columns: the token columns that it comes from.
         top: the highest value that a content word of the same prompt reaches, see
             :attr:`sdattn.Heatmaps.top`; None where that is not known.
         frames: of a film of which some frames were kept, their numbers in its latent; None for all.
+        crop: the part of the image that was drawn, and that the cells of ``values`` cover; None for
+            all of it. What lies outside has no attention: it is in no statistics, and 0 or False in
+            a map, a mask or an overlay.
     """
 
     label: str
@@ -45,10 +51,11 @@ class Heatmap:
     columns: tuple[int, ...]
     top: float | None = None
     frames: tuple[int, ...] | None = None
+    crop: Crop | None = None
 
     @property
     def map(self) -> Tensor:
-        return self.values
+        return self.values if self.crop is None else self._laid(self.values, None)
 
     def __repr__(self) -> str:
         low, high = self.range
@@ -61,21 +68,40 @@ class Heatmap:
         return float(self.values.min()), float(self.values.max())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """The values for numpy, ``[(frames,) rows, cols]``, by default in their own memory."""
-        values = self.values.detach().numpy()
+        """The map for numpy, ``[(frames,) rows, cols]``, by default in its own memory."""
+        values = self.map.detach().numpy()
         # numpy 1 takes no None for copy
         return np.asarray(values, dtype) if copy is None else np.array(values, dtype, copy=copy)
 
     def statistics(self) -> WordStatistics:
         """Peak, mean, mass, centre, area and entropy; raises ValueError as that class does."""
-        return WordStatistics.of(self.label, self.values, self.columns)
+        found = WordStatistics.of(self.label, self.values, self.columns)
+        return found if self.crop is None else found.within(self.crop.parts)
 
     def resize(self, size: tuple[int, int]) -> Tensor:
         """The values at ``size`` = (height, width) in pixels: float32 ``[(frames,) height,
         width]``, bilinear between cells."""
+        return self._laid(self._seen(self.values, size), size)
+
+    def _seen(self, values: Tensor, size: tuple[int, int] | None) -> Tensor:
+        """Values at a size, where the map is of a crop the pixels in it alone; the cells as they
+        are without a size."""
+        if size is None:
+            return values
         if min(size) < 1:
             raise InvalidValueError(f"Asked for a size of {size}; pass (height, width) in pixels.")
-        return resize_maps(self.values[None], size)[0]
+        if self.crop is not None:
+            return inside(values, self.crop, size)
+        return resize_maps(values[None], size)[0]
+
+    def _laid(self, seen: Tensor, size: tuple[int, int] | None) -> Tensor:
+        """What :meth:`_seen` gave, or a mask of it, as the whole image."""
+        if self.crop is None:
+            return seen
+        if size is None:
+            size = grid_of((seen.shape[-2], seen.shape[-1]), self.crop)
+            seen = inside(seen.float(), self.crop, size, "nearest").to(seen.dtype)
+        return laid(seen, self.crop, size)
 
     def mask(
         self,
@@ -89,7 +115,7 @@ class Heatmap:
         """Where the map is high.
 
         Args:
-            size: (height, width) in pixels; the map's own cells by default.
+            size: (height, width) in pixels; the cells of :attr:`map` by default.
             threshold: share of the range from the lowest value to the highest, in [0, 1], 0.5 by
                 default; or ``"otsu"``, which parts the values into the two classes that differ
                 most.
@@ -105,10 +131,9 @@ class Heatmap:
             ValueError: a threshold, quantile or sigma that cannot be, or more than one of the
                 first two.
         """
-        values = smooth(self.values, sigma)
-        if size is not None:
-            values = replace(self, values=values).resize(size)
-        return mask_of(values, threshold, quantile=quantile, largest=largest)
+        seen = self._seen(smooth(self.values, sigma), size)
+        mask = mask_of(seen, threshold, quantile=quantile, largest=largest)
+        return self._laid(mask, size)
 
     def frame(self, number: int) -> Heatmap:
         """That of one of the frames of a film's latent that were kept, counted from 0, on the scale
@@ -149,7 +174,7 @@ class Heatmap:
         self._check_picture("overlay(image)")
         if not options.get("stretch") and options.get("scale") is None:
             options["scale"] = 0.0, self.full
-        return overlay(image, self.values.numpy(), self.label, **options)
+        return overlay(image, self.values.numpy(), self.label, crop=self.crop, **options)
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
         """Draw the map with matplotlib, a colour a cell, its label above.
@@ -180,7 +205,7 @@ class Heatmap:
         from .notebook import png
 
         # of a film its frames in a row
-        values = self.values if self.values.ndim == 2 else torch.cat([*self.values], 1)
+        values = self.map if self.values.ndim == 2 else torch.cat([*self.map], 1)
         return png(self.label, values.numpy(), self.full)
 
     def _check_picture(self, asked: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,11 +16,12 @@ from ..errors import InvalidValueError, NotFoundError
 from ..files.films import key_frames
 from ..files.tables import labelled
 from ..files.terminal import shorter
+from ..models.crops import Crop
 from ..models.pipeline_call import whole
 from ..prompts.tokens import Prompt, Word
 from ..prompts.words import is_content_word
 from .heatmap import Heatmap, check_frame
-from .masks import label_map, smooth
+from .masks import label_map, mask_of, smooth
 from .presets import PRESETS, Preset
 from .statistics import WordStatistics, to_dataframe
 
@@ -50,6 +50,8 @@ class Heatmaps(Mapping[str, Heatmap]):
             kept]``.
         preset: what they were made by.
         frames: of a film of which some frames were kept, their numbers in its latent; None for all.
+        crop: the part of the image that was drawn, and that the cells of ``maps`` cover; None for
+            all of it.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         preset: Preset = PRESETS["default"],
         frames: Sequence[int] | None = None,
         top: float | None = None,
+        crop: Crop | None = None,
     ):
         kept = tuple(range(len(prompt.tokens))) if columns is None else tuple(columns)
         if len(kept) != maps.shape[-1]:
@@ -71,6 +74,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         self.prompt = prompt
         self.maps = maps
         self.preset = preset
+        self.crop = crop
         self.frames = None if frames is None else tuple(frames)
         self._place = {column: i for i, column in enumerate(kept)}
         self._top = top  # of the film that these are one frame of
@@ -157,7 +161,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         scale of them all; raises as :meth:`Heatmap.frame` does."""
         check_frame(len(self.maps) if self.maps.ndim == 4 else 0, number, repr(self))
         held = self.prompt, self.maps[number], self.columns
-        return Heatmaps(*held, preset=self.preset, top=self.top)
+        return Heatmaps(*held, preset=self.preset, top=self.top, crop=self.crop)
 
     def keep(self, columns: Sequence[int]) -> Heatmaps:
         """The heatmaps of some token columns only.
@@ -170,8 +174,8 @@ class Heatmaps(Mapping[str, Heatmap]):
                 f"There are no maps of token columns {missing}. There are: {self.columns}."
             )
         maps = self.maps[..., [self._place[column] for column in columns]]
-        preset, frames, top = self.preset, self.frames, self._top
-        return Heatmaps(self.prompt, maps, columns, preset=preset, frames=frames, top=top)
+        about = {"preset": self.preset, "frames": self.frames, "top": self._top, "crop": self.crop}
+        return Heatmaps(self.prompt, maps, columns, **about)  # type: ignore[arg-type]
 
     def segment(
         self,
@@ -190,7 +194,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         Args:
             words: words or phrases, each all its occurrences together; for one occurrence use
                 :meth:`find` and :meth:`Heatmap.mask`.
-            size: (height, width) in pixels; the maps' own cells by default.
+            size: (height, width) in pixels; the cells of :attr:`Heatmap.map` by default.
             threshold, sigma, options: as of :meth:`Heatmap.mask`.
 
         Returns:
@@ -204,10 +208,9 @@ class Heatmaps(Mapping[str, Heatmap]):
         if isinstance(words, str) or not words:
             raise InvalidValueError(f"words={words!r}: pass a list of words and phrases.")
         maps = [self[word] for word in words]
-        maps = [replace(hm, values=smooth(hm.values, sigma)) for hm in maps]
-        masks = [hm.mask(size, threshold, **options) for hm in maps]
-        values = [hm.values if size is None else hm.resize(size) for hm in maps]
-        return label_map(torch.stack(values), torch.stack(masks))
+        values = [hm._seen(smooth(hm.values, sigma), size) for hm in maps]
+        masks = [mask_of(seen, threshold, **options) for seen in values]
+        return maps[0]._laid(label_map(torch.stack(values), torch.stack(masks)), size)
 
     def statistics(self) -> list[WordStatistics]:
         """The numbers of each word that has a map, in prompt order, repeats on their own; raises
@@ -244,18 +247,19 @@ class Heatmaps(Mapping[str, Heatmap]):
         maps = self.occurrences()
         values = np.zeros((len(maps), *self.maps.shape[:-1]), np.float32)
         for i, heatmap in enumerate(maps):
-            values[i] = heatmap
+            values[i] = heatmap.values.detach().numpy()
         axes: dict[str, Any] = {"word": [heatmap.label for heatmap in maps]}
         if self.maps.ndim == 4:
             axes["frame"] = self.frames or range(len(self.maps))
-        axes |= {"row": None, "col": None}
+        left, top, right, bottom = (0, 0, 1, 1) if self.crop is None else self.crop.parts
+        axes |= {"row": (top, bottom), "col": (left, right)}
         about = {"prompt": self.prompt.text, "preset": self.preset.name, "units": self.preset.unit}
         return labelled(values, axes, **about)
 
     def _repr_html_(self) -> str:
         from .notebook import film_stills, stills  # pillow is loaded only when something is drawn
 
-        maps = [(heatmap.label, heatmap.values.numpy()) for heatmap in self.occurrences()]
+        maps = [(heatmap.label, heatmap.map.numpy()) for heatmap in self.occurrences()]
         if self.maps.ndim == 4:
             numbers = self.frames or range(len(self.maps))
             shown = [(f"latent frame {numbers[i]}", i, None) for i in key_frames(len(numbers))]
@@ -268,7 +272,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         return all(column in self._place for column in columns)
 
     def _of(self, label: str, columns: tuple[int, ...]) -> Heatmap:
-        return Heatmap(label, self._values(columns), columns, self.top, self.frames)
+        return Heatmap(label, self._values(columns), columns, self.top, self.frames, self.crop)
 
     def _values(self, columns: tuple[int, ...]) -> Tensor:
         maps = self.maps[..., [self._place[column] for column in columns]]

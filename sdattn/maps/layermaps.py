@@ -12,6 +12,7 @@ from torch import Tensor
 from ..errors import Message
 from ..hooks.map_store import MapStore
 from ..hooks.passes import CaptureError
+from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.layers import TEXT_KINDS, AttentionLayer
 from .presets import Preset
@@ -62,6 +63,7 @@ class LayerMaps:
             ran. Row ``i`` is what cell ``i`` attends to; it sums to 1.
         affinity_grid: (rows, cols) with ``rows * cols = N``; (frames, rows, cols) of films whose
             cells attend to those of all frames.
+        crop: the part of the image that the maps are of; None for all of it.
     """
 
     layers: Mapping[str, LayerMap]
@@ -69,6 +71,7 @@ class LayerMaps:
     passes: int
     affinity: Tensor | None = None
     affinity_grid: Size | None = None
+    crop: Crop | None = None
 
     def image(self, number: int) -> LayerMaps:
         """Those of one image of a batch."""
@@ -131,6 +134,11 @@ def layer_maps(
     ran = [layer for layer in store.layers if layer.name in store.maps]
     texts = [layer for layer in ran if layer.kind in TEXT_KINDS]
     found = {layer.name: _of_layer(store, layer, preset) for layer in texts}
+    if not found and store.stopped is not None:
+        raise CaptureError(
+            f"The run was stopped {store.stopped}: it ended before the steps {store.steps} that "
+            'were to be kept. Capture all of them, steps="mean" or "all".'
+        )
     if not found:
         raise CaptureError(
             "There are no maps of cross- or joint attention, and only those have token columns. "
@@ -138,10 +146,11 @@ def layer_maps(
         )
     # What a preset reads of the steps is known only from the passes that ran.
     columns = store.tokens or tuple(range(store.n_keys or 0))
-    passes = len(_read_steps(store, preset))
+    passes = len(read_steps(store, preset))
     if preset.refine is None or store.keep.refine:
-        return LayerMaps(found, columns, passes)
-    return LayerMaps(found, columns, passes, *_affinity(self_attention or store, preset))
+        return LayerMaps(found, columns, passes, crop=store.crop)
+    affinity = _affinity(self_attention or store, preset)
+    return LayerMaps(found, columns, passes, *affinity, store.crop)
 
 
 def _check_kept(store: MapStore, preset: Preset) -> None:
@@ -181,7 +190,7 @@ def _of_layer(store: MapStore, layer: AttentionLayer, preset: Preset) -> LayerMa
     return LayerMap(layer.place, layer.level, used, maps.float().cpu(), is_film)
 
 
-def _read_steps(store: MapStore, preset: Preset) -> list[int]:
+def read_steps(store: MapStore, preset: Preset) -> list[int]:
     """The places on the steps axis, or the passes in its place, that the preset's maps are of."""
     kept = [i for i in range(len(store.passes)) if store.keeps(i)]
     if store.keep.steps.last or preset.steps == "last":
@@ -204,7 +213,7 @@ def over_steps(store: MapStore, name: str, maps: Tensor, preset: Preset) -> Tens
     if not store.keep.steps.each:
         return maps
     kept = [i for i in range(len(store.passes)) if store.keeps(i)]
-    read = {kept[place] for place in _read_steps(store, preset)}
+    read = {kept[place] for place in read_steps(store, preset)}
     # A cache may have skipped the layer in some of them.
     held = [place for place, call in enumerate(store.seen[name]) if call in read]
     if not held:

@@ -4,9 +4,12 @@ import math
 from functools import cache
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from ..errors import InvalidTypeError, InvalidValueError
+from ..models.crops import Crop
+from .laying import inside, laid
 
 OPACITY = 0.85  # of what is highest
 COLORMAP = "inferno"  # perceptually uniform, readable to colour-blind people
@@ -113,6 +116,7 @@ def overlay(
     scale: tuple[float, float] | None = None,
     stretch: bool = False,
     colormap: str = COLORMAP,
+    crop: Crop | None = None,
 ) -> Image.Image:
     """A heatmap in colour over the image it belongs to, with a caption below.
 
@@ -128,6 +132,7 @@ def overlay(
         stretch: from the smallest to the largest value, and all colours equally opaque: shows the
             shape of a map, however weak, and hides how weak it is.
         colormap: as in :func:`colorize`.
+        crop: the part of the image that the values are of; the rest is bare.
 
     Returns:
         RGB, the image's size (enlarged by a whole number if its shorter side is under
@@ -147,13 +152,13 @@ def overlay(
             f"image is a {type(image).__name__}. Pass the PIL image of the same run."
         )
     values = np.asarray(values, dtype=np.float32)
-    _check_proportions(image, values.shape)
+    _check_proportions(image, values.shape, crop)
     base, (low, high) = enlarge(image), (float(values.min()), float(values.max()))
     # The map is resized to the picture before it is coloured: resizing would mix colours.
     shades = _normalise(values, scale or ((low, high) if stretch else (0.0, high)))
-    heat = np.asarray(Image.fromarray(shades).resize(base.size, Image.Resampling.BILINEAR))
+    heat, drawn = _on_picture(shades, base.size, crop)
     colours = Image.fromarray(colorize(heat, (0.0, 1.0), colormap))
-    opaque = np.rint(255 * opacity * (np.ones_like(heat) if stretch else heat)).astype(np.uint8)
+    opaque = np.rint(255 * opacity * (drawn if stretch else heat)).astype(np.uint8)
     # The picture keeps its drawing in grey, so that every colour on it is heat.
     grey = base.convert("L").convert("RGB")
     picture = Image.composite(colours, grey, Image.fromarray(opaque))
@@ -161,10 +166,29 @@ def overlay(
     return caption(picture, label, note) if label else picture
 
 
-def _check_proportions(image: Image.Image, grid: tuple[int, ...]) -> None:
+def _on_picture(
+    shades: np.ndarray, size: tuple[int, int], crop: Crop | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Shades at (width, height) pixels, and 1 where the picture was drawn, 0 around a crop."""
+    if crop is None:
+        heat = np.asarray(Image.fromarray(shades).resize(size, Image.Resampling.BILINEAR))
+        return heat, np.ones_like(heat)
+    part = inside(torch.from_numpy(shades), crop, size[::-1])
+    drawn = laid(torch.ones_like(part), crop, size[::-1])
+    return laid(part, crop, size[::-1]).numpy(), drawn.numpy()
+
+
+def _check_proportions(image: Image.Image, grid: tuple[int, ...], crop: Crop | None) -> None:
     rows, cols = grid
     width, height = image.size
-    if abs(rows - cols * height / width) >= 1 and abs(cols - rows * width / height) >= 1:
+    if crop is not None:
+        whole_width, whole_height = crop.image  # which may have been made smaller, rounded
+        if abs(width * whole_height - height * whole_width) > max(crop.image):
+            raise InvalidValueError(
+                f"A heatmap of a crop of an image of {whole_width}x{whole_height} pixels does not "
+                f"belong to one of {width}x{height}. Pass the image of the same run."
+            )
+    elif abs(rows - cols * height / width) >= 1 and abs(cols - rows * width / height) >= 1:
         raise InvalidValueError(
             f"A heatmap of {rows}x{cols} cells does not belong to an image of {width}x{height} "
             "pixels (width x height). Pass the image of the same run."

@@ -88,6 +88,17 @@ class WordStatistics(Record):
             frames=tuple(held.sum((1, 2)).tolist()) if held.ndim == 3 else None,
         )
 
+    def within(self, parts: tuple[float, float, float, float]) -> WordStatistics:
+        """Return those of a map that covers a part of the picture, (left, top, right, bottom):
+        centre and area are parts of the whole, the others are of the cells that there are."""
+        left, top, right, bottom = parts
+        centre = None
+        if self.centre is not None:
+            row, col = self.centre
+            centre = top + (bottom - top) * row, left + (right - left) * col
+        area = self.area * (bottom - top) * (right - left)
+        return replace(self, centre=centre, area=area)
+
     def rounded(self) -> WordStatistics:
         """To six significant digits, as files have them."""
         names = ("peak", "mean", "mass", "centre", "area", "entropy", "frames")

@@ -34,6 +34,8 @@ def command_of(run: ImageRun) -> str:
     """
     if not run.settings.model:
         raise InvalidValueError("The pipeline was built in Python, so no name of a model is known.")
+    if run.settings.stopped:
+        raise InvalidValueError("It was stopped before its end.")
     command, given = made_by(run.settings, run.heatmaps.preset, run.more)
     needed = ["model", "device", "dtype"]
     if command == "generate" or "timesteps" in given:

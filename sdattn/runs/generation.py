@@ -26,6 +26,7 @@ from .folder import check_target
 from .imagerun import Further, ImageRun
 from .run import Run, run_folders
 from .sampling import read_negative, sample
+from .stops import has_callback
 
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
 
@@ -80,6 +81,12 @@ def generate(
         KeyError: a word that is in none of the prompts.
         TypeError: a model that cannot be refined, asked, or have words knocked out.
 
+    A run that is stopped (``pipe._interrupt = True``) keeps its pictures and the maps that there
+    are: a :class:`sdattn.CaptureWarning` and ``run.json`` say of which steps. Where a callback may
+    stop it (``callback_on_step_end``), the steps before those that the preset reads are kept for
+    that case, in as much memory again; else a CaptureError with the pictures in its ``images`` says
+    that there are no maps of a run that ended before them.
+
     With a demo model a ``UserWarning`` names the words of the prompt that it never learnt.
     """
     plan = prepare(
@@ -123,8 +130,12 @@ class GenerationPlan:
     def draw(self) -> Run:
         """Run the pipeline, and again without each word where causal maps were asked for."""
         given = self.seeds, self.options, self.settings
-        run = sample(self.pipe, self.prompts, *given, preset=self.preset, ask=self.ask)
-        if self.knockouts:
+        early = has_callback(self.options)
+        run = sample(self.pipe, self.prompts, *given, preset=self.preset, ask=self.ask, early=early)
+        if self.knockouts and run[0].settings.stopped:
+            text = "There are no causal maps, which are further images: the run was stopped."
+            warnings.warn(text, SdattnWarning, stacklevel=4)
+        elif self.knockouts:
             pairs = zip(run, self.knockouts, strict=True)
             try:
                 run.image_runs = [_with_causes(*pair, self.words) for pair in pairs]

@@ -142,7 +142,8 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
 
 def heatmaps_from(layers: LayerMaps, prompt: Prompt, preset: Preset) -> Heatmaps:
     """The heatmaps of the maps of one image's layers."""
-    return finish(aggregate(layers, preset)[0], prompt, preset, layers.columns)
+    maps = aggregate(layers, preset)[0]
+    return finish(maps, prompt, preset, layers.columns, crop=layers.crop)
 
 
 def _check_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -119,7 +119,7 @@ def _stills(run: ImageRun) -> str:
     """Its maps over the picture; over key frames of a film."""
     from ..maps.notebook import film_stills, stills
 
-    maps = [(heatmap.label, heatmap.values.numpy()) for heatmap in run.heatmaps.occurrences()]
+    maps = [(heatmap.label, heatmap.map.numpy()) for heatmap in run.heatmaps.occurrences()]
     film, top = run.film, run.heatmaps.top
     if film is None:
         return stills(maps, top, run.image)

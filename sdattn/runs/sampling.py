@@ -39,6 +39,7 @@ from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
 from .run import Run
 from .settings import Captured, RunSettings
+from .stops import settled, stop_of, with_early
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -53,11 +54,13 @@ def sample(
     *,
     preset: Preset = PRESETS["default"],
     ask: str | None = None,
+    early: bool = False,
 ) -> Run:
     """:func:`generate` for prompts that have been read and options that have been checked.
 
     ``seeds`` has one for each image, in the order of the pipeline; ``capture_options`` are those of
-    :func:`capture_settings` where they are left out.
+    :func:`capture_settings` where they are left out. With ``early`` the steps before those that
+    the preset reads are kept as well, for a run that may be stopped.
 
     Raises:
         NotFiniteError: a picture or a map holds NaN or infinity; the message says what to try.
@@ -67,12 +70,17 @@ def sample(
     # each in a store of its own. All are known before anything runs.
     asked = None if ask is None else _Asked(pipe, ask, preset, options)
     watched = _watched(pipe, prompts, preset, options, settings, asked)
+    watched = with_early(watched) if early else watched
     # One run of the pipeline under all of these captures.
     with turn(pipe), ExitStack() as captures:
         stores = {of: captures.enter_context(capture(pipe, **kept)) for of, kept in watched.items()}
+        for store in stores.values():
+            store.checks_itself = False
         result = call_pipeline(pipe, [prompt.text for prompt in prompts], seeds, options)
+    made = pictures_of(result)
+    stores = settled(stores, made)
     # The prompt's maps. NaN is refused here, where it can still be said what made it.
-    made, store = pictures_of(result), stores["prompt"]
+    store = stores["prompt"]
     films = [Film(frames, frame_rate(pipe, options)) for frames in made] if store.is_film else None
     images = made if films is None else [film[film.middle] for film in films]
     layers = layer_maps(store, preset, stores.get("self"))
@@ -90,7 +98,10 @@ def sample(
             check_maps({what: heatmaps.maps}, pipe, options)
     # What run.json will say: what all images share, then each image's own.
     asked_text = None if asked is None else asked.prompt.text
-    common = replace(_described(pipe, store, options), asked=asked_text)
+    stopped = stop_of(store, preset)
+    if stopped is not None:
+        stopped.warn(stacklevel=5)
+    common = replace(_described(pipe, store, options), asked=asked_text, stopped=stopped)
     settings_of_images = _each_own(common, images, films, prompts, seeds, options)
     # A run for each image, of views of what the whole batch holds.
     image_runs = []
@@ -240,6 +251,7 @@ def _described(pipe: Any, store: MapStore, options: Mapping[str, Any]) -> RunSet
         dtype=str(pipe.dtype).removeprefix("torch."),
         timesteps=store.timesteps,
         captured=Captured(steps=store.steps, heads=store.heads),
+        crop=store.crop,
         versions={
             "python": platform.python_version(),
             "sdattn": __version__,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..files.records import Record
+from ..hooks.stopping import Stopped
+from ..models.crops import Crop
 from ..models.loading_options import LoadingOptions
 
 EDIT_FORMAT = "sdattn-edit-1"
@@ -64,8 +66,10 @@ class RunSettings(Record):
         device, dtype: ``"cpu"``, ``"float32"``.
         timesteps: that the model was called with, in order.
         captured: which steps and heads were kept.
+        stopped: where the run was stopped, if it was, and the steps that its maps are of.
         versions: of the packages.
         size: width and height in pixels.
+        crop: the part of the picture that was drawn, where that was not all of it.
         frames, frame_rate: of a film, how many and how many a second; None of a picture.
         blanked: the pipeline's safety checker blanked the picture.
         asked: the other text that was asked about.
@@ -88,8 +92,10 @@ class RunSettings(Record):
     dtype: str | None = None
     timesteps: list[float] | None = None
     captured: Captured | None = None
+    stopped: Stopped | None = None
     versions: dict[str, str] | None = None
     size: tuple[int, int] | None = None
+    crop: Crop | None = None
     frames: int | None = None
     frame_rate: float | None = None
     blanked: bool | None = None

@@ -138,7 +138,7 @@ class Draw:
             found["film"] = np.stack([np.asarray(frame.convert("RGB")) for frame in run.film])
         if "heatmaps" in self.save:
             saved = heatmaps_from(run.layers.as_saved(), heatmaps.prompt, heatmaps.preset)
-            found["heatmaps"] = np.stack([word.values.numpy() for word in saved.occurrences()])
+            found["heatmaps"] = np.stack([word.map.numpy() for word in saved.occurrences()])
         if "maps" in self.save:
             found["maps"] = packed.files[MAPS]
         self._drawn[item.id] = found

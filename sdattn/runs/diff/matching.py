@@ -30,10 +30,11 @@ class WordDifference:
 
     @cached_property
     def _pair(self) -> tuple[Tensor, Tensor] | None:
-        """Both maps on the finer of the two grids: float32 ``[rows, cols]``, bilinear."""
+        """Both maps on the finer of the two grids: float32 ``[rows, cols]``, bilinear; of crops
+        those of the whole images."""
         if self.a is None or self.b is None:
             return None
-        finer = max((self.a.values, self.b.values), key=Tensor.numel)
+        finer = max((self.a.map, self.b.map), key=Tensor.numel)
         rows, cols = finer.shape
         return self.a.resize((rows, cols)), self.b.resize((rows, cols))
 
@@ -47,8 +48,12 @@ class WordDifference:
     @property
     def correlation(self) -> float | None:
         """Pearson's, of the two maps cell by cell, in [-1, 1]; None where a map is flat or is not
-        there."""
-        return None if self._pair is None else correlation(*self._pair)
+        there. Of two maps of one crop, of its cells alone."""
+        if self._pair is None or self.a is None or self.b is None:
+            return None
+        cells = self.a.values, self.b.values
+        alike = self.a.crop == self.b.crop and cells[0].shape == cells[1].shape
+        return correlation(*cells) if alike else correlation(*self._pair)
 
     @property
     def mean_a(self) -> float | None:

@@ -91,10 +91,16 @@ function paint(canvas, maps) {
   context.putImageData(image, 0, 0);
 }
 
-function fit(canvas, [width, height]) {
-  const scale = LONG_SIDE / Math.max(width, height);
-  canvas.width = Math.max(1, Math.round(width * scale));
-  canvas.height = Math.max(1, Math.round(height * scale));
+/* `part` is [left, top, right, bottom], parts of the picture that the maps are of: the canvas lies
+   there. */
+const WHOLE = [0, 0, 1, 1];
+function fit(canvas, [width, height], part) {
+  const [left, top, right, bottom] = part ?? WHOLE, scale = LONG_SIDE / Math.max(width, height);
+  canvas.width = Math.max(1, Math.round(width * scale * (right - left)));
+  canvas.height = Math.max(1, Math.round(height * scale * (bottom - top)));
+  canvas.classList.toggle("crop", Boolean(part));
+  for (const [side, share] of Object.entries({ left, top, width: right - left, height: bottom - top }))
+    canvas.style[side] = `${100 * share}%`;
 }
 
 /* The words whose heat is shown; none where the pictures are to be seen in their own colours. */
@@ -201,17 +207,19 @@ function linesOf(some, textOf) {
   return [{ tint: null, text: textOf(some[0]) + scale }];
 }
 
-/* A picture as it is shown, with the heat on it, in the canvas's size. */
-function withHeat({ picture, heat }) {
+/* A picture as it is shown, with the heat on it. */
+function withHeat({ picture, heat, size, part }) {
   const view = document.createElement("canvas"), brush = view.getContext("2d");
-  [view.width, view.height] = [heat.width, heat.height];
+  const [left, top, right, bottom] = part ?? WHOLE;
+  fit(view, size);
   brush.drawImage(picture, 0, 0, view.width, view.height);
   if (shown().length) {
     const image = brush.getImageData(0, 0, view.width, view.height), pixels = image.data;
     for (let i = 0; i < pixels.length; i += 4) // the weights of CSS's grayscale()
       pixels[i] = pixels[i + 1] = pixels[i + 2] = 0.2126 * pixels[i] + 0.7152 * pixels[i + 1] + 0.0722 * pixels[i + 2];
     brush.putImageData(image, 0, 0);
-    brush.drawImage(heat, 0, 0);
+    const { width, height } = view;
+    brush.drawImage(heat, left * width, top * height, (right - left) * width, (bottom - top) * height);
   }
   return view;
 }

@@ -105,9 +105,9 @@ def _sides(pictures: Sequence[Picture]) -> list[dict[str, object]]:
     start = 0
     for picture in pictures:
         words = [heatmap.label for heatmap in picture.maps]
-        sides.append(
-            {"name": picture.name, "words": words, "start": start, "size": picture.image.size}
-        )
+        crop = picture.maps[0].crop if picture.maps else None
+        about = {"size": picture.image.size, "part": crop and crop.parts}
+        sides.append({"name": picture.name, "words": words, "start": start, **about})
         start += len(words)
     return sides
 

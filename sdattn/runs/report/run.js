@@ -96,14 +96,15 @@ function drawSpot() {
     $("spot-rest").textContent = "";
     return;
   }
-  const { x, y } = state.spot, most = Math.max(...peaksOf(text));
-  const found = text.words.map((label, i) => ({ label, word: text.first + i, value: valueAt(mapOf(text.first + i), state.spot) }));
+  const { x, y } = state.spot, at = within(state.spot, page.part), most = Math.max(...peaksOf(text));
+  const found = at ? text.words.map((label, i) => ({ label, word: text.first + i, value: valueAt(mapOf(text.first + i), at) })) : [];
   for (const { word, value } of found) buttons[word].style.setProperty("--glow", most > 0 ? (value / most).toFixed(3) : 0);
   drawWords(list, found, most);
   const [rows, cols] = page.maps[mapOf(text.first)];
   const [width, height] = page.size;
-  $("spot-where").textContent = `${state.when ? `${state.when} · ` : ""}Pixel ${Math.floor(x * width)}, ${Math.floor(y * height)} · ` +
-    `row ${Math.floor(y * rows) + 1} of ${rows}, column ${Math.floor(x * cols) + 1} of ${cols}`;
+  const cell = at ? `row ${Math.floor(at.y * rows) + 1} of ${rows}, column ${Math.floor(at.x * cols) + 1} of ${cols}` : "outside the part that was drawn";
+  $("spot-where").textContent = `${state.when ? `${state.when} · ` : ""}Pixel ${Math.floor(x * width)}, ${Math.floor(y * height)} · ${cell}`;
+  if (!at) { $("spot-rest").textContent = ""; return; }
   const rest = [`Bars and numbers: ${unitOf(text.first)}.`];
   if (found.length > MOST_ROWS) rest.push(`${found.length - MOST_ROWS} more words.`);
   if (page.rest && text === texts[0]) {
@@ -121,7 +122,7 @@ for (const [i, button] of buttons.entries()) listen(button, () => i);
 
 listenToSpots({
   boxOf: () => $("picture"),
-  gridOf: () => page.maps[mapOf(textInView().first)] ?? [1, 1],
+  gridOf: () => wholeGrid(page.maps[mapOf(textInView().first)] ?? [1, 1], page.part),
   keeps: () => true,
   say,
 });
@@ -137,7 +138,7 @@ $("head")?.addEventListener("change", () => {
 $("save").addEventListener("click", () => {
   const some = shown(), names = some.map((word) => words[word].label);
   if (state.when) names.unshift(state.when);
-  save([{ picture: $("picture"), heat: canvas, name: state.when }], linesOf(some, (word) => `${words[word].label}: peak ${told(peakOf(word))}`), names);
+  save([{ picture: $("picture"), heat: canvas, size: page.size, part: page.part, name: state.when }], linesOf(some, (word) => `${words[word].label}: peak ${told(peakOf(word))}`), names);
 });
 
 $("copy")?.addEventListener("click", async () => {
@@ -151,7 +152,7 @@ $("copy")?.addEventListener("click", async () => {
   $("copied").textContent = "copied";
 });
 
-fit(canvas, page.size);
+fit(canvas, page.size, page.part);
 showSmall([$("picture")]);
 stage.parentElement.style.setProperty("--ratio", page.size[0] / page.size[1]);
 begin();

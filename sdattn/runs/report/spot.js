@@ -4,6 +4,19 @@
 const MOST_ROWS = 12;
 const touch = matchMedia("(hover: none)");
 
+/* A spot of the picture as parts of what the maps are of; null outside of that. */
+function within({ x, y }, part) {
+  const [left, top, right, bottom] = part ?? WHOLE;
+  const inside = x >= left && x < right && y >= top && y < bottom;
+  return inside ? { x: (x - left) / (right - left), y: (y - top) / (bottom - top) } : null;
+}
+
+/* (rows, cols) of the whole picture in cells of a map of a part of it. */
+function wholeGrid([rows, cols], part) {
+  const [left, top, right, bottom] = part ?? WHOLE;
+  return [Math.round(rows / (bottom - top)), Math.round(cols / (right - left))];
+}
+
 /* The value of a map in the cell of a spot. */
 function valueAt(number, { x, y }) {
   const [rows, cols, low, high] = page.maps[number];

@@ -1,0 +1,89 @@
+"""Maps of a crop laid where it lies in the image: bilinear between cells, 0 outside the box."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grid_sample
+
+from ..models.crops import Crop
+
+_MOST = 2048  # cells of the longer side of a whole image
+
+
+def cut(maps: Tensor, crop: Crop | None) -> Tensor:
+    """Keep the part of maps ``[..., rows, cols]`` of the latent that the crop's box shows.
+
+    Maps stay as they are where the box has the proportions that were drawn, as it mostly has.
+    """
+    if crop is None or crop.kept == (1.0, 1.0):
+        return maps
+    along = []
+    for many, part in zip(maps.shape[-2:], crop.kept, strict=True):
+        cells = math.ceil(many * part - 1e-6)
+        along.append((torch.arange(cells) + 0.5) / cells * part + (1 - part) / 2)
+    return _sampled(maps, along[0], along[1], "bilinear")
+
+
+def grid_of(shape: tuple[int, int], crop: Crop) -> tuple[int, int]:
+    """Return (rows, cols) of a whole image in cells no larger than those of a map of its crop."""
+    left, top, right, bottom = crop.parts
+    rows, cols = math.ceil(shape[0] / (bottom - top)), math.ceil(shape[1] / (right - left))
+    scale = min(1.0, _MOST / max(rows, cols))
+    return max(1, round(rows * scale)), max(1, round(cols * scale))
+
+
+def inside(
+    values: Tensor,
+    crop: Crop,
+    size: tuple[int, int],
+    mode: Literal["bilinear", "nearest"] = "bilinear",
+) -> Tensor:
+    """Sample a crop's maps at the pixels of an image whose middles lie in the box.
+
+    Args:
+        values: float ``[..., rows, cols]``, the cells of the box.
+        crop: where it lies.
+        size: (height, width) of the whole image, in whatever pixels.
+        mode: bilinear between cells, or the cell that a pixel's middle lies in.
+
+    Returns:
+        ``[..., pixels down, pixels across]``, at least one pixel either way.
+    """
+    down, across = _pixels(crop, size)
+    return _sampled(values, down[1], across[1], mode)
+
+
+def laid(part: Tensor, crop: Crop, size: tuple[int, int]) -> Tensor:
+    """Put what :func:`inside` gave, or a mask of it, where it lies: ``[..., height, width]``, 0 or
+    False outside."""
+    (down, _), (across, _) = _pixels(crop, size)
+    whole = part.new_zeros(*part.shape[:-2], *size)
+    whole[..., down, across] = part
+    return whole
+
+
+def _pixels(crop: Crop, size: tuple[int, int]) -> list[tuple[slice, Tensor]]:
+    """Of rows and columns, which pixels lie in the box, and where in it, as parts of its side."""
+    left, top, right, bottom = crop.parts
+    found = []
+    for many, start, stop in ((size[0], top, bottom), (size[1], left, right)):
+        first, last = math.ceil(start * many - 0.5), math.ceil(stop * many - 0.5)
+        if last <= first:  # a box between the middles of two pixels
+            first = min(many - 1, int((start + stop) / 2 * many))
+            last = first + 1
+        middles = (torch.arange(first, last, dtype=torch.float64) + 0.5) / many
+        found.append((slice(first, last), (middles - start) / (stop - start)))
+    return found
+
+
+def _sampled(values: Tensor, rows: Tensor, cols: Tensor, mode: str) -> Tensor:
+    """Maps ``[..., R, C]`` at places that are parts of their sides."""
+    down, across = torch.meshgrid(rows, cols, indexing="ij")
+    grid = (2 * torch.stack([across, down], -1) - 1)[None].to(values)
+    batched = values.reshape(1, -1, *values.shape[-2:])
+    found = grid_sample(batched, grid, mode, padding_mode="border", align_corners=False)
+    return found.reshape(*values.shape[:-2], *found.shape[-2:])

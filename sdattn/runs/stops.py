@@ -1,0 +1,77 @@
+"""Runs that may be stopped before the steps that their preset reads: those before are kept too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..errors import CaptureError, Message
+from ..hooks.keep import Steps
+from ..hooks.map_store import MapStore
+from ..hooks.stopping import Stopped
+from ..maps.layermaps import read_steps
+from ..maps.presets import Preset
+
+_CALLBACKS = ("callback_on_step_end", "callback")  # by which a run is stopped
+_EARLY = "early "
+
+
+class StoppedError(CaptureError):
+    """A run was stopped before the steps that its preset reads, so it has no maps.
+
+    Attributes:
+        images: what was drawn, PIL; of films lists of frames.
+    """
+
+    def __init__(self, message: str, images: Sequence[Any] = ()):
+        super().__init__(message)
+        self.images = list(images)
+
+
+def has_callback(options: Mapping[str, Any]) -> bool:
+    """Check whether a run with these options of the pipeline may be stopped by a callback."""
+    return any(options.get(name) for name in _CALLBACKS)
+
+
+def with_early(watched: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what is captured of a run that may be stopped: also the steps before the part that is
+    to be kept, in stores of their own."""
+    found = dict(watched)
+    for name, kept in watched.items():
+        part = Steps.of(kept.get("steps", "mean")).part
+        if part is not None and part.first > 0:
+            found[_EARLY + name] = {**kept, "steps": (0.0, part.first)}
+    return found
+
+
+def settled(stores: Mapping[str, MapStore], images: Sequence[Any]) -> dict[str, MapStore]:
+    """Return the stores to read after a run, each checked.
+
+    Raises:
+        StoppedError: it was stopped too early for any of them.
+        CaptureError: as by :meth:`MapStore.check`.
+    """
+    own = {name: store for name, store in stores.items() if not name.startswith(_EARLY)}
+    stopped = own["prompt"].stopped
+    if stopped is not None and not own["prompt"].maps:
+        own = {name: stores.get(_EARLY + name, store) for name, store in own.items()}
+        if not own["prompt"].maps:
+            text = (
+                "The run was stopped after {0} of {1} steps, before those that its preset reads, "
+                "so there are no maps. What was drawn is in `images` of this error. To have maps "
+                "of a run that may be stopped, keep each step: {capture_options}."
+            )
+            said = Message(text, stopped.after, stopped.steps, capture_options={"steps": "all"})
+            raise StoppedError(said, images)
+    for store in own.values():
+        store.check()
+    return own
+
+
+def stop_of(store: MapStore, preset: Preset) -> Stopped | None:
+    """Return where the run was stopped, with the steps that a preset's maps are of."""
+    if store.stopped is None:
+        return None
+    kept = [number for number in range(len(store.passes)) if store.keeps(number)]
+    return replace(store.stopped, kept=tuple(kept[place] for place in read_steps(store, preset)))
