@@ -161,9 +161,7 @@ class Passes:
         call = self.denoiser.family.read_call(model, args, kwargs)
         self._refuse_second_run()
         self._note_text(call)
-        order: Order = (
-            ("conditional",) if self.guidance is None else self.guidance.order(call.batch)
-        )
+        order: Order = ("conditional",) if self.guidance is None else self.guidance.order()
         kept = None if call.skips_layers else self._kept(call, order)
         self.begun, self.call = True, None if kept is None else call
         if kept is None:
