@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..attention.joint_processor import Spans
 from ..errors import CaptureError as CaptureError
-from ..errors import InvalidValueError, Message, OptionError, SdattnWarning
+from ..errors import InvalidValueError, OptionError, SdattnWarning
 from ..models.denoiser_call import DenoiserCall, Size, Timestep
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, is_own, joint_spans, unwrapped
@@ -138,6 +138,8 @@ class Passes:
         self._spans: Sequence[Spans] | None = None  # of that pass, for all rows or for each
         self._read_spans = ReadSpans()
         self._last: tuple[float | Timestep, Tensor | None] | None = None
+        self._has_kept = False
+        self._of_one_branch = 0  # calls without guidance, where both branches were asked for
         self._doubtful: list[tuple[float | Timestep, float | Timestep]] = []
 
     @property
@@ -155,7 +157,7 @@ class Passes:
         """What is kept of a call that begins now; None where nothing is.
 
         Raises:
-            CaptureError: it begins a second run, or the run has no such branch.
+            CaptureError: it begins a second run.
         """
         # What was called, whether it is a run of its own, and which rows are of the branch.
         call = self.denoiser.family.read_call(model, args, kwargs)
@@ -208,8 +210,17 @@ class Passes:
         return max(text.stop - text.start for _, text in self._spans)
 
     def warn_of_branches(self) -> None:
-        """On a model without its pipeline: warn where it seems to have run two branches in turn.
-        Asked at the end, since timesteps are read for it."""
+        """Warn where guidance was off in a part of the run and both branches were asked for; on a
+        model without its pipeline, where it seems to have run two branches in turn. Asked at the
+        end, since timesteps are read for it."""
+        if self._has_kept and self._of_one_branch:
+            warnings.warn(
+                f"Guidance was off in {self._of_one_branch} call(s) of the model, which have no "
+                "negative prompt: branch='both' kept the others alone. Nest two captures, one with "
+                "branch='unconditional', to keep every call of the prompt.",
+                CaptureWarning,
+                stacklevel=5,
+            )
         for before, timestep in self._doubtful:
             if float(before) == float(timestep):
                 warnings.warn(
@@ -230,18 +241,10 @@ class Passes:
         """The rows of the batch that are kept, and of which branch; None where it is of another
         branch only."""
         rows = branch_rows(order, call.batch)
-        if missing := [name for name in BRANCHES[self.branch] if name not in rows]:
-            if self.guidance is not None and self.guidance.may_miss:
-                return None
-            raise CaptureError(
-                Message(
-                    "Asked for {branch}, but this run has no {0} rows: it runs without guidance. "
-                    "Set {guidance_scale} above 1.",
-                    missing[0],
-                    branch=self.branch,
-                )
-            )
-        every = range(call.batch)
+        if not set(BRANCHES[self.branch]) <= set(rows):
+            self._of_one_branch += self.branch == "both" and "conditional" in rows
+            return None
+        every, self._has_kept = range(call.batch), True
         return [(row, name) for name in BRANCHES[self.branch] for row in every[rows[name]]]
 
     def _size_of(self, call: DenoiserCall) -> Size | None:

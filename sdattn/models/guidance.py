@@ -66,7 +66,6 @@ class GuidanceWatch:
         self._step: Any = None
         self._calls = 0  # within this step
         self._progress: tuple[Any, list[float]] | None = None  # of a schedule: it, each step's
-        self._is_truncated = False
         self._is_guided: bool | None = None
         self._thread = get_ident()
 
@@ -85,11 +84,6 @@ class GuidanceWatch:
     def in_turn(self) -> bool:
         """Whether the branches run one after the other, each in calls of its own."""
         return self._is_named or self._known_by == "calls"
-
-    @property
-    def may_miss(self) -> bool:
-        """Whether the call that :meth:`order` was asked for is of one branch, in a guided run."""
-        return self.in_turn or self._is_truncated
 
     def order(self) -> Order:
         """Return the chunks of the batch of the call that begins now; to be asked once a call."""
@@ -137,13 +131,8 @@ class GuidanceWatch:
         if step is None:  # before the first step, which in image to image is a later one
             step = scheduler.begin_index or 0
         most = pipeline._cfg_truncation
-        self._is_truncated = (
-            len(order) > 1
-            and most is not None
-            and float(most) <= 1
-            and self._progress[1][step] > most
-        )
-        return ("conditional",) if self._is_truncated else order
+        has_ended = most is not None and float(most) <= 1 and self._progress[1][step] > most
+        return ("conditional",) if has_ended else order
 
     def _hear(self, guided: bool) -> None:
         if get_ident() == self._thread:  # not of a run in another thread

@@ -41,10 +41,11 @@ def test_a_run_at_a_rate_is_read_again(pipe, rate, without_pyav, tmp_path, monke
         pytest.importorskip("av")
     made = generate(pipe, "a red cat", **SMALL, frame_rate=rate)
     made.save(tmp_path / "run")
-    back = load_run(tmp_path / "run").film
+    film, back = made[0].film, load_run(tmp_path / "run").film
     assert back.rate == rate and len(back) == len(back.frames) == 9
-    for shown, frame in zip(back, made[0].film, strict=True):
-        assert np.abs(np.asarray(shown, float) - np.asarray(frame, float)).mean() < 12
+    # noise, of which a codec keeps little: each frame is nearest to itself
+    apart = [[np.abs(1.0 * np.asarray(x) - np.asarray(y)).mean() for y in film] for x in back]
+    assert np.argmin(apart, axis=1).tolist() == list(range(9))
 
 
 @pytest.mark.parametrize("given", [30, 12.5, Fraction(24000, 1001), np.float32(8), np.int64(24)])
