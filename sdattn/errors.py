@@ -131,7 +131,10 @@ class SdattnWarning(UserWarning):
 
 
 # Errors of a network or a storage that are no OSError, by the package of their class
-_OUTSIDE = {"aiobotocore", "aiohttp", "botocore", "fsspec", "httpx", "huggingface_hub", "requests"}
+_OUTSIDE = {
+    *("aiobotocore", "aiohttp", "botocore", "fsspec", "httpx", "httpx2", "huggingface_hub"),
+    "requests",
+}
 _HOSTS = {"diffusers", "transformers"}  # whose ValueErrors are about what a user asked
 _EXPECTED = {"OutOfMemoryError", "DistNetworkError", "DistStoreError"}  # of torch, by name
 _FULL = ("out of memory", "can't allocate memory")  # how torch says so in a plain RuntimeError

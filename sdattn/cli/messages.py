@@ -30,7 +30,7 @@ _FLAGS = {  # by what they are called in Python; others stay as Python has them
 }
 _SET = (  # what the pipeline takes and has no option of its own
     *("max_sequence_length", "true_cfg_scale", "clean_caption", "use_resolution_binning"),
-    *("num_images_per_prompt", "num_videos_per_prompt"),
+    *("num_images_per_prompt", "num_videos_per_prompt", "frame_rate"),
 )
 _FUNCTIONS = {
     "capture()": "sdattn.capture() in Python",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS = (".gif", ".webp")
+_MOST = {"gif": 655_350, "webp": 2**24 - 1}  # milliseconds of a frame, and of some that are alike
 HOLD = 1500  # milliseconds: the last step stands at least so long
 _SAMPLE = 8  # steps that a GIF's colours are chosen from
 
@@ -71,20 +72,25 @@ def save_animation(
     Args:
         frames: RGB, all of one size.
         path: of the file.
-        milliseconds: of each frame; the last one stands for ``HOLD`` or longer.
+        milliseconds: of each frame, in a GIF to the nearest ten; the last one stands for ``HOLD``
+            or longer.
 
     Raises:
         ValueError: another format, or no time that can be.
         OSError: it cannot be written.
     """
     kind = format_of(path, FORMATS)
-    if milliseconds < 20:
+    most = _MOST[kind] // len(frames)  # in all no more than one frame can have
+    if not 20 <= milliseconds <= most:
         raise InvalidValueError(
-            f"milliseconds={milliseconds}: pass 20 or more, browsers go no faster."
+            f"milliseconds={milliseconds}: pass 20 or more, browsers go no faster, and at most "
+            f"{most}, which a {kind} of {len(frames)} frames can have."
         )
     options: dict[str, Any] = {"quality": 85} if kind == "webp" else {"optimize": False}
     first, *rest = _in_few_colours(frames) if kind == "gif" else frames
-    times = [milliseconds] * len(rest) + [max(milliseconds, HOLD)]
+    unit = 10 if kind == "gif" else 1
+    each = round(milliseconds / unit) * unit
+    times = [each] * len(rest) + [max(each, HOLD)]
     held = io.BytesIO()
     first.save(
         held, kind.upper(), save_all=True, append_images=rest, duration=times, loop=0, **options

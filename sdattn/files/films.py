@@ -11,6 +11,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from ..errors import InvalidValueError, MissingPackageError
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 Format = Literal["mp4", "webp"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 _CODEC, _OPTIONS = "libx264", {"crf": "18", "threads": "1"}  # 18: no loss that is seen
+# Frames a second. An animated WebP, which masks and previews always are, counts whole milliseconds:
+# what is faster plays at 1000.
+RATES = (0.01, 1000.0)
 PREVIEW = 320  # pixels of a side, at most, of what a gallery shows
 _PREVIEW_FRAMES = 8
 _WEBP = {"quality": 90, "method": 2}
@@ -78,6 +82,18 @@ def key_frames(frames: int, most: int = 6) -> list[int]:
     return [round(i * (frames - 1) / max(1, number - 1)) for i in range(number)]
 
 
+def is_rate(value: Any) -> bool:
+    """Check that a value is a number of frames a second that every format can hold."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and RATES[0] <= value <= RATES[1]
+
+
+def _played(rate: Any) -> Any:
+    """Return the rate that a file plays at."""
+    is_fast = isinstance(rate, Real) and RATES[1] < rate < float("inf")
+    return RATES[1] if is_fast else rate
+
+
 def best_format() -> Format:
     """What films are written as: MP4 where PyAV is installed and can code H.264, which some builds
     of it cannot, else animated WebP."""
@@ -95,15 +111,22 @@ def write_film(
     Args:
         frames: RGB or grey, all of one size; asked for one by one. MP4 has an even number of rows
             and columns: its last ones are there twice, where that is needed.
-        rate: frames a second.
+        rate: frames a second, of at least 0.01; above 1000 the file plays at 1000. A WebP's frames
+            begin at the nearest millisecond.
         kind: ``"mp4"`` for H.264, in which every player and browser shows films; ``"webp"`` for
             an animated WebP, shown over and over, by browsers.
         lossless: of WebP, every value stays as it is.
 
     Raises:
         ImportError: MP4, and PyAV is not installed.
-        ValueError: no frames.
+        ValueError: no frames; a rate that the format cannot hold.
     """
+    rate = _played(rate)
+    if not is_rate(rate):
+        raise InvalidValueError(
+            f"A rate of {rate} frames a second was asked for. Pass one from {RATES[0]:g} to "
+            f"{RATES[1]:g}, which every format can hold."
+        )
     frames = iter(frames)
     first = next(frames, None)
     if first is None:
@@ -112,7 +135,7 @@ def write_film(
         return _write_mp4(first, frames, rate)
     held = io.BytesIO()
     options = {"lossless": True} if lossless else _WEBP
-    timing = {"duration": round(1000 / rate), "loop": 0}
+    timing = {"duration": 1000 / rate, "loop": 0}  # Pillow rounds each frame's beginning
     first.save(held, "WEBP", save_all=True, append_images=frames, **timing, **options)
     return held.getvalue()
 
@@ -129,7 +152,7 @@ def preview(film: Film) -> bytes:
     time that the film takes."""
     numbers = film.key_frames(_PREVIEW_FRAMES)
     frames = (smaller(film[i]) for i in numbers)
-    return write_film(frames, len(numbers) * film.rate / len(film), "webp")
+    return write_film(frames, max(RATES[0], len(numbers) * film.rate / len(film)), "webp")
 
 
 def read_film(
@@ -156,7 +179,7 @@ def read_film(
                 return [frame.to_image() for frame in file.decode(video=0)]
         # Nothing but WebP is opened: other readers of Pillow start programs of their own.
         with Image.open(held, formats=["WEBP"]) as film:
-            return _of_webp(film, number, rate)
+            return _of_webp(film, number, _played(rate))
     except MissingPackageError:
         raise
     except Exception as error:  # of either library
@@ -185,7 +208,7 @@ def _write_mp4(first: Image.Image, frames: Iterator[Image.Image], rate: float) -
 
     av, held = pyav("A film as MP4"), io.BytesIO()
     with av.open(held, "w", format="mp4") as file:
-        per_second = Fraction(rate).limit_denominator(1000)
+        per_second = Fraction(rate).limit_denominator(10_000)
         stream = file.add_stream(_CODEC, rate=per_second, options=_OPTIONS)
         stream.width, stream.height = _even(first).size
         stream.pix_fmt = "yuv420p"
@@ -208,10 +231,11 @@ def _even(frame: Image.Image) -> Image.Image:
 
 
 def _of_webp(film: Any, number: int | None, rate: float) -> list[Image.Image]:
-    frames = []
+    frames, end = list[Any](), 0
     for i in range(getattr(film, "n_frames", 1)):
         film.seek(i)
         frame = film.convert("RGB")  # which reads for how long it is shown
-        alike = 1 if number is None else round(film.info.get("duration", 0) / round(1000 / rate))
-        frames += [frame] * max(1, alike)
-    return frames + frames[-1:] * ((number or 0) - len(frames))
+        end += film.info.get("duration", 0)
+        until = len(frames) + 1 if number is None else round(end * rate / 1000)
+        frames += [frame] * max(1, until - len(frames))
+    return frames[:number] + frames[-1:] * ((number or 0) - len(frames))

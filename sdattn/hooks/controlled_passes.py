@@ -84,9 +84,7 @@ class ControlledPasses:
         size, spans = cast(Size, self._sizes.of(call, in_run)), None
         if self._joined is not None:
             spans = ordered_spans(self._joined, math.prod(size), call.n_text)
-        return ControlledPass(
-            call.batch, size, spans, self._order(call.batch), begins, call.skips_layers
-        )
+        return ControlledPass(call.batch, size, spans, self._order(), begins, call.skips_layers)
 
     def listen(self, installed: Installation) -> None:
         """Listen to what the pipeline says of its calls, for as long as the installation."""
@@ -108,11 +106,11 @@ class ControlledPasses:
                 "all. Leave guidance= out: the pipeline says which pass is which."
             )
 
-    def _order(self, batch: int) -> Order | None:
+    def _order(self) -> Order | None:
         if self.guidance is None or self.guidance.pipeline is None:
             return None
         try:
-            return self.guidance.order(batch)
+            return self.guidance.order()
         except AttributeError:  # it has not run yet: the model is called by hand
             return None
 

@@ -220,7 +220,8 @@ class MapStore(HasHeatmaps):
         if not self.passes and self.skipped:
             raise CaptureError(
                 f"The model was called {self.skipped} time(s), but never for the unconditional "
-                "branch: this run has no negative prompt or no guidance. Pass both."
+                "branch: this run has no negative prompt or no guidance. Pass both, with a "
+                "guidance scale at which it acts."
             )
         if not self.passes:
             raise CaptureError(

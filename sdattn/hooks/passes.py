@@ -11,7 +11,7 @@ import torch
 
 from ..attention.joint_processor import Spans
 from ..errors import CaptureError as CaptureError
-from ..errors import InvalidValueError, Message, OptionError, SdattnWarning
+from ..errors import InvalidValueError, OptionError, SdattnWarning
 from ..models.denoiser_call import DenoiserCall, Size, Timestep
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, is_own, joint_spans, unwrapped
@@ -137,6 +137,8 @@ class Passes:
         self._spans: Sequence[Spans] | None = None  # of that pass, for all rows or for each
         self._read_spans = ReadSpans()
         self._repeats = RepeatedCalls()
+        self._has_kept = False
+        self._of_one_branch = 0  # calls without guidance, where both branches were asked for
 
     @property
     def scheduled(self) -> int:
@@ -153,16 +155,14 @@ class Passes:
         """What is kept of a call that begins now; None where nothing is.
 
         Raises:
-            CaptureError: it begins a second run, or the run has no such branch.
+            CaptureError: it begins a second run.
         """
         # What was called, whether it is a run of its own, and which rows are of the branch.
         call = self.denoiser.family.read_call(model, args, kwargs)
         self._refuse_second_run()
         if self.guidance is None:
             self._repeats.note(call)
-        order: Order = (
-            ("conditional",) if self.guidance is None else self.guidance.order(call.batch)
-        )
+        order: Order = ("conditional",) if self.guidance is None else self.guidance.order()
         kept = None if call.skips_layers else self._kept(call, order)
         self.begun, self.call = True, None if kept is None else call
         if kept is None:
@@ -209,8 +209,17 @@ class Passes:
         return max(text.stop - text.start for _, text in self._spans)
 
     def warn_of_branches(self) -> None:
-        """On a model without its pipeline: warn where it seems to have run two branches in turn.
-        Asked at the end, since timesteps are read for it."""
+        """Warn where guidance was off in a part of the run and both branches were asked for; on a
+        model without its pipeline, where it seems to have run two branches in turn. Asked at the
+        end, since timesteps are read for it."""
+        if self._has_kept and self._of_one_branch:
+            warnings.warn(
+                f"Guidance was off in {self._of_one_branch} call(s) of the model, which have no "
+                "negative prompt: branch='both' kept the others alone. Nest two captures, one with "
+                "branch='unconditional', to keep every call of the prompt.",
+                CaptureWarning,
+                stacklevel=5,
+            )
         if (timestep := self._repeats.found()) is not None:
             warnings.warn(
                 f"The model ran twice at timestep {timestep:g} with other text states, of the "
@@ -229,18 +238,10 @@ class Passes:
         """The rows of the batch that are kept, and of which branch; None where it is of another
         branch only."""
         rows = branch_rows(order, call.batch)
-        if missing := [name for name in BRANCHES[self.branch] if name not in rows]:
-            if self.guidance is not None and self.guidance.may_miss:
-                return None
-            raise CaptureError(
-                Message(
-                    "Asked for {branch}, but this run has no {0} rows: it runs without guidance. "
-                    "Set {guidance_scale} above 1.",
-                    missing[0],
-                    branch=self.branch,
-                )
-            )
-        every = range(call.batch)
+        if not set(BRANCHES[self.branch]) <= set(rows):
+            self._of_one_branch += self.branch == "both" and "conditional" in rows
+            return None
+        every, self._has_kept = range(call.batch), True
         return [(row, name) for name in BRANCHES[self.branch] for row in every[rows[name]]]
 
     def _size_of(self, call: DenoiserCall) -> Size | None:

@@ -47,14 +47,14 @@ class Guidance:
     Attributes:
         order: the branches of a guided batch, chunk by chunk; None is neither of them.
         known_by: what shows which branches a call of the model has, where the pipeline does not
-            name it: its ``"property"`` ``do_classifier_free_guidance``; that and the number of
-            ``"rows"``, which are fewer once guidance has ended; the argument of that name of its
-            ``"encode_prompt"``; or the count of ``"calls"`` in a step, the prompt's first, where
-            they run in turn.
+            name it: its ``"property"`` ``do_classifier_free_guidance``; that and its
+            ``"truncation"``, the part of the run after which guidance has ended; the argument of
+            that name of its ``"encode_prompt"``; or the count of ``"calls"`` in a step, the
+            prompt's first, where they run in turn.
     """
 
     order: Order
-    known_by: Literal["property", "rows", "encode_prompt", "calls"] = "property"
+    known_by: Literal["property", "truncation", "encode_prompt", "calls"] = "property"
 
 
 NEGATIVE_FIRST = Guidance(("unconditional", "conditional"))

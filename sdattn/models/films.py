@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidTypeError, Message, OptionError
+from ..files.films import RATES, is_rate
 from .demos import demo_settings
 from .encoders import option_of
 from .layers import find_denoiser
@@ -53,13 +54,22 @@ def default_frames(pipe: Any) -> int:
 
 
 def frame_rate(pipe: Any, options: Mapping[str, Any]) -> float:
-    """Frames a second of the films that a pipeline makes: what the call is told, or what the
-    family was trained on."""
+    """Return the frames a second of a pipeline's videos: what the call is told, or what the family
+    was trained on.
+
+    Raises:
+        ValueError: no format of videos can hold that rate.
+    """
     known = inspect.signature(pipe.__call__).parameters
     told = option_of(pipe, options, "frame_rate") if "frame_rate" in known else None
-    denoiser = find_denoiser(pipe)
-    own = denoiser.family.fps
-    return float(told or (own(denoiser.model) if callable(own) else own))
+    if told is None:
+        denoiser = find_denoiser(pipe)
+        own = denoiser.family.fps
+        told = own(denoiser.model) if callable(own) else own
+    if not is_rate(told):
+        text = "pass a number from {0} to {1}, the frames a second that every format can hold."
+        raise OptionError("frame_rate", told, text, *(f"{rate:g}" for rate in RATES))
+    return float(told)
 
 
 def check_frames(pipe: Any, frames: int) -> None:

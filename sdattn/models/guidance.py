@@ -65,8 +65,7 @@ class GuidanceWatch:
         self._is_named = False  # of the last call: whether the pipeline named its branch
         self._step: Any = None
         self._calls = 0  # within this step
-        self._first: tuple[Any, int] | None = None  # call of a guided run: its schedule, its rows
-        self._has_ended = False
+        self._progress: tuple[Any, list[float]] | None = None  # of a schedule: it, each step's
         self._is_guided: bool | None = None
         self._thread = get_ident()
 
@@ -86,25 +85,16 @@ class GuidanceWatch:
         """Whether the branches run one after the other, each in calls of its own."""
         return self._is_named or self._known_by == "calls"
 
-    @property
-    def may_miss(self) -> bool:
-        """Whether the call that :meth:`order` was asked for is of one branch, in a guided run."""
-        return self.in_turn or self._has_ended
-
-    def order(self, batch: int | None = None) -> Order:
-        """The chunks of the batch of the call that begins now; to be asked once a call.
-
-        Args:
-            batch: its rows, which say where guidance ends that the pipeline does not speak of.
-        """
+    def order(self) -> Order:
+        """Return the chunks of the batch of the call that begins now; to be asked once a call."""
         named = None if self._contexts is None else self._contexts.order()
         self._is_named = named is not None
         if named is not None:
             return named
         if self._known_by == "calls":
             return self._next_in_turn()
-        if self._known_by == "rows":
-            return self._by_rows(batch)
+        if self._known_by == "truncation":
+            return self._until_truncation()
         if self._known_by == "property":
             return branch_order(self.pipeline)
         if self._is_guided is None:
@@ -130,15 +120,19 @@ class GuidanceWatch:
         again = self._calls == 2
         return ("unconditional",) if again else ("conditional",)
 
-    def _by_rows(self, batch: int | None) -> Order:
-        order, schedule = branch_order(self.pipeline), self.pipeline.scheduler.timesteps
-        self._has_ended = False
-        if len(order) == 1 or batch is None:
-            return order
-        if self._first is None or self._first[0] is not schedule:
-            self._first = schedule, batch
-        self._has_ended = batch * len(order) == self._first[1]
-        return ("conditional",) if self._has_ended else order
+    def _until_truncation(self) -> Order:
+        # The pipeline's own rule, in its own arithmetic: rows alone do not show guidance that
+        # never begins. Values are read once a run, so that the device does not wait later.
+        pipeline, scheduler = self.pipeline, self.pipeline.scheduler
+        order, schedule = branch_order(pipeline), scheduler.timesteps
+        if self._progress is None or self._progress[0] is not schedule:
+            self._progress = schedule, ((1000 - schedule.float()) / 1000).tolist()
+        step = scheduler.step_index
+        if step is None:  # before the first step, which in image to image is a later one
+            step = scheduler.begin_index or 0
+        most = pipeline._cfg_truncation
+        has_ended = most is not None and float(most) <= 1 and self._progress[1][step] > most
+        return ("conditional",) if has_ended else order
 
     def _hear(self, guided: bool) -> None:
         if get_ident() == self._thread:  # not of a run in another thread

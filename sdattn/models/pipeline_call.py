@@ -23,7 +23,7 @@ from ..errors import (
 from .call_facts import EACH, images_a_prompt
 from .demos import demo_settings
 from .encoders import option_of
-from .films import check_frames, check_makes_pictures, default_frames, makes_films
+from .films import check_frames, check_makes_pictures, default_frames, frame_rate, makes_films
 from .finite import watch_finite
 from .layers import held_model
 from .reading import check_text
@@ -125,6 +125,8 @@ def _checked_counts(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
             found[name] = number
     if "num_frames" in found:
         check_frames(pipe, found["num_frames"])
+    if makes_films(pipe):
+        frame_rate(pipe, options)
     return found
 
 

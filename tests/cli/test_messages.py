@@ -35,6 +35,7 @@ from sdattn.errors import (
         (Message("not {guidance_scale}, {negative_prompt}."), "not --guidance, --negative."),
         (Message("Pass {true_cfg_scale=4}, say"), "Pass --set true_cfg_scale=4, say"),
         (Message("with {true_cfg_scale} above 1"), "with true_cfg_scale above 1"),
+        (OptionError("frame_rate", 3000, "no"), "--set frame_rate=3000: no"),
         (Message("Use {capture()} around it"), "Use sdattn.capture() in Python around it"),
         (Message("with {capture_options}", capture_options={"steps": "all"}), "with --keep steps"),
         (Message("choose another {folder}"), "choose another --out"),

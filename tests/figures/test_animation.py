@@ -158,6 +158,22 @@ def test_the_last_frame_stands_as_long_as_others_where_these_stand_longer(frames
         assert [one.info["duration"] for one in ImageSequence.Iterator(film)] == [2000, 2000]
 
 
+@pytest.mark.parametrize(("kind", "most"), [("gif", 655_350 // 4), ("webp", (2**24 - 1) // 4)])
+@pytest.mark.parametrize("milliseconds", [20, 24, 25.6, 33, 47, 1501, "most"])
+def test_every_time_that_is_taken_can_be_read(frames, tmp_path, kind, most, milliseconds):
+    asked = most if milliseconds == "most" else milliseconds
+    for four in (frames, [*frames[:1] * 3, frames[1]]):  # those that are alike may be one
+        save_animation(four, tmp_path / f"x.{kind}", milliseconds=asked)
+        times = []
+        with Image.open(tmp_path / f"x.{kind}") as film:
+            for one in ImageSequence.Iterator(film):
+                one.load()
+                times.append(one.info["duration"])
+        unit = 10 if kind == "gif" else 1
+        assert abs(sum(times[:-1]) / 3 - asked) <= unit / 2
+        assert abs(times[-1] - max(asked, HOLD)) <= unit / 2
+
+
 def test_the_frames_of_a_gif_have_one_palette(frames, tmp_path):
     save_animation(frames, tmp_path / "x.gif")
     with Image.open(tmp_path / "x.gif") as film:
@@ -199,6 +215,10 @@ def test_a_failure_leaves_the_old_file(frames, tmp_path, monkeypatch, at):
         ("gif", {}, r"choose a file name that ends in \.gif or \.webp"),
         ("x.gif", {"milliseconds": 19}, "milliseconds=19: pass 20 or more"),
         ("x.webp", {"milliseconds": -200}, "milliseconds=-200: pass 20 or more"),
+        ("x.gif", {"milliseconds": float("nan")}, "milliseconds=nan: pass 20 or more"),
+        ("x.webp", {"milliseconds": float("inf")}, "milliseconds=inf: pass 20 or more"),
+        ("x.gif", {"milliseconds": 200_000}, "at most 163837"),
+        ("x.webp", {"milliseconds": 2**24}, "at most 4194303"),
     ],
 )
 def test_files_that_cannot_be(frames, tmp_path, name, options, message):

@@ -52,6 +52,50 @@ def test_frames_that_are_alike_are_all_there(kind):
             assert apart(frame, expected) < 4 < apart(first, last)
 
 
+RATES = [0.01, 0.0105, 0.3, 1, 7.5, 8, 12, 16, 23.976, 24000 / 1001, 29.97, 30, 59.94, 100]
+RATES += [120, 144, 333.3, 400, 499.9, 600, 666.7, 700, 900, 999.5, 1000]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("rate", [*RATES, 1001, 2000, 3000, 1e9])  # the last play at 1000
+def test_every_rate_is_read_back_frame_by_frame(kind, rate):
+    """Also where frames that are alike are one, for as long as all of them."""
+    pytest.importorskip("av")
+    one, two, three = moving(3)
+    frames = [one] * 3 + [two] * 200 + [three, one, two, two, three] + [one] * 37
+    back = read_film(write_film(frames, rate, kind), kind, "film", len(frames), rate)
+    assert len(back) == len(frames)
+    far = [apart(found, expected) for found, expected in zip(back, frames, strict=True)]
+    assert max(far) < 4 < apart(one, two)
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_a_webp_takes_the_time_of_its_rate(rate):
+    """To the millisecond, however many frames there are."""
+    with Image.open(io.BytesIO(write_film(moving(6) * 20, rate, "webp"))) as film:
+        times = [
+            (film.seek(i), film.load(), film.info["duration"])[2] for i in range(film.n_frames)
+        ]
+    assert abs(sum(times) - 120 * 1000 / rate) <= 0.5 and min(times) >= 1
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_an_mp4_has_its_rate(rate):
+    av = pytest.importorskip("av")
+    with av.open(io.BytesIO(write_film(moving(3), rate, "mp4"))) as file:
+        assert float(file.streams.video[0].average_rate) == pytest.approx(rate, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    "rate",
+    [0, -8, 0.009, 1e-300, float("nan"), float("inf"), True, "8", None],
+)
+def test_a_rate_that_cannot_be_is_refused(kind, rate):
+    with pytest.raises(ValueError, match="0.01 to 1000"):
+        write_film(moving(), rate, kind)
+
+
 @pytest.mark.skipif(shutil.which("ffprobe") is None, reason="ffprobe is not installed")
 def test_other_programs_read_the_rate_and_the_frames(tmp_path):
     pytest.importorskip("av")

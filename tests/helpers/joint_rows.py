@@ -13,8 +13,6 @@ from diffusers import (
     ChromaImg2ImgPipeline,
     ChromaPipeline,
     ChromaTransformer2DModel,
-    ErnieImagePipeline,
-    ErnieImageTransformer2DModel,
     FlowMatchEulerDiscreteScheduler,
     HiDreamImagePipeline,
     HiDreamImageTransformer2DModel,
@@ -24,6 +22,7 @@ from diffusers import (
     OvisImageTransformer2DModel,
 )
 
+from helpers.newer import newer
 from helpers.rows import Options, Row, Way, pictures, sized
 from helpers.tiny_encoders import (
     tiny_llama,
@@ -185,7 +184,7 @@ def ovis() -> Any:
 
 def ernie() -> Any:
     torch.manual_seed(0)
-    transformer = ErnieImageTransformer2DModel(
+    transformer = newer("ErnieImageTransformer2DModel")(
         hidden_size=32,
         num_attention_heads=2,
         num_layers=2,
@@ -197,7 +196,7 @@ def ernie() -> Any:
     )
     for part in (transformer.adaLN_modulation[-1], transformer.final_linear):
         torch.nn.init.normal_(part.weight)  # zeros as they are made
-    pipe = ErnieImagePipeline(
+    pipe = newer("ErnieImagePipeline")(
         transformer=own_norms(transformer).eval(),
         vae=AutoencoderKLFlux2(**VAE).eval(),
         text_encoder=tiny_mistral3().model,
@@ -249,6 +248,7 @@ JOINT = (
         "ERNIE-Image",
         ernie,
         sized,
+        needs="ErnieImagePipeline",
         processors=(),
         **{**BATCHED, "joint": "picture first", "layers": 2},
     ),

@@ -8,6 +8,7 @@ code.
 from collections.abc import Callable
 from typing import Any
 
+import diffusers
 import torch
 from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProcessor
 
@@ -25,7 +26,7 @@ from helpers.unet_rows import UNETS
 from helpers.wan_rows import WAN_FILMS
 from sdattn import TorchAttnProcessor
 
-ROWS = (
+_KNOWN = (
     *UNETS,
     *TRANSFORMERS,
     *PADDED,
@@ -38,6 +39,7 @@ ROWS = (
     *LTX2_FILMS,
     *JOINT_FILMS,
 )
+ROWS = tuple(row for row in _KNOWN if row.needs is None or hasattr(diffusers, row.needs))
 
 
 def same(_model: Any) -> None:

@@ -11,8 +11,6 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     HunyuanDiT2DModel,
     HunyuanDiTPipeline,
-    Krea2Pipeline,
-    Krea2Transformer2DModel,
     Lumina2Pipeline,
     Lumina2Transformer2DModel,
     ZImageControlNetModel,
@@ -23,6 +21,7 @@ from diffusers import (
     ZImageTransformer2DModel,
 )
 
+from helpers.newer import newer
 from helpers.rows import PROMPTS, Options, Row, Way, pictures, sized
 from helpers.tiny_encoders import (
     tiny_bert,
@@ -193,7 +192,7 @@ def cogview4_control(pipe: Any, way: Way) -> Options:
 
 def krea2() -> Any:
     torch.manual_seed(0)
-    transformer = Krea2Transformer2DModel(
+    transformer = newer("Krea2Transformer2DModel")(
         in_channels=16,
         num_layers=2,
         attention_head_dim=16,
@@ -210,7 +209,7 @@ def krea2() -> Any:
         num_refiner_text_blocks=1,
         axes_dims_rope=(4, 4, 8),
     )
-    pipe = Krea2Pipeline(
+    pipe = newer("Krea2Pipeline")(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         vae=qwen_vae(),
         text_encoder=tiny_qwen3_vl(),
@@ -298,6 +297,6 @@ PADDED = (
         cogview4_control,
         **IN_TURN,
     ),
-    Row("Krea 2", krea2, krea2_options, n_text=40, **IN_TURN),
+    Row("Krea 2", krea2, krea2_options, n_text=40, needs="Krea2Pipeline", **IN_TURN),
     Row("HunyuanDiT", hunyuan_dit, unbinned, layers=2, unit=16, cell=16, processors=("fused",)),
 )

@@ -77,6 +77,7 @@ class Row:
             rows, one after the other.
         images_option: the option for several images a prompt; None where there is none.
         batched: whether the pipeline takes several prompts.
+        needs: the name of its class, where the oldest admitted diffusers lacks that.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Row:
     frame_rows: int = 1
     images_option: str | None = "num_images_per_prompt"
     batched: bool = True
+    needs: str | None = None
 
     def __str__(self) -> str:
         return self.name

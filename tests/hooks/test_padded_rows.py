@@ -1,13 +1,22 @@
 """Pipelines that fill up each text in a way of their own: rows of unlike lengths, guidance that
 ends early, what the device is read for, and what is refused."""
 
+import math
+
 import pytest
 import torch
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchLCMScheduler,
+    ZImageImg2ImgPipeline,
+    ZImageInpaintPipeline,
+    ZImagePipeline,
+)
 from helpers.padded_rows import LONG, cogview4, hunyuan_dit, krea2, lumina2, z_image
 from helpers.reads import reads_by_call
 
 import sdattn
-from sdattn import AttentionStore, capture
+from sdattn import AttentionStore, CaptureError, capture
 
 SIZE = {"height": 64, "width": 80, "num_inference_steps": 2, "output_type": "latent"}
 UNGUIDED = {lumina2: {"guidance_scale": 1.0, "system_prompt": "Paint"}, z_image: {}}
@@ -64,6 +73,75 @@ def test_guidance_of_z_image_may_end_in_the_middle(negative):
         assert [one.rows for one in other.passes] == [(1,)] * guided
         assert other.skipped == 4 - guided
         assert other.n_text == (32 if negative == "dog" else 64)
+
+
+IMG2IMG = ZImageImg2ImgPipeline, {"image": torch.rand(2, 3, 64, 80), "strength": 0.5}
+INPAINT = ZImageInpaintPipeline, {**IMG2IMG[1], "mask_image": torch.ones(2, 1, 64, 80)}
+
+
+def rows_by_step(pipe, branch, **options):
+    """Rows of each call of the model, and what a capture kept of each call that it kept."""
+    rows = []
+    hook = pipe.transformer.register_forward_pre_hook(
+        lambda _model, args: rows.append(len(args[0]))
+    )
+    given = {"negative_prompt": "dog", "num_images_per_prompt": 2, "guidance_scale": 4.0}
+    try:
+        with capture(pipe, branch=branch, steps="all") as store:
+            pipe("a red cat", **{**SIZE, "num_inference_steps": 6, **given, **options})
+    finally:
+        hook.remove()
+    return rows, [one.rows for one in store.passes]
+
+
+@pytest.mark.parametrize("kind", [(ZImagePipeline, {}), IMG2IMG, INPAINT], ids=lambda kind: kind[0])
+@pytest.mark.parametrize("truncation", [None, 0, 0.25, 0.3, 0.6, 0.95, 1, 2])
+def test_guidance_of_z_image_may_never_begin(kind, truncation):
+    """Against the rows of each call: two images are four rows with guidance, and two without."""
+    pipe, options = z_image(kind[0]), {**kind[1], "cfg_truncation": truncation}
+    for _ in range(2):
+        rows, kept = rows_by_step(pipe, "conditional", **options)
+        assert kept == [(0, 1)] * len(rows) and set(rows) <= {2, 4}
+    if 4 in rows:
+        rows, kept = rows_by_step(pipe, "unconditional", **options)
+        assert kept == [(2, 3)] * rows.count(4)
+        return
+    assert truncation is not None and truncation < 1
+    with pytest.raises(CaptureError, match="never for the unconditional branch"):
+        rows_by_step(pipe, "unconditional", **options)
+
+
+@pytest.mark.parametrize("scheduler", [FlowMatchEulerDiscreteScheduler, FlowMatchLCMScheduler])
+@pytest.mark.parametrize("kind", [(ZImagePipeline, {}), IMG2IMG], ids=lambda kind: kind[0])
+def test_guidance_ends_in_the_very_step_in_which_the_pipeline_ends_it(kind, scheduler):
+    """At the progress of each step, where it still acts, and just below it, where it does not."""
+    pipe = z_image(kind[0])
+    pipe.scheduler = scheduler()
+    rows_by_step(pipe, "conditional", **kind[1])
+    progress = ((1000 - pipe.scheduler.timesteps.float()) / 1000).tolist()
+    seen = set()
+    for at in progress:
+        for truncation in (at, math.nextafter(at, -1)):
+            rows, kept = rows_by_step(pipe, "conditional", **kind[1], cfg_truncation=truncation)
+            assert kept == [(0, 1)] * len(rows)
+            seen.add(rows.count(4))
+    assert len(seen) == len(rows) + 1
+
+
+@pytest.mark.parametrize("kind", [(ZImagePipeline, {}), IMG2IMG], ids=lambda kind: kind[0])
+@pytest.mark.parametrize("changed", [{"_guidance_scale": 0.0}, {"_cfg_truncation": 0.0}], ids=str)
+def test_guidance_that_a_callback_switches_off_and_on(kind, changed):
+    pipe = z_image(kind[0])
+
+    def switch(pipe, step, _timestep, _given):
+        before = {"_guidance_scale": 4.0, "_cfg_truncation": 1.0}
+        vars(pipe).update(changed if step == 0 else before)
+        return {}
+
+    for branch, expected in (("conditional", (0, 1)), ("unconditional", (2, 3))):
+        rows, kept = rows_by_step(pipe, branch, **kind[1], callback_on_step_end=switch)
+        guided = [count for count in rows if count == 4 or branch == "conditional"]
+        assert rows[:3] == [4, 2, 4] and kept == [expected] * len(guided)
 
 
 @pytest.mark.parametrize("make", [z_image, lumina2])

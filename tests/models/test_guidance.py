@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers.tiny_pipelines import make_pipeline
 
+from sdattn import CaptureError, CaptureWarning, capture
 from sdattn.models.guidance import branch_order, branch_rows, guided_order
 
 
@@ -38,3 +39,48 @@ def test_the_prompts_rows_hold_the_states_of_the_prompt(scale):
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[branch], expected[branch]) for branch in expected)
     assert guided_order(pipe) == ("unconditional", "conditional")
+
+
+def switched(pipe, branch, guided, **options):
+    """Rows of each call, and those kept, of two images of a run with guidance in some steps only,
+    switched as diffusers' pages on callbacks do it."""
+    rows, scale = [], {True: 5.0, False: 0.0}
+    hook = pipe.unet.register_forward_pre_hook(lambda _model, args: rows.append(len(args[0])))
+    texts = torch.cat(pipe.encode_prompt("a cat", "cpu", 2, True, "dog")[::-1])
+
+    def switch(pipe, step, _timestep, _given):
+        acts = (*guided, True)[step + 1]
+        pipe._guidance_scale = scale[acts]
+        return {"prompt_embeds": texts if acts else texts[2:]}
+
+    options |= {"callback_on_step_end_tensor_inputs": ["prompt_embeds"], "output_type": "latent"}
+    options |= {"num_images_per_prompt": 2, "num_inference_steps": len(guided)}
+    given = {"negative_prompt": "dog", "guidance_scale": scale[guided[0]]}
+    try:
+        with capture(pipe, branch=branch, steps="all") as store:
+            pipe("a cat", callback_on_step_end=switch, **given, **options)
+    finally:
+        hook.remove()
+        assert rows == [4 if acts else 2 for acts in guided]
+    return [one.rows for one in store.passes]
+
+
+@pytest.mark.parametrize(
+    "guided", [(1, 1, 0, 0), (0, 0, 1, 1), (0, 1, 1, 0), (1, 0, 0, 1), (1, 1, 1, 1), (0, 0, 0, 0)]
+)
+def test_guidance_may_act_in_any_part_of_a_run(guided):
+    """Two images: four rows where it acts, the negative prompt's first, and two where not."""
+    pipe, guided = make_pipeline(), tuple(map(bool, guided))
+    kept = switched(pipe, "conditional", guided)
+    assert kept == [(2, 3) if acts else (0, 1) for acts in guided]
+    if not any(guided):
+        for branch in ("unconditional", "both"):
+            with pytest.raises(CaptureError, match="never for the unconditional branch"):
+                switched(pipe, branch, guided)
+        return
+    assert switched(pipe, "unconditional", guided) == [(0, 1)] * sum(guided)
+    if all(guided):
+        assert switched(pipe, "both", guided) == [(0, 1, 2, 3)] * 4
+        return
+    with pytest.warns(CaptureWarning, match="Guidance was off in 2 call"):
+        assert switched(pipe, "both", guided) == [(0, 1, 2, 3)] * 2

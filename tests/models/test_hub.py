@@ -1,15 +1,22 @@
 """What is said when the hub does not give a model: of each reason, with the errors that come."""
 
-import httpx
+import importlib
+
 import pytest
 from huggingface_hub.errors import (
     GatedRepoError,
+    HfHubHTTPError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
 
+from sdattn.errors import is_bug
 from sdattn.models.hub import needs_the_hub
+
+# Of huggingface_hub, by its version: requests, httpx or httpx2.
+http = importlib.import_module(HfHubHTTPError.__mro__[1].__module__.partition(".")[0])
+NotConnected = getattr(http, "ConnectError", None) or http.ConnectionError
 
 LONG = "404 Client Error. (Request ID: Root=1-abc) " + "Repository Not Found for url: " + "x" * 400
 
@@ -34,8 +41,8 @@ def said(error, cause=None):
         (of_the_hub(GatedRepoError), ("accepted its terms", "hf auth login")),
         (of_the_hub(RepositoryNotFoundError), ("nothing of that name", "private", "HF_TOKEN")),
         (OfflineModeIsEnabled("offline"), ("HF_HUB_OFFLINE", "cache", "folder")),
-        (httpx.ConnectError("no route to host"), ("cannot be reached", "network")),
-        (httpx.ReadTimeout("slow"), ("cannot be reached", "network")),
+        (NotConnected("no route to host"), ("cannot be reached", "network")),
+        (http.ReadTimeout("slow"), ("cannot be reached", "network")),
         (ConnectionResetError("reset"), ("cannot be reached", "network")),
     ],
 )
@@ -49,10 +56,15 @@ def test_a_reason_that_is_known_says_what_to_do(error, parts):
 
 def test_a_file_that_is_not_here_since_the_hub_is_not_reached():
     missing = LocalEntryNotFoundError("we cannot find the snapshot folder on the local disk")
-    assert "cannot be reached" in said(missing, httpx.ConnectError("no route"))
+    assert "cannot be reached" in said(missing, NotConnected("no route"))
 
 
 def test_any_other_reason_is_given_whole():
     text = said(ValueError("first\n " + "reason " * 100), KeyError("the cause"))
     assert text.count("reason") == 100
     assert text.endswith("Since: 'the cause'")
+
+
+@pytest.mark.parametrize("kind", [NotConnected, http.ReadTimeout])
+def test_a_network_that_fails_is_no_bug(kind):
+    assert not is_bug(kind("no route to host"))

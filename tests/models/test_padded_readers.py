@@ -8,13 +8,13 @@ from diffusers import (
     CogView4Pipeline,
     HunyuanDiTPAGPipeline,
     HunyuanDiTPipeline,
-    Krea2Pipeline,
     Lumina2Pipeline,
     ZImageControlNetPipeline,
     ZImageImg2ImgPipeline,
     ZImageOmniPipeline,
     ZImagePipeline,
 )
+from helpers.newer import newer
 from helpers.padded_rows import counted
 from helpers.reading_pipelines import assert_same_columns, made_by, tells_ids
 from helpers.tiny_encoders import (
@@ -171,7 +171,7 @@ def test_cogview4_reads_glm_filled_up_in_front():
 
 def test_krea_2_reads_a_prompt_whose_turn_ends_behind_the_padding():
     pipe = counted(
-        Krea2Pipeline(
+        newer("Krea2Pipeline")(
             text_encoder=tells_ids(tiny_qwen3_vl()),
             tokenizer=tiny_qwen(),
             text_encoder_select_layers=(1, 2),

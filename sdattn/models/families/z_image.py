@@ -101,9 +101,9 @@ FAMILY = _ZImage(
     size_unit=16,
     half="bfloat16",
     readers={"ZImage": read_z_image, "ZImageOmni": refuse_unknown},
-    # cfg_truncation ends the guidance in the middle of a run
+    # cfg_truncation ends the guidance in the middle of a run, or before its first step
     guidance=dict.fromkeys(
-        _PIPELINES.split(), Guidance(("conditional", "unconditional"), known_by="rows")
+        _PIPELINES.split(), Guidance(("conditional", "unconditional"), known_by="truncation")
     ),
     latents_argument="x",
     preset="joint",
