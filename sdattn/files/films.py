@@ -90,7 +90,7 @@ def is_rate(value: Any) -> bool:
 
 def _played(rate: Any) -> Any:
     """Return the rate that a file plays at."""
-    is_fast = isinstance(rate, Real) and RATES[1] < rate < float("inf")
+    is_fast = isinstance(rate, Real) and RATES[1] < float(rate) < float("inf")
     return RATES[1] if is_fast else rate
 
 
