@@ -14,7 +14,7 @@ from torch import nn
 
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidValueError
-from ..models.denoiser_call import innermost, is_compiled
+from ..models.denoiser_call import is_compiled
 from ..models.layers import (
     TEXT_KINDS,
     AttentionLayer,
@@ -36,7 +36,6 @@ from .passes import CaptureError, CaptureWarning, Passes
 from .recorders import Recorders, can_record
 from .refined import Spreading
 from .text_stream import TextStream
-from .unknown_processors import unknown_use
 
 if TYPE_CHECKING:
     from .observers import Look, ObservingProcessor
@@ -225,8 +224,9 @@ class _Watch:
         self.passes.warn_of_branches()
         self.recorders.check()
         for layer, observer in self.observers:
-            if observer.misfit is not None and observer.misfit > 1:
-                raise CaptureError(f"{layer.name}: {unknown_use(innermost(observer))}")
+            for problem, found in observer.noted.items():
+                if found > 1:
+                    raise CaptureError(f"{layer.name}: {problem}")
 
     def before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model: know the pass before its layers run.

@@ -20,8 +20,8 @@ from ..models.denoiser_call import head_count, innermost
 from .attended import Attended, GivenProbs
 from .gramcol import BEST, GramCol
 from .joint_checks import (
+    check_exact,
     check_order,
-    check_plain,
     fits,
     only_call,
     otherwise_joined,
@@ -129,7 +129,7 @@ class JointLook:
             maker = maker_in(events, len(given["hidden_states"]), heads, length, features)
         if maker is None:
             for call in events:
-                check_plain(call)
+                check_exact(call)
             raise RunError(unknown_use(innermost(observer)))
         if rows is None:
             return output, None

@@ -116,15 +116,14 @@ def whole_call(calls: Sequence[SdpaCall], length: int, name: str) -> SdpaCall:
             "it attended to cannot be known. Choose a backend that calls it, "
             "model.set_attention_backend('native'), or leave this layer out (layers=...)."
         )
-    check_plain(fitting[0])
-    return fitting[0]
+    check_exact(fitting[0])
+    return fitting[0].by_head(*fitting[0].shape[:2]) or fitting[0]
 
 
-def check_plain(call: Any) -> None:
-    if isinstance(call, SdpaCall) and not call.plain:
+def check_exact(call: Any) -> None:
+    if isinstance(call, SdpaCall) and call.dropout:
         raise RunError(
-            "A joint attention with dropout, a causal mask or grouped queries is not known. "
-            "Leave this layer out (layers=...)."
+            "A joint attention with dropout is not known. Leave this layer out (layers=...)."
         )
 
 

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from ..attention.device_copies import index_on
@@ -27,6 +26,7 @@ from .installer import Installation
 from .keep import Keep
 from .map_store import MapStore
 from .passes import CaptureError, Pass
+from .replaced import TORCHS, replacement
 from .unknown_processors import TRACED, is_plain
 
 
@@ -94,7 +94,7 @@ class _Recording(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is scaled_dot_product_attention:
+        if func is TORCHS:
             _record(self.sums, self.rows, args[0], args[1], kwargs.get("attn_mask"))
         return func(*args, **kwargs)
 

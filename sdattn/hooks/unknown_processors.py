@@ -134,11 +134,9 @@ def maker_in(
     # Only products of the values' shape can have made the output; the last of them did.
     fitting = [event for event in events if event.output.shape[-2:] == (cells, features)]
     if fitting and isinstance(seen := fitting[-1], SdpaCall):
-        if not seen.plain or seen.output.shape[:-2] != (batch, heads):
-            return None
         if seen.query.dtype in HALF_TYPES:
             seen.logsumexp = None  # of less precision than a softmax here has
-        return seen
+        return seen.by_head(batch, heads)
     # Heads in slices: from the last product back until there are all of them, and no more.
     parts: list[Product] = []
     while fitting and isinstance(product := fitting.pop(), Product):
