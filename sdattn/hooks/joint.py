@@ -23,6 +23,7 @@ from .joint_checks import (
     check_exact,
     check_order,
     fits,
+    is_diffusers_own,
     only_call,
     otherwise_joined,
     own_lengths,
@@ -88,7 +89,7 @@ class JointLook:
         inner = innermost(observer)
         if isinstance(inner, TorchJointProcessor):
             return self._of_open(inner, observer, attn, *args, **kwargs)
-        if not type(inner).__call__.__module__.startswith("diffusers."):
+        if not is_diffusers_own(inner):
             return self._of_unknown(observer, attn, *args, **kwargs)
         calls: list[SdpaCall] = []
         names = () if self.checked else ("add_v_proj", "to_added_qkv")
@@ -123,6 +124,9 @@ class JointLook:
         # a layer of one stream leaves the output projection to its block
         whole = output[0] if isinstance(output, tuple) else output
         arrived = seen.get(ARRIVED, []) if to_out is not None else [whole]
+        # the single blocks of FLUX.2 project their feed-forward part with it
+        more = getattr(attn, "mlp_hidden_dim", 0) if to_out is not None else 0
+        arrived = [one[..., : one.shape[-1] - more] for one in arrived]
         rows, maker = self.spans(), None
         if arrived:
             features = arrived[-1].shape[-1] // heads

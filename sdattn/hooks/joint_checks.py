@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -32,24 +33,43 @@ def check_backends(layers: Sequence[AttentionLayer]) -> None:
         RuntimeError: a backend of diffusers' own that does not call torch's attention, or attention
             that is spread over several devices.
     """
-    dispatch = sys.modules.get(DISPATCH)
     for layer in layers:
         inner = innermost(layer.module.processor)
-        if layer.kind != "joint" or dispatch is None or not hasattr(inner, "_attention_backend"):
+        if layer.kind != "joint" or (chosen := _backend_of(inner)) is None:
             continue
-        registry = dispatch._AttentionBackendRegistry
-        backend = inner._attention_backend or registry._active_backend
-        backend = dispatch.AttentionBackendName(backend)
-        own = getattr(registry._backends.get(backend), "__module__", DISPATCH) == DISPATCH
+        backend, own = chosen
         config = getattr(inner, "_parallel_config", None)
         spread = getattr(config, "context_parallel_config", None) is not None
-        if spread or (own and backend.value not in SEEN_BACKENDS):
-            name = "context parallelism" if spread else f"the attention backend {backend.value!r}"
+        if spread or (own and backend not in SEEN_BACKENDS):
+            name = "context parallelism" if spread else f"the attention backend {backend!r}"
             raise RunError(
                 f"{layer.name} runs with {name}, which does not show its query and key, so what it "
                 "attends to cannot be known. Call model.set_attention_backend('native') first, or "
                 "leave joint layers out (layers=…)."
             )
+
+
+def _backend_of(processor: Any) -> tuple[str, bool] | None:
+    """Return which of the dispatcher's backends a processor uses, and whether it is diffusers' own;
+    None for one that has no choice."""
+    dispatch = sys.modules.get(DISPATCH)
+    if dispatch is None or not hasattr(processor, "_attention_backend"):
+        return None
+    registry = dispatch._AttentionBackendRegistry
+    chosen = processor._attention_backend or registry._active_backend
+    backend = dispatch.AttentionBackendName(chosen)
+    entry = registry._backends.get(backend)
+    return backend.value, getattr(entry, "__module__", DISPATCH) == DISPATCH
+
+
+def is_diffusers_own(processor: Any) -> bool:
+    """Check that all between a processor's query and its output is diffusers', with its dispatcher
+    and a backend of its own."""
+    call = unwrap(type(processor).__call__)
+    dispatcher = getattr(call.__globals__.get("dispatch_attention_fn"), "__module__", DISPATCH)
+    chosen = _backend_of(processor)
+    ours = call.__module__.startswith("diffusers.") and dispatcher == DISPATCH
+    return ours and (chosen is None or chosen[1])
 
 
 def check_ways(

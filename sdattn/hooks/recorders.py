@@ -26,7 +26,7 @@ from .installer import Installation
 from .keep import Keep
 from .map_store import MapStore
 from .passes import CaptureError, Pass
-from .replaced import TORCHS, replacement
+from .replaced import TORCHS, name_of, replacement
 from .unknown_processors import TRACED, is_plain
 
 
@@ -43,7 +43,7 @@ def _is_traced(layer: AttentionLayer) -> bool:
     while isinstance(processor, Recorder):
         processor = processor.inner
     known = layer.kind in ("cross", "self") and type(processor).__name__ == TRACED
-    return known and is_plain(layer.module, processor)
+    return known and is_plain(layer.module, processor) and replacement() is None
 
 
 class Recorder:
@@ -139,7 +139,15 @@ class Recorders:
         Args:
             layers: those of the chosen resolutions.
             device: where they run.
+
+        Raises:
+            CaptureError: torch's attention was replaced inside, which no graph shows.
         """
+        if self._of and (by := replacement()) is not None:
+            raise CaptureError(
+                f"torch's scaled_dot_product_attention was replaced by {name_of(by)} inside "
+                "capture(), where a compiled model does not show it. Replace it before capture()."
+            )
         for layer, recorder in self._held(layers):
             cells = math.prod(layer.grid(cast(Size, found.latent_size))) // found.frame_rows
             shape = len(found.rows), cells, cells if layer.kind == "self" else found.n_text

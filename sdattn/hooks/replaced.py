@@ -113,12 +113,16 @@ def unlike_torchs(
 
 def no_softmax(by: Any) -> str:
     """The message for a replacement that is another attention."""
-    named = by if hasattr(by, "__qualname__") else type(by)
     return (
-        f"torch's scaled_dot_product_attention is replaced by {named.__qualname__} (of "
-        f"{named.__module__}), whose output is not the softmax of the query and key it was given "
-        "times the values, so what the layer attended to cannot be known. Put torch's own function "
-        "back for the capture, or set a processor that does not call it, "
-        "sdattn.TorchAttnProcessor(), in joint attention TorchJointProcessor(); or leave this layer "
-        "out (layers=…)."
+        f"torch's scaled_dot_product_attention is replaced by {name_of(by)}, whose output is not "
+        "the softmax of the query and key it was given times the values, so what the layer attended "
+        "to cannot be known. Put torch's own function back for the capture, or set a processor that "
+        "does not call it, sdattn.TorchAttnProcessor(), in joint attention TorchJointProcessor(); "
+        "or leave this layer out (layers=…)."
     )
+
+
+def name_of(by: Any) -> str:
+    """Return how messages name a function or a mode, with its module."""
+    named = by if hasattr(by, "__qualname__") else type(by)
+    return f"{named.__qualname__} (of {named.__module__})"
