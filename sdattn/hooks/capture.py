@@ -137,7 +137,7 @@ def capture(
     chosen = select_layers(found, layers, kinds)
     check_backends(chosen)
     check_ways(denoiser, chosen, refine, space)
-    store = MapStore(chosen, keep, denoiser.levels)
+    store = MapStore(chosen, keep)
     passes = Passes(denoiser, branch, latent_size)
     other = denoiser.stands_in
     twins = [] if other is None else denoiser.family.find_layers(unwrapped(other))

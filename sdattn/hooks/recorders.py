@@ -27,6 +27,7 @@ from .keep import Keep
 from .map_store import MapStore
 from .passes import CaptureError, Pass
 from .replaced import TORCHS, name_of, replacement
+from .running_sums import called_twice
 from .unknown_processors import TRACED, is_plain
 
 
@@ -104,8 +105,9 @@ def _record(sums: Tensor, rows: Tensor, query: Tensor, key: Tensor, mask: Tensor
     if sums.shape[1:] != (query.shape[2], key.shape[2]):
         raise RunError(
             f"A layer has {query.shape[2]} queries and {key.shape[2]} keys, and its model was "
-            f"called for {sums.shape[1]} and {sums.shape[2]}. Capture the model before it is "
-            "compiled, or leave this layer out (layers=…)."
+            f"called for {sums.shape[1]} and {sums.shape[2]}. Turn off what merges its tokens "
+            "(ToMe, tomesd.remove_patch(pipe)), capture the model before it is compiled, or leave "
+            "this layer out (layers=…)."
         )
     mask = addend(mask)
     if mask is not None:
@@ -160,16 +162,25 @@ class Recorders:
             recorder.rows = index_on(device, found.rows)
 
     def end(self, store: MapStore) -> None:
-        """Behind a pass: hand what was recorded to the store."""
-        # Which layers ran can be seen of their sums alone: a skipped one has zeros. It is read in
-        # the first pass only, since the device is waited for.
+        """Behind a pass: hand what was recorded to the store.
+
+        Raises:
+            CaptureError: a layer was called twice.
+        """
+        held = list(self._held(store.layers))
+        # How often a layer ran can be seen of its sums alone: a row of each head adds 1 a call. It
+        # is read in the first pass only, since the device is waited for.
         if self._ran is None:  # read back once
-            sums = {name: recorder.sums for name, recorder in self._of.items()}
-            self._ran = frozenset(n for n, s in sums.items() if s is not None and bool(s.any()))
-        for layer, recorder in self._held(store.layers):
-            held = store.sums[layer.name]
-            if held.wanted() and layer.name in self._ran:
-                held.add(Recorded(cast(Tensor, recorder.sums), layer.heads))
+            rows = {layer: r.sums[0] / layer.heads for layer, r in held if r.sums is not None}
+            often = {layer.name: float(each.sum()) / len(each) for layer, each in rows.items()}
+            for name, calls in often.items():
+                if calls > 1.5:
+                    raise CaptureError(called_twice(name))
+            self._ran = frozenset(name for name, calls in often.items() if calls)
+        for layer, recorder in held:
+            kept = store.sums[layer.name]
+            if kept.wanted() and layer.name in self._ran:
+                kept.add(Recorded(cast(Tensor, recorder.sums), layer.heads))
 
     def disturb(self) -> None:
         """Another thread calls the model, which is recorded with the rest."""

@@ -115,10 +115,10 @@ def no_softmax(by: Any) -> str:
     """The message for a replacement that is another attention."""
     return (
         f"torch's scaled_dot_product_attention is replaced by {name_of(by)}, whose output is not "
-        "the softmax of the query and key it was given times the values, so what the layer attended "
-        "to cannot be known. Put torch's own function back for the capture, or set a processor that "
-        "does not call it, sdattn.TorchAttnProcessor(), in joint attention TorchJointProcessor(); "
-        "or leave this layer out (layers=…)."
+        "the softmax of the query and key it was given times the values, so what the layer "
+        "attended to cannot be known. Put torch's own function back for the capture, or set a "
+        "processor that does not call it, sdattn.TorchAttnProcessor(), in joint attention "
+        "TorchJointProcessor(); or leave this layer out (layers=…)."
     )
 
 

@@ -186,7 +186,7 @@ def test_what_it_attended_to_is_known_by_row_and_head(name):
 
 @pytest.mark.parametrize("shape", [(), (4,), (2, 1, 2)])
 def test_the_kernel_of_four_axes_is_given_no_others(shape, monkeypatch):
-    """Whatever torch says that it would choose: since 2.14 that is this kernel for three as well."""
+    """Whatever torch says that it would choose: since 2.14 it says so of three axes."""
     monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, **__: 1)
     with SdpaWatch() as watch:
         found = scaled_dot_product_attention(*heads(*shape))

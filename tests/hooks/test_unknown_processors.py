@@ -199,7 +199,7 @@ def expected(processor, calls):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", (*SHOWN, *OTHER_AXES))
+@pytest.mark.parametrize("kind", [*SHOWN, *OTHER_AXES])
 @torch.no_grad()
 def test_what_is_shown_is_what_was_used(kind, dtype):
     unet, processor = watched_mid(kind, dtype)
