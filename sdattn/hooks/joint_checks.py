@@ -65,11 +65,10 @@ def _backend_of(processor: Any) -> tuple[str, bool] | None:
 def is_diffusers_own(processor: Any) -> bool:
     """Check that all between a processor's query and its output is diffusers', with its dispatcher
     and a backend of its own."""
-    call = unwrap(type(processor).__call__)
+    call, chosen = unwrap(type(processor).__call__), _backend_of(processor)
     dispatcher = getattr(call.__globals__.get("dispatch_attention_fn"), "__module__", DISPATCH)
-    chosen = _backend_of(processor)
-    ours = call.__module__.startswith("diffusers.") and dispatcher == DISPATCH
-    return ours and (chosen is None or chosen[1])
+    own = dispatcher == DISPATCH and (chosen is None or chosen[1])
+    return own and call.__module__.startswith("diffusers.")
 
 
 def check_ways(

@@ -184,9 +184,8 @@ class ObservingProcessor:
         calls: list[Any] = []
         with self.projections.during([*named(attn, QUERY_KEY), *adapters]) as seen:
             # On the CPU the kernel's logsumexp spares a softmax, which pays in large layers only.
-            # A function in place of torch's own has to be seen.
             is_large = hidden.device.type == "cpu" and hidden.numel() >= LARGE
-            if is_large or replacement() is not None:
+            if is_large or replacement() is not None:  # which has to be seen at work
                 output = self.watched(calls, SdpaWatch, attn, *args, **kwargs)
             else:
                 output = self.inner(attn, *args, **kwargs)
@@ -263,9 +262,8 @@ class ObservingProcessor:
                 output: Tensor = self.inner(attn, *args, **kwargs)
             for listener in self.listeners:
                 listener(watch.calls)
-            for call in watch.calls:
-                if getattr(call, "unlike", None) is not None:
-                    self.note(no_softmax(call.by), call.unlike)
+            for by, unlike in watch.unlike:
+                self.note(no_softmax(by), unlike)
             return output
         finally:
             first.listeners.remove(calls.extend)

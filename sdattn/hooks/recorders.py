@@ -26,7 +26,7 @@ from .installer import Installation
 from .keep import Keep
 from .map_store import MapStore
 from .passes import CaptureError, Pass
-from .replaced import TORCHS, name_of, replacement
+from .replaced import TORCHS, no_softmax, replacement
 from .running_sums import called_twice
 from .unknown_processors import TRACED, is_plain
 
@@ -136,20 +136,14 @@ class Recorders:
         self._of.pop(layer.name, None)
 
     def begin(self, layers: Sequence[AttentionLayer], found: Pass, device: torch.device) -> None:
-        """Before a pass: nothing is recorded yet.
+        """Before a pass: nothing is recorded yet. Refuse an attention that no graph shows.
 
         Args:
             layers: those of the chosen resolutions.
             device: where they run.
-
-        Raises:
-            CaptureError: torch's attention was replaced inside, which no graph shows.
         """
         if self._of and (by := replacement()) is not None:
-            raise CaptureError(
-                f"torch's scaled_dot_product_attention was replaced by {name_of(by)} inside "
-                "capture(), where a compiled model does not show it. Replace it before capture()."
-            )
+            raise CaptureError(f"Inside capture() of a compiled model, {no_softmax(by)}")
         for layer, recorder in self._held(layers):
             cells = math.prod(layer.grid(cast(Size, found.latent_size))) // found.frame_rows
             shape = len(found.rows), cells, cells if layer.kind == "self" else found.n_text
@@ -162,20 +156,15 @@ class Recorders:
             recorder.rows = index_on(device, found.rows)
 
     def end(self, store: MapStore) -> None:
-        """Behind a pass: hand what was recorded to the store.
-
-        Raises:
-            CaptureError: a layer was called twice.
-        """
+        """Behind a pass: hand what was recorded to the store; refuse a layer that ran twice."""
         held = list(self._held(store.layers))
         # How often a layer ran can be seen of its sums alone: a row of each head adds 1 a call. It
         # is read in the first pass only, since the device is waited for.
         if self._ran is None:  # read back once
-            rows = {layer: r.sums[0] / layer.heads for layer, r in held if r.sums is not None}
-            often = {layer.name: float(each.sum()) / len(each) for layer, each in rows.items()}
-            for name, calls in often.items():
-                if calls > 1.5:
-                    raise CaptureError(called_twice(name))
+            sums = {layer: r.sums for layer, r in held if r.sums is not None}
+            often = {one.name: float(s[0].sum() / len(s[0]) / one.heads) for one, s in sums.items()}
+            if twice := [name for name, calls in often.items() if calls > 1.5]:
+                raise CaptureError(called_twice(twice[0]))
             self._ran = frozenset(name for name, calls in often.items() if calls)
         for layer, recorder in held:
             kept = store.sums[layer.name]

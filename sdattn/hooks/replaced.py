@@ -6,7 +6,7 @@ of these, provided that it returns what torch's own function makes of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, update_wrapper
 from threading import Lock, get_ident
@@ -24,17 +24,13 @@ _LOCK = Lock()
 
 
 def replacement() -> Any | None:
-    """Return what answers in the place of torch's attention, a function or a mode of torch's; None
-    for torch's own."""
-    found: Any = nn.functional.scaled_dot_product_attention
-    if found is TORCHS:
-        return outer_mode()
-    return found.function if isinstance(found, _Spy) else found
+    """Return what answers in the place of torch's attention; None for torch's own."""
+    found = nn.functional.scaled_dot_product_attention
+    return outer_mode() if found is TORCHS else found
 
 
 def outer_mode() -> Any | None:
-    """Return the innermost ``TorchFunctionMode`` that may answer; None without one. Modes that
-    choose a device answer nothing."""
+    """Return the innermost mode of torch's that may answer, other than one that sets a device."""
     modes = [m for m in _get_current_function_mode_stack() if not isinstance(m, DeviceContext)]
     return modes[-1] if modes else None
 
@@ -77,52 +73,40 @@ class _Spy:
 
 
 @torch.no_grad()
-def unlike_torchs(
-    output: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    grouped: bool,
-) -> Tensor:
-    """Compare an output with what torch's own function makes of the same in float32.
+def unlike_torchs(output: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """Compare an output with what torch's own function makes of the same arguments in float32.
 
     Returns:
         float32, 0-d, on the device: the largest error of a head, relative to its largest value, as
         a multiple of what rounding explains; above 1 where the function is another one.
     """
-    device = query.device.type
-    halves = {query.dtype, output.dtype} & {*HALF_TYPES} or torch.is_autocast_enabled(device)
-    given = [query, key, value]
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.float()
-    with torch._C.DisableTorchFunction(), torch.autocast(device, enabled=False):
-        exact = TORCHS(
-            *(x.float() for x in given), mask, 0.0, causal, scale=scale, enable_gqa=grouped
-        )
-    if output.shape != exact.shape:
+
+    def wide(given: Any) -> Any:
+        return given.float() if isinstance(given, Tensor) and given.is_floating_point() else given
+
+    device = output.device.type
+    halves = output.dtype in HALF_TYPES or torch.is_autocast_enabled(device)
+    try:
+        with torch._C.DisableTorchFunction(), torch.autocast(device, enabled=False):
+            exact = TORCHS(*map(wide, args), **{name: wide(one) for name, one in kwargs.items()})
+    except TypeError:  # it was given what torch's does not take
         return torch.tensor(torch.inf)
-    if not exact.numel():
-        return torch.tensor(0.0)
-    error = (output.float().nan_to_num() - exact.nan_to_num()).abs().amax((-2, -1))
-    largest = exact.nan_to_num().abs().amax((-2, -1)).clamp_min(torch.finfo(torch.float32).tiny)
+    if output.shape != exact.shape or not exact.numel():
+        return torch.tensor(torch.inf if output.shape != exact.shape else 0.0)
+    exact = exact.nan_to_num()
+    error = (output.float().nan_to_num() - exact).abs().amax((-2, -1))
+    largest = exact.abs().amax((-2, -1)).clamp_min(torch.finfo(torch.float32).tiny)
     return (error / largest).amax() / (2e-2 if halves else 1e-3)
 
 
 def no_softmax(by: Any) -> str:
-    """The message for a replacement that is another attention."""
-    return (
-        f"torch's scaled_dot_product_attention is replaced by {name_of(by)}, whose output is not "
-        "the softmax of the query and key it was given times the values, so what the layer "
-        "attended to cannot be known. Put torch's own function back for the capture, or set a "
-        "processor that does not call it, sdattn.TorchAttnProcessor(), in joint attention "
-        "TorchJointProcessor(); or leave this layer out (layers=…)."
-    )
-
-
-def name_of(by: Any) -> str:
-    """Return how messages name a function or a mode, with its module."""
+    """The message for a replacement that is another attention, or cannot be seen."""
     named = by if hasattr(by, "__qualname__") else type(by)
-    return f"{named.__qualname__} (of {named.__module__})"
+    return (
+        f"torch's scaled_dot_product_attention is replaced by {named.__qualname__} (of "
+        f"{named.__module__}), whose output could not be seen to be the softmax of the query and "
+        "key it was given times the values, so what the layer attended to is not known. Put "
+        "torch's own function back for the capture, or set a processor that does not call it, "
+        "sdattn.TorchAttnProcessor(), in joint attention TorchJointProcessor(); or leave this layer "
+        "out (layers=…)."
+    )

@@ -9,7 +9,7 @@ Source: Dao et al. 2022, "FlashAttention", algorithm 1, for the logsumexp.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -50,9 +50,6 @@ class SdpaCall:
         logsumexp: ``[B, heads, N]`` of the scaled scores, None where the kernel did not give it, or
             not exactly enough.
         dropout, causal: whether there was any; a causal mask comes beside ``mask``.
-        by: what answered in the place of torch's function, see :mod:`sdattn.hooks.replaced`; None
-            for torch's own.
-        unlike: how far its output is from torch's own; above 1 where it is another attention.
         value: ``[B, heads, T, d]``.
         output: what was returned, ``[B, heads, N, d]``.
     """
@@ -64,8 +61,6 @@ class SdpaCall:
     logsumexp: Tensor | None = None
     dropout: bool = False
     causal: bool = False
-    by: Any = None
-    unlike: Tensor | None = None
     value: Tensor = field(init=False)
     output: Tensor = field(init=False)
 
@@ -207,11 +202,14 @@ class SdpaWatch(TorchFunctionMode):
 
     Attributes:
         calls: in their order.
+        unlike: what answered in the place of torch's function, a call each, and how far its output
+            is from torch's, see :func:`sdattn.hooks.replaced.unlike_torchs`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Any] = []
+        self.unlike: list[tuple[Any, Tensor]] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
@@ -223,7 +221,7 @@ class SdpaWatch(TorchFunctionMode):
 
     def attend(
         self,
-        attend: Callable[[], Tensor],
+        attend: "partial[Tensor]",
         by: Any,
         query: Tensor,
         key: Tensor,
@@ -235,26 +233,17 @@ class SdpaWatch(TorchFunctionMode):
         enable_gqa: bool = False,
         **unknown: Any,
     ) -> Tensor:
-        """Have a call made, and note it.
-
-        Args:
-            attend: makes the output.
-            by: what answers in the place of torch's function; None for torch's own.
-            unknown: arguments that torch's function does not take; the others are its own.
-        """
-        call, logsumexp, unlike = Operands(query, key, value, scale), None, None
-        dropout, inside = bool(dropout_p), len(self.calls)
-        plain = attn_mask is None and not (dropout or is_causal or enable_gqa or unknown)
+        """Have ``attend`` make the output, of the arguments that follow ``by``, and note it."""
+        call, logsumexp, inside = Operands(query, key, value, scale), None, len(self.calls)
+        plain = attn_mask is None and not (dropout_p or is_causal or enable_gqa or unknown)
         if plain and by is None and (backend := backend_with_logsumexp(call)):
             output, logsumexp = attend_with_logsumexp(attend, backend, call)
         else:
             output = attend()
         if by is not None:
             del self.calls[inside:]  # it is judged by what it was given, not by what it calls
-            unlike = torch.tensor(math.inf)
-            if not (dropout or unknown):
-                unlike = unlike_torchs(output, *call[:3], attn_mask, is_causal, scale, enable_gqa)
-        seen = SdpaCall(query, key, attn_mask, scale, logsumexp, dropout, is_causal, by, unlike)
+            self.unlike.append((by, unlike_torchs(output, attend.args, attend.keywords)))
+        seen = SdpaCall(query, key, attn_mask, scale, logsumexp, bool(dropout_p), is_causal)
         seen.value, seen.output = value, output
         self.calls.append(seen)
         return output
