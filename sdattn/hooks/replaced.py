@@ -7,7 +7,7 @@ of these, provided that it returns what torch's own function makes of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial, update_wrapper
 from threading import Lock, get_ident
 from typing import Any
@@ -85,9 +85,10 @@ def unlike_torchs(output: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
         return given.float() if isinstance(given, Tensor) and given.is_floating_point() else given
 
     device = output.device.type
-    halves = output.dtype in HALF_TYPES or torch.is_autocast_enabled(device)
+    cast = device != "meta" and torch.is_autocast_enabled(device)
+    as_given = torch.autocast(device, enabled=False) if cast else nullcontext()
     try:
-        with torch._C.DisableTorchFunction(), torch.autocast(device, enabled=False):
+        with torch._C.DisableTorchFunction(), as_given:
             exact = TORCHS(*map(wide, args), **{name: wide(one) for name, one in kwargs.items()})
     except TypeError:  # it was given what torch's does not take
         return torch.tensor(torch.inf)
@@ -96,7 +97,7 @@ def unlike_torchs(output: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
     exact = exact.nan_to_num()
     error = (output.float().nan_to_num() - exact).abs().amax((-2, -1))
     largest = exact.abs().amax((-2, -1)).clamp_min(torch.finfo(torch.float32).tiny)
-    return (error / largest).amax() / (2e-2 if halves else 1e-3)
+    return (error / largest).amax() / (2e-2 if cast or output.dtype in HALF_TYPES else 1e-3)
 
 
 def no_softmax(by: Any) -> str:
@@ -107,6 +108,6 @@ def no_softmax(by: Any) -> str:
         f"{named.__module__}), whose output could not be seen to be the softmax of the query and "
         "key it was given times the values, so what the layer attended to is not known. Put "
         "torch's own function back for the capture, or set a processor that does not call it, "
-        "sdattn.TorchAttnProcessor(), in joint attention TorchJointProcessor(); or leave this layer "
-        "out (layers=…)."
+        "sdattn.TorchAttnProcessor(), in joint attention TorchJointProcessor(); or leave this "
+        "layer out (layers=…)."
     )

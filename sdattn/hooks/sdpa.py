@@ -87,7 +87,7 @@ class SdpaCall:
 
         mask, logsumexp = self.mask, self.logsumexp
         if self.causal:
-            mask = causal_mask(*self.shape[-2:], self.query.device)
+            mask = causal_mask(self.query.shape[-2], self.key.shape[-2], self.query.device)
         elif mask is not None and mask.ndim > 2:
             mask = spread(mask)
         if logsumexp is not None:
@@ -242,7 +242,10 @@ class SdpaWatch(TorchFunctionMode):
             output = attend()
         if by is not None:
             del self.calls[inside:]  # it is judged by what it was given, not by what it calls
-            self.unlike.append((by, unlike_torchs(output, attend.args, attend.keywords)))
+            unlike = torch.tensor(math.inf)  # with dropout, which would draw random numbers again
+            if not dropout_p:
+                unlike = unlike_torchs(output, attend.args, attend.keywords)
+            self.unlike.append((by, unlike))
         seen = SdpaCall(query, key, attn_mask, scale, logsumexp, bool(dropout_p), is_causal)
         seen.value, seen.output = value, output
         self.calls.append(seen)

@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture
+from sdattn.hooks.replaced import spied
 from sdattn.hooks.sdpa import SdpaWatch
 
 TORCHS = functional.scaled_dot_product_attention
@@ -286,6 +287,41 @@ def test_one_that_raises_is_left_in_its_place(replaced):
     with pytest.raises(ZeroDivisionError), capture(unet):
         unet(**given)
     assert functional.scaled_dot_product_attention is breaks
+
+
+def test_dropout_draws_no_more_random_numbers_than_without(replaced):
+    query = torch.randn(1, 2, 6, 8)
+    replaced(timed)
+    torch.manual_seed(0)
+    expected = timed(query, query, query, dropout_p=0.5), torch.rand(1)
+    torch.manual_seed(0)
+    with SdpaWatch() as watch, spied(watch.attend):
+        found = functional.scaled_dot_product_attention(query, query, query, dropout_p=0.5)
+    assert torch.equal(found, expected[0]) and torch.equal(torch.rand(1), expected[1])
+    assert watch.unlike[0][1] > 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_arguments_that_torchs_does_not_take(device, replaced):
+    """As SageAttention's own."""
+    query = torch.randn(1, 2, 6, 8, device=device)
+    replaced(lambda *given, tensor_layout="HND": TORCHS(*given))
+    with SdpaWatch() as watch, spied(watch.attend):
+        functional.scaled_dot_product_attention(query, query, query)
+        functional.scaled_dot_product_attention(query, query, query, tensor_layout="NHD")
+    assert [call.shape for call in watch.calls] == [(1, 2, 6, 6)] * 2
+    assert watch.unlike[1][1] > 1
+    assert device == "meta" or watch.unlike[0][1] < 1
+
+
+@torch.no_grad()
+def test_under_autocast_a_function_may_round_as_torchs(replaced):
+    query, key, value = torch.randn(3, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
+    for function, unlike in ((explicit, False), (louder, True)):
+        replaced(function)
+        with torch.autocast("cpu", torch.bfloat16), SdpaWatch() as watch, spied(watch.attend):
+            functional.scaled_dot_product_attention(query, key, value)
+        assert (watch.unlike[0][1] > 1) == unlike
 
 
 # -- by other ways ---------------------------------------------------------------------------------
