@@ -14,7 +14,7 @@ from torch import nn
 
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidValueError
-from ..models.denoiser_call import innermost, is_compiled
+from ..models.denoiser_call import is_compiled
 from ..models.layers import (
     TEXT_KINDS,
     AttentionLayer,
@@ -37,7 +37,6 @@ from .recorders import Recorders, can_record
 from .refined import Spreading
 from .stopping import may_stop, stopped_of
 from .text_stream import TextStream
-from .unknown_processors import unknown_use
 
 if TYPE_CHECKING:
     from .observers import Look, ObservingProcessor
@@ -139,7 +138,7 @@ def capture(
     chosen = select_layers(found, layers, kinds)
     check_backends(chosen)
     check_ways(denoiser, chosen, refine, space)
-    store = MapStore(chosen, keep, denoiser.levels)
+    store = MapStore(chosen, keep)
     passes = Passes(denoiser, branch, latent_size)
     other = denoiser.stands_in
     twins = [] if other is None else denoiser.family.find_layers(unwrapped(other))
@@ -231,8 +230,9 @@ class _Watch:
         self.passes.warn_of_branches()
         self.recorders.check()
         for layer, observer in self.observers:
-            if observer.misfit is not None and observer.misfit > 1:
-                raise CaptureError(f"{layer.name}: {unknown_use(innermost(observer))}")
+            for problem, found in observer.noted.items():
+                if found > 1:
+                    raise CaptureError(f"{layer.name}: {problem}")
 
     def before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model: know the pass before its layers run.

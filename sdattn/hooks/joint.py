@@ -20,9 +20,10 @@ from ..models.denoiser_call import head_count, innermost
 from .attended import Attended, GivenProbs
 from .gramcol import BEST, GramCol
 from .joint_checks import (
+    check_exact,
     check_order,
-    check_plain,
     fits,
+    is_diffusers_own,
     only_call,
     otherwise_joined,
     own_lengths,
@@ -88,7 +89,7 @@ class JointLook:
         inner = innermost(observer)
         if isinstance(inner, TorchJointProcessor):
             return self._of_open(inner, observer, attn, *args, **kwargs)
-        if not type(inner).__call__.__module__.startswith("diffusers."):
+        if not is_diffusers_own(inner):
             return self._of_unknown(observer, attn, *args, **kwargs)
         calls: list[SdpaCall] = []
         names = () if self.checked else ("add_v_proj", "to_added_qkv")
@@ -123,13 +124,16 @@ class JointLook:
         # a layer of one stream leaves the output projection to its block
         whole = output[0] if isinstance(output, tuple) else output
         arrived = seen.get(ARRIVED, []) if to_out is not None else [whole]
+        # the single blocks of FLUX.2 project their feed-forward part with it
+        more = getattr(attn, "mlp_hidden_dim", 0) if to_out is not None else 0
+        arrived = [one[..., : one.shape[-1] - more] for one in arrived]
         rows, maker = self.spans(), None
         if arrived:
             features = arrived[-1].shape[-1] // heads
             maker = maker_in(events, len(given["hidden_states"]), heads, length, features)
         if maker is None:
             for call in events:
-                check_plain(call)
+                check_exact(call)
             raise RunError(unknown_use(innermost(observer)))
         if rows is None:
             return output, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -32,24 +33,42 @@ def check_backends(layers: Sequence[AttentionLayer]) -> None:
         RuntimeError: a backend of diffusers' own that does not call torch's attention, or attention
             that is spread over several devices.
     """
-    dispatch = sys.modules.get(DISPATCH)
     for layer in layers:
         inner = innermost(layer.module.processor)
-        if layer.kind != "joint" or dispatch is None or not hasattr(inner, "_attention_backend"):
+        if layer.kind != "joint" or (chosen := _backend_of(inner)) is None:
             continue
-        registry = dispatch._AttentionBackendRegistry
-        backend = inner._attention_backend or registry._active_backend
-        backend = dispatch.AttentionBackendName(backend)
-        own = getattr(registry._backends.get(backend), "__module__", DISPATCH) == DISPATCH
+        backend, own = chosen
         config = getattr(inner, "_parallel_config", None)
         spread = getattr(config, "context_parallel_config", None) is not None
-        if spread or (own and backend.value not in SEEN_BACKENDS):
-            name = "context parallelism" if spread else f"the attention backend {backend.value!r}"
+        if spread or (own and backend not in SEEN_BACKENDS):
+            name = "context parallelism" if spread else f"the attention backend {backend!r}"
             raise RunError(
                 f"{layer.name} runs with {name}, which does not show its query and key, so what it "
                 "attends to cannot be known. Call model.set_attention_backend('native') first, or "
                 "leave joint layers out (layers=…)."
             )
+
+
+def _backend_of(processor: Any) -> tuple[str, bool] | None:
+    """Return which of the dispatcher's backends a processor uses, and whether it is diffusers' own;
+    None for one that has no choice."""
+    dispatch = sys.modules.get(DISPATCH)
+    if dispatch is None or not hasattr(processor, "_attention_backend"):
+        return None
+    registry = dispatch._AttentionBackendRegistry
+    chosen = processor._attention_backend or registry._active_backend
+    backend = dispatch.AttentionBackendName(chosen)
+    entry = registry._backends.get(backend)
+    return backend.value, getattr(entry, "__module__", DISPATCH) == DISPATCH
+
+
+def is_diffusers_own(processor: Any) -> bool:
+    """Check that all between a processor's query and its output is diffusers', with its dispatcher
+    and a backend of its own."""
+    call, chosen = unwrap(type(processor).__call__), _backend_of(processor)
+    dispatcher = getattr(call.__globals__.get("dispatch_attention_fn"), "__module__", DISPATCH)
+    own = dispatcher == DISPATCH and (chosen is None or chosen[1])
+    return own and call.__module__.startswith("diffusers.")
 
 
 def check_ways(
@@ -116,15 +135,14 @@ def whole_call(calls: Sequence[SdpaCall], length: int, name: str) -> SdpaCall:
             "it attended to cannot be known. Choose a backend that calls it, "
             "model.set_attention_backend('native'), or leave this layer out (layers=...)."
         )
-    check_plain(fitting[0])
-    return fitting[0]
+    check_exact(fitting[0])
+    return fitting[0].by_head(*fitting[0].shape[:2]) or fitting[0]
 
 
-def check_plain(call: Any) -> None:
-    if isinstance(call, SdpaCall) and not call.plain:
+def check_exact(call: Any) -> None:
+    if isinstance(call, SdpaCall) and call.dropout:
         raise RunError(
-            "A joint attention with dropout, a causal mask or grouped queries is not known. "
-            "Leave this layer out (layers=...)."
+            "A joint attention with dropout is not known. Leave this layer out (layers=...)."
         )
 
 

@@ -47,8 +47,11 @@ def backend_with_logsumexp(call: Operands) -> int:
     """Which kernel torch would run, where that gives the logsumexp; 0 where it does not.
 
     Under autocast it would not run without casting; with a graph the logsumexp has no gradient.
+    The kernels take four axes and no empty ones, whichever of them torch says it would choose.
     """
     device, given = call.query.device.type, call[:3]
+    if any(tensor.ndim != 4 or not tensor.numel() for tensor in given):
+        return 0
     if device not in ("cpu", "cuda") or torch.is_autocast_enabled(device):
         return 0
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):

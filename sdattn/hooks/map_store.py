@@ -55,9 +55,9 @@ class MapStore(HasHeatmaps):
             that has not run yet is not in it.
     """
 
-    def __init__(self, layers: Sequence[AttentionLayer], keep: Keep, levels: int = 4):
+    def __init__(self, layers: Sequence[AttentionLayer], keep: Keep):
         self.layers, self.keep = list(layers), keep
-        self.sums = {layer.name: RunningSum(layer, keep, levels) for layer in layers}
+        self.sums = {layer.name: RunningSum(layer, keep) for layer in layers}
         self.passes: list[Pass] = []
         self.skipped = 0
         self.stopped: Stopped | None = None
@@ -253,9 +253,11 @@ class MapStore(HasHeatmaps):
         # A cache (FirstBlockCache, DeepCache, FasterCache) skips layers in some steps.
         if uneven := self.uneven():
             some = [f"{name} in {', '.join(map(str, self.seen[name]))}" for name in uneven[:3]]
+            often = any(self.sums[name].calls > self.kept_passes for name in uneven)
+            why = "some were called several times in one" if often else "is a cache enabled?"
             warnings.warn(
                 f"{len(uneven)} watched layers did not run once in each of {self.kept_passes} "
-                f"steps (is a cache enabled?). Their maps are of these alone: {'; '.join(some)}.",
+                f"steps ({why}). Their maps are of these alone: {'; '.join(some)}.",
                 CaptureWarning,
                 stacklevel=5,
             )

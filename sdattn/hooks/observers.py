@@ -29,6 +29,7 @@ from .image_prompts import (
     used_by,
 )
 from .projections import ARRIVED, Projections, by_name, named, output_projection, query_and_key
+from .replaced import no_softmax, replacement, spied
 from .sdpa import SdpaWatch, exact_call
 from .text_stream import TextStream, running_stream
 from .unknown_processors import GATES, ProductWatch, gated, is_plain, misfit, unknown_use
@@ -80,9 +81,8 @@ class ObservingProcessor:
         wanted: says, before a call, whether anybody would look; the call is else ``inner``'s alone.
 
     Attributes:
-        misfit: of a processor that is not known, the largest
-            :func:`sdattn.hooks.unknown_processors.misfit` of its calls, a tensor on their device;
-            above 1 where what was shown did not make the output.
+        noted: what may be wrong with what was shown, as a message, and by how much at most in any
+            call: a tensor on its device, above 1 where it is wrong.
         stream: of another text, whose runs of the blocks are looked at in place of the model's.
 
     Raises (when called):
@@ -104,7 +104,8 @@ class ObservingProcessor:
         self.thread = get_ident()
         self.projections = Projections()
         self.listeners: list[Callable[[list[Any]], object]] = []
-        self.misfit: Tensor | None = None
+        self.noted: dict[str, Tensor] = {}
+        self.is_first = True  # call, which may read a value back from the device
         self.stream: TextStream | None = None
 
         # diffusers reads the signature of `processor.__call__` at every call, to choose the keyword
@@ -128,6 +129,7 @@ class ObservingProcessor:
             output, attended = self._see(attn, *args, **kwargs)
         else:
             output, attended = self.look(self, attn, *args, **kwargs)
+        self.is_first = False
         if attended is not None:
             self.observe(attended)
         return output
@@ -182,7 +184,8 @@ class ObservingProcessor:
         calls: list[Any] = []
         with self.projections.during([*named(attn, QUERY_KEY), *adapters]) as seen:
             # On the CPU the kernel's logsumexp spares a softmax, which pays in large layers only.
-            if hidden.device.type == "cpu" and hidden.numel() >= LARGE:
+            is_large = hidden.device.type == "cpu" and hidden.numel() >= LARGE
+            if is_large or replacement() is not None:  # which has to be seen at work
                 output = self.watched(calls, SdpaWatch, attn, *args, **kwargs)
             else:
                 output = self.inner(attn, *args, **kwargs)
@@ -216,15 +219,21 @@ class ObservingProcessor:
         return output, attended
 
     def check(self, predicted: Tensor, *arrived: Tensor) -> None:
-        """Refuse what did not make the output: at the first call at once; later ones are noted, so
-        that the device need not wait."""
+        """Refuse what did not make the output, see :meth:`note`."""
         # What was found is right if it turns the values into what reached the output projection.
         fits = len(arrived) == 1 and arrived[0].shape == predicted.shape
-        found = misfit(predicted, arrived[0]) if fits else torch.tensor(torch.inf)
-        first = self.misfit is None
-        self.misfit = found if self.misfit is None else self.misfit.fmax(found)
-        if not fits or (first and found.device.type != "meta" and found > 1):
-            raise RunError(unknown_use(innermost(self)))
+        problem = unknown_use(innermost(self))
+        if not fits:
+            raise RunError(problem)
+        self.note(problem, misfit(predicted, arrived[0]))
+
+    def note(self, problem: str, found: Tensor) -> None:
+        """Refuse what is wrong, ``found`` above 1: in the first call at once; later ones are noted,
+        so that the device need not wait."""
+        before = self.noted.get(problem)
+        self.noted[problem] = found if before is None else before.fmax(found)
+        if self.is_first and found.device.type != "meta" and found > 1:
+            raise RunError(problem)
 
     @contextmanager
     def projected(self, attn: Any, *names: str) -> Iterator[dict[str, Tensor]]:
@@ -249,10 +258,12 @@ class ObservingProcessor:
         try:
             if first is not self:
                 return cast(Tensor, self.inner(attn, *args, **kwargs))
-            with kind() as watch:
+            with kind() as watch, spied(watch.attend):
                 output: Tensor = self.inner(attn, *args, **kwargs)
             for listener in self.listeners:
                 listener(watch.calls)
+            for by, unlike in watch.unlike:
+                self.note(no_softmax(by), unlike)
             return output
         finally:
             first.listeners.remove(calls.extend)

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from ..attention.device_copies import index_on
@@ -27,6 +26,8 @@ from .installer import Installation
 from .keep import Keep
 from .map_store import MapStore
 from .passes import CaptureError, Pass
+from .replaced import TORCHS, no_softmax, replacement
+from .running_sums import called_twice
 from .unknown_processors import TRACED, is_plain
 
 
@@ -43,7 +44,7 @@ def _is_traced(layer: AttentionLayer) -> bool:
     while isinstance(processor, Recorder):
         processor = processor.inner
     known = layer.kind in ("cross", "self") and type(processor).__name__ == TRACED
-    return known and is_plain(layer.module, processor)
+    return known and is_plain(layer.module, processor) and replacement() is None
 
 
 class Recorder:
@@ -94,7 +95,7 @@ class _Recording(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is scaled_dot_product_attention:
+        if func is TORCHS:
             _record(self.sums, self.rows, args[0], args[1], kwargs.get("attn_mask"))
         return func(*args, **kwargs)
 
@@ -104,8 +105,9 @@ def _record(sums: Tensor, rows: Tensor, query: Tensor, key: Tensor, mask: Tensor
     if sums.shape[1:] != (query.shape[2], key.shape[2]):
         raise RunError(
             f"A layer has {query.shape[2]} queries and {key.shape[2]} keys, and its model was "
-            f"called for {sums.shape[1]} and {sums.shape[2]}. Capture the model before it is "
-            "compiled, or leave this layer out (layers=…)."
+            f"called for {sums.shape[1]} and {sums.shape[2]}. Turn off what merges its tokens "
+            "(ToMe, tomesd.remove_patch(pipe)), capture the model before it is compiled, or leave "
+            "this layer out (layers=…)."
         )
     mask = addend(mask)
     if mask is not None:
@@ -134,12 +136,14 @@ class Recorders:
         self._of.pop(layer.name, None)
 
     def begin(self, layers: Sequence[AttentionLayer], found: Pass, device: torch.device) -> None:
-        """Before a pass: nothing is recorded yet.
+        """Before a pass: nothing is recorded yet. Refuse an attention that no graph shows.
 
         Args:
             layers: those of the chosen resolutions.
             device: where they run.
         """
+        if self._of and (by := replacement()) is not None:
+            raise CaptureError(f"Inside capture() of a compiled model, {no_softmax(by)}")
         for layer, recorder in self._held(layers):
             cells = math.prod(layer.grid(cast(Size, found.latent_size))) // found.frame_rows
             shape = len(found.rows), cells, cells if layer.kind == "self" else found.n_text
@@ -152,16 +156,20 @@ class Recorders:
             recorder.rows = index_on(device, found.rows)
 
     def end(self, store: MapStore) -> None:
-        """Behind a pass: hand what was recorded to the store."""
-        # Which layers ran can be seen of their sums alone: a skipped one has zeros. It is read in
-        # the first pass only, since the device is waited for.
+        """Behind a pass: hand what was recorded to the store; refuse a layer that ran twice."""
+        held = list(self._held(store.layers))
+        # How often a layer ran can be seen of its sums alone: a row of each head adds 1 a call. It
+        # is read in the first pass only, since the device is waited for.
         if self._ran is None:  # read back once
-            sums = {name: recorder.sums for name, recorder in self._of.items()}
-            self._ran = frozenset(n for n, s in sums.items() if s is not None and bool(s.any()))
-        for layer, recorder in self._held(store.layers):
-            held = store.sums[layer.name]
-            if held.wanted() and layer.name in self._ran:
-                held.add(Recorded(cast(Tensor, recorder.sums), layer.heads))
+            sums = {layer: r.sums for layer, r in held if r.sums is not None}
+            often = {one.name: float(s[0].sum() / len(s[0]) / one.heads) for one, s in sums.items()}
+            if twice := [name for name, calls in often.items() if calls > 1.5]:
+                raise CaptureError(called_twice(twice[0]))
+            self._ran = frozenset(name for name, calls in often.items() if calls)
+        for layer, recorder in held:
+            kept = store.sums[layer.name]
+            if kept.wanted() and layer.name in self._ran:
+                kept.add(Recorded(cast(Tensor, recorder.sums), layer.heads))
 
     def disturb(self) -> None:
         """Another thread calls the model, which is recorded with the rest."""

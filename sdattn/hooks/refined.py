@@ -18,10 +18,11 @@ from functools import reduce
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from ..attention.device_copies import DeviceCopies
 from .attended import Attended, Columns, Rows, addend, chosen_mask, chosen_rows
+from .replaced import TORCHS
 from .sdpa import SdpaCall
 
 
@@ -132,7 +133,7 @@ class Refined(Attended):
         found = []
         for some in maps.split(width, dim=-1):
             values = pad(some, (0, width - some.shape[-1]))[:, None].expand_as(key)
-            spread = scaled_dot_product_attention(query, key, values, self.mask, scale=self.scale)
+            spread = TORCHS(query, key, values, self.mask, scale=self.scale)
             found.append(spread[..., : some.shape[-1]])
         return torch.cat(found, dim=-1)
 

@@ -39,7 +39,7 @@ class RowCalls(SdpaCall):
         self.taken = torch.cat([picture >= 0, taken], dim=1)
         query, key = self._all("query"), self._all("key")
         super().__init__(query, key, self.taken[:, None, None], calls[0].scale)
-        self.plain = all(call.plain for call in calls)
+        self.dropout = any(call.dropout or call.causal for call in calls)
         if all(call.logsumexp is not None for call in calls):
             self.logsumexp = self._all("logsumexp")
 
@@ -76,7 +76,7 @@ def as_one_call(calls: Sequence[Any], given: dict[str, Any]) -> Sequence[Any]:
 
 
 def _is_of_a_row(call: Any, cells: int, longest: int) -> bool:
-    if not isinstance(call, SdpaCall) or call.mask is not None:
+    if not isinstance(call, SdpaCall) or call.mask is not None or len(call.shape) != 4:
         return False
     batch, _, queries, keys = call.shape
     return batch == 1 and queries == keys and cells <= keys <= longest

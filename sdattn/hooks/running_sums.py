@@ -9,7 +9,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..attention import query_grid
 from ..attention.core import grid_text
 from ..attention.device_copies import DeviceCopies, chosen
 from ..errors import NotFoundError
@@ -28,7 +27,6 @@ class RunningSum:
     Args:
         layer: whose maps they are.
         keep: what is kept.
-        levels: resolutions of its model.
 
     Attributes:
         running: the pass that runs now, where it is kept of this layer; else None.
@@ -39,8 +37,8 @@ class RunningSum:
             kept; None before it ran.
     """
 
-    def __init__(self, layer: AttentionLayer, keep: Keep, levels: int = 4):
-        self.layer, self.keep, self.levels = layer, keep, levels
+    def __init__(self, layer: AttentionLayer, keep: Keep):
+        self.layer, self.keep = layer, keep
         self.running: Pass | None = None
         self.calls = 0
         self.seen: list[Pass] = []
@@ -61,8 +59,9 @@ class RunningSum:
         """Take in what one call of the layer attended to, in the pass that runs now.
 
         Raises:
-            CaptureError: the call was of other rows than the pass, or has not the columns or heads
-                that were asked for.
+            CaptureError: the call was of other rows than the pass, or of other cells than the layer
+                has, or the second one of the pass; or it has not the columns or heads that were
+                asked for.
         """
         running = cast(Pass, self.running)
         if attended.batch != running.batch:
@@ -79,6 +78,7 @@ class RunningSum:
         running = cast(Pass, self.running)
         if running.frame_rows > 1:
             attended = FramesTogether(attended, running.frame_rows)
+        self._check_call(attended.cells, running)
         if not self.calls:
             self._begin(attended, running.latent_size)
         columns = self._columns(attended)
@@ -94,9 +94,30 @@ class RunningSum:
             self.seen.clear()
         self.seen.append(running)
 
+    def _check_call(self, cells: int, running: Pass) -> None:
+        """Refuse a call whose queries are not the cells of the layer's grid, and a second one in a
+        pass. Where the text's length is not known before (a model of a user's own), one module may
+        be several layers."""
+        if running.n_text and self.seen and self.seen[-1] is running:
+            raise CaptureError(called_twice(self.layer.name))
+        size = running.latent_size
+        grid = (1, cells) if size is None else self.layer.grid(size)
+        if math.prod(grid) == cells:
+            return
+        found = f"{self.layer.name} ran on {cells} queries, and its grid is {grid_text(grid)}"
+        if not running.n_text:
+            raise CaptureError(f"{found}. Pass the latent_size of its queries, (rows, cols).")
+        raise CaptureError(
+            f"{found} ({math.prod(grid)} cells) in a latent of {grid_text(size or ())}, so "
+            "something merges or shrinks its tokens, and where each of them is cannot be known. "
+            "Turn it off: token merging (ToMe) by tomesd.remove_patch(pipe), a hires fix that "
+            "shrinks deep layers for some steps (Kohya's) likewise. Or leave out the steps with it "
+            "(steps=(0.5, 1.0)) or this layer (layers=…)."
+        )
+
     def _begin(self, attended: Attended, size: Size | None) -> None:
         cells, self.keys = attended.cells, attended.keys
-        self.grid = (1, cells) if size is None else query_grid(cells, size, self.levels)
+        self.grid = (1, cells) if size is None else self.layer.grid(size)
         if self.keep.frames is not None:
             self._choose_frames(self.keep.frames, self.grid)
         self._summed = 1 if self.keep.heads.each else attended.heads
@@ -227,6 +248,15 @@ class RunningSum:
                 f"(0 to {probs.shape[1] - 1})."
             )
         return chosen(probs, 1, numbers)
+
+
+def called_twice(name: str) -> str:
+    """The message for a layer whose columns have no one text."""
+    return (
+        f"{name} was called twice in one pass of the model (regional prompting does so, with a "
+        "text for each region), so which text its columns are of is not known. Turn that off, or "
+        "leave this layer out (layers=…)."
+    )
 
 
 class MapsByLayer(Mapping[str, Tensor]):

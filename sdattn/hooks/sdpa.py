@@ -9,16 +9,17 @@ Source: Dao et al. 2022, "FlashAttention", algorithm 1, for the logsumexp.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..attention import HALF_TYPES, plain
+from ..attention.core import causal_mask
 from ..attention.recording import logsumexp, record_share, record_softmax
 from .attended import (
     Attended,
@@ -31,6 +32,7 @@ from .attended import (
     new_sums,
 )
 from .kernel_logsumexp import Operands, attend_with_logsumexp, backend_with_logsumexp
+from .replaced import TORCHS, outer_mode, unlike_torchs
 
 FEW = 512  # keys, of which a softmax is made at once where the kernel gives no logsumexp
 
@@ -40,13 +42,14 @@ class SdpaCall:
     """One call of ``scaled_dot_product_attention``.
 
     Attributes:
-        query: ``[B, heads, N, d]``.
+        query: ``[B, heads, N, d]``; with other axes before the last two as well, see
+            :meth:`by_head`.
         key: ``[B, heads, T, d]``.
         mask: None, or as torch takes it.
         scale: of the scores, ``1 / sqrt(d)`` by default.
         logsumexp: ``[B, heads, N]`` of the scaled scores, None where the kernel did not give it, or
             not exactly enough.
-        plain: whether there was no dropout, no causal mask and a key head for each query head.
+        dropout, causal: whether there was any; a causal mask comes beside ``mask``.
         value: ``[B, heads, T, d]``.
         output: what was returned, ``[B, heads, N, d]``.
     """
@@ -56,7 +59,8 @@ class SdpaCall:
     mask: Tensor | None = None
     scale: float | None = None
     logsumexp: Tensor | None = None
-    plain: bool = True
+    dropout: bool = False
+    causal: bool = False
     value: Tensor = field(init=False)
     output: Tensor = field(init=False)
 
@@ -64,6 +68,33 @@ class SdpaCall:
     def shape(self) -> tuple[int, ...]:
         """(batch, heads, queries, keys), where it was handed heads by themselves."""
         return (*self.query.shape[:-1], self.key.shape[-2])
+
+    def by_head(self, batch: int, heads: int) -> "SdpaCall | None":
+        """Return the call with the axes ``[batch, heads, ...]``, whichever ones torch was handed:
+        heads folded into the batch, keys or a mask that stand for several rows or heads, a causal
+        mask. None where it was not for so many rows and heads."""
+        shape = (batch, heads)
+        if self.query.shape[:-2] == self.key.shape[:-2] == shape and not self.causal:
+            return None if self.dropout else self
+        leading = self.output.shape[:-2]
+        if self.dropout or leading.numel() != batch * heads:
+            return None
+
+        def spread(part: Tensor) -> Tensor:
+            if part.ndim > 2 and part.shape[-3] < leading[-1] > 1 < part.shape[-3]:  # grouped
+                part = part.repeat_interleave(leading[-1] // part.shape[-3], dim=-3)
+            return part.expand(*leading, -1, -1).reshape(*shape, *part.shape[-2:])
+
+        mask, logsumexp = self.mask, self.logsumexp
+        if self.causal:
+            mask = causal_mask(self.query.shape[-2], self.key.shape[-2], self.query.device)
+        elif mask is not None and mask.ndim > 2:
+            mask = spread(mask)
+        if logsumexp is not None:
+            logsumexp = logsumexp.reshape(*shape, -1)
+        call = SdpaCall(spread(self.query), spread(self.key), mask, self.scale, logsumexp)
+        call.value, call.output = spread(self.value), spread(self.output)
+        return call
 
     def attended(self, queries: slice | None = None, keys: slice | None = None) -> Attended:
         """What some queries pay to some keys, None for all. The softmax is over all keys."""
@@ -171,23 +202,27 @@ class SdpaWatch(TorchFunctionMode):
 
     Attributes:
         calls: in their order.
+        unlike: what answered in the place of torch's function, a call each, and how far its output
+            is from torch's, see :func:`sdattn.hooks.replaced.unlike_torchs`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Any] = []
+        self.unlike: list[tuple[Any, Tensor]] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is not nn.functional.scaled_dot_product_attention:
+        if func is not TORCHS:
             return func(*args, **kwargs)
-        return self._attend(partial(func, *args, **kwargs), *args, **kwargs)
+        return self.attend(partial(func, *args, **kwargs), outer_mode(), *args, **kwargs)
 
-    def _attend(
+    def attend(
         self,
-        attend: Callable[[], Tensor],
+        attend: "partial[Tensor]",
+        by: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -196,14 +231,22 @@ class SdpaWatch(TorchFunctionMode):
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
+        **unknown: Any,
     ) -> Tensor:
-        plain = not (dropout_p or is_causal or enable_gqa)
-        call, logsumexp = Operands(query, key, value, scale), None
-        backend = backend_with_logsumexp(call) if plain and attn_mask is None else 0
-        if backend:
+        """Have ``attend`` make the output, of the arguments that follow ``by``, and note it."""
+        call, logsumexp, inside = Operands(query, key, value, scale), None, len(self.calls)
+        plain = attn_mask is None and not (dropout_p or is_causal or enable_gqa or unknown)
+        if plain and by is None and (backend := backend_with_logsumexp(call)):
             output, logsumexp = attend_with_logsumexp(attend, backend, call)
         else:
             output = attend()
-        self.calls.append(SdpaCall(query, key, attn_mask, scale, logsumexp, plain))
-        self.calls[-1].value, self.calls[-1].output = value, output
+        if by is not None:
+            del self.calls[inside:]  # it is judged by what it was given, not by what it calls
+            unlike = torch.tensor(math.inf)  # with dropout, which would draw random numbers again
+            if not dropout_p:
+                unlike = unlike_torchs(output, attend.args, attend.keywords)
+            self.unlike.append((by, unlike))
+        seen = SdpaCall(query, key, attn_mask, scale, logsumexp, bool(dropout_p), is_causal)
+        seen.value, seen.output = value, output
+        self.calls.append(seen)
         return output

@@ -248,8 +248,8 @@ class _ZeroWatch(SdpaWatch):
         self.seen: list[SeenAttention] = []
         self.modules = 0
 
-    def _attend(
-        self, attend: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+    def attend(
+        self, attend: Any, by: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
     ) -> Tensor:
         name, has_processor, gets_text = self.running[-1]
         tokens, rows = (_letters(query), _letters(key)), len(query) // 3

@@ -12,7 +12,7 @@ from inspect import unwrap
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..attention import HALF_TYPES, merge_heads
 from .attended import Attended, GivenProbs
@@ -46,9 +46,13 @@ PRODUCTS = (torch.bmm, torch.matmul, Tensor.bmm, Tensor.matmul, Tensor.__matmul_
 def is_plain(attn: Any, processor: Any) -> bool:
     """Whether a processor in this layer uses ``softmax(q k^T / sqrt(d))``, and nothing else.
 
-    A layer whose ``scale`` or ``get_attention_scores`` is not diffusers' own has none that does.
+    A layer whose ``scale`` or ``get_attention_scores`` is not diffusers' own has none that does,
+    nor has a module of diffusers whose ``F`` is not torch's.
     """
-    if not _is_known(type(processor).__call__) or "get_attention_scores" in vars(attn):
+    call = type(processor).__call__
+    if not _is_known(call) or "get_attention_scores" in vars(attn):
+        return False
+    if unwrap(call).__globals__.get("F", nn.functional) is not nn.functional:
         return False
     scale, width = getattr(attn, "scale", None), getattr(attn, "inner_dim", None)
     return scale is None or width is None or scale == (width // attn.heads) ** -0.5
@@ -134,11 +138,9 @@ def maker_in(
     # Only products of the values' shape can have made the output; the last of them did.
     fitting = [event for event in events if event.output.shape[-2:] == (cells, features)]
     if fitting and isinstance(seen := fitting[-1], SdpaCall):
-        if not seen.plain or seen.output.shape[:-2] != (batch, heads):
-            return None
         if seen.query.dtype in HALF_TYPES:
             seen.logsumexp = None  # of less precision than a softmax here has
-        return seen
+        return seen.by_head(batch, heads)
     # Heads in slices: from the last product back until there are all of them, and no more.
     parts: list[Product] = []
     while fitting and isinstance(product := fitting.pop(), Product):

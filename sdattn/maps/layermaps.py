@@ -248,6 +248,15 @@ def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, Size]:
     mean = total / len(finest_layers)
     if mean.shape[-1] == math.prod(grid):
         return mean.flatten(1, -2), grid
+    if len(grid) < 3:
+        raise CaptureError(
+            Message(
+                "{refine='self'} spreads the maps along the self-attention, which has {0} keys "
+                "here for {1} cells: something merges its keys. Turn that off, or leave it out.",
+                mean.shape[-1],
+                math.prod(grid),
+            )
+        )
     if mean.shape[-1] != math.prod(grid[-2:]):
         raise CaptureError(
             Message(

@@ -192,14 +192,40 @@ def test_a_second_attention_of_all_queries_to_other_keys_does_not_count():
     assert torch.equal(first_map(model, given), expected)
 
 
-@pytest.mark.parametrize("option", ["dropout_p", "is_causal", "enable_gqa"])
+def causal(query, key, value, **options):
+    return scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def causal_by_a_mask(query, key, value, **options):
+    mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
+    return scaled_dot_product_attention(query, key, value, mask)
+
+
+def grouped(query, key, value, **options):
+    return scaled_dot_product_attention(query, key[:, :1], value[:, :1], enable_gqa=True)
+
+
+def grouped_by_copies(query, key, value, **options):
+    key, value = (part[:, :1].repeat(1, query.shape[1], 1, 1) for part in (key, value))
+    return scaled_dot_product_attention(query, key, value)
+
+
+@pytest.mark.parametrize(
+    ("attend", "written_out"), [(causal, causal_by_a_mask), (grouped, grouped_by_copies)]
+)
 @torch.no_grad()
-def test_other_kinds_of_joint_attention_are_refused(option):
+def test_other_kinds_of_joint_attention_are_shown(attend, written_out):
+    given = inputs("FLUX.1", flux().transformer)
+    expected = first_map(odd_flux(written_out), given)
+    torch.testing.assert_close(first_map(odd_flux(attend), given), expected, atol=1e-6, rtol=0)
+    assert (first_map(flux().transformer, given) - expected).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_joint_attention_with_dropout_is_refused():
     def attend(query, key, value, **options):
-        options[option] = 0.5 if option == "dropout_p" else True
-        return scaled_dot_product_attention(query, key, value, **options)
+        return scaled_dot_product_attention(query, key, value, dropout_p=0.5)
 
     model = odd_flux(attend)
-    with pytest.raises(RuntimeError, match="dropout, a causal mask or grouped queries"):
-        with capture(model):
-            model(**inputs("FLUX.1", model))
+    with pytest.raises(RuntimeError, match="dropout"), capture(model):
+        model(**inputs("FLUX.1", model))
