@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from ..attention.controlled import ControlledProcessor
 from ..models.attention_layer import Kind
 from ..models.denoiser_call import innermost
 
@@ -37,7 +38,10 @@ def standing(layers: Iterable[nn.Module], controller: Any) -> str:
 
 def calls_in_a_pass(processor: Any, kind: Kind) -> int:
     """Return how often a layer of this kind calls the controller of its processor: in joint
-    attention twice if what the image pays to itself is shown."""
+    attention twice if what the image pays to itself is shown. 0 for a processor of a user's own,
+    which may call for cross-attention alone."""
+    if not isinstance(processor, ControlledProcessor):
+        return 0
     return 2 if kind == "joint" and getattr(processor, "shows_picture", False) else 1
 
 
