@@ -13,7 +13,7 @@ from ..errors import InvalidValueError
 from ..hooks.controlled_passes import ControlledPass, ControlledPasses, controlled_layers
 from ..hooks.drawn import PromptWatch
 from ..hooks.installer import Installation, put_innermost
-from ..hooks.run_watch import RepeatedCalls, in_backward, running_variables
+from ..hooks.run_watch import PassHooks, in_backward
 from ..models.attention_layer import Kind
 from ..models.denoiser_call import innermost
 from ..models.guidance import guided_order
@@ -49,7 +49,6 @@ class Attachment:
     Attributes:
         in_pass: True between the two hooks.
         rests: True if the store sits this pass out: other processors replace its own for a while.
-        repeats: passes outside of a pipeline's call that may be of two prompts.
 
     Raises:
         TypeError: a model whose layers' places are not known.
@@ -73,15 +72,10 @@ class Attachment:
         self._kinds = Counter(layer.kind == "self" for layer in layers)
         self._how = _HOW.format(_UNET if is_unet(denoiser.model) else _TRANSFORMER)
         self._store = weakref.ref(store)
-        self.in_pass, self.rests, self._is_direct, self._is_new_run = False, False, False, False
-        self.repeats = RepeatedCalls()
+        self.in_pass, self.rests, self._is_new_run = False, False, False
         self.forget()
         installed = Installation()
-        installed.watch(denoiser.model, self._before_pass, self._after_pass)
-        if is_unet(denoiser.model) and hasattr(denoiser.model, "conv_out"):
-            # unet.forward(...), called directly, runs no hooks but those of its parts
-            installed.watch(denoiser.model.conv_in, self._before_part(denoiser.model))
-            installed.follow(denoiser.model.conv_out, self._after_part)
+        PassHooks(installed, denoiser.model, self._before_pass, self._after_pass)
         self._prompts = PromptWatch(denoiser, installed)
         self._passes.listen(installed)
         self.close = weakref.finalize(store, installed.remove)
@@ -179,8 +173,8 @@ class Attachment:
         if self._found.begins_run:
             self.forget()
             self._is_new_run = True
-        if self._found.order is None:
-            self.repeats.note(call)
+        if self._found.order is None and (store := self._store()) is not None:
+            store.repeats.note(call)
 
     def _begins(self) -> bool:
         """Begin a pass, when its first layer calls: hooks of the model that set processors have
@@ -214,7 +208,8 @@ class Attachment:
         try:
             prompts = found.prompts
         except InvalidValueError as error:
-            store.note(str(error))
+            if store.guidance in ("auto", "batch"):  # else the pipeline is not asked
+                store.note(str(error))
             return None
         if prompts is None and store.guidance == "auto" and found.batch % 2 == 0:
             store.note(
@@ -225,7 +220,7 @@ class Attachment:
             )
         return prompts
 
-    def _after_pass(self, *_: Any) -> None:
+    def _after_pass(self) -> None:
         store = self._store()
         if store is None or not self.in_pass or in_backward():
             return
@@ -268,25 +263,6 @@ class Attachment:
                 f"{first} calls came in the first pass and {calls} in a later one. The layers hold "
                 f"{standing(self._layers, store)}. Set processors before the run. {self._how}"
             )
-
-    def _before_part(self, model: nn.Module) -> Any:
-        held = weakref.ref(model)
-
-        def before(*_: Any) -> None:
-            whole = held()
-            if whole is not None and not self.in_pass and not in_backward():
-                given = running_variables(whole, "forward")
-                if given is not None:
-                    names = ("sample", "timestep", "encoder_hidden_states")
-                    self._before_pass(whole, (), {name: given[name] for name in names})
-                    self._is_direct = True
-
-        return before
-
-    def _after_part(self, *_: Any) -> None:
-        if self._is_direct:
-            self._is_direct = False
-            self._after_pass()
 
 
 def _check_layout(pipeline: Any) -> None:

@@ -13,7 +13,7 @@ from ..attention.controlled import Spans
 from ..errors import CaptureError, InvalidValueError, RunError
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.passes import CaptureWarning
-from ..hooks.run_watch import in_backward
+from ..hooks.run_watch import RepeatedCalls, in_backward
 from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.layers import PLACES, Place
@@ -100,6 +100,7 @@ class AttentionStore(StepMaps):
         self.curr_step_index = 0
         self.attachment: Attachment | None = None
         self.num_att_layers, self._num_uncond = -1, -1
+        self.repeats = RepeatedCalls()  # passes outside of a pipeline's call
         super().__init__(max_queries, kinds, keep_steps, save_global_store)
         if pipeline is not None:
             self.attach(pipeline)
@@ -274,17 +275,19 @@ class AttentionStore(StepMaps):
         attachment, problem = self.attachment, self._problem
         if attachment is not None:
             problem = problem or attachment.problem(self)
-            repeated = attachment.repeats.found()
-            if repeated is not None and self.guidance != "passes":
-                self._guess = (
-                    f"The model ran twice at timestep {repeated:g} with other text states, perhaps "
-                    "for the negative prompt, and both count as steps of the same images. If so, "
-                    f"make the {type(self).__name__} with guidance='passes'."
-                )
         elif self.num_att_layers < 0 and self.cur_att_layer:
             problem = f"{self.cur_att_layer} calls came while it was attached to no model. {HOW}"
         if problem:
             raise CaptureError(f"This {type(self).__name__} did not see the run whole: {problem}")
+        repeated = self.repeats.found()
+        # Attend-and-Excite runs the prompt again and again, and reads the last step alone
+        is_told = self.num_uncond_att_layers or self.save_global_store is not None
+        if repeated is not None and not is_told:
+            self._guess = (
+                f"The model ran twice at timestep {repeated:g} with other text states, perhaps "
+                "for the negative prompt, and both count as steps of the same images. If so, "
+                f"make the {type(self).__name__} with guidance='passes'."
+            )
         if self._guess:
             warnings.warn(self._guess, CaptureWarning, stacklevel=4)
             self._guess = ""

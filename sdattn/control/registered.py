@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..attention import TorchAttnProcessor, TorchJointProcessor
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, RunError
 from ..hooks.controlled_passes import ControlledPasses
 from ..models.layers import AttentionLayer, Denoiser, is_unet
 
@@ -43,3 +43,14 @@ def joint_passes(denoiser: Denoiser, controller: Any) -> ControlledPasses | None
         ) from None
     passes.check_guidance(controller)
     return passes
+
+
+def refuse_broken_step(controller: Any) -> None:
+    """Raise RuntimeError if the model begins a pass while a step of ``controller`` is open."""
+    begun = getattr(controller, "cur_att_layer", 0)
+    if begun not in (0, getattr(controller, "num_uncond_att_layers", 0)):
+        raise RunError(
+            f"The {type(controller).__name__} is in the middle of a step: {begun} layers have "
+            "called, and the model starts anew. After a run that was broken off, reset() the "
+            "controller."
+        )

@@ -16,12 +16,13 @@ from ..errors import InvalidValueError, Message, RunError
 from ..hooks.controlled_passes import ControlledPass, ControlledPasses, controlled_layers
 from ..hooks.installer import Installation
 from ..hooks.passes import CaptureError, CaptureWarning
+from ..hooks.run_watch import PassHooks
 from ..models.attention_layer import KINDS
 from ..models.denoiser_call import DenoiserCall, Size, innermost, is_compiled, unwrapped
 from ..models.guidance import Order, branch_order, branch_rows
 from ..models.layers import AttentionLayer, Denoiser, LayerSelection, select_layers
 from .attention_store import AttentionStore
-from .registered import joint_passes, registered
+from .registered import joint_passes, refuse_broken_step, registered
 
 
 def register_attention_control(
@@ -123,7 +124,8 @@ class ControlHandle:
                 _warn_eager(denoiser.model, controller)
             for layer, processor in zip(layers, self._processors, strict=True):
                 self._installed.put(layer, processor)
-            self._installed.watch(denoiser.model, self._before_pass)
+            before = self._before_pass
+            PassHooks(self._installed, denoiser.model, before, direct=self._before_direct)
             if passes is not None:
                 passes.listen(self._installed)
             undo.pop_all()
@@ -226,6 +228,12 @@ class ControlHandle:
         if is_shown and isinstance(self.controller, AttentionStore):
             self._begin_pass(self.controller, call, found)
 
+    def _before_direct(self, model: nn.Module, _: Any, given: dict[str, Any]) -> None:
+        """Tell a store of ``unet.forward(...)``, where nothing is refused."""
+        if isinstance(self.controller, AttentionStore) and self._known is None:
+            call = self._denoiser.family.read_call(model, (), given)
+            self._begin_pass(self.controller, call, None)
+
     def _begin_pass(
         self, store: AttentionStore, call: DenoiserCall, found: ControlledPass | None
     ) -> None:
@@ -233,6 +241,8 @@ class ControlHandle:
         if store.attachment is None:
             size = cast(Size, call.latent_size) if found is None else found.size
             prompts = self._prompts_of(call.batch) if found is None else found.prompts
+            if prompts is None:
+                store.repeats.note(call)
             store.begin_pass(call.batch, size, self._denoiser.levels, prompts, self._places)
 
     def _prompts_of(self, batch: int) -> slice | None:
@@ -289,14 +299,3 @@ def _warn_eager(model: Any, controller: Any) -> None:
         CaptureWarning,
         stacklevel=4,
     )
-
-
-def refuse_broken_step(controller: Any) -> None:
-    """Raise RuntimeError if the model begins a pass while a step of ``controller`` is open."""
-    begun = getattr(controller, "cur_att_layer", 0)
-    if begun not in (0, getattr(controller, "num_uncond_att_layers", 0)):
-        raise RunError(
-            f"The {type(controller).__name__} is in the middle of a step: {begun} layers have "
-            "called, and the model starts anew. After a run that was broken off, reset() the "
-            "controller."
-        )

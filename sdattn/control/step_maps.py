@@ -65,6 +65,7 @@ class StepMaps:
     """
 
     num_att_layers: int
+    images: int | None
     passes = 1  # steps in the run, if known
 
     def __init__(
@@ -199,12 +200,16 @@ class StepMaps:
         res: int | tuple[int, int] | None = None,
         is_cross: bool = True,
         select: int = 0,
+        prompts: int | str | Sequence[str] | None = None,
     ) -> Tensor:
         """Return :func:`sdattn.aggregate_attention` on the maps' device, with their graph, as the
         method of diffusers' Attend-and-Excite does. By default ``res`` is a quarter of the latent's
-        sides."""
+        sides; with ``save_global_store`` set, as there, all rows are one image if not known."""
         rows, cols = self.latent_size or (64, 64)
-        return aggregated(self, res or (-(-rows // 4), -(-cols // 4)), from_where, is_cross, select)
+        if prompts is None and self.images is None and self.save_global_store is not None:
+            prompts = 1
+        res = res or (-(-rows // 4), -(-cols // 4))
+        return aggregated(self, res, from_where, is_cross, select, prompts)
 
     def step_maps(self, steps: StepChoice) -> tuple[Maps, int]:
         """Return the maps of some steps, and how many steps they are the mean of.
