@@ -162,7 +162,7 @@ class Passes:
         self._refuse_second_run()
         self._note_text(call)
         order: Order = (
-            ("conditional",) if self.guidance is None else self.guidance.order(call.batch)
+            ("conditional",) if self.guidance is None else self.guidance.order(call.batch, model)
         )
         kept = None if call.skips_layers else self._kept(call, order)
         self.begun, self.call = True, None if kept is None else call

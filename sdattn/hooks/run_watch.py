@@ -2,9 +2,11 @@
 
 import inspect
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from types import FrameType
 from typing import Any
+
+from ..models.call_options import is_modular
 
 _MARK = "<call seen by sdattn>"  # among the variables of a frame: no code can have this name
 
@@ -39,14 +41,24 @@ def running_call(pipeline: Any) -> object | None:
     It is the same one until that call returns, and no later call has it. None outside of a call,
     and where the call cannot be seen (a decorator without ``functools.wraps``).
     """
-    variables = running_variables(pipeline)
+    variables = _frame_variables(pipeline)
     # The next call may have its frame at the same address, so an address proves nothing.
     # What lies among a frame's variables goes with them.
     return None if variables is None else variables.setdefault(_MARK, object())
 
 
-def running_variables(pipeline: Any) -> MutableMapping[str, Any] | None:
-    """The variables of that call as they are now, its arguments among them; None likewise."""
+def running_variables(pipeline: Any) -> Mapping[str, Any] | None:
+    """The variables of that call as they are now, its arguments among them; None likewise.
+
+    The call of a modular pipeline keeps all of them in its state.
+    """
+    variables = _frame_variables(pipeline)
+    if variables is None or not is_modular(pipeline):
+        return variables
+    return {**variables, **getattr(variables.get("state"), "values", {})}
+
+
+def _frame_variables(pipeline: Any) -> MutableMapping[str, Any] | None:
     if pipeline is None:
         return None
     # Any __call__ of the pipeline's classes, a subclass's around its base's too.

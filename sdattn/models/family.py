@@ -49,16 +49,17 @@ class Guidance:
         known_by: what shows which branches a call of the model has, where the pipeline does not
             name it: its ``"property"`` ``do_classifier_free_guidance``; that and the number of
             ``"rows"``, which are fewer once guidance has ended; the argument of that name of its
-            ``"encode_prompt"``; or the count of ``"calls"`` in a step, the prompt's first, where
-            they run in turn.
+            ``"encode_prompt"``; the count of ``"calls"`` in a step, the prompt's first, where
+            they run in turn; or the ``"guider"`` of a modular pipeline, where they do too.
     """
 
     order: Order
-    known_by: Literal["property", "rows", "encode_prompt", "calls"] = "property"
+    known_by: Literal["property", "rows", "encode_prompt", "calls", "guider"] = "property"
 
 
 NEGATIVE_FIRST = Guidance(("unconditional", "conditional"))
 IN_TURN = Guidance(("conditional",), known_by="calls")
+GUIDED = Guidance(("conditional",), known_by="guider")
 
 
 Part = tuple[float, float]  # of a run or of the depth of a model, in [0, 1]

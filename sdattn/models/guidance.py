@@ -18,6 +18,7 @@ from .cache_contexts import CacheContexts
 from .families import guidance_of
 from .family import Branch as Branch
 from .family import Order as Order
+from .guiders import GuiderWatch, guider_of, unperturbed
 
 
 def guided_order(pipeline: Any) -> Order:
@@ -62,6 +63,7 @@ class GuidanceWatch:
         self.guided = layout.order
         self._known_by = layout.known_by
         self._contexts: CacheContexts | None = None  # while it listens
+        self._guider = GuiderWatch()
         self._is_named = False  # of the last call: whether the pipeline named its branch
         self._step: Any = None
         self._calls = 0  # within this step
@@ -84,23 +86,26 @@ class GuidanceWatch:
     @property
     def in_turn(self) -> bool:
         """Whether the branches run one after the other, each in calls of its own."""
-        return self._is_named or self._known_by == "calls"
+        return self._is_named or self._known_by in ("calls", "guider")
 
     @property
     def may_miss(self) -> bool:
         """Whether the call that :meth:`order` was asked for is of one branch, in a guided run."""
         return self.in_turn or self._has_ended
 
-    def order(self, batch: int | None = None) -> Order:
+    def order(self, batch: int | None = None, model: Any = None) -> Order:
         """The chunks of the batch of the call that begins now; to be asked once a call.
 
         Args:
             batch: its rows, which say where guidance ends that the pipeline does not speak of.
+            model: the one that is called, where the pipeline has two.
         """
         named = None if self._contexts is None else self._contexts.order()
         self._is_named = named is not None
         if named is not None:
-            return named
+            return unperturbed(guider_of(self.pipeline, model), named)
+        if self._known_by == "guider":
+            return self._guider.order(guider_of(self.pipeline, model))
         if self._known_by == "calls":
             return self._next_in_turn()
         if self._known_by == "rows":

@@ -9,9 +9,11 @@ from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from ...errors import InvalidTypeError, InvalidValueError
+from ..call_options import is_modular
 from ..denoiser_call import unwrapped
 from ..encoders import Reader, refuse_unknown
-from ..family import Edits, Family, Guidance
+from ..family import GUIDED, Edits, Family, Guidance
+from ..guiders import guider_of
 from ..image_latents import ImageLatents
 from ..nearest import PAGE, nearest
 
@@ -117,11 +119,14 @@ def reader_of(pipe: Any) -> Reader:
 
 
 def guidance_of(pipe: Any) -> Guidance:
-    """How a pipeline runs guidance: as its class or the nearest base that a family names.
+    """Return how a pipeline runs guidance: as the guider of a modular one says, or as its class or
+    the nearest base that a family names.
 
     Raises:
         ValueError: no family names any, or not for a class without the property that it needs.
     """
+    if is_modular(pipe) and guider_of(pipe) is not None:
+        return GUIDED
     layouts = {name: layout for family in _registered for name, layout in family.guidance.items()}
     for cls in type(pipe).__mro__:
         found = layouts.get(cls.__name__)
