@@ -47,17 +47,24 @@ class Guidance:
     Attributes:
         order: the branches of a guided batch, chunk by chunk; None is neither of them.
         known_by: what shows which branches a call of the model has, where the pipeline does not
-            name it: its ``"property"`` ``do_classifier_free_guidance``; that and the number of
-            ``"rows"``, which are fewer once guidance has ended; the argument of that name of its
-            ``"encode_prompt"``; the count of ``"calls"`` in a step, the prompt's first, where
-            they run in turn; or the ``"guider"`` of a modular pipeline, where they do too.
+            name it: ``do_classifier_free_guidance``, a ``"property"`` of the pipeline or a
+            ``"variable"`` of its running call; the property and the number of ``"rows"``, which are
+            fewer once guidance has ended; the count of ``"calls"`` in a step, the prompt's first,
+            where they run in turn; or the ``"guider"`` of a modular pipeline, where they do too.
+        further: the variable of the running call that counts further chunks of a guided batch, of
+            neither branch; "" for none.
+        once: whether only the first call of a step has these branches, and later ones have none.
     """
 
     order: Order
-    known_by: Literal["property", "rows", "encode_prompt", "calls", "guider"] = "property"
+    known_by: Literal["property", "rows", "variable", "calls", "guider"] = "property"
+    further: str = ""
+    once: bool = False
 
 
 NEGATIVE_FIRST = Guidance(("unconditional", "conditional"))
+# Pipelines that keep whether they are guided to their call
+NEGATIVE_FIRST_IN_CALL = Guidance(("unconditional", "conditional"), known_by="variable")
 IN_TURN = Guidance(("conditional",), known_by="calls")
 GUIDED = Guidance(("conditional",), known_by="guider")
 
@@ -262,7 +269,7 @@ class Family:
             text=given["encoder_hidden_states"],
             sample=given[self.latents_argument],
             skips_layers=given.get("skip_layers") is not None,
-            grid_ids=given[self.grid_argument] if self.grid_argument else None,
+            grid_ids=given.get(self.grid_argument) if self.grid_argument else None,
             spans=partial(self.spans, model, given) if self.spans else None,
             spans_of=tuple(given[name] for name in self.spans_arguments if name in given),
         )

@@ -6,19 +6,16 @@ prompt in one batch, or one after the other. Many pipelines name the branch of e
 looked up in the families of models, never guessed from the batch.
 """
 
-import functools
-import inspect
 import weakref
-from collections.abc import Callable
-from threading import get_ident
-from typing import Any, cast
+from typing import Any
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, NotInCallError
 from .cache_contexts import CacheContexts
 from .families import guidance_of
 from .family import Branch as Branch
 from .family import Order as Order
 from .guiders import GuiderWatch, guider_of, unperturbed
+from .running_call import running_call, running_variables
 
 
 def guided_order(pipeline: Any) -> Order:
@@ -36,9 +33,11 @@ def branch_order(pipeline: Any) -> Order:
     To be asked at every call of the model, since guidance may be turned off in the middle of a
     run. The perturbed copy that PAG appends (Ahn et al. 2024) is neither branch.
     """
-    order = guided_order(pipeline)
-    if not pipeline.do_classifier_free_guidance:
-        order = ("conditional",)
+    return _with_perturbed(pipeline, guided_order(pipeline), pipeline.do_classifier_free_guidance)
+
+
+def _with_perturbed(pipeline: Any, guided: Order, is_guided: bool) -> Order:
+    order: Order = guided if is_guided else ("conditional",)
     if getattr(pipeline, "do_perturbed_attention_guidance", False):
         order = (*order, None)
     return order
@@ -59,9 +58,9 @@ class GuidanceWatch:
 
     def __init__(self, pipeline: Any):
         self._pipeline = weakref.ref(pipeline)
-        layout = guidance_of(pipeline)
-        self.guided = layout.order
-        self._known_by = layout.known_by
+        self._layout = guidance_of(pipeline)
+        self.guided = self._layout.order
+        self._known_by = self._layout.known_by
         self._contexts: CacheContexts | None = None  # while it listens
         self._guider = GuiderWatch()
         self._is_named = False  # of the last call: whether the pipeline named its branch
@@ -69,14 +68,11 @@ class GuidanceWatch:
         self._calls = 0  # within this step
         self._first: tuple[Any, int] | None = None  # call of a guided run: its schedule, its rows
         self._has_ended = False
-        self._is_guided: bool | None = None
-        self._thread = get_ident()
+        self._is_extra = False  # of the last call: whether it is a further one of its step
 
     def listen(self) -> None:
         """Have the pipeline say more than its attributes do, until :meth:`close`."""
         self._contexts = CacheContexts(self.pipeline)
-        if self._known_by == "encode_prompt":
-            _listeners(self.pipeline).append(self._hear)
 
     @property
     def pipeline(self) -> Any:
@@ -91,7 +87,7 @@ class GuidanceWatch:
     @property
     def may_miss(self) -> bool:
         """Whether the call that :meth:`order` was asked for is of one branch, in a guided run."""
-        return self.in_turn or self._has_ended
+        return self.in_turn or self._has_ended or self._is_extra
 
     def order(self, batch: int | None = None, model: Any = None) -> Order:
         """The chunks of the batch of the call that begins now; to be asked once a call.
@@ -112,12 +108,24 @@ class GuidanceWatch:
             return self._by_rows(batch)
         if self._known_by == "property":
             return branch_order(self.pipeline)
-        if self._is_guided is None:
-            raise InvalidValueError(
-                f"A {type(self.pipeline).__name__} called its model without encode_prompt, so "
-                "whether the batch is guided is not known. Capture its transformer instead."
+        return self._by_variable()
+
+    def _by_variable(self) -> Order:
+        variables = running_variables(self.pipeline)
+        if variables is None or "do_classifier_free_guidance" not in variables:
+            raise NotInCallError(
+                f"The model of a {type(self.pipeline).__name__} was called outside of the "
+                "pipeline's own call, so whether its batch is guided is not known. Capture its "
+                "UNet or transformer instead."
             )
-        return self.guided if self._is_guided else ("conditional",)
+        # of pipelines that call the model again in a step; a run has steps of its own
+        step = running_call(self.pipeline), variables.get("i")
+        self._is_extra = self._layout.once and step == self._step
+        self._step = step
+        if self._is_extra:
+            return (None,)
+        order = (*self.guided, *(None,) * variables.get(self._layout.further, 0))
+        return _with_perturbed(self.pipeline, order, bool(variables["do_classifier_free_guidance"]))
 
     def _next_in_turn(self) -> Order:
         # The scheduler moves on between steps only, so a second call within a step is the
@@ -145,50 +153,10 @@ class GuidanceWatch:
         self._has_ended = batch * len(order) == self._first[1]
         return ("conditional",) if self._has_ended else order
 
-    def _hear(self, guided: bool) -> None:
-        if get_ident() == self._thread:  # not of a run in another thread
-            self._is_guided = guided
-
     def close(self) -> None:
         """Stop listening."""
         if self._contexts is not None:
             self._contexts.close()
-        if self.pipeline is None:
-            return
-        standing_in = vars(self.pipeline).get("encode_prompt")
-        listeners = getattr(standing_in, "listeners", [])
-        if self._hear in listeners:
-            listeners.remove(self._hear)
-            if not listeners:
-                vars(self.pipeline).pop("encode_prompt")
-                vars(self.pipeline).update(cast(Any, standing_in).before)
-
-
-def _listeners(pipeline: Any) -> list[Callable[[bool], None]]:
-    """Called at each ``encode_prompt`` of this pipeline object with whether the run is guided.
-
-    A function that stands in for the method holds them, for as long as there are any.
-    """
-    encode = pipeline.encode_prompt
-    if hasattr(encode, "listeners"):
-        return cast(list[Callable[[bool], None]], encode.listeners)
-    signature = inspect.signature(encode)
-
-    @functools.wraps(encode)
-    def listened(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        for listener in listeners:
-            listener(bool(bound.arguments["do_classifier_free_guidance"]))
-        return encode(*args, **kwargs)
-
-    # In the instance, over the class's own method; close() takes it out again.
-    listeners: list[Callable[[bool], None]] = []
-    listened.listeners = listeners  # type: ignore[attr-defined]
-    own = {name: held for name, held in vars(pipeline).items() if name == "encode_prompt"}
-    listened.before = own  # type: ignore[attr-defined]
-    pipeline.encode_prompt = listened
-    return listeners
 
 
 def branch_rows(order: Order, batch: int) -> dict[Branch, slice]:

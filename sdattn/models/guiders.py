@@ -11,7 +11,7 @@ import copy
 import operator
 from typing import Any
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, NotInCallError
 from .cache_contexts import BRANCHES
 from .family import Order
 
@@ -41,13 +41,16 @@ class GuiderWatch:
         """Return the branch of the call that begins now, a batch of one chunk.
 
         Raises:
-            AttributeError: the guider has not run yet: the model is called by hand.
+            NotInCallError: the guider has not run yet: the model is called by hand.
             ValueError: a prediction whose prompt is not known, or more calls than the guider names.
         """
         # set_state begins a step; not every guider counts its passes itself
         step = guider, guider._step, guider._timestep
         if guider._step is None:
-            raise AttributeError(f"the {type(guider).__name__} has not run yet")
+            raise NotInCallError(
+                f"The model was called outside of its pipeline, whose {type(guider).__name__} has "
+                "not run yet, so which prompt the call is of is not known. Capture the model."
+            )
         same = len(self._step) == 3 and all(map(operator.is_, step, self._step))
         self._step, self._calls = step, self._calls + 1 if same else 1
         names = _predictions(guider)

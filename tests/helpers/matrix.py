@@ -13,6 +13,8 @@ from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProces
 
 from helpers.cross_rows import CROSS
 from helpers.film_rows import FILMS
+from helpers.from_video_rows import FROM_VIDEOS
+from helpers.further_rows import FURTHER
 from helpers.hunyuan_rows import HUNYUAN_IMAGES
 from helpers.joint_film_rows import JOINT_FILMS
 from helpers.joint_rows import JOINT
@@ -27,6 +29,7 @@ from sdattn import TorchAttnProcessor
 
 ROWS = (
     *UNETS,
+    *FURTHER,
     *TRANSFORMERS,
     *PADDED,
     *JOINT,
@@ -37,6 +40,7 @@ ROWS = (
     *WAN_FILMS,
     *LTX2_FILMS,
     *JOINT_FILMS,
+    *FROM_VIDEOS,
 )
 
 

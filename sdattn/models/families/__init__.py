@@ -25,6 +25,13 @@ RESISTING: Mapping[str, str] = {
     "QwenImage21Transformer2DModel": "its layers attend to the sequence a part at a time, with "
     "fewer queries than keys, and after the first step to keys from a cache",
 }
+# Pipelines of diffusers whose calls of the model have been read and make no map of one image.
+UNMAPPED: Mapping[str, str] = {
+    "StableDiffusionPanoramaPipeline": "it runs the model on windows of the image, several a step, "
+    "so no call is of the whole image",
+    "StableDiffusionGLIGENTextImagePipeline": "it runs the model twice a step on both prompts, "
+    "with boxes and without, and takes one prompt from either",
+}
 _registered: tuple[Family, ...] = tuple(
     import_module(f".{module.name}", __name__).FAMILY for module in iter_modules(__path__)
 )
@@ -130,6 +137,11 @@ def guidance_of(pipe: Any) -> Guidance:
     layouts = {name: layout for family in _registered for name, layout in family.guidance.items()}
     for cls in type(pipe).__mro__:
         found = layouts.get(cls.__name__)
+        if cls.__name__ in UNMAPPED:
+            raise InvalidValueError(
+                f"The maps of a {type(pipe).__name__} cannot be told apart: "
+                f"{UNMAPPED[cls.__name__]}. Use another pipeline of the same model."
+            )
         has_property = hasattr(type(pipe), "do_classifier_free_guidance")
         if found and (found.known_by != "property" or has_property):
             return found

@@ -116,6 +116,8 @@ class _Wan(Family):
         return replace(call, n_image=columns)
 
 
+_PIPELINES = ("WanPipeline", "WanImageToVideoPipeline", "WanVideoToVideoPipeline")
+
 FAMILY = _Wan(
     name="Wan",
     denoisers=("WanTransformer3DModel",),
@@ -127,5 +129,5 @@ FAMILY = _Wan(
     size_unit=16,
     half="bfloat16",
     readers={"Wan": read_wan},
-    guidance=dict.fromkeys(("WanPipeline", "WanImageToVideoPipeline"), IN_TURN),
+    guidance=dict.fromkeys(_PIPELINES, IN_TURN),
 )

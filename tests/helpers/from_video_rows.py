@@ -1,0 +1,66 @@
+"""Rows of the support matrix: films that begin with a picture or a film, with random weights."""
+
+from typing import Any
+
+import torch
+from diffusers import (
+    CogVideoXFunControlPipeline,
+    CogVideoXVideoToVideoPipeline,
+    LTXConditionPipeline,
+    LTXImageToVideoPipeline,
+    WanVideoToVideoPipeline,
+)
+
+from helpers.film_rows import BATCHED, FILM, FRAMES, film, long_film, ltx, wan
+from helpers.joint_film_rows import COG, cogvideox
+from helpers.rows import Options, Row, Way, pictures
+
+LTX: dict[str, Any] = {**BATCHED, "unit": 32, "cell": 32}
+WHOLE = {"strength": 1.0}  # so that all steps run
+
+
+def given(way: Way) -> torch.Tensor:
+    """A film for each prompt, ``[prompts, frames, 3, height, width]``."""
+    frames = torch.Generator().manual_seed(1)
+    return torch.rand(way.prompts, FRAMES, 3, *way.size, generator=frames)
+
+
+def from_first_frame(pipe: Any, way: Way) -> Options:
+    return {**long_film(pipe, way), "image": pictures(way, way.total)}
+
+
+def with_condition(pipe: Any, way: Way) -> Options:
+    """Its first frame, for all films alike."""
+    return {**long_film(pipe, way), "image": pictures(way, 1)}
+
+
+def from_film(pipe: Any, way: Way) -> Options:
+    options = {**film(pipe, way), "video": given(way), **WHOLE}
+    return {name: value for name, value in options.items() if name != "num_frames"}
+
+
+def controlled(pipe: Any, way: Way) -> Options:
+    options = {**film(pipe, way), "control_video": given(way)}
+    return {name: value for name, value in options.items() if name != "num_frames"}
+
+
+FROM_VIDEOS = (
+    Row("LTX-Video, from a picture", lambda: ltx(LTXImageToVideoPipeline), from_first_frame, **LTX),
+    Row("LTX-Video, conditions", lambda: ltx(LTXConditionPipeline), with_condition, **LTX),
+    Row(
+        "Wan 2.1, from a film",
+        lambda: wan(WanVideoToVideoPipeline),
+        from_film,
+        in_turn=True,
+        **{**FILM, "images_option": None},  # diffusers gives one film a prompt, whatever it is told
+    ),
+    Row(
+        "CogVideoX, from a film", lambda: cogvideox(CogVideoXVideoToVideoPipeline), from_film, **COG
+    ),
+    Row(
+        "CogVideoX, control",
+        lambda: cogvideox(CogVideoXFunControlPipeline, in_channels=8),
+        controlled,
+        **COG,
+    ),
+)
