@@ -200,6 +200,10 @@ class Family:
         """Whether a class is named among the denoisers."""
         return kind in self.denoisers or kind.__name__ in self.denoisers
 
+    def within(self, _pipeline: Any) -> "Family":
+        """Return the family as it is in a pipeline: the same model may make images and videos."""
+        return self
+
     def recognises(self, _model: Any) -> bool:
         """Whether a model that no family lists belongs to this one by how it is built."""
         return False

@@ -68,7 +68,7 @@ def from_picture(pipe: Any, way: Way) -> Options:
     return {name: value for name, value in options.items() if name not in ("height", "width")}
 
 
-def kandinsky5() -> Any:
+def kandinsky5(kind: Any = Kandinsky5T2IPipeline, vae: Any = vae, **changes: Any) -> Any:
     torch.manual_seed(0)
     transformer = Kandinsky5Transformer3DModel(
         in_visual_dim=4,
@@ -81,12 +81,13 @@ def kandinsky5() -> Any:
         num_text_blocks=1,
         num_visual_blocks=2,
         axes_dims=(4, 4, 4),
+        **changes,
     )
     for name, weight in transformer.named_parameters():
         if "modulation" in name or "_norm.weight" in name:  # zeros and ones as they are made
             torch.nn.init.normal_(weight)
     processor = tiny_qwen_processor()
-    pipe = Kandinsky5T2IPipeline(
+    pipe = kind(
         transformer=transformer.eval(),
         vae=vae(),
         text_encoder=tiny_qwen_vl(processor.tokenizer),

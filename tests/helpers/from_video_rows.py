@@ -1,4 +1,5 @@
-"""Rows of the support matrix: films that begin with a picture or a film, with random weights."""
+"""Rows of the support matrix: films that begin with a picture or a film, and those of Kandinsky 5,
+with random weights."""
 
 from typing import Any
 
@@ -6,13 +7,16 @@ import torch
 from diffusers import (
     CogVideoXFunControlPipeline,
     CogVideoXVideoToVideoPipeline,
+    Kandinsky5I2VPipeline,
+    Kandinsky5T2VPipeline,
     LTXConditionPipeline,
     LTXImageToVideoPipeline,
     WanVideoToVideoPipeline,
 )
 
+from helpers.cross_rows import KANDINSKY, kandinsky5, of_resolution
 from helpers.film_rows import BATCHED, FILM, FRAMES, film, long_film, ltx, wan
-from helpers.joint_film_rows import COG, cogvideox
+from helpers.joint_film_rows import COG, cogvideox, hunyuan_vae
 from helpers.rows import Options, Row, Way, pictures
 
 LTX: dict[str, Any] = {**BATCHED, "unit": 32, "cell": 32}
@@ -44,6 +48,19 @@ def controlled(pipe: Any, way: Way) -> Options:
     return {name: value for name, value in options.items() if name != "num_frames"}
 
 
+def kandinsky_film(pipe: Any, way: Way) -> Options:
+    """Its template is long, and longer in letters."""
+    of_resolution(pipe, way)  # what it keeps in float32
+    return {**film(pipe, way), "max_sequence_length": 1024}
+
+
+def kandinsky_film_from_picture(pipe: Any, way: Way) -> Options:
+    """Five frames of a latent, the fewest with a number that is not NaN."""
+    return {**kandinsky_film(pipe, way), "num_frames": 17, "image": pictures(way, 1)}
+
+
+KANDINSKY_FILM: dict[str, Any] = {**KANDINSKY, "frames": 2, "images_option": None, "processors": ()}
+
 FROM_VIDEOS = (
     Row("LTX-Video, from a picture", lambda: ltx(LTXImageToVideoPipeline), from_first_frame, **LTX),
     Row("LTX-Video, conditions", lambda: ltx(LTXConditionPipeline), with_condition, **LTX),
@@ -62,5 +79,18 @@ FROM_VIDEOS = (
         lambda: cogvideox(CogVideoXFunControlPipeline, in_channels=8),
         controlled,
         **COG,
+    ),
+    Row(
+        "Kandinsky 5, films",
+        lambda: kandinsky5(Kandinsky5T2VPipeline, hunyuan_vae),
+        kandinsky_film,
+        **KANDINSKY_FILM,
+    ),
+    Row(
+        "Kandinsky 5, films from a picture",
+        lambda: kandinsky5(Kandinsky5I2VPipeline, hunyuan_vae, visual_cond=True),
+        kandinsky_film_from_picture,
+        batched=False,
+        **{**KANDINSKY_FILM, "frames": 5},
     ),
 )
