@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import diffusers
 
-from sdattn.models.families import registered
+from sdattn.models.families import UNMAPPED, registered
 
 LAYOUTS = ("refused", "known", "guider")
 
@@ -28,7 +29,8 @@ class Found(NamedTuple):
     Attributes:
         name: of its class.
         denoiser: class of the model that is called once a step.
-        layout: "known" with the way it is known, "guider" of a modular one, or "refused".
+        layout: "known" with the way it is known, "guider" of a modular one, or "refused", with the
+            reason if its loop has been read.
     """
 
     name: str
@@ -45,23 +47,29 @@ def known_denoisers() -> set[str]:
 def denoisers_of(kind: type) -> list[str]:
     """Return the classes that a pipeline's denoiser may have, as its constructor names them."""
     if issubclass(kind, diffusers.ModularPipeline):
-        blocks: Any = getattr(diffusers, getattr(kind, "default_blocks_name", None) or "", None)
-        specs = blocks().expected_components if blocks else ()
-        parts = {spec.name: getattr(spec.type_hint, "__name__", "") for spec in specs}
-        return [parts[name] for name in ("unet", "transformer") if name in parts]
-    parameters = inspect.signature(kind).parameters
-    hints = (parameters[name].annotation for name in ("unet", "transformer") if name in parameters)
-    return [str(getattr(hint, "__name__", "") if inspect.isclass(hint) else hint) for hint in hints]
+        parts = {spec.name: str(spec.type_hint) for spec in components_of(kind)}
+    else:
+        parameters = inspect.signature(kind).parameters.values()
+        parts = {parameter.name: str(parameter.annotation) for parameter in parameters}
+    hints = (parts[name] for name in ("unet", "transformer") if name in parts)
+    return [name for hint in hints for name in re.findall(r"\w+", hint)]
+
+
+def components_of(kind: Any) -> list[Any]:
+    """Return what a modular pipeline's blocks need; nothing of one without blocks of its own."""
+    blocks: Any = getattr(diffusers, str(kind.default_blocks_name), None)
+    return list(blocks().expected_components) if blocks else []
 
 
 def layout_of(kind: type) -> str:
     """Return how the layout of a class's guidance is known, "refused" where it is not."""
-    if issubclass(kind, diffusers.ModularPipeline):
-        blocks: Any = getattr(diffusers, str(getattr(kind, "default_blocks_name", None)), None)
-        if blocks and any(spec.name == "guider" for spec in blocks().expected_components):
-            return "guider"
+    modular = issubclass(kind, diffusers.ModularPipeline)
+    if modular and any(spec.name == "guider" for spec in components_of(kind)):
+        return "guider"
     layouts = {name: held for family in registered() for name, held in family.guidance.items()}
     for base in kind.__mro__:
+        if base.__name__ in UNMAPPED:
+            return f"refused: {UNMAPPED[base.__name__]}"
         held = layouts.get(base.__name__)
         has_property = hasattr(kind, "do_classifier_free_guidance")
         if held and (held.known_by != "property" or has_property):
@@ -77,9 +85,9 @@ def found() -> Iterator[Found]:
         bases = diffusers.DiffusionPipeline, diffusers.ModularPipeline
         if not inspect.isclass(kind) or not issubclass(kind, bases) or kind in bases:
             continue
-        own = [one for one in denoisers_of(kind) if any(each in one for each in known)]
+        own = [one for one in denoisers_of(kind) if one in known]
         if own:
-            yield Found(name, own[0].rpartition(".")[2].strip("'>]"), layout_of(kind))
+            yield Found(name, own[0], layout_of(kind))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -92,7 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
     rows = [row for row in found() if row.layout.startswith(asked)]
     for row in rows:
         print(f"{row.name:52} {row.denoiser:38} {row.layout}")
-    refused = sum(row.layout == "refused" for row in rows)
+    refused = sum(row.layout.startswith("refused") for row in rows)
     print(
         f"{len(rows)} pipelines, {refused} refused; diffusers {diffusers.__version__}",
         file=sys.stderr,

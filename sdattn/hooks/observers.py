@@ -116,7 +116,7 @@ class ObservingProcessor:
         vars(call)["__signature__"] = inspect.signature(inner.__call__)
         vars(self)["__call__"] = call
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         """The class of the processor that is watched: diffusers looks processors up by it, to skip
         their attention in a pass of perturbed guidance. ``type()`` gives the observer's own."""

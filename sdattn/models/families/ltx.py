@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from ...errors import InvalidValueError
 from ..encoders import read_t5
 from ..family import NEGATIVE_FIRST, Family
@@ -18,11 +20,13 @@ def _grid(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     coordinates = given.get("video_coords")
     if coordinates is None:
         return given["num_frames"], given["height"], given["width"]
-    frames, rows, cols = (len(axis.unique()) for axis in coordinates[0])
-    if frames * rows * cols != coordinates.shape[-1]:
+    places = coordinates[0].float()
+    axes = [axis.unique() for axis in places]
+    frames, rows, cols = map(len, axes)
+    if not torch.equal(places.T, torch.cartesian_prod(*axes)):
         raise InvalidValueError(
             f"The model was called with {coordinates.shape[-1]} cells, which are no grid of "
-            f"{frames} frames of {rows}x{cols}: the cells of given frames that are not the first "
+            f"{frames} frames of {rows}x{cols}, frame by frame: the cells of given frames that are not the first "
             "come before the video's. Give the video its first frame alone."
         )
     return frames, rows, cols

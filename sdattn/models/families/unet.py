@@ -14,7 +14,7 @@ from ..attention_layer import PLACES, AttentionLayer, Kind
 from ..chatglm import read_chatglm
 from ..denoiser_call import DenoiserCall, Timestep, arguments, innermost, unwrapped
 from ..encoders import read_clip
-from ..family import NEGATIVE_FIRST, NEGATIVE_FIRST_IN_CALL, Edits, Family, Guidance
+from ..family import NEGATIVE_FIRST, NEGATIVE_FIRST_IN_CALL, Edits, Family, Guidance, Order
 from ..image_latents import ImageLatents, vae_latents
 
 
@@ -130,7 +130,7 @@ _IN_CALL = """
 StableDiffusionUpscalePipeline StableDiffusionDiffEditPipeline StableDiffusionGLIGENPipeline
 """
 # [prompt and image, image only, neither]: Brooks et al. 2022, section 3.2.1.
-_THREE_WAY = ("conditional", None, "unconditional")
+_THREE_WAY: Order = ("conditional", None, "unconditional")
 
 FAMILY = UNets(
     name="UNets with self- and cross-attention in down, mid and up blocks: SD 1.x, 2.x, SDXL, "

@@ -64,7 +64,7 @@ def _cleaned(call: TextCall, text: str) -> Source:
     """The prompt as the pipeline leaves it, if it only cuts off spaces at the ends."""
     names = [cls.__module__ for cls in type(call.pipe).__mro__]
     names += [f"{name.rpartition('.')[0]}.encoders" for name in names]  # of modular pipelines
-    modules = (sys.modules.get(name) for name in names)
+    modules = [sys.modules[name] for name in names if name in sys.modules]
     clean = next(one.prompt_clean for one in modules if hasattr(one, "prompt_clean"))
     try:
         source, cleaned = Source.of(text).strip(), clean(text)
