@@ -26,8 +26,8 @@ def _grid(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     if not torch.equal(places.T, torch.cartesian_prod(*axes)):
         raise InvalidValueError(
             f"The model was called with {coordinates.shape[-1]} cells, which are no grid of "
-            f"{frames} frames of {rows}x{cols}, frame by frame: the cells of given frames that are not the first "
-            "come before the video's. Give the video its first frame alone."
+            f"{frames} frames of {rows}x{cols}, frame by frame: the cells of given frames that are "
+            "not the first come before the video's. Give the video its first frame alone."
         )
     return frames, rows, cols
 
