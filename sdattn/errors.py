@@ -82,6 +82,11 @@ class OptionError(InvalidValueError):
         return _bare, (type(self), *self.args), held
 
 
+class NotInCallError(InvalidValueError, AttributeError):
+    """A call of a pipeline's model outside of the pipeline's own call, which alone knows whether it
+    is guided."""
+
+
 class InvalidTypeError(SdattnError, TypeError):
     """An object of a kind that is not known or cannot do what was asked."""
 

@@ -1,6 +1,5 @@
 """The live page: type a prompt, see where its words went. Needs ``sdattn[app]``."""
 
-import inspect
 import os
 import signal
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 from ..errors import in_python, is_bug, worded
 from ..maps.notebook import framed
 from ..maps.presets import PRESETS
+from ..models.call_options import call_options
 from ..models.demos import demo_of, demo_settings
 from ..models.films import default_frames, makes_films
 from ..models.layers import find_denoiser
@@ -166,9 +166,7 @@ def _settings(pipe: Any) -> list[Any]:
 
 def _defaults(pipe: Any) -> dict[str, Any]:
     """Of the options of the pipeline's call."""
-    options = inspect.signature(pipe.__call__).parameters
-    usual = {name: option.default for name, option in options.items()}
-    return {**usual, **demo_settings(pipe)}
+    return {**call_options(pipe), **demo_settings(pipe)}
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,13 @@ class ObservingProcessor:
         vars(call)["__signature__"] = inspect.signature(inner.__call__)
         vars(self)["__call__"] = call
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class of the processor that is watched: diffusers looks processors up by it, to skip
+        their attention in a pass of perturbed guidance. ``type()`` gives the observer's own."""
+        held = {**vars(self), **vars(self).get("_modules", {})}
+        return type(innermost(self)) if "inner" in held else type(self)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Of a model's copy: the copy is not watched."""
         return copy.deepcopy(self.inner, memo)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidTypeError, InvalidValueError, RunError
-from ..models.encoders import option_of
+from ..models.call_options import call_options, option_of
 from ..models.layers import AttentionLayer, Denoiser, find_denoiser, is_unet
 from .attended import Attended, Columns, QueryKey, Rows, chosen_rows
 
@@ -80,7 +80,7 @@ def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) 
     scale = (given.get("cross_attention_kwargs") or {}).get("scale")
     known, length = inspect.signature(pipe.encode_prompt).parameters, "max_sequence_length"
     # it may be of more columns by itself than the pipeline's call asks it for
-    if length in known and length in inspect.signature(pipe.__call__).parameters:
+    if length in known and length in call_options(pipe):
         given = {length: option_of(pipe, given, length), **given}
     named = {**given, "lora_scale": scale}
     chosen = ("clip_skip", "lora_scale", length)

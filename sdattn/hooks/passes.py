@@ -162,7 +162,7 @@ class Passes:
         self._refuse_second_run()
         if self.guidance is None:
             self._repeats.note(call)
-        order: Order = ("conditional",) if self.guidance is None else self.guidance.order()
+        order: Order = ("conditional",) if self.guidance is None else self.guidance.order(model)
         kept = None if call.skips_layers else self._kept(call, order)
         self.begun, self.call = True, None if kept is None else call
         if kept is None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 import weakref
-from collections.abc import Callable, MutableMapping
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..models.denoiser_call import DenoiserCall, Timestep
+from ..models.running_call import forward_variables
+from ..models.running_call import running_call as running_call
+from ..models.running_call import running_variables as running_variables
 from .installer import Installation
-
-_MARK = "<call seen by sdattn>"  # among the variables of a frame: no code can have this name
 
 
 class RunWatch:
@@ -40,36 +38,6 @@ class RunWatch:
         is_new = schedule is not self.schedule or (call is not None and call is not self._call)
         self.schedule, self._call = schedule, call or self._call
         return is_new
-
-
-def running_call(pipeline: Any) -> object | None:
-    """An object that stands for the call of a pipeline which this thread is in, the innermost one.
-
-    It is the same one until that call returns, and no later call has it. None outside of a call,
-    and where the call cannot be seen (a decorator without ``functools.wraps``).
-    """
-    variables = running_variables(pipeline)
-    # The next call may have its frame at the same address, so an address proves nothing.
-    # What lies among a frame's variables goes with them.
-    return None if variables is None else variables.setdefault(_MARK, object())
-
-
-def running_variables(pipeline: Any, method: str = "__call__") -> MutableMapping[str, Any] | None:
-    """Return the variables of that call as they are now, its arguments among them; None likewise.
-    ``method`` names another method of another object."""
-    if pipeline is None:
-        return None
-    # That of any of the object's classes, a subclass's around its base's too.
-    calls = [vars(kind)[method] for kind in type(pipeline).__mro__ if method in vars(kind)]
-    codes = [getattr(inspect.unwrap(call), "__code__", None) for call in calls]
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code in codes:
-            variables, own = frame.f_locals, frame.f_code.co_varnames[:1]  # self, by any name
-            if any(variables.get(name) is pipeline for name in own):
-                return variables
-        frame = frame.f_back
-    return None
 
 
 def in_backward() -> bool:
@@ -116,7 +84,7 @@ class PassHooks:
     def _begin_part(self, *_: Any) -> None:
         was_hooked, self._is_hooked = self._is_hooked, False  # one that broke off may have left it
         is_known = was_hooked or in_backward()
-        given = None if is_known else running_variables(self._model(), "forward")
+        given = None if is_known else forward_variables(self._model())
         if given is not None:
             names = ("sample", "timestep", "encoder_hidden_states")
             self._is_direct = True

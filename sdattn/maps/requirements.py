@@ -1,6 +1,5 @@
 """What a run has `capture()` keep: what was asked for, and what its preset reads."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
@@ -9,7 +8,7 @@ from ..errors import InvalidTypeError, InvalidValueError, OptionError
 from ..hooks.keep import Heads, Steps
 from ..hooks.run_part import RunPart
 from ..models.call_facts import images_a_prompt
-from ..models.encoders import option_of
+from ..models.call_options import call_options, option_of
 from ..models.films import default_frames, makes_films
 from ..models.layers import TEXT_KINDS, find_denoiser, select_layers
 from ..prompts.tokenizing import PAD
@@ -96,7 +95,7 @@ def capture_settings(
 
 def _check_part(pipe: Any, preset: Preset, part: RunPart, options: Mapping[str, Any]) -> None:
     """Refuse so few steps that none of them is in the part of the run that a preset reads."""
-    known = inspect.signature(pipe.__call__).parameters
+    known = call_options(pipe)
     chosen = {"timesteps", "sigmas", "strength"}  # by which a run may have other steps
     if "num_inference_steps" not in known or any(options.get(name) for name in chosen):
         return

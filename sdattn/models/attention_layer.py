@@ -8,7 +8,9 @@ from ..attention import level_grids
 from .denoiser_call import Size
 
 Place = Literal["down", "mid", "up", "double", "single", "block"]
-Kind = Literal["cross", "joint", "self", "text", "temporal", "linear", "audio"]
+Kind = Literal[
+    "cross", "joint", "self", "text", "temporal", "linear", "audio", "grounded", "control"
+]
 PLACES: tuple[Place, ...] = ("down", "mid", "up")  # of a UNet
 KINDS: tuple[Kind, ...] = ("cross", "joint", "self")  # those that can be captured
 TEXT_KINDS: tuple[Kind, ...] = ("cross", "joint")  # those with a column for each token of the text
@@ -29,8 +31,10 @@ class AttentionLayer:
             transformer with joint attention, ``"block"`` in any other.
         kind: ``"cross"`` (keys from the text), ``"joint"`` (keys from text and picture), ``"self"``
             (keys from the picture); ``"text"`` (of the text alone), ``"temporal"`` (over the frames
-            of a video), ``"linear"`` (no softmax) and ``"audio"`` (to or from a film's sound) are
-            listed but cannot be captured.
+            of a video), ``"linear"`` (no softmax), ``"audio"`` (to or from a film's sound),
+            ``"grounded"`` (of the picture and the objects of GLIGEN's boxes together) and
+            ``"control"`` (of a control network that runs inside the model) are listed but cannot be
+            captured.
         level: 0 at the full latent resolution, 1 at half of it, and so on.
         heads: number of attention heads.
         module: the attention module of diffusers; it holds the processor.

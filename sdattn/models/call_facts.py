@@ -1,12 +1,13 @@
 """What a call of a pipeline will do: how many pictures, how many passes, with guidance or not."""
 
-import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from .encoders import option_of
+from ..errors import InvalidValueError, Message
+from .call_options import call_options, option_of
 from .families import guidance_of
+from .guiders import guider_of, makes_negative
 from .layers import find_denoiser
 
 # The options that say how many pictures, or films, are made of one prompt
@@ -15,7 +16,7 @@ EACH = ("num_images_per_prompt", "num_videos_per_prompt")
 
 def images_a_prompt(pipe: Any, options: Mapping[str, Any]) -> int:
     """How many pictures, or films, a run makes of one prompt."""
-    known = inspect.signature(pipe.__call__).parameters
+    known = call_options(pipe)
     return math.prod(option_of(pipe, options, name) or 1 for name in EACH if name in known)
 
 
@@ -31,8 +32,43 @@ def model_passes(pipe: Any, options: Mapping[str, Any]) -> int:
 
 def is_guided(pipe: Any, options: Mapping[str, Any]) -> bool:
     """Whether a run will have unconditional rows in its batch."""
-    if guidance_of(pipe).known_by == "calls":  # in a batch of their own (FLUX)
+    if guidance_of(pipe).known_by in ("calls", "guider"):  # in a batch of their own (FLUX)
         return False
     # A model that takes the guidance scale as an input (LCM) runs none.
     distilled = getattr(find_denoiser(pipe).model.config, "time_cond_proj_dim", None) is not None
     return bool(option_of(pipe, options, "guidance_scale") > 1 and not distilled)
+
+
+def check_guidance(pipe: Any, options: Mapping[str, Any]) -> None:
+    """Refuse a negative prompt that the pipeline would drop in silence.
+
+    Raises:
+        ValueError: it would; the message says what to set.
+    """
+    if not options.get("negative_prompt"):
+        return
+    guider = guider_of(pipe)
+    if guider is not None:
+        _check_guider(pipe, guider)
+        return
+    known = call_options(pipe)
+    name = next((scale for scale in ("true_cfg_scale", "guidance_scale") if scale in known), None)
+    if name is None:
+        return
+    scale = option_of(pipe, options, name)
+    if isinstance(scale, (int, float)) and scale <= 1:
+        text = (
+            f"A {{0}} uses a negative prompt only with {{{name}}} above 1; found {{1}}. Pass "
+            f"{{{name}=4}}, say, or no negative prompt."
+        )
+        raise InvalidValueError(Message(text, type(pipe).__name__, scale))
+
+
+def _check_guider(pipe: Any, guider: Any) -> None:
+    """Refuse a negative prompt that the guider of a modular pipeline makes nothing of."""
+    if not makes_negative(guider):
+        raise InvalidValueError(
+            f"A {type(pipe).__name__} uses a negative prompt only where its guider has guidance; "
+            f"found a {type(guider).__name__} without. Set pipe.guider.guidance_scale above 1 and "
+            "call pipe.guider.enable(), or pass no negative prompt."
+        )

@@ -96,7 +96,9 @@ def demo_settings(pipe: Any) -> Mapping[str, Any]:
 def model_name(pipe: Any) -> str:
     """How a run's record names a model: a demo by its name, any other by its folder or hub id."""
     demo = demo_of(pipe)
-    return demo.name if demo else str(getattr(pipe, "name_or_path", ""))
+    names = ("name_or_path", "_pretrained_model_name_or_path")  # the other of modular pipelines
+    held = next((name for name in names if getattr(pipe, name, None)), names[0])
+    return demo.name if demo else str(getattr(pipe, held, ""))
 
 
 def lent_parts(folder: Path, index: Mapping[str, Any], dtype: Any) -> dict[str, Any]:

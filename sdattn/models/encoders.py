@@ -5,7 +5,6 @@ A reader takes a :class:`TextCall` and texts, one prompt each; which pipeline ha
 family's own file, see :mod:`sdattn.models.families`.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,13 +14,9 @@ from ..prompts.chunks import read_chunks
 from ..prompts.tokenizing import NO_LIMIT, PAD, Token, filled, with_vectors
 from ..prompts.tokens import Prompt, read_source
 from ..prompts.words import Source
+from .call_options import option_of, setting_of
 
 PLACEHOLDER = "\ue000"  # a private character, for the place of the prompt in a template
-
-
-def option_of(pipe: Any, options: Mapping[str, Any], name: str) -> Any:
-    """An option's value, the pipeline's own default where it was not given."""
-    return options.get(name, inspect.signature(pipe.__call__).parameters[name].default)
 
 
 @dataclass(frozen=True)
@@ -38,6 +33,10 @@ class TextCall:
         """Of the pipeline's call."""
         return option_of(self.pipe, self.options, name)
 
+    def setting(self, *names: str) -> Any:
+        """Return a setting of the pipeline's that decides how prompts are read."""
+        return setting_of(self.pipe, *names)
+
     def source(self, tokenizer: Any, text: str) -> Source:
         """The prompt with its textual inversions, where the pipeline converts them."""
         converts = hasattr(self.pipe, "maybe_convert_prompt")
@@ -49,7 +48,13 @@ class TextCall:
         ``most`` is the largest that the pipeline takes.
         """
         if self.columns is None:
-            return int(self.option("max_sequence_length"))
+            asked = self.option("max_sequence_length")
+            if asked is None:
+                kind = type(self.pipe).__name__
+                raise InvalidValueError(
+                    f"How many columns the texts of a {kind} have is not known. Pass columns=."
+                )
+            return int(asked)
         length = self.columns - before
         asked = self.options.get("max_sequence_length")
         if length < 1 or asked not in (None, length) or (most is not None and length > most):

@@ -47,18 +47,27 @@ class Guidance:
     Attributes:
         order: the branches of a guided batch, chunk by chunk; None is neither of them.
         known_by: what shows which branches a call of the model has, where the pipeline does not
-            name it: its ``"property"`` ``do_classifier_free_guidance``; that and its
-            ``"truncation"``, the part of the run after which guidance has ended; the argument of
-            that name of its ``"encode_prompt"``; or the count of ``"calls"`` in a step, the
-            prompt's first, where they run in turn.
+            name it: ``do_classifier_free_guidance``, a ``"property"`` of the pipeline or a
+            ``"variable"`` of its running call; the property and the ``"truncation"``, the part of
+            the run after which guidance has ended; the count of ``"calls"`` in a step, the prompt's
+            first, where they run in turn; or the ``"guider"`` of a modular pipeline, where they do
+            too.
+        further: the variable of the running call that counts further chunks of a guided batch, of
+            neither branch; "" for none.
+        once: whether only the first call of a step has these branches, and later ones have none.
     """
 
     order: Order
-    known_by: Literal["property", "truncation", "encode_prompt", "calls"] = "property"
+    known_by: Literal["property", "truncation", "variable", "calls", "guider"] = "property"
+    further: str = ""
+    once: bool = False
 
 
 NEGATIVE_FIRST = Guidance(("unconditional", "conditional"))
+# Pipelines that keep whether they are guided to their call
+NEGATIVE_FIRST_IN_CALL = Guidance(("unconditional", "conditional"), known_by="variable")
 IN_TURN = Guidance(("conditional",), known_by="calls")
+GUIDED = Guidance(("conditional",), known_by="guider")
 
 
 Part = tuple[float, float]  # of a run or of the depth of a model, in [0, 1]
@@ -192,6 +201,10 @@ class Family:
         """Whether a class is named among the denoisers."""
         return kind in self.denoisers or kind.__name__ in self.denoisers
 
+    def within(self, _pipeline: Any) -> "Family":
+        """Return the family as it is in a pipeline: the same model may make images and videos."""
+        return self
+
     def recognises(self, _model: Any) -> bool:
         """Whether a model that no family lists belongs to this one by how it is built."""
         return False
@@ -261,7 +274,7 @@ class Family:
             text=given["encoder_hidden_states"],
             sample=given[self.latents_argument],
             skips_layers=given.get("skip_layers") is not None,
-            grid_ids=given[self.grid_argument] if self.grid_argument else None,
+            grid_ids=given.get(self.grid_argument) if self.grid_argument else None,
             spans=partial(self.spans, model, given) if self.spans else None,
             spans_of=tuple(given[name] for name in self.spans_arguments if name in given),
         )

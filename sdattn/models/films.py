@@ -1,13 +1,12 @@
 """Films that a pipeline makes: how many frames they can have, and how fast they are shown."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidTypeError, Message, OptionError
 from ..files.films import RATES, is_rate
+from .call_options import call_options, option_of
 from .demos import demo_settings
-from .encoders import option_of
 from .layers import find_denoiser
 
 # How many frames its VAE codes together behind the first, by the names that pipelines have for it
@@ -45,9 +44,7 @@ def frame_unit(pipe: Any) -> int:
 
 def default_frames(pipe: Any) -> int:
     """How many frames a pipeline makes where nothing else is asked for."""
-    known = inspect.signature(pipe.__call__).parameters
-    number = known["num_frames"].default if "num_frames" in known else None
-    number = demo_settings(pipe).get("num_frames") or number
+    number = demo_settings(pipe).get("num_frames") or call_options(pipe).get("num_frames")
     denoiser = find_denoiser(pipe)
     sample = getattr(denoiser.model.config, "sample_frames", None)
     return int(number or sample or denoiser.family.default_frames)
@@ -60,7 +57,7 @@ def frame_rate(pipe: Any, options: Mapping[str, Any]) -> float:
     Raises:
         ValueError: no format of videos can hold that rate.
     """
-    known = inspect.signature(pipe.__call__).parameters
+    known = call_options(pipe)
     told = option_of(pipe, options, "frame_rate") if "frame_rate" in known else None
     if told is None:
         denoiser = find_denoiser(pipe)

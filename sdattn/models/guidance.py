@@ -6,18 +6,16 @@ prompt in one batch, or one after the other. Many pipelines name the branch of e
 looked up in the families of models, never guessed from the batch.
 """
 
-import functools
-import inspect
 import weakref
-from collections.abc import Callable
-from threading import get_ident
-from typing import Any, cast
+from typing import Any
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, NotInCallError
 from .cache_contexts import CacheContexts
 from .families import guidance_of
 from .family import Branch as Branch
 from .family import Order as Order
+from .guiders import GuiderWatch, guider_of, unperturbed
+from .running_call import running_call, running_variables
 
 
 def guided_order(pipeline: Any) -> Order:
@@ -35,9 +33,11 @@ def branch_order(pipeline: Any) -> Order:
     To be asked at every call of the model, since guidance may be turned off in the middle of a
     run. The perturbed copy that PAG appends (Ahn et al. 2024) is neither branch.
     """
-    order = guided_order(pipeline)
-    if not pipeline.do_classifier_free_guidance:
-        order = ("conditional",)
+    return _with_perturbed(pipeline, guided_order(pipeline), pipeline.do_classifier_free_guidance)
+
+
+def _with_perturbed(pipeline: Any, guided: Order, is_guided: bool) -> Order:
+    order: Order = guided if is_guided else ("conditional",)
     if getattr(pipeline, "do_perturbed_attention_guidance", False):
         order = (*order, None)
     return order
@@ -58,22 +58,20 @@ class GuidanceWatch:
 
     def __init__(self, pipeline: Any):
         self._pipeline = weakref.ref(pipeline)
-        layout = guidance_of(pipeline)
-        self.guided = layout.order
-        self._known_by = layout.known_by
+        self._layout = guidance_of(pipeline)
+        self.guided = self._layout.order
+        self._known_by = self._layout.known_by
         self._contexts: CacheContexts | None = None  # while it listens
+        self._guider = GuiderWatch()
         self._is_named = False  # of the last call: whether the pipeline named its branch
         self._step: Any = None
         self._calls = 0  # within this step
         self._progress: tuple[Any, list[float]] | None = None  # of a schedule: it, each step's
-        self._is_guided: bool | None = None
-        self._thread = get_ident()
+        self._is_extra = False  # of the last call: whether it is a further one of its step
 
     def listen(self) -> None:
         """Have the pipeline say more than its attributes do, until :meth:`close`."""
         self._contexts = CacheContexts(self.pipeline)
-        if self._known_by == "encode_prompt":
-            _listeners(self.pipeline).append(self._hear)
 
     @property
     def pipeline(self) -> Any:
@@ -83,26 +81,44 @@ class GuidanceWatch:
     @property
     def in_turn(self) -> bool:
         """Whether the branches run one after the other, each in calls of its own."""
-        return self._is_named or self._known_by == "calls"
+        return self._is_named or self._known_by in ("calls", "guider")
 
-    def order(self) -> Order:
-        """Return the chunks of the batch of the call that begins now; to be asked once a call."""
+    def order(self, model: Any = None) -> Order:
+        """Return the chunks of the batch of the call that begins now; to be asked once a call.
+
+        Args:
+            model: the one that is called, if the pipeline has two.
+        """
         named = None if self._contexts is None else self._contexts.order()
         self._is_named = named is not None
         if named is not None:
-            return named
+            return unperturbed(guider_of(self.pipeline, model), named)
+        if self._known_by == "guider":
+            return self._guider.order(guider_of(self.pipeline, model))
         if self._known_by == "calls":
             return self._next_in_turn()
         if self._known_by == "truncation":
             return self._until_truncation()
         if self._known_by == "property":
             return branch_order(self.pipeline)
-        if self._is_guided is None:
-            raise InvalidValueError(
-                f"A {type(self.pipeline).__name__} called its model without encode_prompt, so "
-                "whether the batch is guided is not known. Capture its transformer instead."
+        return self._by_variable()
+
+    def _by_variable(self) -> Order:
+        variables = running_variables(self.pipeline)
+        if variables is None or "do_classifier_free_guidance" not in variables:
+            raise NotInCallError(
+                f"The model of a {type(self.pipeline).__name__} was called outside of the "
+                "pipeline's own call, so whether its batch is guided is not known. Capture its "
+                "UNet or transformer instead."
             )
-        return self.guided if self._is_guided else ("conditional",)
+        # of pipelines that call the model again in a step; a run has steps of its own
+        step = running_call(self.pipeline), variables.get("i")
+        self._is_extra = self._layout.once and step == self._step
+        self._step = step
+        if self._is_extra:
+            return (None,)
+        order = (*self.guided, *(None,) * variables.get(self._layout.further, 0))
+        return _with_perturbed(self.pipeline, order, bool(variables["do_classifier_free_guidance"]))
 
     def _next_in_turn(self) -> Order:
         # The scheduler moves on between steps only, so a second call within a step is the
@@ -134,50 +150,10 @@ class GuidanceWatch:
         has_ended = most is not None and float(most) <= 1 and self._progress[1][step] > most
         return ("conditional",) if has_ended else order
 
-    def _hear(self, guided: bool) -> None:
-        if get_ident() == self._thread:  # not of a run in another thread
-            self._is_guided = guided
-
     def close(self) -> None:
         """Stop listening."""
         if self._contexts is not None:
             self._contexts.close()
-        if self.pipeline is None:
-            return
-        standing_in = vars(self.pipeline).get("encode_prompt")
-        listeners = getattr(standing_in, "listeners", [])
-        if self._hear in listeners:
-            listeners.remove(self._hear)
-            if not listeners:
-                vars(self.pipeline).pop("encode_prompt")
-                vars(self.pipeline).update(cast(Any, standing_in).before)
-
-
-def _listeners(pipeline: Any) -> list[Callable[[bool], None]]:
-    """Called at each ``encode_prompt`` of this pipeline object with whether the run is guided.
-
-    A function that stands in for the method holds them, for as long as there are any.
-    """
-    encode = pipeline.encode_prompt
-    if hasattr(encode, "listeners"):
-        return cast(list[Callable[[bool], None]], encode.listeners)
-    signature = inspect.signature(encode)
-
-    @functools.wraps(encode)
-    def listened(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        for listener in listeners:
-            listener(bool(bound.arguments["do_classifier_free_guidance"]))
-        return encode(*args, **kwargs)
-
-    # In the instance, over the class's own method; close() takes it out again.
-    listeners: list[Callable[[bool], None]] = []
-    listened.listeners = listeners  # type: ignore[attr-defined]
-    own = {name: held for name, held in vars(pipeline).items() if name == "encode_prompt"}
-    listened.before = own  # type: ignore[attr-defined]
-    pipeline.encode_prompt = listened
-    return listeners
 
 
 def branch_rows(order: Order, batch: int) -> dict[Branch, slice]:

@@ -72,7 +72,7 @@ def find_denoiser(target: Any) -> Denoiser:
     why = f"Asked to capture a {asked}, which {what_it_holds(target, model)}"
     if model is None or claimed(target):
         return Denoiser(target, None, family_of(target, why))
-    return Denoiser(model, target, family_of(model, why))
+    return Denoiser(model, target, family_of(model, why).within(target))
 
 
 def what_it_holds(target: Any, model: Any) -> str:

@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-import inspect
 import math
 import threading
 import weakref
@@ -20,11 +19,12 @@ from ..errors import (
     OptionError,
     option_names,
 )
-from .call_facts import EACH, images_a_prompt
+from .call_facts import EACH, check_guidance, images_a_prompt
+from .call_options import call_options, is_modular
 from .demos import demo_settings
-from .encoders import option_of
 from .films import check_frames, check_makes_pictures, default_frames, frame_rate, makes_films
 from .finite import watch_finite
+from .guiders import guider_of
 from .layers import held_model
 from .reading import check_text
 from .sizes import default_size, size_unit
@@ -91,7 +91,7 @@ def checked_options(
         for text in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(text, str):
                 check_text(text, name)
-    _check_guidance(pipe, options)
+    check_guidance(pipe, options)
     # Sizes and counts last: they are filled in from what the pipeline does by default.
     options = {**options, **_checked_size(pipe, options), **_checked_counts(pipe, options)}
     _check_memory(pipe, options, prompts)
@@ -174,12 +174,14 @@ def checked_seeds(seed: Any, images: int = 1) -> list[int]:
 
 def _check_names(pipe: Any, options: Mapping[str, Any]) -> None:
     """Refuse what the pipeline does not know: some of diffusers' take any option in silence."""
-    known = [
-        name
-        for name, known_as in inspect.signature(pipe.__call__).parameters.items()
-        if known_as.kind is not known_as.VAR_KEYWORD and name != "prompt"
-    ]
+    known = [name for name in call_options(pipe) if name != "prompt"]
+    guider = guider_of(pipe)
     for name in options:
+        if name not in known and hasattr(guider, name):
+            raise InvalidValueError(
+                f"A {type(pipe).__name__} leaves {name} to its guider, a {type(guider).__name__}. "
+                f"Set pipe.guider.{name} = {options[name]!r} before the call."
+            )
         if name not in known:
             near = difflib.get_close_matches(name, known) or known
             raise InvalidValueError(
@@ -187,26 +189,11 @@ def _check_names(pipe: Any, options: Mapping[str, Any]) -> None:
             )
 
 
-def _check_guidance(pipe: Any, options: Mapping[str, Any]) -> None:
-    """Refuse a negative prompt that the pipeline would drop in silence."""
-    known = inspect.signature(pipe.__call__).parameters
-    name = next((scale for scale in ("true_cfg_scale", "guidance_scale") if scale in known), None)
-    if not options.get("negative_prompt") or name is None:
-        return
-    scale = option_of(pipe, options, name)
-    if isinstance(scale, (int, float)) and scale <= 1:
-        text = (
-            f"A {{0}} uses a negative prompt only with {{{name}}} above 1; found {{1}}. Pass "
-            f"{{{name}=4}}, say, or no negative prompt."
-        )
-        raise InvalidValueError(Message(text, type(pipe).__name__, scale))
-
-
 def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Both sides of the size, or none (of a lone side diffusers would take no notice), and a
     picture that is as the model made it."""
     found: dict[str, Any] = {}
-    if "use_resolution_binning" in inspect.signature(pipe.__call__).parameters:
+    if "use_resolution_binning" in call_options(pipe):
         if options.get("use_resolution_binning"):
             text = (
                 "{use_resolution_binning=True} has the model make another size and cuts the "
@@ -258,6 +245,9 @@ def call_pipeline(
 @contextmanager
 def named_bar(pipe: Any, phase: str) -> Iterator[None]:
     """Inside, the pipeline's progress bar is named after what it does, unless it has a name."""
+    if is_modular(pipe):  # each of its blocks has a bar of its own
+        yield
+        return
     before = getattr(pipe, "_progress_bar_config", {})
     show = getattr(pipe, "set_progress_bar_config", lambda **_: None)
     show(**{"desc": phase, **before})
@@ -296,4 +286,5 @@ def pictures_of(result: Any) -> list[Any]:
     for name in ("images", "image"):  # Kandinsky 5 has them by the other name
         if hasattr(result, name):
             return list(getattr(result, name))
-    return [list(frames) for frames in result.frames]
+    frames = result.frames if hasattr(result, "frames") else result.videos  # of a modular one
+    return [list(one) for one in frames]

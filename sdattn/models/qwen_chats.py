@@ -33,7 +33,7 @@ def read_filled(
     Raises:
         ValueError: the text states have another number of columns.
     """
-    drop, read = call.pipe.prompt_template_encode_start_idx, []
+    drop, read = call.setting("prompt_template_encode_start_idx"), []
 
     def keep(n: int) -> range:
         return range(drop, n if most is None else min(n, drop + most))
@@ -59,7 +59,7 @@ def read_edit(call: TextCall, texts: list[str]) -> list[Prompt]:
         numbers = [_tokens(call, picture.size) for picture in given]
     else:
         numbers = [_tokens(call, _resized(given.size, 1024 * 1024))] * len(texts)
-    template = call.pipe.prompt_template_encode.format(PLACEHOLDER)
+    template = call.setting("prompt_template_encode").format(PLACEHOLDER)
     templates = [template.replace(PICTURE, PICTURE * number) for number in numbers]
     return _of_template(read_filled(call, texts, templates))
 
@@ -71,7 +71,7 @@ def read_edit_plus(call: TextCall, texts: list[str]) -> list[Prompt]:
     for i, picture in enumerate(given if isinstance(given, list) else [given], start=1):
         number = _tokens(call, _resized(picture.size, 384 * 384))
         before += f"Picture {i}: <|vision_start|>{PICTURE * number}<|vision_end|>"
-    template = call.pipe.prompt_template_encode.format(before + PLACEHOLDER)
+    template = call.setting("prompt_template_encode").format(before + PLACEHOLDER)
     return _of_template(read_filled(call, texts, [template] * len(texts)))
 
 

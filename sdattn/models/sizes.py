@@ -1,10 +1,10 @@
 """Sizes of the pictures that a pipeline makes, and of the cells of its maps."""
 
-import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
 
+from .call_options import call_options
 from .layers import find_denoiser
 
 # What its VAE makes of pixels on a side, by the names that pipelines have for it
@@ -34,8 +34,8 @@ def size_unit(pipe: Any) -> int:
 
 def default_size(pipe: Any) -> tuple[int, int]:
     """(height, width) in pixels of the pictures that a pipeline makes by default."""
-    known = inspect.signature(pipe.__call__).parameters
-    height, width = (known[name].default if name in known else None for name in ("height", "width"))
+    known = call_options(pipe)
+    height, width = known.get("height"), known.get("width")
     if isinstance(height, int) and isinstance(width, int):
         return height, width
     if hasattr(pipe, "default_height"):  # Mochi

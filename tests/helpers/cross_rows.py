@@ -11,17 +11,27 @@ from diffusers import (
     Kandinsky5Transformer3DModel,
     KolorsImg2ImgPipeline,
     KolorsPipeline,
+    PixArtSigmaPAGPipeline,
     SanaSprintPipeline,
     SCMScheduler,
 )
 from transformers import CLIPTextModel
 
-from helpers.rows import Options, Row, Way, pictures, sized
+from helpers.rows import Options, Row, Way, middle_third, pictures, sized
 from helpers.tiny_encoders import tiny_qwen_vl
 from helpers.tiny_pipelines import make_unet
 from helpers.tiny_processors import tiny_qwen_processor
 from helpers.tiny_tokenizers import tiny_tokenizer
-from helpers.transformer_rows import SANA, clip, quiet, sana, vae, with_instruction
+from helpers.transformer_rows import (
+    SANA,
+    clip,
+    pixart,
+    quiet,
+    sana,
+    unbinned,
+    vae,
+    with_instruction,
+)
 
 
 def sprint() -> Any:
@@ -58,7 +68,7 @@ def from_picture(pipe: Any, way: Way) -> Options:
     return {name: value for name, value in options.items() if name not in ("height", "width")}
 
 
-def kandinsky5() -> Any:
+def kandinsky5(kind: Any = Kandinsky5T2IPipeline, vae: Any = vae, **changes: Any) -> Any:
     torch.manual_seed(0)
     transformer = Kandinsky5Transformer3DModel(
         in_visual_dim=4,
@@ -71,12 +81,13 @@ def kandinsky5() -> Any:
         num_text_blocks=1,
         num_visual_blocks=2,
         axes_dims=(4, 4, 4),
+        **changes,
     )
     for name, weight in transformer.named_parameters():
         if "modulation" in name or "_norm.weight" in name:  # zeros and ones as they are made
             torch.nn.init.normal_(weight)
     processor = tiny_qwen_processor()
-    pipe = Kandinsky5T2IPipeline(
+    pipe = kind(
         transformer=transformer.eval(),
         vae=vae(),
         text_encoder=tiny_qwen_vl(processor.tokenizer),
@@ -103,6 +114,17 @@ KOLORS = (
     Row("Kolors, image to image", lambda: kolors(KolorsImg2ImgPipeline), from_picture),
 )
 CROSS: tuple[Row, ...] = (
+    Row(
+        "PixArt Sigma, PAG",
+        lambda: pixart(PixArtSigmaPAGPipeline, pag_applied_layers=["blocks.1"]),
+        lambda pipe, way: {**unbinned(pipe, way), "pag_scale": 3.0},
+        prompt_rows=middle_third,
+        unguided_rows=lambda batch: range(batch // 2),
+        layers=2,
+        unit=16,
+        cell=16,
+        processors=(),
+    ),
     Row("SanaSprint", sprint, without_negative, **{**SANA, "prompt_rows": None}),
     Row("Kandinsky 5", kandinsky5, of_resolution, processors=(), **KANDINSKY),
 )

@@ -60,7 +60,7 @@ def wan(kind: Any = WanPipeline, **parts: Any) -> Any:
     return pipe
 
 
-def ltx() -> Any:
+def ltx(kind: Any = LTXPipeline) -> Any:
     torch.manual_seed(0)
     transformer = LTXVideoTransformer3DModel(
         in_channels=8,
@@ -80,7 +80,7 @@ def ltx() -> Any:
         encoder_causal=True,
         decoder_causal=False,
     )
-    pipe = LTXPipeline(
+    pipe = kind(
         transformer=transformer.eval(),
         scheduler=FlowMatchEulerDiscreteScheduler(),
         vae=vae.eval(),

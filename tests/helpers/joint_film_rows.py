@@ -68,6 +68,16 @@ def cogvideox(kind: Any = CogVideoXPipeline, **changes: Any) -> Any:
     return pipe
 
 
+def hunyuan_vae() -> AutoencoderKLHunyuanVideo:
+    return AutoencoderKLHunyuanVideo(
+        latent_channels=4,
+        block_out_channels=(4, 4, 4, 4),
+        layers_per_block=1,
+        norm_num_groups=2,
+        mid_block_add_attention=False,
+    ).eval()
+
+
 def hunyuan_video(kind: Any = HunyuanVideoPipeline, in_channels: int = 4) -> Any:
     torch.manual_seed(0)
     transformer = HunyuanVideoTransformer3DModel(
@@ -82,18 +92,12 @@ def hunyuan_video(kind: Any = HunyuanVideoPipeline, in_channels: int = 4) -> Any
         pooled_projection_dim=32,
         rope_axes_dim=(4, 4, 4),
     )
-    vae = AutoencoderKLHunyuanVideo(
-        latent_channels=4,
-        block_out_channels=(4, 4, 4, 4),
-        layers_per_block=1,
-        norm_num_groups=2,
-        mid_block_add_attention=False,
-    )
+    vae = hunyuan_vae()
     pipe = kind(
         text_encoder=tiny_llama().model,
         tokenizer=tiny_mistral("right"),
         transformer=own_norms(transformer).eval(),
-        vae=vae.eval(),
+        vae=vae,
         scheduler=FlowMatchEulerDiscreteScheduler(),
         text_encoder_2=clip(CLIPTextModel),
         tokenizer_2=tiny_tokenizer(),

@@ -14,6 +14,8 @@ from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProces
 
 from helpers.cross_rows import CROSS
 from helpers.film_rows import FILMS
+from helpers.from_video_rows import FROM_VIDEOS
+from helpers.further_rows import FURTHER
 from helpers.hunyuan_rows import HUNYUAN_IMAGES
 from helpers.joint_film_rows import JOINT_FILMS
 from helpers.joint_rows import JOINT
@@ -28,6 +30,7 @@ from sdattn import TorchAttnProcessor
 
 _KNOWN = (
     *UNETS,
+    *FURTHER,
     *TRANSFORMERS,
     *PADDED,
     *JOINT,
@@ -38,6 +41,7 @@ _KNOWN = (
     *WAN_FILMS,
     *LTX2_FILMS,
     *JOINT_FILMS,
+    *FROM_VIDEOS,
 )
 ROWS = tuple(row for row in _KNOWN if row.needs is None or hasattr(diffusers, row.needs))
 

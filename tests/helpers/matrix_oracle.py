@@ -107,8 +107,8 @@ def expected_maps(calls, model_calls, row, way, lengths=None):
     parts = len(calls) // model_calls
     means = []
     for i in range(model_calls):
-        if row.in_turn and way.guided and i % 2:
-            continue  # the negative prompt's
+        if i % 2 and (row.twice or (row.in_turn and way.guided)):
+            continue  # the negative prompt's, or neither's
         of_call = calls[i * parts : (i + 1) * parts]
         if row.text_last:
             of_call = of_call[::-1]

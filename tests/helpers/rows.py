@@ -68,6 +68,7 @@ class Row:
         filled: in such a row the picture is filled up to a multiple of so many tokens.
         text_last: whether a layer attends to a picture before the text, whose columns come first.
         in_turn: whether guidance calls the model again, for the negative prompt.
+        twice: whether the model is called again in each step, for neither prompt.
         processors: those that may be set in place of its own.
         layers: layers that see the text.
         unit: sizes are rounded up to a multiple of this many pixels.
@@ -93,6 +94,7 @@ class Row:
     filled: int = 1
     text_last: bool = False
     in_turn: bool = False
+    twice: bool = False
     processors: tuple[str, ...] = ("AttnProcessor", "sliced", "TorchAttnProcessor", "fused")
     layers: int = 16
     unit: int = 8

@@ -101,7 +101,7 @@ def make_pipeline(kind=StableDiffusionPipeline, max_length: int = 77, **parts):
     return pipe
 
 
-def make_sdxl_unet(conditions: int = 6, text_width: int = 64) -> UNet2DConditionModel:
+def make_sdxl_unet(conditions: int = 6, text_width: int = 64, **changes) -> UNet2DConditionModel:
     """SDXL's blocks; sizes and crops are 6 conditions, the refiner has 5 and one text encoder."""
     return make_unet(
         block_out_channels=(8, 16),
@@ -114,13 +114,14 @@ def make_sdxl_unet(conditions: int = 6, text_width: int = 64) -> UNet2DCondition
         addition_time_embed_dim=8,
         projection_class_embeddings_input_dim=8 * conditions + 32,
         use_linear_projection=True,
+        **changes,
     )
 
 
-def make_sdxl_pipeline() -> StableDiffusionXLPipeline:
-    unet = make_sdxl_unet()
+def make_sdxl_pipeline(kind=StableDiffusionXLPipeline, unet=None, **parts):
+    unet = unet or make_sdxl_unet()
     torch.manual_seed(2)
-    pipe = StableDiffusionXLPipeline(
+    pipe = kind(
         vae=make_vae(),
         text_encoder=tiny_text_encoder(),
         text_encoder_2=tiny_text_encoder(CLIPTextModelWithProjection),
@@ -128,6 +129,7 @@ def make_sdxl_pipeline() -> StableDiffusionXLPipeline:
         tokenizer_2=tiny_tokenizer(),
         unet=unet,
         scheduler=make_scheduler(),
+        **parts,
     )
     pipe.set_progress_bar_config(disable=True)
     return pipe

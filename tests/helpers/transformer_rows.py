@@ -201,7 +201,7 @@ def own_norms(model: Any) -> Any:
     return model
 
 
-def pixart(kind: Any) -> Any:
+def pixart(kind: Any, **parts: Any) -> Any:
     torch.manual_seed(0)
     transformer = PixArtTransformer2DModel(
         sample_size=16,
@@ -223,6 +223,7 @@ def pixart(kind: Any) -> Any:
         vae=vae(),
         transformer=transformer.eval(),
         scheduler=make_scheduler(),
+        **parts,
     )
     return quiet(pipe)
 

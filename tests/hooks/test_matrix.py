@@ -21,6 +21,7 @@ LOSSY = ("fused", torch.bfloat16)  # ways of changing a pipeline that are not un
 # each prompt has a call of a text encoder of its own: which is of which is not known
 QUOTING = ("HunyuanImage 2.1, quoted text", "HunyuanVideo 1.5, quoted text")
 ONE_BY_ONE = ("Bria", "ERNIE-Image", *QUOTING)
+FURTHER_TEXTS = ("GLIGEN", "Semantic guidance")  # beside both prompts, by the same text encoder
 
 
 def state(pipe, model):
@@ -105,6 +106,8 @@ def test_the_seven_laws(row, processor, way):
         assert store.latent_size == row.grid(way)
         if way.prompts > 1 and row.name in ONE_BY_ONE:
             assert store.drawn is None or "conditional" not in store.drawn.texts
+        elif way.guided and row.name in FURTHER_TEXTS:
+            assert store.drawn is None
         elif processor == "own":
             assert_it_says_what_it_drew(store, pipe, row, way)
 

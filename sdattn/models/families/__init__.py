@@ -9,9 +9,11 @@ from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from ...errors import InvalidTypeError, InvalidValueError
+from ..call_options import is_modular
 from ..denoiser_call import unwrapped
 from ..encoders import Reader, refuse_unknown
-from ..family import Edits, Family, Guidance
+from ..family import GUIDED, Edits, Family, Guidance
+from ..guiders import guider_of
 from ..image_latents import ImageLatents
 from ..nearest import PAGE, nearest
 
@@ -22,6 +24,13 @@ RESISTING: Mapping[str, str] = {
     "text to nothing, so there are fewer queries than keys, which no way of looking knows",
     "QwenImage21Transformer2DModel": "its layers attend to the sequence a part at a time, with "
     "fewer queries than keys, and after the first step to keys from a cache",
+}
+# Pipelines of diffusers whose calls of the model have been read and make no map of one image.
+UNMAPPED: Mapping[str, str] = {
+    "StableDiffusionPanoramaPipeline": "it runs the model on windows of the image, several a step, "
+    "so no call is of the whole image",
+    "StableDiffusionGLIGENTextImagePipeline": "it runs the model twice a step on both prompts, "
+    "with boxes and without, and takes one prompt from either",
 }
 _registered: tuple[Family, ...] = tuple(
     import_module(f".{module.name}", __name__).FAMILY for module in iter_modules(__path__)
@@ -117,14 +126,22 @@ def reader_of(pipe: Any) -> Reader:
 
 
 def guidance_of(pipe: Any) -> Guidance:
-    """How a pipeline runs guidance: as its class or the nearest base that a family names.
+    """Return how a pipeline runs guidance: as the guider of a modular one says, or as its class or
+    the nearest base that a family names.
 
     Raises:
         ValueError: no family names any, or not for a class without the property that it needs.
     """
+    if is_modular(pipe) and guider_of(pipe) is not None:
+        return GUIDED
     layouts = {name: layout for family in _registered for name, layout in family.guidance.items()}
     for cls in type(pipe).__mro__:
         found = layouts.get(cls.__name__)
+        if cls.__name__ in UNMAPPED:
+            raise InvalidValueError(
+                f"The maps of a {type(pipe).__name__} cannot be told apart: "
+                f"{UNMAPPED[cls.__name__]}. Use another pipeline of the same model."
+            )
         has_property = hasattr(type(pipe), "do_classifier_free_guidance")
         if found and (found.known_by != "property" or has_property):
             return found

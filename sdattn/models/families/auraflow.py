@@ -9,7 +9,7 @@ from ...prompts.tokens import Prompt, join_prompts, read_source
 from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches, unwrapped
 from ..encoders import TextCall, zeros
-from ..family import Family, Guidance
+from ..family import NEGATIVE_FIRST_IN_CALL, Family
 
 REGISTERS = 8  # transformer: AuraFlowTransformer2DModel.register_tokens
 
@@ -51,8 +51,5 @@ FAMILY = Family(
     size_unit=16,
     readers={"AuraFlow": read_auraflow},
     preset="joint",
-    # Whether a run is guided is only a variable of __call__, which hands it to encode_prompt.
-    guidance={
-        "AuraFlowPipeline": Guidance(("unconditional", "conditional"), known_by="encode_prompt")
-    },
+    guidance={"AuraFlowPipeline": NEGATIVE_FIRST_IN_CALL},
 )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..encoders import read_t5
-from ..family import Family, Guidance
+from ..family import NEGATIVE_FIRST_IN_CALL, Family
 
 
 def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
@@ -24,8 +24,10 @@ def _fps(model: Any) -> int:
     return 16 if model.config.patch_size_t else 8
 
 
-# The pipeline decides from the guidance scale at the beginning of a run, which then changes.
-_NEGATIVE_FIRST = Guidance(("unconditional", "conditional"), known_by="encode_prompt")
+_PIPELINES = """
+CogVideoXPipeline CogVideoXImageToVideoPipeline CogVideoXVideoToVideoPipeline
+CogVideoXFunControlPipeline
+"""
 
 FAMILY = Family(
     name="CogVideoX",
@@ -38,5 +40,6 @@ FAMILY = Family(
     frame_unit=2,  # its VAE decodes two at a time, and of an even number makes three more
     size_unit=16,
     readers={"CogVideoX": read_t5},
-    guidance=dict.fromkeys(("CogVideoXPipeline", "CogVideoXImageToVideoPipeline"), _NEGATIVE_FIRST),
+    # The call decides from the guidance scale at the beginning of a run, which then changes.
+    guidance=dict.fromkeys(_PIPELINES.split(), NEGATIVE_FIRST_IN_CALL),
 )

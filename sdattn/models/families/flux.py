@@ -19,7 +19,7 @@ _PIPELINES = """
 FluxPipeline FluxImg2ImgPipeline FluxInpaintPipeline FluxFillPipeline FluxControlPipeline
 FluxControlImg2ImgPipeline FluxControlInpaintPipeline FluxControlNetPipeline
 FluxControlNetImg2ImgPipeline FluxControlNetInpaintPipeline FluxKontextPipeline
-FluxKontextInpaintPipeline
+FluxKontextInpaintPipeline FluxModularPipeline
 """
 
 FAMILY = Family(

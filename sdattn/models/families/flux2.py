@@ -32,9 +32,10 @@ def read_flux2(call: TextCall, texts: list[str]) -> list[Prompt]:
     processor = call.pipe.tokenizer
     tokenizer = getattr(processor, "tokenizer", processor)
     options = filled(call.length())
+    system = call.setting("system_message", "DEFAULT_SYSTEM_MESSAGE")
 
     def render(text: str) -> str:
-        roles = {"system": call.pipe.system_message, "user": text.replace("[IMG]", "")}
+        roles = {"system": system, "user": text.replace("[IMG]", "")}
         chat = [
             {"role": role, "content": [{"type": "text", "text": content}]}
             for role, content in roles.items()
@@ -59,6 +60,10 @@ def _encode(pipe: Any, pixels: Tensor) -> Tensor:
     return (latents - mean) / (variance + pipe.vae.config.batch_norm_eps).sqrt()
 
 
+_PIPELINES = """
+Flux2Pipeline Flux2KleinPipeline Flux2KleinInpaintPipeline Flux2ModularPipeline
+"""
+
 FAMILY = Family(
     name="FLUX.2",
     denoisers=("Flux2Transformer2DModel",),
@@ -72,9 +77,7 @@ FAMILY = Family(
     text_stream=lambda model, states: model.context_embedder(states),
     preset="joint",
     half="bfloat16",
-    guidance=dict.fromkeys(
-        ("Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinInpaintPipeline"), IN_TURN
-    ),
+    guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
     image_latents=ImageLatents(
         # Flux2Pipeline's guidance_scale is an input of the model, which keeps its default
         pipelines={"Flux2Pipeline": {}, "Flux2KleinPipeline": {"guidance_scale": 1.0}},

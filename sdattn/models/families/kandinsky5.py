@@ -1,7 +1,9 @@
-"""Kandinsky 5, pictures: cross-attention to Qwen2.5-VL, which the model first encodes further."""
+"""Kandinsky 5, images and videos: cross-attention to Qwen2.5-VL, which the model first encodes
+further."""
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...errors import InvalidValueError
@@ -58,7 +60,17 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(size // patch for size, patch in zip(sizes, model.patch_size, strict=True))
 
 
-FAMILY = Family(
+class Kandinsky5(Family):
+    """One class of models for images and for videos, each in pipelines of its own."""
+
+    def within(self, pipeline: Any) -> Family:
+        is_video = any(cls.__name__ in _OF_VIDEOS for cls in type(pipeline).__mro__)
+        return replace(self, film=True) if is_video else self
+
+
+_OF_VIDEOS = ("Kandinsky5T2VPipeline", "Kandinsky5I2VPipeline")
+
+FAMILY = Kandinsky5(
     name="Kandinsky 5",
     denoisers=("Kandinsky5Transformer3DModel",),
     layers={
@@ -70,6 +82,7 @@ FAMILY = Family(
     patch=2,
     size_unit=16,
     half="bfloat16",
-    readers={"Kandinsky5T2IPipeline": read_kandinsky5},
-    guidance={"Kandinsky5T2IPipeline": IN_TURN},
+    fps=24,
+    readers=dict.fromkeys(("Kandinsky5T2IPipeline", *_OF_VIDEOS), read_kandinsky5),
+    guidance=dict.fromkeys(("Kandinsky5T2IPipeline", *_OF_VIDEOS), IN_TURN),
 )

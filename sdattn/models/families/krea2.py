@@ -15,14 +15,15 @@ from ..family import IN_TURN, Family
 def read_krea2(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Qwen3-VL behind a system message that is dropped, filled up, and the end of the user's turn
     behind the padding. Source: pipeline_krea2.py, ``get_text_hidden_states``."""
-    pipe, tokenizer, length = call.pipe, call.pipe.tokenizer, call.length()
-    drop, after = pipe.prompt_template_encode_start_idx, pipe.prompt_template_encode_suffix
-    options = filled(length + drop - pipe.prompt_template_encode_num_suffix_tokens)
+    tokenizer, length, template = call.pipe.tokenizer, call.length(), "prompt_template_encode"
+    before, after = (call.setting(f"{template}_{part}") for part in ("prefix", "suffix"))
+    drop = call.setting(f"{template}_start_idx")
+    options = filled(length + drop - call.setting(f"{template}_num_suffix_tokens"))
     ids = tokenizer([after])["input_ids"][0]
     suffix = tuple(Token(one, tokenizer.convert_ids_to_tokens(one), 0, 0, TEMPLATE) for one in ids)
     read = []
     for text in texts:
-        source = Source.of(text).within(pipe.prompt_template_encode_prefix, "")
+        source = Source.of(text).within(before, "")
         own = read_source(tokenizer, source, keep=lambda n: range(drop, n), **options)
         whole = join_prompts([own, Prompt(own.text, (), suffix)])
         read.append(replace(whole, encoded=((*own.encoded[0], *ids),)))
@@ -50,6 +51,6 @@ FAMILY = Family(
     size_unit=16,
     half="bfloat16",
     readers={"Krea2": read_krea2},
-    guidance={"Krea2Pipeline": IN_TURN},
+    guidance=dict.fromkeys(("Krea2Pipeline", "Krea2TurboModularPipeline"), IN_TURN),
     preset="joint",
 )

@@ -1,7 +1,36 @@
 """LTX-Video: films as one sequence, cross-attention to T5."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...errors import InvalidValueError
 from ..encoders import read_t5
 from ..family import NEGATIVE_FIRST, Family
+
+
+def _grid(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the grid of a sequence of latents, by its numbers or by the places of its cells,
+    ``[B, 3, N]``.
+
+    Raises:
+        ValueError: cells of other frames, which the video continues from, are before the video's.
+    """
+    coordinates = given.get("video_coords")
+    if coordinates is None:
+        return given["num_frames"], given["height"], given["width"]
+    places = coordinates[0].float()
+    axes = [axis.unique() for axis in places]
+    frames, rows, cols = map(len, axes)
+    if not torch.equal(places.T, torch.cartesian_prod(*axes)):
+        raise InvalidValueError(
+            f"The model was called with {coordinates.shape[-1]} cells, which are no grid of "
+            f"{frames} frames of {rows}x{cols}, frame by frame: the cells of given frames that are "
+            "not the first come before the video's. Give the video its first frame alone."
+        )
+    return frames, rows, cols
+
 
 FAMILY = Family(
     name="LTX-Video",
@@ -10,12 +39,15 @@ FAMILY = Family(
         "transformer_blocks.*.attn1": ("block", "self"),
         "transformer_blocks.*.attn2": ("block", "cross"),
     },
-    grid=lambda _model, given: (given["num_frames"], given["height"], given["width"]),
+    grid=_grid,
+    grid_argument="video_coords",
     film=True,
     fps=25,
     patch=1,
     size_unit=32,
     half="bfloat16",
     readers={"LTX": read_t5},
-    guidance={"LTXPipeline": NEGATIVE_FIRST},
+    guidance=dict.fromkeys(
+        ("LTXPipeline", "LTXImageToVideoPipeline", "LTXConditionPipeline"), NEGATIVE_FIRST
+    ),
 )

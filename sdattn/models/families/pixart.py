@@ -4,7 +4,7 @@ from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ..denoiser_call import grid_of_patches
 from ..encoders import TextCall, cleaned
-from ..family import Family, Guidance
+from ..family import NEGATIVE_FIRST_IN_CALL, Family
 
 
 def read_pixart(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -13,8 +13,7 @@ def read_pixart(call: TextCall, texts: list[str]) -> list[Prompt]:
     return [read_source(call.pipe.tokenizer, cleaned(call, text), **options) for text in texts]
 
 
-# Whether a run is guided is only a variable of __call__, which hands it to encode_prompt.
-_GUIDANCE = Guidance(("unconditional", "conditional"), known_by="encode_prompt")
+_PIPELINES = ("PixArtAlphaPipeline", "PixArtSigmaPipeline", "PixArtSigmaPAGPipeline")
 
 FAMILY = Family(
     name="PixArt",
@@ -25,6 +24,6 @@ FAMILY = Family(
     },
     grid=grid_of_patches,
     readers={"PixArt": read_pixart},
-    guidance=dict.fromkeys(("PixArtAlphaPipeline", "PixArtSigmaPipeline"), _GUIDANCE),
+    guidance=dict.fromkeys(_PIPELINES, NEGATIVE_FIRST_IN_CALL),
     text_options=("max_sequence_length", "clean_caption"),
 )

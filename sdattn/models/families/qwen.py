@@ -15,9 +15,9 @@ from ..qwen_chats import read_edit, read_edit_plus, read_filled
 def read_qwen(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Qwen2.5-VL inside a template, without its first tokens, cut, and filled with zeros up to the
     longest prompt of the batch. Source: pipeline_qwenimage.py, ``_get_qwen_prompt_embeds``."""
-    pipe, most = call.pipe, call.option("max_sequence_length")
-    limit = pipe.tokenizer_max_length + pipe.prompt_template_encode_start_idx
-    template = pipe.prompt_template_encode.format(PLACEHOLDER)
+    most, start = call.option("max_sequence_length"), "prompt_template_encode_start_idx"
+    limit = call.setting("tokenizer_max_length") + call.setting(start)
+    template = call.setting("prompt_template_encode").format(PLACEHOLDER)
     return read_filled(
         call, texts, [template] * len(texts), most, truncation=True, max_length=limit
     )

@@ -5,6 +5,7 @@ has 16 places (2 in each of 3 down blocks, 1 mid, 3 in each of 3 up blocks), so 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from ..attention_layer import PLACES, AttentionLayer, Kind
 from ..chatglm import read_chatglm
 from ..denoiser_call import DenoiserCall, Timestep, arguments, innermost, unwrapped
 from ..encoders import read_clip
-from ..family import NEGATIVE_FIRST, Edits, Family, Guidance
+from ..family import NEGATIVE_FIRST, NEGATIVE_FIRST_IN_CALL, Edits, Family, Guidance, Order
 from ..image_latents import ImageLatents, vae_latents
 
 
@@ -46,6 +47,10 @@ class UNets(Family):
         kind: Kind = "cross" if module.is_cross_attention else "self"
         if ".motion_modules." in f".{name}.":
             kind = "temporal"
+        elif ".fuser." in f".{name}.":  # GLIGEN
+            kind = "grounded"
+        elif ".ctrl_" in f".{name}":  # ControlNet-XS
+            kind = "control"
         return AttentionLayer(name, place, kind, level, module.heads, module)
 
     def levels(self, model: Any) -> int:
@@ -115,12 +120,17 @@ StableDiffusionXLControlNetImg2ImgPipeline StableDiffusionXLControlNetInpaintPip
 StableDiffusionXLControlNetUnionPipeline StableDiffusionXLControlNetUnionImg2ImgPipeline
 StableDiffusionXLControlNetUnionInpaintPipeline StableDiffusionXLAdapterPipeline
 LatentConsistencyModelPipeline LatentConsistencyModelImg2ImgPipeline KolorsPipeline
-KolorsImg2ImgPipeline PAGMixin
+KolorsImg2ImgPipeline StableDiffusionLDM3DPipeline StableDiffusionControlNetXSPipeline
+StableDiffusionXLControlNetXSPipeline PAGMixin
 """  # PAGMixin: also of the PAG pipelines of transformers
 # Those that make their picture of noise and prompts alone.
 TEXT_TO_IMAGE = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
+# Those that keep to their call whether they are guided
+_IN_CALL = """
+StableDiffusionUpscalePipeline StableDiffusionDiffEditPipeline StableDiffusionGLIGENPipeline
+"""
 # [prompt and image, image only, neither]: Brooks et al. 2022, section 3.2.1.
-_THREE_WAY = Guidance(("conditional", None, "unconditional"))
+_THREE_WAY: Order = ("conditional", None, "unconditional")
 
 FAMILY = UNets(
     name="UNets with self- and cross-attention in down, mid and up blocks: SD 1.x, 2.x, SDXL, "
@@ -132,7 +142,15 @@ FAMILY = UNets(
     readers={**dict.fromkeys(_READ_CLIP.split(), read_clip), "Kolors": read_chatglm},
     guidance={
         **dict.fromkeys(_NEGATIVE_FIRST.split(), NEGATIVE_FIRST),
-        "StableDiffusionInstructPix2PixPipeline": _THREE_WAY,
+        **dict.fromkeys(_IN_CALL.split(), NEGATIVE_FIRST_IN_CALL),
+        "StableDiffusionInstructPix2PixPipeline": Guidance(_THREE_WAY),
+        "StableDiffusionXLInstructPix2PixPipeline": Guidance(_THREE_WAY, known_by="variable"),
+        # a chunk for each prompt that edits (Brack et al. 2023)
+        "SemanticStableDiffusionPipeline": replace(
+            NEGATIVE_FIRST_IN_CALL, further="enabled_editing_prompts"
+        ),
+        # the second call of a step has latents that are blurred (Hong et al. 2023)
+        "StableDiffusionSAGPipeline": replace(NEGATIVE_FIRST_IN_CALL, once=True),
     },
     image_latents=ImageLatents(
         pipelines={name: {"guidance_scale": 1.0} for name in TEXT_TO_IMAGE},

@@ -54,15 +54,17 @@ def _check_picture(call: TextCall, length: int) -> None:
             text = "a {0} gives the picture to the first film of a prompt alone, and fails. Pass "
             text += "the prompt as often as there are to be films of it."
             raise OptionError("num_videos_per_prompt", films, text, kind)
-    frames = call.options.get("num_frames")
-    if frames == 1 and call.options.get("image") is not None and pipe.config.expand_timesteps:
+    frames, from_picture = call.options.get("num_frames"), call.options.get("image") is not None
+    if frames == 1 and from_picture and getattr(pipe.config, "expand_timesteps", False):
         text = "a {0} of this model gives back the picture as the first frame. Pass {1}, say."
         raise OptionError("num_frames", frames, text, kind, 1 + pipe.vae_scale_factor_temporal)
 
 
 def _cleaned(call: TextCall, text: str) -> Source:
     """The prompt as the pipeline leaves it, if it only cuts off spaces at the ends."""
-    modules = [sys.modules[cls.__module__] for cls in type(call.pipe).__mro__]
+    names = [cls.__module__ for cls in type(call.pipe).__mro__]
+    names += [f"{name.rpartition('.')[0]}.encoders" for name in names]  # of modular pipelines
+    modules = [sys.modules[name] for name in names if name in sys.modules]
     clean = next(one.prompt_clean for one in modules if hasattr(one, "prompt_clean"))
     try:
         source, cleaned = Source.of(text).strip(), clean(text)
@@ -114,6 +116,8 @@ class _Wan(Family):
         return replace(call, n_image=columns)
 
 
+_PIPELINES = ("WanPipeline", "WanImageToVideoPipeline", "WanVideoToVideoPipeline")
+
 FAMILY = _Wan(
     name="Wan",
     denoisers=("WanTransformer3DModel",),
@@ -125,5 +129,5 @@ FAMILY = _Wan(
     size_unit=16,
     half="bfloat16",
     readers={"Wan": read_wan},
-    guidance=dict.fromkeys(("WanPipeline", "WanImageToVideoPipeline"), IN_TURN),
+    guidance=dict.fromkeys(_PIPELINES, IN_TURN),
 )

@@ -1,0 +1,68 @@
+"""The options of a pipeline's call: arguments of a classic pipeline, inputs of a modular one.
+
+A modular pipeline (diffusers' ``ModularPipeline``) is a sequence of blocks, and its call takes
+``**kwargs``: what it knows are the inputs of its blocks.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..errors import InvalidTypeError
+
+
+def is_modular(pipe: Any) -> bool:
+    """Return True for a pipeline of blocks; diffusers is not imported to know it."""
+    return any(cls.__name__ == "ModularPipeline" for cls in type(pipe).__mro__)
+
+
+def call_options(pipe: Any) -> dict[str, Any]:
+    """Return the options that a pipeline's call knows, by name, with their defaults.
+
+    A required one has ``inspect.Parameter.empty`` or None.
+    """
+    if is_modular(pipe):
+        found = pipe.default_call_parameters
+        return {name: default for name, default in found.items() if name is not None}
+    parameters = inspect.signature(pipe.__call__).parameters.values()
+    return {one.name: one.default for one in parameters if one.kind is not one.VAR_KEYWORD}
+
+
+def option_of(pipe: Any, options: Mapping[str, Any], name: str) -> Any:
+    """Return an option's value, or the pipeline's own default if it was not given.
+
+    What no block of a modular pipeline has for an input is None.
+    """
+    if name in options:
+        return options[name]
+    known = call_options(pipe)
+    return known.get(name) if is_modular(pipe) else known[name]
+
+
+def setting_of(pipe: Any, *names: str) -> Any:
+    """Return a setting that decides how a pipeline reads prompts, such as a template.
+
+    Args:
+        pipe: a pipeline; in a modular one the block that reads the prompt may hold the setting.
+        names: the setting's name, and names that blocks have for it.
+
+    Raises:
+        TypeError: neither the pipeline nor its blocks have it, or blocks differ.
+    """
+    if hasattr(pipe, names[0]):
+        return getattr(pipe, names[0])
+    blocks = _blocks(pipe.blocks) if is_modular(pipe) else ()
+    found = [getattr(one, name) for one in blocks for name in names if hasattr(one, name)]
+    if not found or any(value != found[0] for value in found):
+        raise InvalidTypeError(
+            f"How a {type(pipe).__name__} reads its prompts is not known: {len(found)} of its "
+            f"blocks say their {names[0]}. Pass labels, {{'cat': [2]}} for example, and columns=."
+        )
+    return found[0]
+
+
+def _blocks(block: Any) -> Iterator[Any]:
+    """Yield a block and all blocks inside it."""
+    yield block
+    for inner in getattr(block, "sub_blocks", {}).values():
+        yield from _blocks(inner)

@@ -1,0 +1,129 @@
+"""Pipelines whose loop has more than one kind of call, or whose guidance only their call knows."""
+
+import pytest
+import torch
+from diffusers import LTXConditionPipeline, StableDiffusionPanoramaPipeline
+from helpers.film_rows import ltx
+from helpers.from_video_rows import with_condition
+from helpers.further_rows import FURTHER, diffedit, small
+from helpers.rows import Way, pictures
+from helpers.transformer_rows import pixart, unbinned
+
+import sdattn
+from sdattn import AttentionStore, TorchAttnProcessor
+from sdattn.errors import InvalidValueError, NotInCallError
+
+ROWS = {row.name: row for row in FURTHER}
+
+
+def attached(row, pipe, way):
+    """The heatmaps of a store, and its steps."""
+    store = AttentionStore(pipeline=pipe)
+    pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+    row.run(pipe, way)
+    heatmaps = store.heatmaps()
+    store.detach()
+    return heatmaps, store.cur_step
+
+
+@pytest.mark.parametrize("guided", [True, False])
+@pytest.mark.parametrize("name", ["LDM3D", "DiffEdit", "InstructPix2Pix of SDXL", "upscaler"])
+def test_an_attached_store_keeps_the_prompts_rows(name, guided):
+    row, way = ROWS[name], Way(guided=guided)
+    pipe = row.make()
+    with sdattn.capture(pipe) as captured:
+        row.run(pipe, way)
+    [found], steps = attached(row, pipe, way)
+    [expected] = captured.heatmaps()
+    torch.testing.assert_close(found.maps, expected.maps, atol=1e-4, rtol=0)
+    assert steps == 2
+
+
+@pytest.mark.parametrize("name", ["Semantic guidance"])
+def test_a_store_leaves_out_the_prompts_that_edit(name):
+    row, way = ROWS[name], Way()
+    pipe = row.make()
+    store = AttentionStore(pipeline=pipe)
+    pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+    row.run(pipe, way)
+    assert (store.images, store.cur_step) == (1, 2)
+    with sdattn.capture(pipe) as captured:
+        row.run(pipe, way)
+    [found] = sdattn.heatmaps(store, pipe, "a red cat")
+    [expected] = sdattn.heatmaps(captured, pipe, "a red cat")
+    torch.testing.assert_close(found.maps, expected.maps, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("guided", [True, False])
+def test_the_degraded_pass_of_self_attention_guidance_is_of_no_prompt(guided):
+    row, way = ROWS["SAG"], Way(guided=guided)
+    pipe = row.make()
+    with sdattn.capture(pipe) as both:
+        row.run(pipe, way)
+    with sdattn.capture(pipe) as once:
+        row.run(pipe, way, sag_scale=0.0)
+    assert (len(both.timesteps), both.skipped) == (2, 2)
+    assert (len(once.timesteps), once.skipped) == (2, 0)
+    # the first step begins alike, and the second pass of it must leave no trace
+    with sdattn.capture(pipe, steps=[0]) as first, sdattn.capture(pipe, steps=[0]) as again:
+        row.run(pipe, way)
+    for name, maps in first.maps.items():
+        torch.testing.assert_close(again.maps[name], maps, atol=0, rtol=0)
+    # a run of a single step follows another one
+    for _ in range(2):
+        with sdattn.capture(pipe) as single:
+            row.run(pipe, way, num_inference_steps=1)
+        assert (len(single.timesteps), single.skipped) == (1, 1)
+
+
+@pytest.mark.parametrize("method", ["generate_mask", "invert"])
+def test_the_other_methods_of_diffedit_are_refused(method):
+    pipe = diffedit()
+    image = pictures(Way(), 1)
+    texts = {"prompt": "a cat"} if method == "invert" else {}
+    texts |= {"source_prompt": "a cat", "target_prompt": "a dog"} if not texts else {}
+    with pytest.raises(NotInCallError, match="DiffEditPipeline was called outside"):
+        with sdattn.capture(pipe):
+            getattr(pipe, method)(image=image, num_inference_steps=2, **texts)
+
+
+def test_a_model_that_is_called_by_hand_is_refused():
+    pipe = pixart(__import__("diffusers").PixArtSigmaPipeline)
+    before = set(vars(pipe))
+    text = torch.randn(2, 8, 32)
+    with pytest.raises(InvalidValueError, match="outside of the pipeline's own call"):
+        with sdattn.capture(pipe):
+            assert set(vars(pipe)) == before  # nothing of the pipeline is replaced
+            pipe.transformer(torch.randn(2, 4, 16, 16), text, torch.tensor([5, 5]))
+
+
+def test_a_subclass_with_a_call_of_its_own_around_the_others():
+    from diffusers import PixArtSigmaPipeline
+
+    class Own(PixArtSigmaPipeline):
+        def __call__(self, *args, **kwargs):
+            return super().__call__(*args, **kwargs)
+
+    pipe = pixart(Own)
+    options = {**unbinned(pipe, Way()), "num_inference_steps": 2, "output_type": "latent"}
+    with sdattn.capture(pipe) as store:
+        pipe("a red cat", **options)
+    assert store.images == 1
+    with sdattn.capture(pipe, branch="both") as store:
+        pipe("a red cat", **options)
+    assert store.images == 2
+
+
+def test_windows_of_a_panorama_are_refused_with_the_reason():
+    pipe = small(StableDiffusionPanoramaPipeline, image_encoder=None)
+    with pytest.raises(ValueError, match="windows of the image"), sdattn.capture(pipe):
+        pass
+    with pytest.raises(ValueError, match="StableDiffusionPanoramaPipeline"):
+        AttentionStore(pipeline=pipe)
+
+
+def test_a_video_that_continues_given_frames_is_refused():
+    pipe, way = ltx(LTXConditionPipeline), Way()
+    options = {**with_condition(pipe, way), "num_frames": 17, "frame_index": 8}
+    with pytest.raises(ValueError, match="no grid of"), sdattn.capture(pipe):
+        pipe(prompt="a red cat", num_inference_steps=2, output_type="latent", **options)
