@@ -159,6 +159,7 @@ def capture(
             # The model runs in the caller's block.
             yield store
             watch.check()
+    store.has_no_guidance = passes.guidance is not None and passes.guidance.may_never_act
     store.stopped = stopped_of(denoiser.pipeline, store) if watch.may_stop else None
     if store.checks_itself:
         if store.stopped is not None:

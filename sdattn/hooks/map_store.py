@@ -34,6 +34,8 @@ class MapStore(HasHeatmaps):
         passes: one :class:`Pass` for each call of the model for these images, in order, whether its
             maps are kept or not.
         stopped: where the run was stopped, ``pipe._interrupt = True``; None if it was not.
+        has_no_guidance: guidance was on and acted in no step of the run (Z-Image's truncation), so
+            the negative prompt has no images, which a warning says.
         checks_itself: the capture checks it at its end and warns of a stop; else its caller does.
         keep: what is kept of steps, heads and columns.
         steps, heads: the same of these two, as they were asked for.
@@ -62,6 +64,7 @@ class MapStore(HasHeatmaps):
         self.skipped = 0
         self.stopped: Stopped | None = None
         self.checks_itself = True
+        self.has_no_guidance = False
         self.expected_nbytes: int | None = None
 
     def __repr__(self) -> str:
@@ -218,11 +221,15 @@ class MapStore(HasHeatmaps):
         """
         missing, steps = self.missing(), self.keep.steps
         if not self.passes and self.skipped:
-            raise CaptureError(
+            text = (
                 f"The model was called {self.skipped} time(s), but never for the unconditional "
                 "branch: this run has no negative prompt or no guidance. Pass both, with a "
-                "guidance scale at which it acts."
+                "guidance scale, and a part of the run, at which it acts."
             )
+            if not (self.has_no_guidance and self.checks_itself):
+                raise CaptureError(text)
+            warnings.warn(text, CaptureWarning, stacklevel=4)
+            return
         if not self.passes:
             raise CaptureError(
                 f"{len(self.layers)} layers were watched, but the model was never called inside "

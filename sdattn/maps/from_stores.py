@@ -77,7 +77,7 @@ def heatmaps(
             :func:`sdattn.read_prompts`; those of the run, where they are known, are filled in.
 
     Returns:
-        One :class:`Heatmaps` an image.
+        One :class:`Heatmaps` an image; none for the negative prompt of guidance that never acted.
 
     Raises:
         CaptureError: the store holds no layer that sees the text, or not what the preset reads.
@@ -94,6 +94,8 @@ def heatmaps(
     # Two kinds of stores: maps by layer, averaged as the preset asks, or heads folded into the
     # rows.
     drawn = store.drawn if isinstance(store, MapStore | StepStore) else None
+    if isinstance(store, MapStore) and store.has_no_guidance and not store.passes:
+        return []
     if isinstance(store, MapStore):
         _refuse_for_captured(latent_size=latent_size, steps=steps)
         reading = _Reading.of(drawn, store.branches, tokenizer, prompt, options)

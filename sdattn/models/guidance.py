@@ -83,6 +83,12 @@ class GuidanceWatch:
         """Whether the branches run one after the other, each in calls of its own."""
         return self._is_named or self._known_by in ("calls", "guider")
 
+    @property
+    def may_never_act(self) -> bool:
+        """Check whether the pipeline's guidance is on, and may have ended before the first step."""
+        guided = self._known_by == "truncation" and self.pipeline is not None
+        return guided and bool(self.pipeline.do_classifier_free_guidance)
+
     def order(self, model: Any = None) -> Order:
         """Return the chunks of the batch of the call that begins now; to be asked once a call.
 

@@ -16,7 +16,7 @@ from helpers.padded_rows import LONG, cogview4, hunyuan_dit, krea2, lumina2, z_i
 from helpers.reads import reads_by_call
 
 import sdattn
-from sdattn import AttentionStore, CaptureError, capture
+from sdattn import AttentionStore, CaptureError, CaptureWarning, capture
 
 SIZE = {"height": 64, "width": 80, "num_inference_steps": 2, "output_type": "latent"}
 UNGUIDED = {lumina2: {"guidance_scale": 1.0, "system_prompt": "Paint"}, z_image: {}}
@@ -107,8 +107,15 @@ def test_guidance_of_z_image_may_never_begin(kind, truncation):
         assert kept == [(2, 3)] * rows.count(4)
         return
     assert truncation is not None and truncation < 1
+    with pytest.warns(CaptureWarning, match="never for the unconditional branch"):
+        assert rows_by_step(pipe, "unconditional", **options) == (rows, [])
+    with pytest.warns(CaptureWarning), capture(pipe, branch="unconditional") as store:
+        given = {**SIZE, "num_inference_steps": 6, **options}
+        pipe("a red cat", negative_prompt="dog", guidance_scale=4.0, **given)
+    assert (store.images, sdattn.heatmaps(store, pipe)) == (0, [])
     with pytest.raises(CaptureError, match="never for the unconditional branch"):
-        rows_by_step(pipe, "unconditional", **options)
+        with capture(pipe, branch="unconditional"):
+            pipe("a red cat", guidance_scale=0.0, **given)
 
 
 @pytest.mark.parametrize("scheduler", [FlowMatchEulerDiscreteScheduler, FlowMatchLCMScheduler])
