@@ -110,7 +110,7 @@ def test_guidance_of_z_image_may_never_begin(kind, truncation):
     with pytest.warns(CaptureWarning, match="never for the unconditional branch"):
         assert rows_by_step(pipe, "unconditional", **options) == (rows, [])
     with pytest.warns(CaptureWarning), capture(pipe, branch="unconditional") as store:
-        given = {**SIZE, "num_inference_steps": 6, **options}
+        given = {**SIZE, "num_inference_steps": 6, "num_images_per_prompt": 2, **options}
         pipe("a red cat", negative_prompt="dog", guidance_scale=4.0, **given)
     assert (store.images, sdattn.heatmaps(store, pipe)) == (0, [])
     with pytest.raises(CaptureError, match="never for the unconditional branch"):
