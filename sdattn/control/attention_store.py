@@ -281,7 +281,8 @@ class AttentionStore(StepMaps):
             raise CaptureError(f"This {type(self).__name__} did not see the run whole: {problem}")
         repeated = self.repeats.found()
         # Attend-and-Excite runs the prompt again and again, and reads the last step alone
-        is_told = self.num_uncond_att_layers or self.save_global_store is not None
+        is_told = self.guidance == "passes" or self._num_uncond > 0
+        is_told = is_told or self.save_global_store is not None
         if repeated is not None and not is_told:
             self._guess = (
                 f"The model ran twice at timestep {repeated:g} with other text states, perhaps "

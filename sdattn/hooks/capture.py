@@ -163,7 +163,7 @@ def capture(
     store.stopped = stopped_of(denoiser.pipeline, store) if watch.may_stop else None
     if store.checks_itself:
         if store.stopped is not None:
-            store.stopped.warn(stacklevel=3)
+            store.stopped.tell(stacklevel=3)
         store.check()
 
 

@@ -40,7 +40,7 @@ class Stopped(Record):
             return f"the maps are of steps {first} to {last}"
         return f"the maps are of steps {', '.join(str(step + 1) for step in self.kept)}"
 
-    def warn(self, stacklevel: int) -> None:
+    def tell(self, stacklevel: int) -> None:
         """Warn of it, once a run."""
         text = f"The run was stopped {self}."
         if not self.kept:

@@ -100,7 +100,7 @@ def sample(
     asked_text = None if asked is None else asked.prompt.text
     stopped = stop_of(store, preset)
     if stopped is not None:
-        stopped.warn(stacklevel=5)
+        stopped.tell(stacklevel=5)
     common = replace(_described(pipe, store, options), asked=asked_text, stopped=stopped)
     settings_of_images = _each_own(common, images, films, prompts, seeds, options)
     # A run for each image, of views of what the whole batch holds.

@@ -30,6 +30,7 @@ KINDS = [
 LIKE = {
     "InvalidValueError": ValueError,
     "OptionError": ValueError,
+    "NotInCallError": AttributeError,
     "InvalidTypeError": TypeError,
     "NotFoundError": KeyError,
     "RunError": RuntimeError,

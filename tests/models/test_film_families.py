@@ -138,14 +138,11 @@ def test_each_class_has_its_reader(name, reader):
 @pytest.mark.parametrize(
     "name",
     [
-        "WanVideoToVideoPipeline",
         "WanVACEPipeline",
         "WanAnimatePipeline",
         "HunyuanVideoImageToVideoPipeline",
         "HunyuanVideo15ImageToVideoPipeline",
         "HunyuanVideoFramepackPipeline",
-        "CogVideoXVideoToVideoPipeline",
-        "CogVideoXFunControlPipeline",
     ],
 )
 def test_films_from_what_was_not_tested_are_refused_by_name(name):
