@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
@@ -249,7 +249,7 @@ class AttentionStore(StepMaps):
             self.reset()
             self.note(
                 f"the latent was {before} at first and {size} later. Call store.reset() "
-                "between runs"
+                "between runs."
             )
         self.latent_size, self.levels, self.places = size, levels, tuple(places)
         self._batch, self._prompts = batch, prompts
@@ -300,8 +300,8 @@ class AttentionStore(StepMaps):
 
     def _look(self, attn: Tensor, is_cross: bool, place: str) -> None:
         """Have :meth:`forward` see the rows that are kept, and write back what it returns."""
-        if place not in self.places:
-            self.note(f"a layer called it from place {place!r}, not {self.places}. {HOW}")
+        if place not in get_args(Place):
+            self.note(f"a layer called it from place {place!r}, not {get_args(Place)}. {HOW}")
         kept = self._kept(len(attn))
         rows = attn if kept == slice(0, len(attn)) else attn[kept]
         # The kept rows are a view, so an edit reaches the whole tensor; a new tensor is written

@@ -147,7 +147,7 @@ class StepMaps:
     def _sum(self, sums: Maps, step: Maps) -> Maps:
         found = _added(sums, step)
         if found is None:
-            self.note("its steps have maps of different shapes. Call store.reset() between runs")
+            self.note("its steps have maps of different shapes. Call store.reset() between runs.")
         return step if found is None else found
 
     @property
