@@ -14,7 +14,7 @@ from diffusers import AutoencoderKL
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..scenes import random_scene
+from ..scenes.shapes import random_scene
 from .data import SIZE
 from .fit import Fit, note, pick, rank, world
 from .models import NARROW, new_vae

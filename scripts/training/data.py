@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from transformers import CLIPTokenizer
 
-from ..scenes import Scene, random_scene
+from ..scenes.shapes import Scene, random_scene
 
 SIZE = 128  # side of a picture in pixels
 TOKENS = 32  # length of a prompt with its start, end and padding

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import CLIPTextModel, CLIPTokenizer
 
-from ..scenes import COLOURS, SHAPES, Scene
+from ..scenes.shapes import COLOURS, SHAPES, Scene
 from .data import TOKENS, token_ids
 
 # How often a prompt is read as it is, with its end forgotten, or with each word relied on only for

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTextModel, CLIPTokenizer
 
-from ..scenes import Scene
+from ..scenes.shapes import Scene
 from .fit import FLAT, Fit, note, pick
 from .losses import (
     LAST_READINGS,

@@ -32,7 +32,7 @@ from transformers import CLIPTokenizer
 
 from sdattn.models.demos import RECORD
 
-from ..scenes import WORDS, Scene
+from ..scenes.shapes import WORDS, Scene
 from .autoencoder import (
     even_out,
     make_latents,

@@ -16,7 +16,7 @@ from torch import Tensor
 import sdattn
 
 from ..evaluation.landing import landings, seen_in
-from ..scenes import Scene, random_scene
+from ..scenes.shapes import Scene, random_scene
 from .fit import note, rank, world
 from .losses import Caption, diffusion_loss, text_states
 

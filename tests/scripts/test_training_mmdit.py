@@ -13,7 +13,7 @@ from torch import nn
 
 from scripts.evaluation.evaluate_demo_model import evaluate, settings
 from scripts.evaluation.pictures import own_settings
-from scripts.scenes import random_scene
+from scripts.scenes.shapes import random_scene
 from scripts.training import data, fit, mmdit, train_demo_mmdit
 from scripts.training.data import TOKENS, all_scenes, token_ids
 from scripts.training.losses import Caption
