@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,11 @@ from .sprites import COLOURABLE, COLOURS, colourable, coloured, hands, nouns
 from .wording import article, say
 
 SIDE = 128  # of an image in pixels
-RADII = {1: (0.22, 0.38), 2: (0.17, 0.225), 3: (0.14, 0.17)}  # by the number of objects
+CELLS = 16  # in a row: sizes and places are whole cells, those of the model's latents
+SIZES = {1: (7, 12), 2: (5, 7), 3: (5, 5)}  # least and most, in cells, by the number of objects
 HOW_MANY = {1: 0.2, 2: 0.7, 3: 0.1}
-GAP = 0.04
+GAP = 1  # cells between two objects, at least
+SIDEWAYS = 3  # cells that one of two objects may be off the other's line, at most
 ADJECTIVES = 0.6  # part of the objects that could have a colour word and do
 _HELD_OUT_ONE_IN = 8
 
@@ -146,9 +149,7 @@ def _kept(combination: str) -> bool:
     return hashlib.sha256(combination.encode()).digest()[0] % _HELD_OUT_ONE_IN == 0
 
 
-def random_scene(
-    rng: np.random.Generator, *, held_out: bool = False, n_objects: int = 0
-) -> Scene:
+def random_scene(rng: np.random.Generator, *, held_out: bool = False, n_objects: int = 0) -> Scene:
     """Return a scene by chance, from the training part or from the part that training never sees.
 
     Args:
@@ -159,12 +160,12 @@ def random_scene(
     while True:
         count = n_objects or int(rng.choice(list(HOW_MANY), p=list(HOW_MANY.values())))
         relation = {1: None, 2: str(rng.choice(RELATIONS)), 3: "and"}[count]
-        radii = rng.uniform(*RADII[count], count)
+        sizes = rng.integers(*SIZES[count], count, endpoint=True)
         names = rng.choice(nouns(), count, replace=False).tolist()
-        places = _places(rng, radii, relation)
+        places = _places(rng, sizes, relation)
         objects = tuple(
-            _random_thing(rng, noun, place, radius)
-            for noun, place, radius in zip(names, places, radii.tolist(), strict=True)
+            _random_thing(rng, noun, place, size / CELLS / 2)
+            for noun, place, size in zip(names, places, sizes.tolist(), strict=True)
         )
         ground = DEFAULT if rng.random() < 0.2 else str(rng.choice(GROUNDS))
         scene = Scene(objects, relation, ground, int(rng.integers(2**31)))
@@ -184,18 +185,25 @@ def _random_thing(
 
 
 def _places(
-    rng: np.random.Generator, radii: NDArray[np.float64], relation: str | None
+    rng: np.random.Generator, sizes: NDArray[np.int64], relation: str | None
 ) -> list[tuple[float, float]]:
-    """Return centres whose squares are clear of the border and of each other, true to the
-    relation of the first two."""
-    lowest, highest = radii[:, None] + GAP / 3, 1 - radii[:, None] - GAP / 3
+    """Return centres for squares of so many cells: within the image, clear of each other and true
+    to the relation of the first two."""
     while True:
-        xy = rng.uniform(lowest, highest, (len(radii), 2))
-        apart = abs(xy[:, None] - xy).max(-1) - radii[:, None] - radii
-        if (apart[np.triu_indices(len(radii), 1)] < GAP).any():
+        corners = rng.integers(0, CELLS - sizes[:, None], (len(sizes), 2), endpoint=True)
+        middles = (corners + sizes[:, None] / 2).tolist()
+        together = combinations(zip(middles, sizes.tolist(), strict=True), 2)
+        if any(_near(*one, *other) for one, other in together):
             continue
-        centres = [(x, y) for x, y in xy.tolist()]
+        centres = [(x / CELLS, y / CELLS) for x, y in middles]
         if len(centres) != 2 or relation not in DIRECTIONS:
             return centres
-        if min(abs(xy[0] - xy[1])) < 0.2 and holds(relation, *centres):
+        sideways = min(abs(one - other) for one, other in zip(*middles, strict=True))
+        if sideways <= SIDEWAYS and holds(relation, *centres):
             return centres
+
+
+def _near(one: list[float], size: int, other: list[float], its_size: int) -> bool:
+    """Tell if two squares around middles, in cells, are nearer than ``GAP``."""
+    apart = max(abs(one[0] - other[0]), abs(one[1] - other[1]))
+    return apart < (size + its_size) / 2 + GAP

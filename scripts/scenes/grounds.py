@@ -45,9 +45,9 @@ def _grass(size: int, rng: np.random.Generator) -> Image:
     """Return a meadow from above: tufts of three short blades, darker or lighter."""
     ground = np.full((size, size, 3), GRASS[0], dtype=np.float64)
     for dark in (1, 2):
-        for x, y in rng.uniform(0, 1, (6, 2)):
+        for x, y in rng.uniform(0, 1, (6, 2)).tolist():
             for lean in (-1, 0, 1):
-                _line(ground, (x, y), (x + 0.028 * lean, y - 0.06), 0.008, GRASS[dark])
+                _stroke(ground, (x, y), (x + 0.028 * lean, y - 0.06), 0.008, GRASS[dark])
     return ground
 
 
@@ -66,8 +66,8 @@ def _night(size: int, rng: np.random.Generator) -> Image:
     """Return a dark sky that is lighter below, with small stars."""
     _, y = _centres(size)
     sky = np.array(NIGHT[0]) + y[..., None] * (np.array(NIGHT[1]) - NIGHT[0])
-    for place in rng.uniform(0.02, 0.98, (9, 2)):
-        _dot(sky, place, rng.uniform(0.008, 0.014), NIGHT[2])
+    for x, y in rng.uniform(0.02, 0.98, (9, 2)).tolist():
+        _stroke(sky, (x, y), (x, y), rng.uniform(0.008, 0.014), NIGHT[2])
     return sky
 
 
@@ -76,8 +76,8 @@ def _snow(size: int, rng: np.random.Generator) -> Image:
     x, y = _centres(size)
     wave = 0.5 + 0.5 * np.sin(2 * np.pi * (2 * y + 0.25 * np.sin(2 * np.pi * (x + rng.random()))))
     snow = np.array(SNOW[0]) + wave[..., None] * (np.array(SNOW[1]) - SNOW[0])
-    for place in rng.uniform(0.02, 0.98, (9, 2)):
-        _dot(snow, place, rng.uniform(0.012, 0.022), SNOW[2])
+    for x, y in rng.uniform(0.02, 0.98, (9, 2)).tolist():
+        _stroke(snow, (x, y), (x, y), rng.uniform(0.012, 0.022), SNOW[2])
     return snow
 
 
@@ -102,31 +102,28 @@ def _below(y: Image, line: float | Image, size: int) -> Image:
     return np.clip((y - line) * size + 0.5, 0, 1)
 
 
-def _paint(image: Image, distance: Image, radius: float, colour: tuple[int, int, int]) -> None:
-    """Colour the pixels nearer than a radius, with a soft edge one pixel wide."""
-    cover = np.clip((radius - distance) * len(image) + 0.5, 0, 1)[..., None]
-    image += cover * (np.array(colour) - image)
-
-
-def _dot(
-    image: Image, place: NDArray[np.float64], radius: float, colour: tuple[int, int, int]
-) -> None:
-    """Draw a disc around (x, y)."""
-    x, y = _centres(len(image))
-    _paint(image, np.hypot(x - place[0], y - place[1]), radius, colour)
-
-
-def _line(
+def _stroke(
     image: Image,
     start: tuple[float, float],
     end: tuple[float, float],
-    width: float,
+    radius: float,
     colour: tuple[int, int, int],
 ) -> None:
-    """Draw a stroke with round ends from one (x, y) to another."""
-    x, y = _centres(len(image))
-    way = np.subtract(end, start)
-    along = ((x - start[0]) * way[0] + (y - start[1]) * way[1]) / (way @ way)
-    nearest = np.clip(along, 0, 1)
-    distance = np.hypot(x - start[0] - nearest * way[0], y - start[1] - nearest * way[1])
-    _paint(image, distance, width, colour)
+    """Draw a stroke with round ends, soft for one pixel, from one (x, y) to another."""
+    size, reach = len(image), radius + 2 / len(image)
+    rows, cols = (
+        slice(
+            max(0, int((min(start[axis], end[axis]) - reach) * size)),
+            max(0, int((max(start[axis], end[axis]) + reach) * size) + 1),
+        )
+        for axis in (1, 0)
+    )
+    part = image[rows, cols]
+    y, x = ((np.arange(size)[cut] + 0.5) / size for cut in (rows, cols))
+    to_x, to_y = x[None] - start[0], y[:, None] - start[1]
+    way_x, way_y = end[0] - start[0], end[1] - start[1]
+    length = max(way_x**2 + way_y**2, 1e-12)  # a dot ends where it starts
+    along = np.clip((to_x * way_x + to_y * way_y) / length, 0, 1)
+    distance = np.hypot(to_x - along * way_x, to_y - along * way_y)
+    cover = np.clip((radius - distance) * size + 0.5, 0, 1)[..., None]
+    part += cover * (np.array(colour) - part)

@@ -148,10 +148,10 @@ def attributions(table: list[dict[str, str]], folder: Path) -> str:
     for name, (title, owner, licence, source) in SETS.items():
         count = sum(row["set"] == name for row in table)
         version = json.loads((folder / name / "package" / "package.json").read_text())["version"]
-        lines += [
-            f"- **{title}** by {owner}, <{source}>, under [{licence}]({LICENCES[licence]}): {count} "
-            f"drawings, from `@iconify-json/{name}` {version}, changed as said above."
-        ]
+        package = f"`@iconify-json/{name}` {version}"
+        under = f"[{licence}]({LICENCES[licence]})"
+        lines.append(f"- **{title}** by {owner}, <{source}>, under {under}:")
+        lines.append(f"  {count} drawings, from {package}, changed as said above.")
     return "\n".join(lines) + "\n"
 
 

@@ -110,7 +110,9 @@ def coloured(noun: str, hand: str, colour: str | None) -> Pixels:
     solid = changed & vivid
     hue, saturation, value = COLOURS[colour]
     ratio = [new / np.median(hsv[..., i][solid]) for i, new in ((1, saturation), (2, value))]
-    new = np.stack([np.full(hsv.shape[:2], hue), hsv[..., 1] * ratio[0], hsv[..., 2] * ratio[1]], -1)
+    new = np.stack(
+        [np.full(hsv.shape[:2], hue), hsv[..., 1] * ratio[0], hsv[..., 2] * ratio[1]], -1
+    )
     rgb = np.where(changed[..., None], _to_rgb(new.clip(0, 1)), sprite.pixels[..., :3])
     return np.concatenate([rgb, sprite.pixels[..., 3:]], axis=-1)
 

@@ -6,6 +6,8 @@ Every form of words takes the objects' phrases ("a blue car") and, where it name
 
 from __future__ import annotations
 
+import re
+
 from .grounds import DEFAULT, PLACES
 
 PLAIN = {
@@ -64,3 +66,16 @@ def say(phrases: list[str], relation: str | None, ground: str) -> tuple[str, ...
         if not text.startswith(("on ", "at ", "an image", "a drawing"))
     ]
     return (*said, *full) if ground == DEFAULT else (*full, *first)
+
+
+def further_words() -> tuple[str, ...]:
+    """Return the words of all forms, without those of objects and colours."""
+    places = [ON[name] for name in ON]
+    ground = "on a background"
+    every = (
+        *ALONE,
+        *THREE,
+        *(one for form in (PLAIN, PLACE_FIRST) for some in form.values() for one in some),
+    )
+    filled = " ".join([*every, *places, ground]).format(a="a", b="an", c="a")
+    return tuple(sorted(set(re.findall("[a-z]+", filled)) - set(ON)))
