@@ -33,6 +33,7 @@ COLOURS = {
 COLOURABLE = ("car", "balloon", "umbrella", "heart", "book", "tulip", "bird", "star")
 MOTLEY = {("umbrella", "emojione")}  # a drawing of many colours, which stays as it is
 NEAR = 0.12  # hues so far from a drawing's own, of a circle of 1, change with it
+LEAF = 0.3  # the hue of leaves
 VIVID = 0.25  # saturation times value from which a pixel has a hue of its own
 
 Pixels = NDArray[np.uint8]
@@ -101,11 +102,10 @@ def coloured(noun: str, hand: str, colour: str | None) -> Pixels:
         can = ", ".join(f"{one} ({', '.join(colourable(one))})" for one in COLOURABLE)
         raise ValueError(f"The {noun} of {hand} cannot be made {colour}. Choose one of {can}.")
     hsv = _to_hsv(sprite.pixels[..., :3])
-    weight = hsv[..., 1] * hsv[..., 2] * (sprite.pixels[..., 3] > 127)
-    vivid = weight > VIVID
+    vivid = (hsv[..., 1] * hsv[..., 2] > VIVID) & (sprite.pixels[..., 3] > 127)
     if noun == "tulip":  # its leaves are green, and often the larger part
-        vivid &= abs(hsv[..., 0] - 0.3) > NEAR
-    own = _main_hue(hsv[..., 0], weight * vivid)
+        vivid &= _apart(hsv[..., 0], LEAF) > NEAR
+    own = _main_hue(hsv[vivid])
     changed = (_apart(hsv[..., 0], own) < NEAR) & (hsv[..., 1] > 0.15)
     solid = changed & vivid
     hue, saturation, value = COLOURS[colour]
@@ -117,9 +117,24 @@ def coloured(noun: str, hand: str, colour: str | None) -> Pixels:
     return np.concatenate([rgb, sprite.pixels[..., 3:]], axis=-1)
 
 
-def _main_hue(hue: NDArray[np.float64], weight: NDArray[np.float64]) -> float:
-    """Return the middle of the most weighty twelfth of the circle of hues."""
-    counts, edges = np.histogram(hue, bins=36, range=(0, 1), weights=weight)
+def colour_of(noun: str, pixels: Pixels) -> str | None:
+    """Return the one of ``COLOURS`` that is nearest to the hue that most vivid pixels of a noun,
+    uint8 [n, 3], have; None if hardly any is vivid."""
+    hsv = _to_hsv(pixels)
+    vivid = hsv[:, 1] * hsv[:, 2] > VIVID
+    if vivid.mean() < 0.1:
+        return None
+    bloom = vivid & (_apart(hsv[:, 0], LEAF) > NEAR)
+    if noun == "tulip" and bloom.sum() > 0.2 * vivid.sum():
+        vivid = bloom
+    hue = np.array(_main_hue(hsv[vivid]))
+    return min(COLOURS, key=lambda name: float(_apart(hue, COLOURS[name][0])))
+
+
+def _main_hue(hsv: NDArray[np.float64]) -> float:
+    """Return the middle of the most weighty twelfth of the circle of hues, of pixels [n, 3]."""
+    weight = hsv[:, 1] * hsv[:, 2]
+    counts, edges = np.histogram(hsv[:, 0], bins=36, range=(0, 1), weights=weight)
     smooth = counts + np.roll(counts, 1) + np.roll(counts, -1)
     best = int(smooth.argmax())
     return float((edges[best] + edges[best + 1]) / 2)

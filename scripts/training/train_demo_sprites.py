@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from diffusers import DiffusionPipeline
 
 from ..scenes.emoji import random_scene
 from .autoencoder import UNSEEN_SPRITES, vae_psnr
@@ -68,7 +69,7 @@ def train(process: int, args: argparse.Namespace) -> None:
         write(made, work, args.out)
 
 
-def write(made: object, work: Path, out: Path) -> None:
+def write(made: DiffusionPipeline, work: Path, out: Path) -> None:
     """Write the model's folder; its weights are in float16, and every reader opens them in float32.
 
     transformers reads the text encoder's dtype from its config, diffusers opens the rest in
