@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -165,12 +164,10 @@ class Verdict:
 def asked_for(scene: Scene, found: list[Found]) -> Verdict:
     """Return how the things that were found compare with a scene."""
     wanted = [thing.noun for thing in scene.objects]
-    fitting = [
-        some for some in permutations(found, len(wanted)) if [one.noun for one in some] == wanted
-    ]
-    if len(found) != len(wanted) or not fitting:
+    there = {thing.noun: thing for thing in found}
+    if sorted(wanted) != sorted(thing.noun for thing in found):
         return Verdict(False, None, (), ())
-    [things] = fitting
+    things = tuple(there[noun] for noun in wanted)
     stands = None
     if scene.relation not in (None, "and"):
         stands = holds(scene.relation, *(thing.centre for thing in things))

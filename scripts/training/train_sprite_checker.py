@@ -159,7 +159,8 @@ def main() -> None:
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     segmenter = train(args.work, args.steps, args.seed, args.unseen_hands)
-    save_file(segmenter.state_dict(), args.work / "checker.safetensors")
+    weights = {name: one.contiguous() for name, one in segmenter.state_dict().items()}
+    save_file(weights, args.work / "checker.safetensors")
     told = measure(segmenter, args.scenes, seed=2024, unseen_hands=args.unseen_hands)
     (args.work / "checker.json").write_text(json.dumps(told, indent=1) + "\n")
     print(json.dumps(told, indent=1))
