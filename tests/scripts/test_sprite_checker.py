@@ -71,8 +71,19 @@ def test_a_segmenter_that_is_right_makes_every_scene_right(scenes):
     assert len(coloured) > 8 and np.mean(coloured) > 0.9
 
 
-def thing(noun, x, colour=None):
-    return Thing(noun, "noto", colour, False, (x, 0.5), 3 / 16)
+def thing(noun, x, colour=None, radius=3 / 16):
+    return Thing(noun, "noto", colour, False, (x, 0.5), radius)
+
+
+def row(*names):
+    """A scene of three, side by side; the car is blue."""
+    places = zip(names, (0.2, 0.5, 0.8), strict=True)
+    return Scene(
+        tuple(thing(name, x, "blue" if name == "car" else None, 0.12) for name, x in places),
+        "and",
+        "gray",
+        0,
+    )
 
 
 def test_what_is_missing_added_doubled_or_elsewhere_is_wrong():
@@ -81,7 +92,8 @@ def test_what_is_missing_added_doubled_or_elsewhere_is_wrong():
     others = {
         "missing": Scene((thing("cat", 0.25),), None, "gray", 0),
         "another": Scene((thing("cat", 0.25), thing("bus", 0.75)), "left of", "gray", 0),
-        "doubled": Scene((thing("cat", 0.25), thing("cat", 0.75)), "left of", "gray", 0),
+        "added": row("cat", "car", "bus"),
+        "doubled": row("cat", "car", "cat"),
     }
     for scene in others.values():
         [things] = find_things(Told(true_labels(scene)), [drawn(scene)])
