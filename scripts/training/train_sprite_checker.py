@@ -1,8 +1,8 @@
 """Train the segmenter that says what is where in images of sprites, and measure it.
 
 It learns from scenes that are composed as it goes, of both parts, since it has to know a green car
-when a model that never saw one draws it; some are blurred, dimmed or noisy, as generated images are.
-It is measured on other scenes, of the part that is held out from models. With
+when a model that never saw one draws it. Some are blurred, dimmed or noisy, as generated images
+are. It is measured on other scenes, of the part that is held out from models. With
 ``--unseen-hands`` it never sees one drawing of each noun, and is measured on scenes of just those:
 this says how far it goes by what a thing is, not by which drawing it knows.
 
