@@ -15,7 +15,7 @@ from scripts.scenes.emoji import random_scene
 from scripts.scenes.sprites import COLOURS, nouns
 from scripts.training import data, fit, sprite_parts, stages, train_demo_sprites
 from scripts.training.losses import captions, diffusion_loss, split
-from scripts.training.models import new_text_encoder, new_unet
+from scripts.training.models import PlaceProbe, new_text_encoder, new_unet
 from scripts.training.patches import BLOCKS, CHANNELS
 from scripts.training.record import snapshot
 from scripts.training.sprite_parts import (
@@ -69,6 +69,29 @@ def test_mistaken_prompts_differ_in_colours_and_nouns_alone():
                 assert word not in others
             changed |= {word} if len({word, *others}) > 1 else set()
     assert {*COLOURS, *nouns()} <= changed
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_a_compiled_unet_tells_its_places_and_learns_as_one_that_is_not():
+    torch.manual_seed(0)
+    unet = new_unet(CHANNELS, (8, 8, 8, 8), (1, 1, 1, 1))
+    probe = PlaceProbe(unet)
+
+    def learnt():
+        torch.manual_seed(1)
+        seen, text = torch.randn(2, CHANNELS, 16, 16), torch.randn(2, 77, 128)
+        error = unet(seen, torch.tensor([10, 900]), text).sample.square().mean()
+        assert len(probe.guesses) == 16
+        (error + probe()).backward()
+        found = [one.grad.clone() for one in (*unet.parameters(), *probe.parameters())]
+        unet.zero_grad(), probe.zero_grad()
+        return found
+
+    wanted = learnt()
+    unet.compile(backend="aot_eager")  # traced as by any other backend, without a compiler
+    for _ in range(2):
+        torch.testing.assert_close(learnt(), wanted)
+    probe.leave()
 
 
 @pytest.fixture
