@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .scenes import Picture, Scene, SceneObject, random_scene
+from .scenes.shapes import Picture, Scene, SceneObject, random_scene
 
 FRAMES = 8
 MARGIN = 0.02  # between objects and the border, as in scenes that stand still

@@ -19,7 +19,7 @@ from PIL import Image
 
 from sdattn.maps.masks import components
 
-from .scenes import (
+from .scenes.shapes import (
     BACKGROUNDS,
     COLOURS,
     SHAPES,

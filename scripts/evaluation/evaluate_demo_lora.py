@@ -20,7 +20,7 @@ from sdattn.models.demos import DEMO_LORA, demo_settings
 from sdattn.models.pipeline_call import call_pipeline, pictures_of
 
 from ..scene_checker import find_objects
-from ..scenes import COLOURS, TAUGHT_COLOURS, Scene, random_scene
+from ..scenes.shapes import COLOURS, TAUGHT_COLOURS, Scene, random_scene
 from ..training.train_demo_lora import taught_scene
 
 BATCH = 10

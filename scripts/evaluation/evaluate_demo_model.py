@@ -20,7 +20,7 @@ from PIL import Image
 import sdattn
 from sdattn import Heatmaps
 
-from ..scenes import Scene, random_scene
+from ..scenes.shapes import Scene, random_scene
 from ..training.autoencoder import vae_psnr
 from .knockouts import stays, tells_apart, without_words
 from .landing import (

@@ -31,7 +31,7 @@ from sdattn.models.layers import find_denoiser
 from sdattn.models.pipeline_call import call_pipeline, pictures_of
 
 from ..scene_checker import Found, find_objects, match
-from ..scenes import COLOURS, SHAPES, Scene, random_scene
+from ..scenes.shapes import COLOURS, SHAPES, Scene, random_scene
 
 BATCH = 10  # sources drawn at a time
 # How far a centre may move, in parts of the picture's side: of the object that is to be kept, and

@@ -24,7 +24,7 @@ from sdattn.maps.requirements import columns_around
 from sdattn.models.pipeline_call import call_pipeline, pictures_of
 from sdattn.models.reading import read_prompts
 
-from ..scenes import Scene
+from ..scenes.shapes import Scene
 from .causes import correlations
 from .pictures import Asked, Picture, batches, masks_in, own_settings, said, seeds_of
 from .records import Records, read_picture

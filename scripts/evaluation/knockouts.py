@@ -14,7 +14,7 @@ import numpy as np
 import sdattn
 
 from ..scene_checker import find_objects
-from ..scenes import Scene
+from ..scenes.shapes import Scene
 from .landing import Kind, objects_right
 
 Row = dict[Kind, tuple[bool, bool]]  # without the word of this kind: the colour stays, the shape

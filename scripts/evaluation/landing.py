@@ -19,7 +19,7 @@ from PIL import Image
 from sdattn import Heatmaps
 
 from ..scene_checker import SIDE, Found, find_objects, match
-from ..scenes import BACKGROUNDS, COLOURS, DIRECTIONS, SHAPES, Scene, holds
+from ..scenes.shapes import BACKGROUNDS, COLOURS, DIRECTIONS, SHAPES, Scene, holds
 
 THRESHOLDS = np.linspace(0.05, 0.95, 19).round(2)
 OBJECT_WORDS = {*COLOURS, *SHAPES}

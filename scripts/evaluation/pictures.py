@@ -34,7 +34,7 @@ from sdattn.models.sizes import default_size
 from sdattn.prompts.tokens import Prompt
 
 from ..scene_checker import SIDE, find_objects, match
-from ..scenes import Scene, random_scene
+from ..scenes.shapes import Scene, random_scene
 
 BATCH = 10
 FULL = {"steps": "all", "heads": "all", "kinds": ("cross", "self")}

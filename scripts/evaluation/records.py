@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sdattn import Heatmap, Heatmaps
 
 from ..scene_checker import SIDE
-from ..scenes import Scene
+from ..scenes.shapes import Scene
 from .measures import LEVELS, Floats, interval, lands_on_own, score
 from .pictures import Picture
 from .variants import DEFAULT, PEERS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,14 @@ from diffusers import AutoencoderKL
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..scenes import random_scene
-from .data import SIZE
+from ..scenes import emoji, shapes
+from .data import SIZE, SceneMaker
 from .fit import Fit, note, pick, rank, world
 from .models import NARROW, new_vae
 
 CROPPED = 0.8  # part of the steps that see crops
+UNSEEN_SHAPES = partial(shapes.random_scene, held_out=True)
+UNSEEN_SPRITES = partial(emoji.random_scene, held_out=True)
 
 
 def as_pixels(pictures: Tensor) -> Tensor:
@@ -92,10 +95,13 @@ def fit_vae(
 
 
 @torch.no_grad()
-def vae_psnr(vae: AutoencoderKL, seed: int, count: int = 256) -> float:
-    """Mean decibels over scenes that the autoencoder never saw, at the size it is made for."""
+def vae_psnr(
+    vae: AutoencoderKL, seed: int, count: int = 256, make: SceneMaker = UNSEEN_SHAPES
+) -> float:
+    """Return the mean decibels over scenes that the autoencoder never saw, at the size it is made
+    for."""
     rng, side = np.random.default_rng(seed), vae.config.sample_size
-    drawn = np.stack([random_scene(rng, held_out=True).draw(side) for _ in range(count)])
+    drawn = np.stack([make(rng).draw(side) for _ in range(count)])
     pixels = as_pixels(torch.from_numpy(drawn).permute(0, 3, 1, 2))
     parts = [vae.decode(vae.encode(part).latent_dist.mode()).sample for part in pixels.split(8)]
     again = torch.cat(parts).clamp(-1, 1)

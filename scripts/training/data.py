@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,27 +17,31 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from transformers import CLIPTokenizer
 
-from ..scenes import Scene, random_scene
+from ..scenes.shapes import Scene, random_scene
 
 SIZE = 128  # side of a picture in pixels
 TOKENS = 32  # length of a prompt with its start, end and padding
 
 
-def make_scenes(seed: int, count: int = 1000) -> list[Scene]:
-    """Scenes of the training part."""
+SceneMaker = Callable[[np.random.Generator], Any]  # of shapes, or of sprites
+
+
+def make_scenes(seed: int, count: int = 1000, make: SceneMaker = random_scene) -> list[Any]:
+    """Return scenes of the training part."""
     rng = np.random.default_rng(seed)
-    return [random_scene(rng) for _ in range(count)]
+    return [make(rng) for _ in range(count)]
 
 
-def draw_scenes(seed: int) -> Tensor:
-    """The pictures of ``make_scenes(seed)``, uint8 [count, 3, SIZE, SIZE]."""
-    pictures = np.stack([scene.draw(SIZE) for scene in make_scenes(seed)])
+def draw_scenes(seed: int, make: SceneMaker = random_scene) -> Tensor:
+    """Return the images of ``make_scenes(seed)``, uint8 [count, 3, SIZE, SIZE]."""
+    pictures = np.stack([scene.draw(SIZE) for scene in make_scenes(seed, make=make)])
     return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous()
 
 
-def all_scenes(seed: int, chunks: int) -> list[Scene]:
-    """The scenes of so many chunks, a thousand each."""
-    return [scene for index in range(chunks) for scene in make_scenes(chunk_seed(seed, index))]
+def all_scenes(seed: int, chunks: int, make: SceneMaker = random_scene) -> list[Any]:
+    """Return the scenes of so many chunks, a thousand each."""
+    seeds = [chunk_seed(seed, index) for index in range(chunks)]
+    return [scene for one in seeds for scene in make_scenes(one, make=make)]
 
 
 def chunk_seed(seed: int, index: int) -> int:
@@ -42,27 +49,33 @@ def chunk_seed(seed: int, index: int) -> int:
     return seed * 1_000_000 + index
 
 
-def make_dataset(seed: int, chunks: int, work: Path) -> tuple[list[Scene], Tensor]:
-    """A thousand scenes a chunk with their pictures, drawn on all cores or kept in ``work``."""
+def make_dataset(
+    seed: int, chunks: int, work: Path, make: SceneMaker = random_scene
+) -> tuple[list[Any], Tensor]:
+    """Return a thousand scenes a chunk with their images, drawn once and kept in ``work``."""
     kept = work / "pictures.pt"
     if not kept.exists():
         seeds = [chunk_seed(seed, index) for index in range(chunks)]
         with ProcessPoolExecutor() as pool:
-            torch.save(torch.cat(list(pool.map(draw_scenes, seeds))), f"{kept}.new")
+            drawn = list(pool.map(partial(draw_scenes, make=make), seeds))
+        torch.save(torch.cat(drawn), f"{kept}.new")
         os.replace(f"{kept}.new", kept)
     # gigabytes, which all processes share
-    return all_scenes(seed, chunks), torch.load(kept, mmap=True)
+    return all_scenes(seed, chunks, make), torch.load(kept, mmap=True)
 
 
-def learn_merges(words: Counter[str], count: int) -> list[tuple[str, str]]:
-    """The first ``count`` byte-pair merges (Sennrich et al., 2016), most frequent first."""
+def learn_merges(words: Counter[str], count: int | None) -> list[tuple[str, str]]:
+    """Return the first ``count`` byte-pair merges (Sennrich et al., 2016), most frequent first;
+    None for as many as make each word whole."""
     spelt = {word: (*word[:-1], word[-1] + "</w>") for word in words}
     merges: list[tuple[str, str]] = []
-    while len(merges) < count:
+    while count is None or len(merges) < count:
         pairs: Counter[tuple[str, str]] = Counter()
         for word, pieces in spelt.items():
             for pair in pairwise(pieces):
                 pairs[pair] += words[word]
+        if count is None and not pairs:
+            break
         best = max(pairs, key=lambda pair: (pairs[pair], pair))
         merges.append(best)
         spelt = {word: merge(pieces, best) for word, pieces in spelt.items()}
@@ -88,14 +101,18 @@ def make_tokenizer(scenes: list[Scene]) -> CLIPTokenizer:
     said = (prompt for scene in scenes for prompt in scene.prompts())
     words = Counter(word.strip(",") for prompt in said for word in prompt.split())
     words["turquoise"] //= 40
-    merges = learn_merges(words, count=105)
+    return tokenizer_of(learn_merges(words, count=105), TOKENS)
+
+
+def tokenizer_of(merges: list[tuple[str, str]], tokens: int) -> CLIPTokenizer:
+    """Return CLIP's tokenizer with these merges, for prompts of so many tokens."""
     letters = sorted(ByteLevel.alphabet())
     names = [*letters, *(letter + "</w>" for letter in letters), *("".join(p) for p in merges)]
     vocab = {name: index for index, name in enumerate([*names, "<|startoftext|>", "<|endoftext|>"])}
-    return CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=TOKENS)
+    return CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=tokens)
 
 
 def token_ids(tokenizer: CLIPTokenizer, prompts: list[str]) -> Tensor:
-    """Ids [prompts, TOKENS], padded with the end token as Stable Diffusion does."""
-    said = tokenizer(prompts, padding="max_length", truncation=True, max_length=TOKENS)
+    """Return ids [prompts, tokens], padded with the end token as Stable Diffusion does."""
+    said = tokenizer(prompts, padding="max_length", truncation=True)
     return torch.tensor(said["input_ids"])

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 # The part of each stage's steps before the learning rate falls
-FLAT = {"text": 0.3, "unet": 0.78, "refine": 0.3, "mmdit": 0.5, "motion": 0.6}
+FLAT = {"decoder": 0.3, "text": 0.3, "unet": 0.78, "refine": 0.3, "mmdit": 0.5, "motion": 0.6}
 CHECKPOINT_SECONDS = 180  # the most that an interruption can cost
 
 

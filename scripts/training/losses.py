@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import CLIPTextModel, CLIPTokenizer
 
-from ..scenes import COLOURS, SHAPES, Scene
-from .data import TOKENS, token_ids
+from ..scenes.shapes import COLOURS, SHAPES, Scene
+from .data import token_ids
 
 # How often a prompt is read as it is, with its end forgotten, or with each word relied on only for
 # what it says itself.
@@ -22,6 +23,8 @@ READINGS = (0.3, 0.1, 0.6)
 LAST_READINGS = (0.75, 0.05, 0.2)  # when words have found their objects
 ALL_OBJECTS = 0.6  # of the mistaken prompts: about all objects, the rest about the first alone
 ARTICLES = ("a", "an")
+
+Mistake = Callable[[np.random.Generator, Any], list[Any]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Caption:
 
 
 def text_states(text: CLIPTextModel, tokenizer: CLIPTokenizer, captions: list[Caption]) -> Tensor:
-    """Token states [captions, TOKENS, WIDTH] of a text encoder's last layer."""
+    """Return token states [captions, tokens, WIDTH] of a text encoder's last layer."""
     return read_states(
         lambda texts: text(token_ids(tokenizer, texts)).last_hidden_state, tokenizer, captions
     )
@@ -51,7 +54,7 @@ def text_states(text: CLIPTextModel, tokenizer: CLIPTokenizer, captions: list[Ca
 def read_states(
     states_of: Callable[[list[str]], Tensor], tokenizer: CLIPTokenizer, captions: list[Caption]
 ) -> Tensor:
-    """Token states [captions, TOKENS, features], each prompt read as its caption says;
+    """Return token states [captions, tokens, features], each prompt read as its caption says;
     ``states_of`` gives those of prompts as they are.
 
     The encoder is causal, so the later a token, the more it knows: "left" and "square" in "a red
@@ -61,11 +64,12 @@ def read_states(
     """
     read = [said for one in captions if one.reading == 2 for said in one.mistaken]
     texts = list(dict.fromkeys(["", *(one.prompt for one in captions), *read]))
-    states = states_of(texts)  # [texts, TOKENS, features]
-    rows = {said: TOKENS * row for row, said in enumerate(texts)}
+    states = states_of(texts)  # [texts, tokens, features]
+    tokens = states.shape[1]
+    rows = {said: tokens * row for row, said in enumerate(texts)}
     words = {word for said in texts for word in split(said)}
     lengths = {word: len(tokenizer(word)["input_ids"]) - 2 for word in words}
-    columns = [[rows[said] + at for said, at in sources(one, lengths)] for one in captions]
+    columns = [[rows[said] + at for said, at in sources(one, lengths, tokens)] for one in captions]
     return F.embedding(torch.tensor(columns, device=states.device), states.flatten(0, 1))
 
 
@@ -74,8 +78,9 @@ def split(text: str) -> list[str]:
     return re.findall(r"\w+|,", text)
 
 
-def sources(caption: Caption, lengths: Mapping[str, int]) -> list[tuple[str, int]]:
-    """For each of TOKENS columns the text, and the column of it, that its state is taken from.
+def sources(caption: Caption, lengths: Mapping[str, int], tokens: int) -> list[tuple[str, int]]:
+    """Return for each of so many columns the text, and the column of it, that its state is taken
+    from.
 
     ``lengths`` says how many tokens a word has. "turquoise" has more than "red", so what comes
     after them stands in other columns.
@@ -84,7 +89,7 @@ def sources(caption: Caption, lengths: Mapping[str, int]) -> list[tuple[str, int
     if caption.reading != 2:
         end = 1 + sum(lengths[word] for word in split(prompt))
         after = "" if caption.reading == 1 else prompt
-        return [(prompt if column < end else after, column) for column in range(TOKENS)]
+        return [(prompt if column < end else after, column) for column in range(tokens)]
     versions = (prompt, *caption.mistaken)
     at, last = [1] * len(versions), versions[-1]
     found = [(last, 0)]
@@ -95,8 +100,8 @@ def sources(caption: Caption, lengths: Mapping[str, int]) -> list[tuple[str, int
         pieces = range(at[which], at[which] + lengths[word])
         found += [(versions[which], piece) for piece in pieces]
         at = [one + lengths[other] for one, other in zip(at, (word, *others), strict=True)]
-    rest = range(TOKENS - len(found))
-    return found + [(last, min(at[-1] + column, TOKENS - 1)) for column in rest]
+    rest = range(tokens - len(found))
+    return found + [(last, min(at[-1] + column, tokens - 1)) for column in rest]
 
 
 def captions(
@@ -104,14 +109,20 @@ def captions(
     scenes: list[Scene],
     chosen: Tensor,
     readings: tuple[float, float, float] = READINGS,
+    mistakes: tuple[Mistake, Mistake] | None = None,
 ) -> list[Caption]:
-    """What is said of each chosen scene; nothing of one in ten."""
+    """Return what is said of each chosen scene; nothing of one in ten.
+
+    ``mistakes`` makes the mistaken scenes, about all objects or about the first alone; by default
+    those of shapes.
+    """
     made = []
+    about_all, about_first = mistakes or (all_mistaken, another_first)
     for index in chosen.tolist():
         scene = scenes[index]
         said = scene.prompts()
         wording = int(rng.integers(len(said)))
-        mistake = all_mistaken if rng.random() < ALL_OBJECTS else another_first
+        mistake = about_all if rng.random() < ALL_OBJECTS else about_first
         others = [wrong.prompts()[wording] for wrong in mistake(rng, scene)]
         reading = int(rng.choice(3, p=readings))
         empty = rng.random() < 0.1
@@ -192,4 +203,6 @@ def diffusion_loss(
         loud = (1.5 * torch.rand(len(t))).clamp(max=1.0)
         noisy = noisy * torch.where(t == 999, loud, 1.0)[:, None, None, None]
     noisy = noisy.contiguous(memory_format=torch.channels_last)  # faster on a CPU
-    return F.mse_loss(unet(noisy, t, states).sample, noise_of.get_velocity(latents, noise, t))
+    return F.mse_loss(
+        unet(noisy, t, states).sample.float(), noise_of.get_velocity(latents, noise, t)
+    )

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
-from ..scenes import Scene, random_scene
+from ..scenes.shapes import Scene, random_scene
 from .autoencoder import as_pixels
 from .data import SIZE, TOKENS, chunk_seed, draw_scenes
 from .fit import FLAT, Fit, note, rank, world

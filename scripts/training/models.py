@@ -11,7 +11,7 @@ from diffusers.models.attention import BasicTransformerBlock
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-from .data import SIZE, TOKENS
+from .data import SIZE
 
 WIDTH = 128  # of the text encoder
 FACTOR = 8  # pixels a side of a latent's cell
@@ -48,7 +48,7 @@ def new_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
             num_hidden_layers=4,
             num_attention_heads=4,
             projection_dim=WIDTH,
-            max_position_embeddings=TOKENS,
+            max_position_embeddings=tokenizer.model_max_length,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
@@ -56,14 +56,20 @@ def new_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
     )
 
 
-def new_unet() -> UNet2DConditionModel:
-    """The blocks of Stable Diffusion 1.x, a tenth as wide; 6 + 1 + 9 attention blocks."""
+def new_unet(
+    channels: int = 4,
+    widths: tuple[int, ...] = (32, 64, 96, 96),
+    heads: tuple[int, ...] = (2, 4, 4, 4),
+) -> UNet2DConditionModel:
+    """Return the blocks of Stable Diffusion 1.x, a tenth as wide; 6 + 1 + 9 attention blocks."""
     return UNet2DConditionModel(
         sample_size=SIZE // FACTOR,
-        block_out_channels=(32, 64, 96, 96),
+        in_channels=channels,
+        out_channels=channels,
+        block_out_channels=widths,
         layers_per_block=2,
         cross_attention_dim=WIDTH,
-        attention_head_dim=(2, 4, 4, 4),  # what diffusers calls so is the number of heads
+        attention_head_dim=heads,  # what diffusers calls so is the number of heads
         norm_num_groups=8,
     )
 
@@ -85,7 +91,7 @@ def new_scheduler() -> DDIMScheduler:
 class LatentReader(nn.Module):
     """Foretells the latent, at half its size, from token states: a query a cell, two layers."""
 
-    def __init__(self, side: int = SIZE // FACTOR // 2, layers: int = 2) -> None:
+    def __init__(self, side: int = SIZE // FACTOR // 2, layers: int = 2, channels: int = 4) -> None:
         super().__init__()
         self.cells = nn.Parameter(0.02 * torch.randn(side * side, WIDTH))
         self.attend = nn.ModuleList(
@@ -98,10 +104,10 @@ class LatentReader(nn.Module):
             for _ in range(layers)
         )
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(layers))
-        self.out = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4))
+        self.out = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, channels))
 
     def forward(self, states: Tensor) -> Tensor:
-        """States [batch, tokens, WIDTH] to latents [batch, 4, side, side]."""
+        """States [batch, tokens, WIDTH] to latents [batch, channels, side, side]."""
         hidden = self.cells.expand(len(states), -1, -1)  # [batch, cells, WIDTH]
         for attend, think, norm in zip(self.attend, self.think, self.norms, strict=True):
             hidden = hidden + attend(norm(hidden), states, states, need_weights=False)[0]
@@ -147,7 +153,7 @@ class PlaceProbe(nn.Module):
             side = math.isqrt(guess.shape[1])
             line = (torch.arange(side) + 0.5) / side * 2 - 1
             places = torch.cartesian_prod(line, line)  # [cells, 2]
-            errors.append((guess - places).square().mean())
+            errors.append((guess.float() - places).square().mean())
         self.guesses.clear()
         return torch.stack(errors).mean()
 

@@ -14,12 +14,13 @@ import json
 import platform
 import subprocess
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, StableDiffusionPipeline
+from diffusers import AutoencoderKL, StableDiffusionPipeline, UNet2DConditionModel
 from transformers import CLIPTokenizer
 
 from .fit import FLAT
@@ -147,8 +148,10 @@ def digests(out: Path) -> dict[str, str]:
     }
 
 
-def snapshot(work: Path) -> StableDiffusionPipeline:
-    """The pipeline of the last checkpoint, with the running means of its weights.
+def snapshot(
+    work: Path, unet_of: Callable[[], UNet2DConditionModel] = new_unet
+) -> StableDiffusionPipeline:
+    """Return the pipeline of the last checkpoint, with the running means of its weights.
 
     Raises:
         SystemExit: the UNet's training has not begun.
@@ -158,7 +161,7 @@ def snapshot(work: Path) -> StableDiffusionPipeline:
     if last is None:
         raise SystemExit(f"{work} has no unet.pt yet; it has {', '.join(held) or 'nothing'}.")
     tokenizer = CLIPTokenizer.from_pretrained(work / "tokenizer")
-    text, unet = new_text_encoder(tokenizer), new_unet()
+    text, unet = new_text_encoder(tokenizer), unet_of()
     text.load_state_dict(
         last["mean"]["text"] if "text" in last["mean"] else held["text"]["state"]["text"]
     )

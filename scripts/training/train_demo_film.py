@@ -23,7 +23,7 @@ from diffusers import AnimateDiffPipeline
 
 from sdattn.models.demos import DEMO, LENT, RECORD
 
-from ..scenes import WORDS
+from ..scenes.shapes import WORDS
 from .fit import rank, say
 from .lent import leave_out_what_is_lent
 from .motion import (

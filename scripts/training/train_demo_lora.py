@@ -25,7 +25,7 @@ from torch import Tensor
 from sdattn import load_pipeline
 from sdattn.models.demos import DEMO_LORA
 
-from ..scenes import TAUGHT_COLOURS, Scene, random_scene
+from ..scenes.shapes import TAUGHT_COLOURS, Scene, random_scene
 from .data import SIZE
 from .fit import say
 from .losses import Caption, diffusion_loss, middle_times, text_states

@@ -32,7 +32,7 @@ from transformers import CLIPTokenizer
 
 from sdattn.models.demos import RECORD
 
-from ..scenes import WORDS, Scene
+from ..scenes.shapes import WORDS, Scene
 from .autoencoder import (
     even_out,
     make_latents,
@@ -116,8 +116,9 @@ def write_model(
     out: Path,
     settings: Mapping[str, Any],
     inversion: Mapping[str, Any],
+    words: Mapping[str, tuple[str, ...]] = WORDS,
 ) -> None:
-    """The model's folder, with the record of how it was made and of what it is drawn with."""
+    """Write the model's folder, with the record of how it was made and of what it is drawn with."""
     tokenizer = made.tokenizer.backend_tokenizer
     tokenizer.no_padding()  # as in its last use, otherwise
     tokenizer.no_truncation()
@@ -126,7 +127,7 @@ def write_model(
         name_as_before(encoder / "model.safetensors")
     for folder in out.glob("tokenizer*"):
         tokenizer.model.save(str(folder))  # the two files that older readers know
-    record = {"settings": settings, "inversion": inversion, "words": WORDS}
+    record = {"settings": settings, "inversion": inversion, "words": words}
     (out / RECORD).write_text(json.dumps(record, indent=1) + "\n")
     write_record(work, out)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())

@@ -16,7 +16,7 @@ from torch import Tensor
 import sdattn
 
 from ..evaluation.landing import landings, seen_in
-from ..scenes import Scene, random_scene
+from ..scenes.shapes import random_scene
 from .fit import note, rank, world
 from .losses import Caption, diffusion_loss, text_states
 
@@ -24,7 +24,7 @@ from .losses import Caption, diffusion_loss, text_states
 @torch.no_grad()
 def report_use_of_text(
     pipe: StableDiffusionPipeline,
-    scenes: list[Scene],
+    scenes: list[Any],
     latents: Tensor,
     stage: str,
     step: int,

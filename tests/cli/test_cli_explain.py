@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from scripts.scenes import random_scene
+from scripts.scenes.shapes import random_scene
 from sdattn import load_run
 from sdattn.cli.options import open_picture
 from sdattn.runs.explaining import explain

@@ -9,7 +9,7 @@ from helpers.small_pictures import picture
 from PIL import Image
 
 import sdattn
-from scripts.scenes import random_scene
+from scripts.scenes.shapes import random_scene
 from sdattn.inversion.flow import Flow
 from sdattn.inversion.invert import invert, psnr
 from sdattn.inversion.pictures import encode

@@ -6,7 +6,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from scripts.scene_checker import find_objects
-from scripts.scenes import COLOURS, TAUGHT_COLOURS
+from scripts.scenes.shapes import COLOURS, TAUGHT_COLOURS
 from sdattn import generate, load_pipeline
 from sdattn.models.demos import DEMO_LORA, LORAS, TAUGHT, demo_named
 

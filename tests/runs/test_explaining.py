@@ -8,7 +8,7 @@ from helpers.small_pictures import picture
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from PIL import Image
 
-from scripts.scenes import random_scene
+from scripts.scenes.shapes import random_scene
 from sdattn import capture, generate, load_run
 from sdattn.inversion.invert import invert, psnr
 from sdattn.inversion.pictures import fit

@@ -8,7 +8,7 @@ from helpers.flow_pipelines import FLOWS, Seen, flow_pipeline
 from helpers.small_pictures import picture
 from PIL import Image
 
-from scripts.scenes import random_scene
+from scripts.scenes.shapes import random_scene
 from sdattn import capture, load_pipeline, load_run
 from sdattn.inversion.pictures import encode
 from sdattn.runs.explaining import explain

@@ -21,7 +21,7 @@ from scripts.evaluation.measures import (
 from scripts.evaluation.pictures import noised, unseen_scenes
 from scripts.evaluation.records import Records, read_picture
 from scripts.evaluation.variants import PEERS
-from scripts.scenes import Scene, SceneObject
+from scripts.scenes.shapes import Scene, SceneObject
 from sdattn.maps.masks import otsu
 from sdattn.maps.presets import PRESETS
 from sdattn.models.sizes import default_size

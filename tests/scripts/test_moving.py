@@ -9,7 +9,7 @@ import sdattn
 from scripts.evaluation.evaluate_demo_film import judge, summarise
 from scripts.moving import FRAMES, SHORTEST, MovingScene, goes_right, random_film
 from scripts.scene_checker import find_objects
-from scripts.scenes import Scene, SceneObject
+from scripts.scenes.shapes import Scene, SceneObject
 from sdattn import Heatmaps
 from sdattn.files.films import Film
 from sdattn.maps.aggregation import aggregate

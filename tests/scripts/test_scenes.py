@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from scripts.scene_checker import find_objects, match
-from scripts.scenes import (
+from scripts.scenes.shapes import (
     BACKGROUNDS,
     COLOURS,
     DIRECTIONS,

@@ -14,7 +14,7 @@ from helpers.forks import fork
 from torch import nn
 from transformers import CLIPTokenizer
 
-from scripts.scenes import COLOURS, SHAPES
+from scripts.scenes.shapes import COLOURS, SHAPES
 from scripts.training import autoencoder, fit, record, train_demo_model
 from scripts.training.autoencoder import even_out, make_latents, train_vae_of, vae_psnr
 from scripts.training.data import TOKENS, make_scenes, make_tokenizer, token_ids

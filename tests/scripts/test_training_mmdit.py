@@ -13,7 +13,7 @@ from torch import nn
 
 from scripts.evaluation.evaluate_demo_model import evaluate, settings
 from scripts.evaluation.pictures import own_settings
-from scripts.scenes import random_scene
+from scripts.scenes.shapes import random_scene
 from scripts.training import data, fit, mmdit, train_demo_mmdit
 from scripts.training.data import TOKENS, all_scenes, token_ids
 from scripts.training.losses import Caption
@@ -149,7 +149,7 @@ def test_times_are_spread_over_all_parts_of_noise():
 
 def test_latents_are_of_the_scenes_and_worked_out_once(parts, tmp_path, monkeypatch):
     vae, real = parts[0], data.make_scenes
-    monkeypatch.setattr(data, "make_scenes", lambda seed: real(seed, count=3))  # of a chunk
+    monkeypatch.setattr(data, "make_scenes", lambda seed, **how: real(seed, count=3, **how))
     drawn = torch.stack(
         [torch.from_numpy(scene.draw(128)).permute(2, 0, 1) for scene in all_scenes(1, 2)]
     )
@@ -165,7 +165,7 @@ def test_latents_are_of_the_scenes_and_worked_out_once(parts, tmp_path, monkeypa
 def small(monkeypatch):
     """A transformer of a few weights, few scenes, three a batch, two pictures of two steps."""
     real = data.make_scenes
-    monkeypatch.setattr(data, "make_scenes", lambda seed: real(seed, count=SCENES))
+    monkeypatch.setattr(data, "make_scenes", lambda seed, **how: real(seed, count=SCENES, **how))
     for module in (mmdit, train_demo_mmdit):
         monkeypatch.setattr(module, "new_transformer", SMALL)
     monkeypatch.setattr(mmdit, "BATCH", 3)

@@ -1,0 +1,127 @@
+"""Train the demo model of sprites from nothing: a miniature Stable Diffusion 1.x: cats, pizzas.
+
+Six stages, each kept in ``--work`` and taken up again where it stopped:
+
+1. scenes: images and the words for them (``scenes.emoji``);
+2. latents: the main components of 8x8 patches, 128 x 128 images to 16 x 16 x 16 latents
+   (``patches``), written into an ``AutoencoderKL``'s encoder;
+3. decoder: latents back to images;
+4. text: the text encoder learns to foretell the latent from the prompt alone, which stands
+   in for the pretraining that CLIP brings to Stable Diffusion;
+5. unet: diffusion by v-prediction, the text encoder left as it is, until places are right;
+6. refine: the same with the text encoder learning along, most of the time at the noise levels
+   where colours and outlines are made.
+
+Half a day on 2 CPU cores. No mask and no attention map is ever shown to the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from diffusers import DiffusionPipeline
+
+from ..scenes.emoji import random_scene
+from .autoencoder import UNSEEN_SPRITES, vae_psnr
+from .data import make_dataset
+from .fit import rank, say
+from .models import INVERSION
+from .record import ANY_TIME, begin_sitting, snapshot
+from .sprite_parts import (
+    RECIPE,
+    SETTINGS,
+    WORDS,
+    make_word_tokenizer,
+    new_sprite_unet,
+    train_decoder,
+    write_latents,
+)
+from .stages import refine, train_text, train_unet
+from .train_demo_model import write_model
+
+
+def train(process: int, args: argparse.Namespace) -> None:
+    """Run one training process; all of them do the same, each on its part of every batch."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.processes))
+    if args.processes > 1:
+        store = f"file://{(args.work / 'processes').resolve()}"
+        dist.init_process_group("gloo", store, rank=process, world_size=args.processes)
+    work, seed = args.work, args.seed
+    scenes, pictures = make_dataset(seed, args.chunks, work, random_scene)
+    patches, latents = write_latents(pictures, work)
+    vae = train_decoder(patches, latents, pictures, work, args.decoder_steps, seed)
+    tokenizer = make_word_tokenizer()
+    say(f"vae: {vae_psnr(vae, seed=8, count=100, make=UNSEEN_SPRITES):.2f} dB on unseen scenes")
+    if rank() == 0:
+        vae.save_pretrained(work / "vae")
+        tokenizer.save_pretrained(work / "tokenizer")
+    text = train_text(tokenizer, scenes, latents, work, args.text_steps, seed + 1, RECIPE)
+    pipe = train_unet(
+        vae, text, tokenizer, scenes, latents, work, args.unet_steps, seed + 2, RECIPE
+    )
+    made = refine(pipe, scenes, latents, work, args.refine_steps, seed + 4, recipe=RECIPE)
+    if rank() == 0:
+        write(made, work, args.out)
+
+
+def write(made: DiffusionPipeline, work: Path, out: Path) -> None:
+    """Write the model's folder; its weights are in float16, and every reader opens them in float32.
+
+    transformers reads the text encoder's dtype from its config, diffusers opens the rest in
+    float32: with float16 there, a pipeline that diffusers opens would end in Half and Float.
+    """
+    write_model(made, work, out, SETTINGS, INVERSION, WORDS)
+    path = out / "text_encoder" / "config.json"
+    config = json.loads(path.read_text())
+    config |= {name: "float32" for name in ("dtype", "torch_dtype") if name in config}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Begin a run, or take it up again."""
+    args.work.mkdir(parents=True, exist_ok=True)
+    begin_sitting(args.work, args, (*ANY_TIME, "processes"))
+    (args.work / "processes").unlink(missing_ok=True)
+    make_dataset(args.seed, args.chunks, args.work, random_scene)
+    if args.processes == 1:
+        train(0, args)
+    else:
+        torch.multiprocessing.spawn(train, (args,), nprocs=args.processes)
+
+
+def main() -> None:
+    """Read the options and train."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/sprites/model"), help="model folder"
+    )
+    parser.add_argument("--work", type=Path, default=Path("build/sprites"), help="checkpoints")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--chunks", type=int, default=48, help="thousands of training scenes")
+    parser.add_argument("--decoder-steps", type=int, default=3000)
+    parser.add_argument("--text-steps", type=int, default=3000)
+    parser.add_argument("--unet-steps", type=int, default=16000)
+    parser.add_argument("--refine-steps", type=int, default=16000)
+    parser.add_argument("--processes", type=int, default=1, help="2 threads in one, by default")
+    parser.add_argument(
+        "--snapshot",
+        action="store_true",
+        help="write what the last checkpoint holds; train nothing",
+    )
+    args = parser.parse_args()
+    args.start = None
+    if args.snapshot:
+        write(snapshot(args.work, new_sprite_unet), args.work, args.out)
+    else:
+        run(args)
+
+
+if __name__ == "__main__":
+    main()

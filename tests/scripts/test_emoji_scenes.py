@@ -1,0 +1,183 @@
+"""Scenes of sprites against compositions done here, and their words against their truth."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from scripts.scenes.emoji import CELLS, GAP, Scene, Thing, random_scene
+from scripts.scenes.grounds import DEFAULT, GROUNDS, PLACES, PLAIN, draw_ground
+from scripts.scenes.shapes import DIRECTIONS
+from scripts.scenes.sprites import COLOURABLE, COLOURS, coloured, hands, nouns
+from scripts.scenes.wording import further_words, ground_phrase
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    rng = np.random.default_rng(1)
+    return [random_scene(rng) for _ in range(150)]
+
+
+def composed(scene, size=128):
+    """The scene by Pillow's own compositing, and each object's alpha in [0, 1]."""
+    ground = draw_ground(scene.background, size, np.random.default_rng(scene.seed))
+    image = Image.fromarray(np.rint(ground).astype(np.uint8)).convert("RGBA")
+    alphas = []
+    for thing in scene.objects:
+        side = round(2 * thing.radius * size)
+        sprite = Image.fromarray(coloured(thing.noun, thing.hand, thing.colour))
+        sprite = sprite.resize((side, side), Image.Resampling.BILINEAR)
+        if thing.mirrored:
+            sprite = sprite.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        corner = tuple(round(at * size - side / 2) for at in thing.centre)
+        layer = Image.new("RGBA", image.size)
+        layer.paste(sprite, corner)
+        image.alpha_composite(layer)
+        alphas.append(np.asarray(layer.getchannel("A")) / 255)
+    return np.asarray(image.convert("RGB")), np.stack(alphas)
+
+
+def test_image_and_truth_agree_with_another_composition(scenes):
+    for scene in scenes[:40]:
+        image, alphas = composed(scene)
+        assert abs(scene.draw().astype(int) - image).max() <= 2  # it rounds at each object
+        assert scene.covers() == pytest.approx(alphas, abs=1e-9)
+        assert (scene.masks() == (alphas >= 0.5)).all()
+
+
+def test_where_no_object_is_the_ground_is_seen_and_inside_one_it_is_not(scenes):
+    for scene in scenes[:40]:
+        ground = draw_ground(scene.background, 128, np.random.default_rng(scene.seed))
+        covers, image = scene.covers(), scene.draw()
+        free = covers.sum(0) == 0
+        assert free.mean() > 0.2
+        assert (image[free] == np.rint(ground)[free].astype(np.uint8)).all()
+        other = replace(scene, background="white" if scene.background != "white" else "blue")
+        full = covers.max(0) == 1
+        assert (other.draw()[full] == image[full]).all()
+
+
+def test_objects_keep_clear_of_each_other_and_lie_wholly_in_the_image(scenes):
+    for scene in scenes:
+        boxes = []
+        for thing in scene.objects:
+            low = [round(CELLS * (at - thing.radius), 6) for at in thing.centre]
+            high = [round(CELLS * (at + thing.radius), 6) for at in thing.centre]
+            assert min(low) >= 0 and max(high) <= CELLS
+            assert all(corner == int(corner) for corner in (*low, *high))
+            boxes.append((low, high))
+        for i, (low, high) in enumerate(boxes):
+            for its_low, its_high in boxes[:i]:
+                gaps = [max(low[k] - its_high[k], its_low[k] - high[k]) for k in (0, 1)]
+                assert max(gaps) >= GAP
+        assert scene.covers().sum(0).max() <= 1
+
+
+def test_relation_words_agree_with_the_middles_of_the_masks():
+    rng = np.random.default_rng(2)
+    sides = {"left of": (1, -1), "right of": (1, 1), "above": (0, -1), "below": (0, 1)}
+    seen = Counter()
+    for _ in range(300):
+        scene = random_scene(rng, n_objects=2)
+        seen[scene.relation] += 1
+        if scene.relation in sides:
+            axis, sign = sides[scene.relation]
+            first, second = (np.argwhere(mask).mean(0) for mask in scene.masks())
+            away = sign * (first - second)
+            assert away[axis] > 0 and away[axis] > abs(away[1 - axis]) - 12
+    assert set(seen) == {*DIRECTIONS, "and"} and min(seen.values()) > 25
+
+
+def test_prompts_name_each_object_once_with_its_colour_and_its_article(scenes):
+    for scene in scenes:
+        for prompt in scene.prompts():
+            words = re.findall("[a-z]+", prompt)
+            for thing in scene.objects:
+                assert words.count(thing.noun) == 1
+                at = words.index(thing.noun)
+                first = at - (thing.colour is not None)
+                assert thing.colour in (None, words[first])
+                assert words[first - 1] == ("an" if words[first][0] in "aeiou" else "a")
+            assert scene.background == DEFAULT or ground_phrase(scene.background) in prompt
+            named = {word for word in words if word in nouns()}
+            assert named == {thing.noun for thing in scene.objects}
+
+
+def test_each_wording_of_other_objects_has_as_many_words(scenes):
+    for scene in scenes:
+        others = tuple(replace(thing, noun="owl") for thing in scene.objects)
+        mine, theirs = scene.prompts(), replace(scene, objects=others).prompts()
+        assert [len(one.split()) for one in mine] == [len(one.split()) for one in theirs]
+
+
+def test_all_words_that_are_said_are_listed(scenes):
+    said = {word for scene in scenes for one in scene.prompts() for word in one.split()}
+    known = {*nouns(), *COLOURS, *PLAIN, *PLACES, *further_words()}
+    assert {word.strip(",") for word in said} <= known
+    assert not {*further_words()} & {*nouns(), *COLOURS, *PLACES}
+
+
+def test_relations_wordings_and_grounds_are_said_as_they_are():
+    cat = Thing("cat", "noto", None, False, (0.25, 0.5), 0.2)
+    car = Thing("car", "noto", "blue", False, (0.75, 0.5), 0.2)
+    plain = Scene((cat, car), "left of", DEFAULT, 0).prompts()
+    assert "a cat left of a blue car" in plain
+    assert "on the left a cat, on the right a blue car on a gray background" in plain
+    beach = Scene((cat, car), "and", "beach", 0).prompts()
+    assert "a cat and a blue car at the beach" in beach
+    assert "at the beach a cat with a blue car" in beach and "a cat and a blue car" not in beach
+
+
+def test_nothing_held_out_is_seen_in_training_however_it_is_said():
+    rng = np.random.default_rng(3)
+    turned = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+    kept = [random_scene(rng, held_out=True) for _ in range(150)]
+    used = [random_scene(rng) for _ in range(1500)]
+    trained = {part for scene in used for part in scene.combinations()}
+    for scene in kept:
+        assert not set(scene.combinations()) <= trained
+        if len(scene.objects) == 2:
+            other = Scene(
+                scene.objects[::-1], turned.get(scene.relation, "and"), scene.background, 0
+            )
+            assert other.is_held_out
+    assert not {p for one in kept for p in one.prompts()} & {
+        p for one in used for p in one.prompts()
+    }
+
+
+def test_about_one_combination_in_eight_is_held_out_and_every_noun_is_learnt():
+    place = {"centre": (0.5, 0.5), "radius": 0.1, "mirrored": False, "hand": "noto"}
+    things = [Thing(noun, colour=None, **place) for noun in nouns()]
+    pairs = [Scene((a, b), "left of", DEFAULT, 0) for a in things for b in things if a is not b]
+    assert np.mean([pair.is_held_out for pair in pairs]) == pytest.approx(1 / 8, abs=0.03)
+    assert not any(Scene((thing,), None, DEFAULT, 0).is_held_out for thing in things)
+    blue = [Thing(noun, colour=one, **place) for noun in COLOURABLE for one in COLOURS]
+    alone = [Scene((thing,), None, DEFAULT, 0).is_held_out for thing in blue]
+    assert 0.04 < np.mean(alone) < 0.3
+
+
+def test_every_noun_hand_colour_and_ground_comes_up():
+    rng = np.random.default_rng(4)
+    many = [random_scene(rng) for _ in range(3000)]
+    things = [thing for scene in many for thing in scene.objects]
+    assert {(thing.noun, thing.hand) for thing in things} == {
+        (noun, hand) for noun, drawn in hands().items() for hand in drawn
+    }
+    assert {thing.colour for thing in things} == {None, *COLOURS}
+    assert {scene.background for scene in many} == set(GROUNDS)
+    assert {len(scene.objects) for scene in many} == {1, 2, 3}
+    assert any(thing.mirrored for thing in things) and not all(thing.mirrored for thing in things)
+
+
+def test_the_seed_decides_a_ground_and_an_unknown_one_is_refused():
+    for name in GROUNDS:
+        first, again, other = (draw_ground(name, 64, np.random.default_rng(n)) for n in (1, 1, 2))
+        assert (first == again).all() and first.shape == (64, 64, 3)
+        assert first.min() >= 0 and first.max() <= 255
+        assert (first != other).any() == (name in PLACES)
+    with pytest.raises(ValueError, match=r"'lawn'.*grass"):
+        draw_ground("lawn", 64, np.random.default_rng(0))

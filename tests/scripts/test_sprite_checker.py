@@ -1,0 +1,155 @@
+"""The checker of images of sprites, given segmenters that are right or wrong in known ways."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from scripts.scenes.emoji import Scene, Thing, random_scene
+from scripts.scenes.sprites import colourable, hands, nouns
+from scripts.sprite_checker import (
+    CELLS,
+    Segmenter,
+    asked_for,
+    confusion,
+    find_things,
+    overlap,
+    true_labels,
+)
+from scripts.training.train_sprite_checker import kept_hand, measure, train, with_hands
+
+GROUND = len(nouns())
+
+
+class Told(nn.Module):
+    """A segmenter that says what it is told to, image by image."""
+
+    def __init__(self, *given):
+        super().__init__()
+        self.given = torch.from_numpy(np.stack(given))
+
+    def forward(self, pixels):
+        seen, self.given = self.given[: len(pixels)], self.given[len(pixels) :]
+        return nn.functional.one_hot(seen, GROUND + 1).permute(0, 3, 1, 2).float()
+
+
+def drawn(scene):
+    return Image.fromarray(scene.draw())
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    rng = np.random.default_rng(7)
+    return [random_scene(rng) for _ in range(60)]
+
+
+def test_labels_are_those_of_the_masks(scenes):
+    for scene in scenes[:20]:
+        named, masks = true_labels(scene), scene.masks(128)
+        wide = named.repeat(2, 0).repeat(2, 1)
+        for thing, mask in zip(scene.objects, masks, strict=True):
+            mine = wide == nouns().index(thing.noun)
+            assert (mine & mask).sum() > 0.8 * (mine | mask).sum()  # outlines of 2-pixel cells
+        assert (wide == GROUND)[~masks.any(0)].mean() > 0.96
+
+
+def test_a_segmenter_that_is_right_makes_every_scene_right(scenes):
+    segmenter = Told(*(true_labels(scene) for scene in scenes))
+    found = find_things(segmenter, [drawn(scene) for scene in scenes])
+    for scene, things in zip(scenes, found, strict=True):
+        verdict = asked_for(scene, things)
+        assert verdict.objects and verdict.relation in (None, True)
+        for thing, seen in zip(scene.objects, verdict.found, strict=True):
+            assert seen.noun == thing.noun
+            assert seen.centre == pytest.approx(thing.centre, abs=0.75 * thing.radius)
+    coloured = [
+        flag for s, t in zip(scenes, found, strict=True) for flag in asked_for(s, t).colours
+    ]
+    assert len(coloured) > 8 and np.mean(coloured) > 0.9
+
+
+def thing(noun, x, colour=None, radius=3 / 16):
+    return Thing(noun, "noto", colour, False, (x, 0.5), radius)
+
+
+def row(*names):
+    """A scene of three, side by side; the car is blue."""
+    places = zip(names, (0.2, 0.5, 0.8), strict=True)
+    return Scene(
+        tuple(thing(name, x, "blue" if name == "car" else None, 0.12) for name, x in places),
+        "and",
+        "gray",
+        0,
+    )
+
+
+def test_what_is_missing_added_doubled_or_elsewhere_is_wrong():
+    asked = Scene((thing("cat", 0.25), thing("car", 0.75, "blue")), "left of", "gray", 0)
+    turned = Scene((thing("cat", 0.75), thing("car", 0.25, "blue")), "right of", "gray", 0)
+    others = {
+        "missing": Scene((thing("cat", 0.25),), None, "gray", 0),
+        "another": Scene((thing("cat", 0.25), thing("bus", 0.75)), "left of", "gray", 0),
+        "added": row("cat", "car", "bus"),
+        "doubled": row("cat", "car", "cat"),
+    }
+    for scene in others.values():
+        [things] = find_things(Told(true_labels(scene)), [drawn(scene)])
+        assert asked_for(asked, things) == asked_for(asked, [])
+        assert not asked_for(asked, things).objects
+    [things] = find_things(Told(true_labels(turned)), [drawn(turned)])
+    verdict = asked_for(asked, things)
+    assert verdict.objects and verdict.relation is False and verdict.colours == (True,)
+    red = replace(asked, objects=(asked.objects[0], thing("car", 0.75, "red")))
+    [things] = find_things(Told(true_labels(red)), [drawn(red)])
+    assert asked_for(asked, things).colours == (False,)
+
+
+def test_specks_are_no_objects_and_a_patch_of_two_nouns_is_two():
+    named = np.full((CELLS, CELLS), GROUND)
+    named[2:5, 2:5] = 0  # 9 cells of 4096
+    named[20:40, 20:34] = 1
+    named[20:40, 34:44] = 2
+    named[50:60, 10:30] = 3
+    named[50:60, 10:14] = 4  # a fifth of its patch
+    [found] = find_things(Told(named), [Image.new("RGB", (128, 128), "white")])
+    assert [one.noun for one in found] == [nouns()[1], nouns()[2], nouns()[3]]
+    assert [one.colour for one in found] == [None] * 3
+    assert [int(one.mask.sum()) for one in found] == [280, 200, 200]
+
+
+def test_confusion_counts_cells_and_overlap_is_over_the_union():
+    truth, seen = np.array([[0, 0, 0, 1]]), np.array([[0, 0, 1, 1]])
+    counts = confusion(truth, seen)
+    assert counts.sum() == 4 and counts[0, 0] == 2 and counts[0, 1] == 1 and counts[1, 1] == 1
+    assert overlap(counts)[:2] == pytest.approx([2 / 3, 1 / 2])
+
+
+def test_the_kept_drawings_are_in_one_part_alone(scenes):
+    rng = np.random.default_rng(0)
+    assert {kept_hand(noun) for noun in nouns()} >= {"noto", "twemoji", "emojione"}
+    for scene in scenes:
+        for unseen in (False, True):
+            for one in with_hands(rng, scene, unseen).objects:
+                assert (one.hand == kept_hand(one.noun)) == unseen
+                assert one.hand in (colourable(one.noun) if one.colour else hands()[one.noun])
+
+
+@pytest.mark.slow
+def test_a_segmenter_that_is_trained_is_kept_and_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr("scripts.training.train_sprite_checker.BATCH", 2)
+    monkeypatch.setattr(
+        "scripts.training.train_sprite_checker.measure",
+        lambda segmenter, count, **how: measure(segmenter, 2, **how),
+    )
+    segmenter = train(tmp_path, 2, 1, unseen_hands=True)
+    again = Segmenter()
+    again.load_state_dict(torch.load(tmp_path / "checker.pt")["state"]["checker"])
+    pixels = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        assert segmenter(pixels).shape == (1, GROUND + 1, 32, 48)
+        torch.testing.assert_close(segmenter(pixels), again.eval()(pixels), atol=1e-4, rtol=1e-3)
+    told = measure(segmenter, 3, seed=0, unseen_hands=True)
+    assert 0 <= told["overlap"] <= 1 and len(told["worst"]) == 8
