@@ -10,8 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from ..attention.controlled import Controller, check_controller
-from ..attention.joint_processor import Spans
+from ..attention.controlled import Controller, Spans, check_controller
 from ..errors import InvalidValueError, Message, RunError
 from ..hooks.controlled_passes import ControlledPass, ControlledPasses, controlled_layers
 from ..hooks.installer import Installation

@@ -25,8 +25,6 @@ HOW = (
     "pipe.unet.set_attn_processor(sdattn.TorchAttnProcessor(store)), in either order; for a "
     "transformer pipe.transformer.set_attn_processor(sdattn.TorchJointProcessor(store))."
 )
-
-
 KINDS = ("cross", "self")
 
 
