@@ -223,7 +223,7 @@ class MapStore(HasHeatmaps):
         if not self.passes and self.skipped:
             text = (
                 f"The model was called {self.skipped} time(s), but never for the unconditional "
-                "branch: no negative prompt or no guidance. Pass both, and a scale at which it acts."
+                "branch: no negative prompt or no guidance. Pass both, with a scale that acts."
             )
             if not (self.has_no_guidance and self.checks_itself):
                 raise CaptureError(text)
