@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from helpers import demo_batches
 from helpers.demo_batches import (  # noqa: F401
@@ -144,6 +145,8 @@ def test_two_runs_in_one_folder(batch, tmp_path):
     try:
         wait_until(lambda: whole(root) >= 3, first)
         first.send_signal(signal.SIGSTOP)  # alive, and no further
+        stopped = psutil.Process(first.pid)
+        wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED, first)
         number, before = whole(root), stamps(root)
         assert number < 20
         code, _, err = batch(*arguments)
@@ -243,7 +246,7 @@ def hostile(chance, unit):
         return json.dumps({"prompt": chance.choice(prompts)}).encode()
     if kind == 3:
         side = chance.choice(["width", "height"])
-        values = ["NaN", "Infinity", "-Infinity", "1e400", "0", "-64", "64.0", '"64"', "true"]
+        values = ["NaN", "Infinity", "-Infinity", "1e400", "0", "-64", "64.5", '"64px"', "true"]
         values += ["[64]", "{}", str(64 + chance.randrange(1, unit)), "1" * 200, "99999999"]
         return f'{{"prompt": "a cat", "{side}": {chance.choice(values)}}}'.encode()
     if kind == 4:
@@ -253,7 +256,7 @@ def hostile(chance, unit):
     if kind == 5:
         return json.dumps({"prompt": "a cat", "id": chance.choice(["good-1", "GOOD-2"])}).encode()
     if kind == 6:
-        wrong = [("seed", -1), ("seed", "1"), ("seed", 2**63), ("seed", 1.5), ("seed", True)]
+        wrong = [("seed", -1), ("seed", "one"), ("seed", 2**63), ("seed", 1.5), ("seed", True)]
         wrong += [("words", "cat"), ("words", []), ("words", [1]), ("words", ["unicorn"])]
         wrong += [("guidance_scale", "much"), ("negative_prompt", 5), ("num_inference_steps", 0)]
         wrong += [("num_inference_steps", 2000), ("num_images_per_prompt", 2), ("colour", "red")]
