@@ -30,8 +30,8 @@ class LayerController(Protocol):
     def joint_spans(self, layer: nn.Module) -> Spans | None:
         """Return where image and text are in a layer of joint attention; None if not known."""
 
-    def note(self, problem: str) -> None:
-        """Remember what could not be shown."""
+    def pass_over(self, why: str) -> None:
+        """Remember a call that cannot be shown; raise if it was to be edited."""
 
 
 class ControlledProcessor:

@@ -201,7 +201,7 @@ class TorchJointProcessor(ControlledProcessor):
             return told
         if not isinstance(controller, LayerController):
             raise RunError(why)
-        controller.note(why)
+        controller.pass_over(why)
         return None
 
     def _edited_blocks(self, attn: Any, probs: Tensor, picture: slice, text: slice) -> Tensor:

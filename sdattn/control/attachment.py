@@ -184,7 +184,7 @@ class Attachment:
         if store is None or self.rests:
             return False
         if found is None:
-            store.note(self._error)
+            store.pass_over(self._error)
             return False
         if self._is_new_run:
             missed, self._is_new_run = self._n_missed, False

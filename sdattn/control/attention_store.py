@@ -293,6 +293,12 @@ class AttentionStore(StepMaps):
             warnings.warn(self._guess, CaptureWarning, stacklevel=4)
             self._guess = ""
 
+    def pass_over(self, why: str) -> None:
+        """Remember a call that cannot be looked at; raise RuntimeError if :meth:`forward` may edit:
+        the image would lack the edit."""
+        self.note(why)
+        self._refuse_edits(why)
+
     def _refuse_edits(self, why: str) -> None:
         """Raise RuntimeError for a call that is passed over, if :meth:`forward` may edit."""
         if getattr(self.forward, "__func__", None) is not AttentionStore.forward:

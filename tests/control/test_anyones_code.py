@@ -308,6 +308,28 @@ def test_joint_layers_that_a_registration_leaves_alone(kind):
     assert sum(map(len, store.last_step.values())) == 1
 
 
+class Halving(AttentionStore):
+    def forward(self, attn, is_cross, place_in_unet):
+        return attn * 0.5
+
+
+@torch.no_grad()
+def test_an_edit_that_cannot_be_made_is_refused_while_the_model_runs():
+    """The image would lack it. A store that only looks says so when it is read."""
+    model = sharp_model("FLUX.1")
+    given = sharp_inputs("FLUX.1", model)
+    model.set_attn_processor(sdattn.TorchJointProcessor(AttentionStore()))
+    model(**given)
+    model.set_attn_processor(sdattn.TorchJointProcessor(Halving()))
+    with pytest.raises(RuntimeError, match="A Halving may edit.*needs to know where they are"):
+        model(**given)
+    store = Halving(pipeline=model, guidance=None)
+    model.set_attn_processor(sdattn.TorchJointProcessor(store))
+    model.register_forward_pre_hook(lambda *_: setattr(store.attachment, "_found", None))
+    with pytest.raises(RuntimeError, match="A Halving may edit"):
+        model(**given)
+
+
 @torch.no_grad()
 def test_rows_that_are_not_the_batch_times_the_heads_are_told():
     """A processor that hands over the conditional half alone."""
