@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import nn
 
 from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError
-from ..hooks.controlled_passes import ControlledPass, ControlledPasses, controlled_layers
 from ..hooks.drawn import PromptWatch
 from ..hooks.installer import Installation, put_innermost
-from ..hooks.run_watch import PassHooks, in_backward
+from ..hooks.pass_hooks import PassHooks, in_backward
+from ..hooks.pass_reader import PassReader
+from ..hooks.passes import Pass
+from ..hooks.strays import Strays
 from ..models.attention_layer import Kind
-from ..models.denoiser_call import innermost
+from ..models.denoiser_call import Size, innermost
 from ..models.guidance import guided_order
 from ..models.layers import Place, is_unet
+from .controlled_layers import check_guidance, controlled_layers
 from .held import calls_in_a_pass, holds, is_suspended, is_taken, standing
 
 _HOW = (
@@ -60,9 +63,10 @@ class Attachment:
         denoiser, layers = controlled_layers(target)
         if denoiser.pipeline is not None:
             _check_layout(denoiser.pipeline)
-        self._passes = ControlledPasses(denoiser)
-        self._passes.check_guidance(store)
-        self._levels, self._family = denoiser.levels, denoiser.family
+        self._passes = PassReader(denoiser)
+        check_guidance(self._passes, store)
+        self.strays = Strays(denoiser.model)
+        self._levels = denoiser.levels
         known = {
             la.module: _Layer(la.place, la.kind, la.heads, innermost(la.module.processor))
             for la in layers
@@ -77,7 +81,8 @@ class Attachment:
         installed = Installation()
         PassHooks(installed, denoiser.model, self._before_pass, self._after_pass)
         self._prompts = PromptWatch(denoiser, installed)
-        self._passes.listen(installed)
+        installed.undo(self._passes.close)
+        self._passes.listen()
         self.close = weakref.finalize(store, installed.remove)
 
     @property
@@ -101,7 +106,8 @@ class Attachment:
         known = self._layers.get(layer)
         if known is not None and known.kind != "joint":
             return slice(0, 0), slice(0, 0)
-        return None if self._found is None else self._found.spans
+        spans = self._passes.spans()
+        return None if spans is None else spans[0]
 
     def begin_call(self, is_cross: bool) -> bool:
         """Take note of a call; return True if the store is to look at it."""
@@ -124,7 +130,7 @@ class Attachment:
     def problem(self, store: Any) -> str:
         """Return what the store has not seen of the last run; empty if it saw all."""
         if not self._n_missed:
-            return ""
+            return "" if self._n_seen or not (strays := str(self.strays)) else strays
         which = f"the last {self._n_missed} passes"
         if self._n_seen:
             which = f"{self._n_missed} of {self._n_missed + self._n_seen} passes"
@@ -162,18 +168,20 @@ class Attachment:
             return
         self.in_pass, self.rests, self._looks = True, False, False
         self._calls: Counter[bool] = Counter()  # by "is self-attention"
-        self._found: ControlledPass | None = None
+        self._found: Pass | None = None
         self._error = ""
         try:
-            call = self._family.read_call(model, args, kwargs)
-            self._found = self._passes.read(call)
+            found = self._found = self._passes.read(model, args, kwargs)
         except Exception as error:  # of any kind: the model is to run
             self._error = f"a pass could not be read ({type(error).__name__}: {error})"
             return
-        if self._found.begins_run:
+        if found.stray:
+            return self.strays.note(found.stray)
+        if found.begins_run:
             self.forget()
             self._is_new_run = True
-        if self._found.order is None and (store := self._store()) is not None:
+        store, call = self._store(), self._passes.call
+        if found.order is None and store is not None and call is not None:
             store.repeats.note(call)
 
     def _begins(self) -> bool:
@@ -185,6 +193,8 @@ class Attachment:
             return False
         if found is None:
             store.pass_over(self._error)
+            return False
+        if found.stray:
             return False
         if self._is_new_run:
             missed, self._is_new_run = self._n_missed, False
@@ -198,12 +208,14 @@ class Attachment:
         if not store.cur_step:
             store.drawn = self._prompts.drawn() if is_known else None
             store.crop = self._prompts.crop()
-        schedule = self._passes.runs.schedule
+        store.texts.add(found.text_changed, found.text_by_frame)
+        schedule = self._passes.schedule
         store.passes = 1 if schedule is None else len(schedule)
-        store.begin_pass(found.batch, found.size, self._levels, prompts, self._places)
+        size = cast(Size, found.latent_size)
+        store.begin_pass(found.batch, size, self._levels, prompts, self._places)
         return True
 
-    def _rows(self, store: Any, found: ControlledPass) -> slice | None:
+    def _rows(self, store: Any, found: Pass) -> slice | None:
         """Return the rows of the batch that are the prompts'; None if no pipeline knows them."""
         try:
             prompts = found.prompts
@@ -225,7 +237,7 @@ class Attachment:
         if store is None or not self.in_pass or in_backward():
             return
         self.in_pass = False
-        if self._found is not None and self._found.of_no_prompt:
+        if self._found is not None and (self._found.stray or self._found.of_no_prompt):
             return
         if not self._calls:
             # It rests, or had its turn before all layers got another controller.
@@ -233,7 +245,7 @@ class Attachment:
             self._n_missed += not (rests or (store.cur_step and is_taken(self._layers)))
         elif self._looks:
             self._n_seen += 1
-            if self._passes.runs.schedule is None:  # no runs that a pass could be missing in
+            if self._passes.schedule is None:  # no runs that a pass could be missing in
                 self._n_missed = 0
             self._check_calls(store)
             store.end_pass(self._calls.total())

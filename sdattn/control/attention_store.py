@@ -5,23 +5,23 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
 from ..attention.controlled import Spans
 from ..errors import CaptureError, InvalidValueError, RunError
 from ..hooks.drawn import DrawnPrompts
+from ..hooks.pass_hooks import in_backward
+from ..hooks.pass_reader import Guidance
 from ..hooks.passes import CaptureWarning
-from ..hooks.run_watch import RepeatedCalls, in_backward
+from ..hooks.text_watch import RepeatedCalls, TextsOfRun
 from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.layers import PLACES, Place
 from .attachment import Attachment
 from .foreign_stores import refuse_foreign
 from .step_maps import HOW, KINDS, StepMaps
-
-Guidance = Literal["auto", "batch", "passes"]
 
 
 class AttentionStore(StepMaps):
@@ -71,6 +71,7 @@ class AttentionStore(StepMaps):
         images: rows of the batch that are kept; None if not known.
         drawn: the prompts of the run; None if not known.
         crop: the part of the image that was drawn (``padding_mask_crop``); None for all of it.
+        texts: which text each step was drawn from.
         curr_step_index: for callers that keep their own count, never changed here.
 
     Raises:
@@ -114,6 +115,7 @@ class AttentionStore(StepMaps):
         self.images: int | None = None
         self.drawn: DrawnPrompts | None = None
         self.crop: Crop | None = None
+        self.texts = TextsOfRun()
         self._batch: int | None = None  # rows of the pass
         self._prompts: slice | None = None  # rows of it that are the prompts'
         self._guess: str | None = None  # what to warn of; empty once it was
@@ -275,6 +277,8 @@ class AttentionStore(StepMaps):
         attachment, problem = self.attachment, self._problem
         if attachment is not None:
             problem = problem or attachment.problem(self)
+            if not problem:
+                attachment.strays.tell(stacklevel=4)
         elif self.num_att_layers < 0 and self.cur_att_layer:
             problem = f"{self.cur_att_layer} calls came while it was attached to no model. {HOW}"
         if problem:

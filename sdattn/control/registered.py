@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..attention import TorchAttnProcessor, TorchJointProcessor
 from ..errors import InvalidValueError, RunError
-from ..hooks.controlled_passes import ControlledPasses
+from ..hooks.pass_reader import PassReader
 from ..models.layers import AttentionLayer, Denoiser, is_unet
+from .controlled_layers import check_guidance
 
 
 class _Registered(TorchAttnProcessor):
@@ -31,17 +33,20 @@ def registered(handle: Any, layer: AttentionLayer) -> _Registered | _RegisteredJ
     return kind(handle, layer.place)
 
 
-def joint_passes(denoiser: Denoiser, controller: Any) -> ControlledPasses | None:
-    """The passes of a transformer, which say where its text is; None of a UNet."""
+def passes_of(denoiser: Denoiser, controller: Any) -> PassReader:
+    """Return what reads the passes of a model for a controller."""
     if is_unet(denoiser.model):
-        return None
+        try:
+            return PassReader(denoiser)
+        except ValueError:  # how its pipeline lays out guidance is not known: every call counts
+            return PassReader(replace(denoiser, pipeline=None))
     try:
-        passes = ControlledPasses(denoiser)
+        passes = PassReader(denoiser)
     except ValueError as error:
         raise InvalidValueError(
             f"{error} To register a controller, pass the transformer: every row is then shown."
         ) from None
-    passes.check_guidance(controller)
+    check_guidance(passes, controller)
     return passes
 
 

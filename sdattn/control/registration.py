@@ -12,16 +12,17 @@ from torch import Tensor, nn
 
 from ..attention.controlled import Controller, Spans, check_controller
 from ..errors import InvalidValueError, Message, RunError
-from ..hooks.controlled_passes import ControlledPass, ControlledPasses, controlled_layers
 from ..hooks.installer import Installation
-from ..hooks.passes import CaptureError, CaptureWarning
-from ..hooks.run_watch import PassHooks
+from ..hooks.pass_hooks import PassHooks
+from ..hooks.pass_reader import PassReader
+from ..hooks.passes import CaptureError, CaptureWarning, Pass
+from ..hooks.strays import Strays
 from ..models.attention_layer import KINDS
-from ..models.denoiser_call import DenoiserCall, Size, innermost, is_compiled, unwrapped
-from ..models.guidance import Order, branch_order, branch_rows
-from ..models.layers import AttentionLayer, Denoiser, LayerSelection, select_layers
+from ..models.denoiser_call import Size, innermost, is_compiled, unwrapped
+from ..models.layers import AttentionLayer, Denoiser, LayerSelection, is_unet, select_layers
 from .attention_store import AttentionStore
-from .registered import joint_passes, refuse_broken_step, registered
+from .controlled_layers import controlled_layers
+from .registered import passes_of, refuse_broken_step, registered
 
 
 def register_attention_control(
@@ -68,7 +69,7 @@ def register_attention_control(
     check_controller(controller)
     denoiser, found = controlled_layers(target)
     chosen = select_layers(found, layers, KINDS)
-    passes = joint_passes(denoiser, controller)
+    passes = passes_of(denoiser, controller)
     for layer in found:  # one that was registered before may be in other layers
         former = getattr(innermost(layer.module.processor), "handle", None)
         if former is not None:
@@ -107,12 +108,12 @@ class ControlHandle:
         denoiser: Denoiser,
         layers: list[AttentionLayer],
         controller: Controller | None,
-        passes: ControlledPasses | None,
+        passes: PassReader,
     ):
         self.controller = controller
         self._denoiser = denoiser
-        self._known, self._places = passes, tuple(dict.fromkeys(la.place for la in layers))
-        self._now: ControlledPass | None = None  # in joint attention
+        self._reader, self._places = passes, tuple(dict.fromkeys(la.place for la in layers))
+        self._strays = Strays(denoiser.model)
         self._processors = [registered(self, layer) for layer in layers]
         self._passes = 0
         self._active, self._entered = True, False
@@ -125,8 +126,8 @@ class ControlHandle:
                 self._installed.put(layer, processor)
             before = self._before_pass
             PassHooks(self._installed, denoiser.model, before, direct=self._before_direct)
-            if passes is not None:
-                passes.listen(self._installed)
+            self._installed.undo(passes.close)
+            passes.listen()
             undo.pop_all()
 
     def __enter__(self) -> ControlHandle:
@@ -183,11 +184,12 @@ class ControlHandle:
 
     def _warn_if_unused(self) -> None:
         name = type(self.controller).__name__
-        problem = ""
+        problem, strays = "", str(self._strays)
+        self._strays.forget()
         if not self._passes and not any(one.has_asked for one in self._processors):
             problem = (
                 f"The {name} saw nothing: the model it was registered in never ran. Run that very "
-                "pipeline or UNet before the registration ends."
+                f"pipeline or UNet before the registration ends. {strays}".rstrip()
             )
         elif (
             getattr(self.controller, "cur_step", 0)
@@ -197,11 +199,17 @@ class ControlHandle:
                 f"The local_blend of the {name} was never asked. Call the pipeline with "
                 "callback_on_step_end=step_end(controller)."
             )
-        if problem:
+        if problem := problem or strays:
             warnings.warn(problem, CaptureWarning, stacklevel=3)
 
     def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model: refuse what the controller would not see whole."""
+        found = self._reader.read(model, args, kwargs)
+        is_shown = not found.stray and (is_unet(model) or not found.of_no_prompt)
+        for processor in self._processors:
+            processor.asks = is_shown
+        if found.stray:
+            return self._strays.note(found.stray)
         self._passes += 1
         if is_compiled(model):
             raise CaptureError(
@@ -209,13 +217,8 @@ class ControlHandle:
                 f"{type(self.controller).__name__} was registered, and what is compiled may call "
                 "it otherwise. Compile the model first: with a controller it then runs eagerly."
             )
-        call = self._denoiser.family.read_call(model, args, kwargs)
-        found = self._now = None if self._known is None else self._known.read(call)
-        is_shown = found is None or not found.of_no_prompt
-        for processor in self._processors:
-            processor.asks = is_shown
         if is_shown:
-            self._check_batch(call.batch, None if found is None else found.order)
+            self._check_batch(found, is_unet(model))
         refuse_broken_step(self.controller)
         if replaced := self._installed.replaced():
             layer, processor = replaced[0]
@@ -224,48 +227,45 @@ class ControlHandle:
                 f"so the {type(self.controller).__name__} would miss this layer and lose count "
                 "of the steps. Register the controller after whatever sets processors."
             )
-        if is_shown and isinstance(self.controller, AttentionStore):
-            self._begin_pass(self.controller, call, found)
+        if is_shown:
+            self._begin_pass(found)
 
     def _before_direct(self, model: nn.Module, _: Any, given: dict[str, Any]) -> None:
         """Tell a store of ``unet.forward(...)``, where nothing is refused."""
-        if isinstance(self.controller, AttentionStore) and self._known is None:
-            call = self._denoiser.family.read_call(model, (), given)
-            self._begin_pass(self.controller, call, None)
+        found = self._reader.read(model, (), given)
+        if not found.stray:
+            self._begin_pass(found)
 
-    def _begin_pass(
-        self, store: AttentionStore, call: DenoiserCall, found: ControlledPass | None
-    ) -> None:
+    def _begin_pass(self, found: Pass) -> None:
         """Tell a store what it does not know, which one that is attached does."""
-        if store.attachment is None:
-            size = cast(Size, call.latent_size) if found is None else found.size
-            prompts = self._prompts_of(call.batch) if found is None else found.prompts
-            if prompts is None:
-                store.repeats.note(call)
-            store.begin_pass(call.batch, size, self._denoiser.levels, prompts, self._places)
-
-    def _prompts_of(self, batch: int) -> slice | None:
-        """Return the rows of a UNet's batch that are the prompts', if its pipeline says so."""
-        try:
-            return branch_rows(branch_order(self._denoiser.pipeline), batch)["conditional"]
-        except (AttributeError, ValueError):  # called by hand, or in an order that is not known
-            return None
+        store, call = self.controller, self._reader.call
+        if not isinstance(store, AttentionStore) or store.attachment is not None or call is None:
+            return
+        prompts = None
+        with suppress(InvalidValueError):  # a batch of another guidance than the pipeline's
+            prompts = found.prompts
+        if prompts is None:
+            store.repeats.note(call)
+        size = cast(Size, found.latent_size)
+        store.begin_pass(found.batch, size, self._denoiser.levels, prompts, self._places)
 
     def spans(self) -> Spans | None:
         """Where picture and text are in the pass that runs now, in joint attention."""
-        return None if self._now is None else self._now.spans
+        spans = self._reader.spans()
+        return None if spans is None else spans[0]
 
-    def _check_batch(self, batch: int, order: Order | None) -> None:
-        """Whether the controller and the run agree on guidance, and on the number of prompts."""
-        guidance = getattr(self.controller, "guidance", None)
+    def _check_batch(self, found: Pass, is_unet: bool) -> None:
+        """Refuse a run that does not agree with the controller on guidance, or on the number of
+        prompts."""
+        guidance, batch, order = (
+            getattr(self.controller, "guidance", None),
+            found.batch,
+            found.order,
+        )
         # Where the pipeline says that every row is a prompt's, there is no half to leave out.
-        in_batch = guidance in ("auto", "batch") and order != ("conditional",)
+        in_batch = guidance in ("auto", "batch") and (is_unet or order != ("conditional",))
         prompts = getattr(self.controller, "prompts", None)
-        try:  # unknown outside the pipeline's own call
-            guided = self._denoiser.pipeline.do_classifier_free_guidance
-        except AttributeError:
-            guided = None
-        guided = guided if order is None else "unconditional" in order
+        guided = None if order is None else "unconditional" in order
         attached = getattr(self.controller, "attachment", None)
         if in_batch and attached is None and (batch % 2 or guided is False):
             text = (

@@ -24,9 +24,9 @@ from ..attention import TorchAttnProcessor, TorchJointProcessor
 from ..attention.device_copies import index_on
 from ..attention.joint_processor import Queries, Spans
 from ..errors import InvalidTypeError, InvalidValueError, OptionError
-from ..hooks.controlled_passes import ControlledPass, ControlledPasses, check_joint
 from ..hooks.installer import Installation
-from ..hooks.passes import CaptureError
+from ..hooks.pass_reader import PassReader
+from ..hooks.passes import CaptureError, Pass
 from ..hooks.run_part import RunPart, Span
 from ..hooks.unknown_processors import is_plain
 from ..models.denoiser_call import DenoiserCall, Size, innermost
@@ -39,6 +39,7 @@ from ..models.layers import (
     find_denoiser,
     select_layers,
 )
+from .controlled_layers import check_joint
 
 Columns = tuple[int, ...]
 
@@ -102,9 +103,10 @@ class Removal:
 
     def __enter__(self) -> Removal:
         with ExitStack() as undo:
-            self._calls = ControlledPasses(self.denoiser)
+            self._reader = PassReader(self.denoiser)
             self._installed = undo.enter_context(Installation())
-            self._calls.listen(self._installed)
+            self._installed.undo(self._reader.close)
+            self._reader.listen()
             self._installed.run_eagerly(self.denoiser.model)
             self._installed.watch(self.denoiser.model, self._before_pass)
             self._undo = undo.pop_all()
@@ -121,16 +123,18 @@ class Removal:
 
     def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model."""
-        call = self.denoiser.family.read_call(model, args, kwargs)
-        found = self._calls.read(call)
-        self._batch, self._spans, self._edits = found.batch, found.spans, {}
-        if found.of_no_prompt:  # of the negative prompt alone, where guidance runs in turn
+        found, self._edits = self._reader.read(model, args, kwargs), {}
+        order = found.order
+        # A pass of the negative prompt alone is one of a guidance that runs in turn.
+        if found.stray or order is None or found.of_no_prompt:
             return self._check_kept(found)
-        order = cast(Order, found.order)
+        self._batch, spans = found.batch, self._reader.spans()
+        self._spans = None if spans is None else spans[0]
+        call = cast(DenoiserCall, self._reader.call)
         if not self._passes:
             self._check_start(call, order, cast(Tensor, call.sample))
             self._plan_passes()
-            self._install(found.size)
+            self._install(cast(Size, found.latent_size))
         self._check_processors()
         # Which rows lose what: asked anew in each pass, since guidance may end in the middle of a
         # run.
@@ -138,7 +142,7 @@ class Removal:
             self._edits = self._edits_of(order)
         self._passes += 1
 
-    def _check_kept(self, found: ControlledPass) -> None:
+    def _check_kept(self, found: Pass) -> None:
         """Refuse a pass that reads the prompt and would keep the word."""
         if found.skips_layers:
             text = "skip-layer guidance runs the prompt once more, with the word. Leave it out."

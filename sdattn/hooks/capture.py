@@ -23,7 +23,7 @@ from ..models.layers import (
     select_layers,
     unwrapped,
 )
-from .capture_warnings import warn_of_image_prompts, warn_of_running_eagerly
+from .capture_warnings import RunWarnings, warn_of_image_prompts, warn_of_running_eagerly
 from .drawn import PromptWatch, running_crop
 from .gramcol import check_frames
 from .installer import Installation
@@ -32,7 +32,9 @@ from .joint_checks import check_backends, check_ways
 from .keep import Heads, Keep, Selection, Space, Steps
 from .map_store import MapStore
 from .other_text import OtherTextLook, asked_layers
-from .passes import CaptureError, CaptureWarning, Passes
+from .pass_hooks import PassHooks
+from .pass_reader import Guidance, PassReader
+from .passes import CaptureError, CaptureWarning, Pass
 from .recorders import Recorders, can_record
 from .refined import Spreading
 from .stopping import may_stop, stopped_of
@@ -49,6 +51,7 @@ def capture(
     layers: LayerSelection = None,
     kinds: Sequence[str] = TEXT_KINDS,
     branch: str = "conditional",
+    guidance: Guidance | None = "auto",
     steps: Selection | Steps = "mean",
     heads: Selection | Heads = "mean",
     tokens: Sequence[int] | None = None,
@@ -76,7 +79,9 @@ def capture(
     Args:
         target: a pipeline, or its UNet or transformer. On a bare model no guidance is known, so
             every batch row counts as an image of its own. Also any model of yours whose attention
-            is all :class:`sdattn.attention.MultiHeadAttention`.
+            is all :class:`sdattn.attention.MultiHeadAttention`. Calls of a pipeline's model that
+            are no passes of its run (a callback's, a reference pass's, another pipeline's) run
+            untouched, are not counted, and are named in a warning.
         layers: names, places, resolutions or a predicate, see
             :func:`sdattn.models.layers.select_layers`.
         kinds: of ``"cross"``, ``"joint"`` and ``"self"``; by default those that see the text. Of
@@ -85,6 +90,9 @@ def capture(
         branch: ``"conditional"`` (the prompt), ``"unconditional"`` (the negative prompt), or
             ``"both"``: first the unconditional images, then the conditional ones. Pipelines that
             run the two in turn (FLUX, Qwen-Image) show one of them to one capture; nest two.
+        guidance: where the unconditional rows of a batch are. ``"auto"``: the pipeline says it,
+            inside its own call; around a loop of your own say it yourself: ``"batch"``, in the
+            first half; ``"passes"``, in the first of two calls; None, nowhere.
         steps: ``"mean"`` over the calls of the model (a second-order scheduler calls twice a step);
             the mean over a part of the schedule, ``(0.5, 1.0)`` for its second half; ``"last"``,
             the last call alone; ``"all"``, or a list of the calls to keep one by one.
@@ -139,14 +147,16 @@ def capture(
     check_backends(chosen)
     check_ways(denoiser, chosen, refine, space)
     store = MapStore(chosen, keep)
-    passes = Passes(denoiser, branch, latent_size)
+    reader = PassReader(denoiser, branch, guidance, latent_size, grad, keep.frames)
     other = denoiser.stands_in
     twins = [] if other is None else denoiser.family.find_layers(unwrapped(other))
     # a user may replace any of them
-    with closing(passes), Installation([*every, *twins]) as installed:
+    with closing(reader), Installation([*every, *twins]) as installed:
+        reader.listen()
         asked = None if text_states is None else DeviceCopies(text_states)
         prompts = PromptWatch(denoiser, installed) if asked is None else None
-        watch = _Watch(passes, installed, store, (layers, kinds), asked, prompts)
+        warns = RunWarnings(denoiser, branch)
+        watch = _Watch(reader, installed, store, (layers, kinds), asked, prompts, warns)
         if asked is not None and any(layer.kind == "joint" for layer in found):
             watch.stream = TextStream(denoiser, asked, grad)
             watch.stream.follow(installed, found)
@@ -159,24 +169,27 @@ def capture(
             # The model runs in the caller's block.
             yield store
             watch.check()
-    store.has_no_guidance = passes.guidance is not None and passes.guidance.may_never_act
+    store.has_no_guidance = reader.watch is not None and reader.watch.may_never_act
     store.stopped = stopped_of(denoiser.pipeline, store) if watch.may_stop else None
     if store.checks_itself:
         if store.stopped is not None:
             store.stopped.tell(stacklevel=3)
+        watch.warns.refuse_strays(store)
         store.check()
+        watch.warns.tell(stacklevel=3)
 
 
 @dataclass(eq=False)
 class _Watch:
     """One capture at work: the observers that it installs, and what they hand to the store."""
 
-    passes: Passes
+    passes: PassReader
     installed: Installation
     store: MapStore
     selection: tuple[LayerSelection, Sequence[str]]
     text_states: DeviceCopies | None
     prompts: PromptWatch | None  # None where the maps are of another text
+    warns: RunWarnings
     observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
     thread: int = field(default_factory=get_ident)
     recorders: Recorders = field(default_factory=Recorders)  # of a model that stays compiled
@@ -197,7 +210,7 @@ class _Watch:
             for layer in layers:
                 self.install(layer)
         warn_of_image_prompts(layers)
-        self.installed.watch(model, self.before_pass, self.after_pass)
+        PassHooks(self.installed, model, self.before_pass, self.after_pass)
 
     def install(self, layer: AttentionLayer) -> None:
         from .observers import observing  # torch's compiler comes with it, which takes seconds
@@ -228,7 +241,6 @@ class _Watch:
     def check(self) -> None:
         """Refuse what processors of a user's own did after their first call, and warn of branches
         in turn: read now, so that the device did not wait for it while the model ran."""
-        self.passes.warn_of_branches()
         self.recorders.check()
         for layer, observer in self.observers:
             for problem, found in observer.noted.items():
@@ -244,33 +256,45 @@ class _Watch:
             return self.recorders.disturb()
         self.store.end_pass()
         self._notice_swaps()
-        if not self.store.passes:  # it may have been chosen inside
-            check_backends(self.store.layers)
-            if self.prompts is not None:
-                self.store.drawn = self.prompts.drawn()
-            pipeline = self.passes.denoiser.pipeline
-            self.store.crop, self.may_stop = running_crop(pipeline), may_stop(pipeline)
-        asked = None if self.text_states is None else self.text_states.own
-        # Which pass this is: None is the other branch of a guidance that runs in turn.
-        found = self.passes.read(model, args, kwargs, asked)
+        found = self.passes.read(model, args, kwargs)
         if self.stream is not None:
-            self.stream.begin(None if found is None else found.rows)
-        if found is None:
+            self.stream.begin(found.rows or None)
+        if found.stray is not None:
+            self.recorders.rest()
+            return self.warns.strays.note(found.stray)
+        self._refuse_second_run(found)
+        self.warns.note(found, self.passes)
+        if not self.store.passes:
+            self._look_at_the_run()
+        if not found.rows:  # of the other branch of a guidance that runs in turn
             self.store.skipped += 1
             return
+        if self.text_states is not None:
+            found.n_text = self.text_states.own.shape[1]
+        self._begin_pass(found)
+
+    def _look_at_the_run(self) -> None:
+        """Read, in a first pass, what its pipeline says of the whole run."""
+        check_backends(self.store.layers)  # one may have been chosen inside
+        if self.prompts is not None:
+            self.store.drawn = self.prompts.drawn()
+        pipeline = self.passes.pipeline
+        self.store.crop, self.may_stop = running_crop(pipeline), may_stop(pipeline)
+
+    def _begin_pass(self, found: Pass) -> None:
         check_frames(self.store.keep.space, found.latent_size)
-        is_first = not self.store.passes
+        is_first, call = not self.store.passes, self.passes.call
         if is_first:  # resolutions are known only now
             self.store.layers = select_layers(self.store.layers, *self.selection, found.latent_size)
         self.store.begin_pass(found)
         if self.spreading is not None:
             self.spreading.begin_pass()
-        call = self.passes.call
         # how many queries a mere sequence has is not known before its layers run
         if is_first and call is not None and found.latent_size is not None:
             own = self.text_states is None
             columns = found.n_text + call.n_image if own else self.store.n_text
-            self.store.foresee(columns or 0, self.passes.scheduled)
+            scheduled = 1 if found.schedule is None else len(found.schedule)
+            self.store.foresee(columns or 0, scheduled)
         if call is not None and call.text is not None:
             self.recorders.begin(self.store.layers, found, call.text.device)
 
@@ -281,6 +305,19 @@ class _Watch:
                 self.recorders.end(self.store)
             self.passes.call = None
             self.store.end_pass()
+
+    def _refuse_second_run(self, found: Pass) -> None:
+        if not found.begins_run or self.passes.runs < 2:
+            return
+        if getattr(self.passes.pipeline, "free_init_enabled", False):
+            raise CaptureError(
+                "FreeInit runs the whole schedule several times, which would mix the maps of all. "
+                "Call pipe.disable_free_init(), or capture(pipe.unet)."
+            )
+        raise CaptureError(
+            "A second run of the pipeline began inside one capture(), which would mix the maps of "
+            "two images. Enter capture() once for each run."
+        )
 
     def _notice_swaps(self) -> None:
         found = [pair for pair in self.installed.replaced() if pair[0] in self.store.layers]

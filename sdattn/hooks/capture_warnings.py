@@ -1,12 +1,71 @@
-"""What a capture warns of when it begins to watch a model."""
+"""What a capture warns of: when it begins to watch a model, and when the run is over."""
 
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import CaptureError
 from ..models.denoiser_call import innermost
-from ..models.layers import AttentionLayer, unwrapped
-from .passes import CaptureWarning
+from ..models.layers import AttentionLayer, Denoiser, unwrapped
+from .pass_reader import PassReader
+from .passes import CaptureWarning, Pass
+from .strays import Strays
+from .text_watch import RepeatedCalls
+
+
+class RunWarnings:
+    """Notes what may not be as a user expects while the model runs, and tells it at the end, when
+    timesteps can be read without making the device wait.
+
+    Attributes:
+        strays: calls of the model that were no passes of the run.
+    """
+
+    def __init__(self, denoiser: Denoiser, branch: str):
+        self.strays = Strays(denoiser.model)
+        self._pipeline = type(denoiser.pipeline).__name__
+        self._is_bare, self._is_both = denoiser.pipeline is None, branch == "both"
+        self._of_one_branch = 0  # passes without guidance, where both branches were asked for
+        self._has_kept = False
+        self._repeats = RepeatedCalls()
+
+    def note(self, found: Pass, passes: PassReader) -> None:
+        """Take note of a pass that begins now."""
+        self._has_kept |= bool(found.rows)
+        if self._is_both and not found.rows and "conditional" in (found.order or ()):
+            self._of_one_branch += 1
+        if self._is_bare and passes.call is not None:
+            self._repeats.note(passes.call)
+        if (call := passes.running) is not None:
+            call.is_watched = True
+
+    def refuse_strays(self, store: Any) -> None:
+        """Raise CaptureError if the model was called, and no call was a pass."""
+        if store.passes or store.skipped or not str(self.strays):
+            return
+        raise CaptureError(
+            f"No pass of the {self._pipeline} was seen inside capture(). {self.strays} Capture the "
+            "pipeline that runs. Around a loop of your own say where the unconditional rows are, "
+            "capture(pipe, guidance='batch') or guidance=None, or capture the bare model."
+        )
+
+    def tell(self, stacklevel: int) -> None:
+        """Warn of what was noted, once."""
+        texts = [str(self.strays)]
+        if self._has_kept and self._of_one_branch:
+            texts.append(
+                f"Guidance was off in {self._of_one_branch} call(s) of the model, which have no "
+                "negative prompt: branch='both' kept the others alone. Nest two captures, one with "
+                "branch='unconditional', to keep every call of the prompt."
+            )
+        if (timestep := self._repeats.found()) is not None:
+            texts.append(
+                f"The model ran twice at timestep {timestep:g} with other text states, of the "
+                "negative prompt perhaps. Both count as steps of the same images. Say it with "
+                "guidance='passes', or capture the pipeline to tell them apart."
+            )
+        for text in filter(None, texts):
+            warnings.warn(text, CaptureWarning, stacklevel=stacklevel + 1)
 
 
 def warn_of_image_prompts(layers: Sequence[AttentionLayer]) -> None:

@@ -20,9 +20,9 @@ from ..errors import InvalidValueError
 from ..models.crops import Crop, crop_in
 from ..models.guidance import Branch
 from ..models.layers import Denoiser
+from ..models.running_call import running_call, running_variables
 from ..prompts.tokens import Prompt
 from .installer import Installation
-from .run_watch import running_call, running_variables
 
 if TYPE_CHECKING:
     import sdattn

@@ -18,6 +18,7 @@ from .passes import CaptureError, CaptureWarning, Pass
 from .running_sums import MapsByLayer, RunningSum
 from .stopping import Stopped
 from .store_views import as_text, as_xarray
+from .text_watch import TextsOfRun
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -33,6 +34,7 @@ class MapStore(HasHeatmaps):
         sums: what is held of each, by its name.
         passes: one :class:`Pass` for each call of the model for these images, in order, whether its
             maps are kept or not.
+        texts: which text each pass was drawn from.
         stopped: where the run was stopped, ``pipe._interrupt = True``; None if it was not.
         has_no_guidance: guidance was on and acted in no step of the run (Z-Image's truncation), so
             the negative prompt has no images, which a warning says.
@@ -61,6 +63,7 @@ class MapStore(HasHeatmaps):
         self.layers, self.keep = list(layers), keep
         self.sums = {layer.name: RunningSum(layer, keep) for layer in layers}
         self.passes: list[Pass] = []
+        self.texts = TextsOfRun()
         self.skipped = 0
         self.stopped: Stopped | None = None
         self.checks_itself = True
@@ -168,7 +171,14 @@ class MapStore(HasHeatmaps):
                 f"{first.latent_size}; the model was now called for {found[0]} image(s) with "
                 f"{found[1]}. Enter capture() once for each run."
             )
+        if new.n_text != first.n_text:
+            raise CaptureError(
+                f"The text had {first.n_text} token columns at first and has {new.n_text} now: "
+                "other text states were set inside the run, whose columns are other words. Enter "
+                "capture() once for each text, or pad both to one length."
+            )
         self.passes.append(new)
+        self.texts.add(new.text_changed, new.text_by_frame)
         if self.keeps(len(self.passes) - 1):
             for layer in self.layers:
                 self.sums[layer.name].running = new

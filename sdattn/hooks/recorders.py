@@ -171,6 +171,11 @@ class Recorders:
             if kept.wanted() and layer.name in self._ran:
                 kept.add(Recorded(cast(Tensor, recorder.sums), layer.heads))
 
+    def rest(self) -> None:
+        """Record nothing until the next pass: a call that is none may have other shapes."""
+        for recorder in self._of.values():
+            recorder.sums = None
+
     def disturb(self) -> None:
         """Another thread calls the model, which is recorded with the rest."""
         self._disturbed = bool(self._of)

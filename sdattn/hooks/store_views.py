@@ -37,7 +37,7 @@ def as_text(store: Any) -> str:
         return f"layers     {len(store.layers)} watched\npasses     none yet"
     first, missing = store.passes[0], store.missing()
     grids = sorted({held.grid for held in store.sums.values() if held.grid}, reverse=True)
-    layout = " | ".join(chunk or "neither" for chunk in first.layout)
+    layout = " | ".join(chunk or "neither" for chunk in first.order or ())
     times = [f"{t:g}" for t in store.timesteps]
     if len(times) > 6:
         times = [*times[:3], "…", *times[-2:]]

@@ -11,6 +11,8 @@ from torch import Tensor
 from ..attention import level_grids, query_grid
 from ..errors import CaptureError, InvalidTypeError, InvalidValueError, Message
 from ..hooks.drawn import DrawnPrompts
+from ..hooks.run_part import RunPart
+from ..hooks.text_watch import TextsOfRun
 from ..models.crops import Crop
 from ..models.guidance import Branch
 from ..models.layers import PLACES
@@ -31,6 +33,8 @@ class StepStore(Protocol):
     images: int | None
     drawn: DrawnPrompts | None
     crop: Crop | None
+    texts: TextsOfRun
+    cur_step: int
 
     def check_finished(self) -> None:
         """Raise RuntimeError if it holds no step of a run, or has not seen the run whole."""
@@ -194,6 +198,16 @@ def folded_maps(
     if not isinstance(x, StepStore):
         _refuse_sums(cross[0][1], name)
     return FoldedMaps(cross, self_attention, images, latent_size, levels, passes, name, crop)
+
+
+def read_passes(store: StepStore, steps: StepChoice | None) -> list[int]:
+    """Return the steps of a store that a choice of steps reads, counted from 0."""
+    number, part = store.cur_step, RunPart.between(steps)
+    if steps == "last":
+        return [number - 1]
+    if isinstance(steps, int):
+        return [steps % number]
+    return list(range(number)) if part is None else part.passes(number)
 
 
 def _by_place(x: Any) -> Mapping[str, Sequence[Tensor]]:

@@ -16,10 +16,12 @@ from ..models.reading import read_prompts
 from ..prompts.chunks import read_long_prompt
 from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, read_prompt
+from ..prompts.weights import refuse_weights
+from . import folded
 from .aggregation import aggregate, contrast, rescaled, sharpened
 from .folded import Folded, FoldedMaps, StepChoice, StepStore, folded_maps
 from .heatmaps import Heatmaps
-from .layermaps import LayerMaps, layer_maps
+from .layermaps import LayerMaps, layer_maps, read_passes
 from .laying import cut
 from .masks import smooth
 from .presets import Preset, preset_of
@@ -93,19 +95,45 @@ def heatmaps(
     chosen = preset_of(preset, *way)
     # Two kinds of stores: maps by layer, averaged as the preset asks, or heads folded into the
     # rows.
-    drawn = store.drawn if isinstance(store, MapStore | StepStore) else None
+    drawn: DrawnPrompts | None = None
     if isinstance(store, MapStore) and store.has_no_guidance and not store.passes:
         return []
     if isinstance(store, MapStore):
         _refuse_for_captured(latent_size=latent_size, steps=steps)
+        drawn = drawn_in(store, read_passes(store, chosen), prompt)
         reading = _Reading.of(drawn, store.branches, tokenizer, prompt, options)
         return heatmaps_of(store, layer_maps(store, chosen), chosen, reading.prompts(store))
     if isinstance(store, StepStore):
         store.check_finished()
         steps = "last" if steps is None and chosen.steps == "last" else steps
+        drawn = drawn_in(store, folded.read_passes(store, steps), prompt)
     reading = _Reading.of(drawn, ("conditional",), tokenizer, prompt, options)
-    folded = folded_maps(store, len(reading.given), latent_size, steps)
-    return heatmaps_of(folded, folded.layer_maps(chosen), chosen, reading.prompts(folded))
+    maps = folded_maps(store, len(reading.given), latent_size, steps)
+    return heatmaps_of(maps, maps.layer_maps(chosen), chosen, reading.prompts(maps))
+
+
+def drawn_in(
+    store: MapStore | StepStore, passes: Sequence[int], prompt: Any
+) -> DrawnPrompts | None:
+    """Return what some passes of a store's run were drawn from, as far as it is known.
+
+    Raises:
+        ValueError: they were drawn from several texts, whose columns are other words.
+    """
+    numbers, drawn = store.texts.of(passes), store.drawn
+    given = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt or [None])
+    has_labels = all(isinstance(one, Mapping) for one in given)
+    several = len(numbers) > 1 and "The text states changed inside the run (a callback set others?)"
+    if store.texts.by_frame(passes):
+        several = "The frames of this video were drawn from texts of their own"
+    if several and not has_labels:
+        raise InvalidValueError(
+            f"{several}, so these maps have the words of no one prompt. Capture a part that was "
+            "drawn from one text, capture(pipe, steps=(0.5, 1.0)) or frames=range(8), and pass its "
+            "prompt, heatmaps(store, pipe, prompt); or pass labels, {'cat': [2]}."
+        )
+    # What the text encoders got first says nothing of a later text.
+    return drawn if drawn is None or numbers in ([], [0]) else replace(drawn, texts={}, ids={})
 
 
 def _refuse_for_captured(**options: Any) -> None:
@@ -177,6 +205,10 @@ class _Reading:
         read: list[Prompt | None] = [None] * len(self.given)
         for branch in dict.fromkeys(branches):  # all of a batch at once: it may share its length
             positions = [i for i, side in enumerate(branches) if side == branch]
+            if self.drawn is None or branch not in self.drawn.texts:  # no encoder was heard
+                for one in (self.given[i] for i in positions):
+                    if isinstance(one, str):
+                        refuse_weights(one)
             try:
                 found = self._read(store, [self.given[i] for i in positions], branch, each)
             # If another prompt was drawn, that is the more helpful error.

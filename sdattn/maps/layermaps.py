@@ -203,6 +203,13 @@ def read_steps(store: MapStore, preset: Preset) -> list[int]:
     return read or list(range(len(kept)))
 
 
+def read_passes(store: MapStore, preset: Preset) -> list[int]:
+    """Return the passes of the run, counted from 0, that the preset's maps are of."""
+    kept = [i for i in range(len(store.passes)) if store.keeps(i)]
+    read = read_steps(store, preset) if store.keep.steps.each or store.keep.steps.last else None
+    return kept if read is None else [kept[i] for i in read]
+
+
 def over_steps(store: MapStore, name: str, maps: Tensor, preset: Preset) -> Tensor:
     """A layer's maps ``[images, steps, ...]`` without their steps; where there are none as they
     are.

@@ -1,55 +1,203 @@
-"""The call of a pipeline that this thread is in: an object for it, and its variables."""
+"""Who calls a model: the call of a pipeline that this thread is in, and the code between them."""
 
+from __future__ import annotations
+
+import functools
 import inspect
+import opcode
 import sys
-from collections.abc import Mapping, MutableMapping
-from types import FrameType
-from typing import Any
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any, Literal
 
 from .call_options import is_modular
 
 _MARK = "<call seen by sdattn>"  # among the variables of a frame: no code can have this name
+_LIBRARIES = ("torch", "sdattn", "accelerate", "contextlib")  # between a model and who called it
+_PIPELINES = ("DiffusionPipeline", "ModularPipeline")
+# Instructions that look into a result and keep none of it, before POP_TOP does away with it
+_LOOKING = ("CACHE", "EXTENDED_ARG", "LOAD_ATTR", "LOAD_CONST", "LOAD_SMALL_INT", "BINARY_SUBSCR")
 
 
-def running_call(pipeline: Any) -> object | None:
-    """An object that stands for the call of a pipeline which this thread is in, the innermost one.
+class RunningCall:
+    """Stands for a call of a pipeline that runs.
 
-    It is the same one until that call returns, and no later call has it. None outside of a call,
-    and where the call cannot be seen (a decorator without ``functools.wraps``).
+    Attributes:
+        is_watched: True once a capture has seen a pass of this call.
     """
-    variables = _frame_variables(pipeline)
+
+    __slots__ = ("__weakref__", "is_watched")
+
+    def __init__(self) -> None:
+        self.is_watched = False
+
+
+def running_call(pipeline: Any) -> RunningCall | None:
+    """Return what stands for the innermost call of a pipeline which this thread is in.
+
+    It is the same object until that call returns, and no later call has it. None outside of a call,
+    and where the call cannot be seen (it is behind a decorator that hides its name).
+    """
+    frame = _frame(pipeline)
+    return None if frame is None else _mark(frame)
+
+
+def _mark(frame: FrameType) -> RunningCall:
     # The next call may have its frame at the same address, so an address proves nothing.
     # What lies among a frame's variables goes with them.
-    return None if variables is None else variables.setdefault(_MARK, object())
+    found: RunningCall = frame.f_locals.setdefault(_MARK, RunningCall())
+    return found
 
 
 def running_variables(pipeline: Any) -> Mapping[str, Any] | None:
-    """The variables of that call as they are now, its arguments among them; None likewise.
+    """Return the variables of that call as they are now, its arguments among them; None likewise.
 
     The call of a modular pipeline keeps all of them in its state.
     """
-    variables = _frame_variables(pipeline)
-    if variables is None or not is_modular(pipeline):
-        return variables
-    return {**variables, **getattr(variables.get("state"), "values", {})}
+    frame = _frame(pipeline)
+    return None if frame is None else _variables(pipeline, frame)
 
 
 def forward_variables(model: Any) -> Mapping[str, Any] | None:
     """Return the variables of a model's forward that runs in this thread; None if none does."""
-    return _frame_variables(model, "forward")
+    frame = _frame(model, "forward")
+    return None if frame is None else frame.f_locals
 
 
-def _frame_variables(owner: Any, method: str = "__call__") -> MutableMapping[str, Any] | None:
-    if owner is None:
-        return None
-    # The method of any of the owner's classes, a subclass's around its base's too.
-    calls = [vars(kind)[method] for kind in type(owner).__mro__ if method in vars(kind)]
-    codes = [getattr(inspect.unwrap(call), "__code__", None) for call in calls]
+@dataclass(frozen=True)
+class Caller:
+    """Who called a model.
+
+    Attributes:
+        kind: ``"pipeline"`` if the pipeline's own call did, itself or through its methods and
+            libraries; ``"loop"`` if no pipeline is running; ``"stray"`` if a callback or another
+            pipeline did.
+        name: the function, for messages.
+        discards: True if the caller throws the model's result away.
+        call: of another pipeline, if that called the model.
+    """
+
+    kind: Literal["pipeline", "loop", "stray"]
+    name: str
+    discards: bool = False
+    call: RunningCall | None = None
+
+
+def caller_of(pipeline: Any) -> Caller:
+    """Return who called a model of a pipeline, asked in a hook before its forward."""
+    own, site, other = None, None, None
+    between: list[FrameType] = []
+    codes = _codes(pipeline, "__call__")
+    for frame in _frames():
+        if _is_method(frame, pipeline, codes, "__call__"):
+            own = frame
+            break
+        if site is None and _library(frame) not in _LIBRARIES:
+            site = frame
+        other = other or (frame if _is_other_pipeline(frame, pipeline) else None)
+        between.append(frame)
+    site = site or own
+    name = "code that is not known" if site is None else _place(site)
+    given = "" if own is None else _callback(pipeline, own, between)
+    if other is not None:
+        name = f"{type(_first(other)).__name__}.__call__"
+        return Caller("stray", given or name, call=_mark(other))
+    if given:
+        return Caller("stray", given)
+    kind: Literal["pipeline", "loop"] = "loop" if own is None else "pipeline"
+    return Caller(kind, name, site is not None and _is_discarded(site))
+
+
+def _callback(pipeline: Any, own: FrameType, between: list[FrameType]) -> str:
+    """Return the name under which a call of a pipeline was given a function that is running."""
+    running = {frame.f_code for frame in between} - set(own.f_code.co_consts)
+    held = {name: one for name, one in vars(pipeline).items() if isinstance(one, FunctionType)}
+    for name, value in {**held, **_variables(pipeline, own)}.items():
+        if _code(name, value, pipeline) in running:
+            return f"`{name}`"
+    return ""
+
+
+def _code(name: str, value: Any, pipeline: Any) -> CodeType | None:
+    """Return the code of a function that somebody handed to a pipeline; None for anything else."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    if isinstance(value, MethodType):
+        value = None if value.__self__ is pipeline else value.__func__
+    elif "callback" in name and not isinstance(value, (FunctionType, type)):
+        value = inspect.getattr_static(type(value), "__call__", None)
+    return value.__code__ if isinstance(value, FunctionType) else None
+
+
+def _is_other_pipeline(frame: FrameType, pipeline: Any) -> bool:
+    """Check whether a frame is the call of another pipeline, but for a part of this one."""
+    if frame.f_code.co_name != "__call__":
+        return False
+    owner = _first(frame)
+    kinds = {kind.__name__ for kind in type(owner).__mro__}
+    is_part = any(one is owner for one in vars(pipeline).values())
+    return not is_part and not kinds.isdisjoint(_PIPELINES)
+
+
+def _is_discarded(site: FrameType) -> bool:
+    """Check whether the code that called throws the result away: ``unet(...)``, ``unet(...)[0]``
+    or ``_ = unet(...)``, as code does that wants what happens in between alone."""
+    code, at = site.f_code.co_code, site.f_lasti + 2
+    while at < len(code) and opcode.opname[code[at]] in _LOOKING:
+        at += 2
+    name = opcode.opname[code[at]] if at < len(code) else ""
+    if name in ("STORE_FAST", "STORE_NAME"):
+        names = site.f_code.co_varnames if name == "STORE_FAST" else site.f_code.co_names
+        return code[at + 1] < len(names) and names[code[at + 1]] == "_"
+    return name == "POP_TOP"
+
+
+def _place(frame: FrameType) -> str:
+    code = frame.f_code
+    name = getattr(code, "co_qualname", code.co_name)
+    return f"{name} ({Path(code.co_filename).name}, line {frame.f_lineno})"
+
+
+def _library(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _frames() -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code in codes:
-            variables, own = frame.f_locals, frame.f_code.co_varnames[:1]  # self, by any name
-            if any(variables.get(name) is owner for name in own):
-                return variables
+        yield frame
         frame = frame.f_back
-    return None
+
+
+def _frame(owner: Any, method: str = "__call__") -> FrameType | None:
+    """Return the frame of the innermost call of an object's method in this thread."""
+    if owner is None:
+        return None
+    codes = _codes(owner, method)
+    return next((one for one in _frames() if _is_method(one, owner, codes, method)), None)
+
+
+def _codes(owner: Any, method: str) -> list[CodeType | None]:
+    """Return the method's code in each of the owner's classes, a subclass's around its base's."""
+    calls = [vars(kind)[method] for kind in type(owner).__mro__ if method in vars(kind)]
+    return [getattr(inspect.unwrap(call), "__code__", None) for call in calls]
+
+
+def _is_method(frame: FrameType, owner: Any, codes: list[CodeType | None], method: str) -> bool:
+    is_named = frame.f_code in codes or frame.f_code.co_name == method
+    return is_named and owner is not None and _first(frame) is owner
+
+
+def _first(frame: FrameType) -> Any:
+    """Return the first argument of a function that runs: self, by any name."""
+    names = frame.f_code.co_varnames[:1]
+    return frame.f_locals.get(names[0]) if names else None
+
+
+def _variables(pipeline: Any, frame: FrameType) -> MutableMapping[str, Any]:
+    variables = frame.f_locals
+    if not is_modular(pipeline):
+        return variables
+    return {**variables, **getattr(variables.get("state"), "values", {})}

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from sdattn.hooks.run_watch import running_call
 from sdattn.models.layers import TEXT_KINDS, find_denoiser, find_layers
+from sdattn.models.running_call import running_call
 
 
 def softmax_in_float64(query, key, mask, scale):

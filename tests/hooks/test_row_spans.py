@@ -8,8 +8,8 @@ from helpers.joint_film_rows import hunyuan_video15
 from helpers.matrix_oracle import recorded, softmax_in_float64
 
 from sdattn import capture
+from sdattn.hooks.call_layout import CallLayout
 from sdattn.hooks.joint_checks import check_order
-from sdattn.hooks.latent_sizes import ReadSpans
 from sdattn.hooks.output_space import OutputSpace
 from sdattn.hooks.row_spans import RowOrder
 from sdattn.hooks.sdpa import SdpaCall, SdpaWatch
@@ -97,22 +97,25 @@ def read_of(mask, reads=None):
 
 
 def test_a_mask_is_read_once_as_long_as_it_is_the_same():
-    mask, reads, read = torch.ones(2, 4, dtype=torch.bool), [], ReadSpans()
+    mask, reads, read = torch.ones(2, 4, dtype=torch.bool), [], CallLayout()
     call = read_of(mask, reads)
-    first = read.of(call, (1, 5), (0, 1))
+    first = read.spans(call, (1, 5), (0, 1))
     assert first == ((slice(4, 9), slice(0, 4)),)
-    assert read.of(read_of(mask, reads), (1, 5), (0, 1)) == first
+    assert read.spans(read_of(mask, reads), (1, 5), (0, 1)) == first
     assert len(reads) == 1
     mask[1, 2:] = False
-    assert read.of(call, (1, 5), (0, 1)) == ((slice(4, 9), slice(0, 4)), (slice(2, 7), slice(0, 2)))
-    read.of(read_of(mask.clone(), reads), (1, 5), (0, 1))
+    assert read.spans(call, (1, 5), (0, 1)) == (
+        (slice(4, 9), slice(0, 4)),
+        (slice(2, 7), slice(0, 2)),
+    )
+    read.spans(read_of(mask.clone(), reads), (1, 5), (0, 1))
     assert len(reads) == 3
 
 
 def test_only_the_rows_that_are_kept_count():
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 0]]).bool()
-    assert ReadSpans().of(read_of(mask), (1, 5), (0, 2)) == ((slice(3, 8), slice(0, 3)),)
-    of_each = ReadSpans().of(read_of(mask), (1, 5), (1, 2))
+    assert CallLayout().spans(read_of(mask), (1, 5), (0, 2)) == ((slice(3, 8), slice(0, 3)),)
+    of_each = CallLayout().spans(read_of(mask), (1, 5), (1, 2))
     own, other = (slice(1, 6), slice(0, 1)), (slice(3, 8), slice(0, 3))
     assert of_each == (own, own, other)
 
@@ -133,7 +136,7 @@ def test_a_part_of_the_texts_stream_must_lie_where_it_is_said_to(text_first):
 
 
 def test_each_of_several_masks_is_read_when_it_changes():
-    masks, reads, read = (torch.ones(1, 4), torch.ones(1, 2)), [], ReadSpans()
+    masks, reads, read = (torch.ones(1, 4), torch.ones(1, 2)), [], CallLayout()
 
     def spans(cells):
         reads.append(cells)
@@ -143,7 +146,7 @@ def test_each_of_several_masks_is_read_when_it_changes():
     call = DenoiserCall(0.0, (1, 5), 1, None, spans=spans, spans_of=masks)
     for expected, changed in ((6, masks[1]), (5, masks[0]), (4, None)):
         for _ in range(2):
-            assert read.of(call, (1, 5), (0,)) == ((slice(0, 5), slice(5, 5 + expected)),)
+            assert read.spans(call, (1, 5), (0,)) == ((slice(0, 5), slice(5, 5 + expected)),)
         if changed is not None:
             changed[0, -1] = 0
     assert len(reads) == 3

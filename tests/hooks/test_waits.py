@@ -175,7 +175,7 @@ def test_rows_that_are_not_in_a_row_are_copied_once(tiny, options, monkeypatch):
     """InstructPix2Pix has the prompt first and the negative prompt last."""
     pipe, call = tiny
     order = "conditional", None, "unconditional"
-    monkeypatch.setattr("sdattn.hooks.passes.GuidanceWatch.order", lambda *_: order)
+    monkeypatch.setattr("sdattn.hooks.pass_reader.GuidanceWatch.order", lambda *_: order)
     with capture(pipe, branch="both", **options) as store:
         assert copies_after_the_first(call) == 0
     assert store.passes[0].kept == (2, 0)

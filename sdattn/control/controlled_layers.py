@@ -1,0 +1,81 @@
+"""Which models' layers can call a controller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..attention.joining import TEXT, check_layer, unknown_layer
+from ..errors import InvalidTypeError, InvalidValueError
+from ..hooks.pass_reader import PassReader
+from ..models.layers import (
+    AttentionLayer,
+    Denoiser,
+    find_denoiser,
+    is_unet,
+    joint_order,
+)
+
+
+def controlled_layers(target: Any) -> tuple[Denoiser, list[AttentionLayer]]:
+    """Return a model whose layers can call a controller, and its layers in execution order: a UNet
+    of self- and cross-attention, or a transformer of joint attention.
+
+    Raises:
+        TypeError: ``target`` is no such model.
+    """
+    denoiser = find_denoiser(target)
+    layers = denoiser.layers
+    kinds = {layer.kind for layer in layers}
+    if "joint" in kinds and kinds <= {"joint", "self"}:
+        check_joint(denoiser, layers)
+    elif not kinds <= {"cross", "self"} or not is_unet(denoiser.model):
+        strange = sorted(kinds - {"cross", "self"})
+        raise InvalidTypeError(
+            f"A {type(denoiser.model).__name__} is no UNet of Stable Diffusion and has no joint "
+            f"attention alone, but {' and '.join(strange) or 'other'} attention in other places, "
+            "which the controllers of prompt-to-prompt do not know. Pass a pipeline of SD 1.x, "
+            "2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its UNet or transformer."
+        )
+    return denoiser, layers
+
+
+def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
+    """Refuse joint attention that :class:`sdattn.TorchJointProcessor` does not compute, before
+    anything is put into the model.
+
+    Raises:
+        TypeError: an order, a layer or a place of the text that it does not know.
+    """
+    joint_order(denoiser)
+    if denoiser.family.film:
+        raise InvalidTypeError(
+            f"A {type(denoiser.model).__name__} makes films, and controllers and knockouts are of "
+            "pictures. capture() can watch it."
+        )
+    if denoiser.family.spans is not None:
+        raise InvalidTypeError(
+            f"A {type(denoiser.model).__name__} has its text elsewhere in each row of a batch, "
+            "or with more beside it, which controllers and knockouts do not know. capture() can "
+            "watch it."
+        )
+    for layer in layers:
+        check_layer(layer.module)
+        two = layer.kind == "joint" and layer.place == "double"
+        if two and not any(getattr(layer.module, name, None) is not None for name in TEXT):
+            raise unknown_layer(layer.module, "has two streams and no projections for the text")
+
+
+def check_guidance(passes: PassReader, controller: Any) -> None:
+    """Refuse a controller that was told of another layout than the pipeline has.
+
+    Raises:
+        ValueError: it was.
+    """
+    in_turn = passes.watch is not None and passes.watch.in_turn
+    if in_turn and getattr(controller, "guidance", None) == "passes":
+        raise InvalidValueError(
+            "guidance='passes' is of models that run for the negative prompt first, and a "
+            f"{type(passes.pipeline).__name__} runs for the prompt first, if in two passes at all. "
+            "Leave guidance= out: the pipeline says which pass is which."
+        )

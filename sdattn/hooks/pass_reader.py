@@ -1,0 +1,304 @@
+"""`PassReader`: which call of a model is this? All that watches or edits attention asks it.
+
+A call of a model is a pass of a run if the pipeline's own call made it, and if it is the next one
+of its schedule for its branch of the guidance. Others are strays: a callback's, a reference pass's,
+another pipeline's. They run untouched and are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+import torch
+
+from ..attention.joint_processor import Spans
+from ..errors import InvalidValueError, OptionError
+from ..models.denoiser_call import DenoiserCall, Size
+from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
+from ..models.layers import Denoiser, is_own, ordered_spans, unwrapped
+from ..models.running_call import Caller, RunningCall, caller_of, running_call
+from .call_layout import CallLayout
+from .passes import Pass, Stray
+from .schedule import Schedule
+from .text_watch import TextWatch
+
+BRANCHES: dict[str, tuple[Branch, ...]] = {
+    "conditional": ("conditional",),
+    "unconditional": ("unconditional",),
+    "both": ("unconditional", "conditional"),
+}
+Guidance = Literal["auto", "batch", "passes"]  # where the unconditional rows are; None: nowhere
+_TOLD: dict[str | None, tuple[Order, ...]] = {
+    "batch": (("unconditional", "conditional"),),
+    "passes": (("unconditional",), ("conditional",)),
+    None: (("conditional",),),
+}
+
+
+class PassReader:
+    """Reads each call of a model, once, before its layers run.
+
+    Args:
+        denoiser: its pipeline is held weakly, and the model is not.
+        branch: whose rows are kept, ``"conditional"``, ``"unconditional"`` or ``"both"``; None for
+            a controller, which is shown every row.
+        guidance: where the unconditional rows are. ``"auto"``: the pipeline says it, inside its own
+            call; ``"batch"``: in the first half; ``"passes"``: in the first of two passes; None:
+            nowhere.
+        latent_size: (rows, cols) of the queries of a model of one's own, or of one on the meta
+            device that has them in the values of ids.
+        counts_gradients: True if calls for a gradient count, of which a step may have several.
+        frames: of a video, those that are kept; None for all.
+
+    Attributes:
+        call: the call that runs now; None if nothing of it is kept.
+        watch: of the pipeline's guidance; None without a pipeline, or where guidance is told.
+        schedule: of the run; None where none is known.
+        runs: how many have begun.
+
+    Raises:
+        ValueError: how the pipeline lays out guidance is not known; a ``branch``, ``guidance`` or
+            ``latent_size`` that does not fit it; a part of the model alone is in this process.
+    """
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        branch: str | None = None,
+        guidance: Guidance | None = "auto",
+        latent_size: tuple[int, int] | None = None,
+        counts_gradients: bool = True,
+        frames: Sequence[int] | None = None,
+    ):
+        pipeline = denoiser.pipeline
+        self._told = None if guidance == "auto" else _TOLD[guidance]
+        if branch is not None:
+            check_options(denoiser, branch, guidance, latent_size)
+        self._pipeline: Callable[[], Any]
+        self._pipeline = (lambda: None) if pipeline is None else weakref.ref(pipeline)
+        self._family, self._joined = denoiser.family, None
+        if any(layer.kind == "joint" for layer in denoiser.layers):
+            self._joined = denoiser.family.order_of(unwrapped(denoiser.model))
+        asks = pipeline is not None and self._told is None
+        self.watch = GuidanceWatch(pipeline) if asks else None
+        self._branch, self._latent_size = branch, latent_size
+        self._counts_gradients, self._frames = counts_gradients, frames
+        self.call: DenoiserCall | None = None
+        self._size: Size | None = None  # of the pass that runs now
+        self._spans: Sequence[Spans] | None = None  # of that pass, for all rows or for each
+        self.schedule: Schedule | None = None
+        self.runs = 0
+        self._run: tuple[Any, RunningCall | None] = (None, None)  # its timesteps, and its call
+        self._layout = CallLayout()
+        self._begin_run()
+
+    @property
+    def pipeline(self) -> Any:
+        """None for a bare model, and once it is gone."""
+        return self._pipeline()
+
+    @property
+    def running(self) -> RunningCall | None:
+        """What stands for the pipeline's call that the last pass was of; None if there is none."""
+        return self._run[1]
+
+    def read(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Pass:
+        """Return the pass that begins now; :attr:`Pass.stray` says if it is none of the run.
+
+        Raises:
+            ValueError: whose rows its batch has is not known.
+        """
+        self.call, pipeline = None, self.pipeline
+        caller = None if pipeline is None else caller_of(pipeline)
+        if caller is not None and self._is_beside(caller):
+            return Pass(0.0, None, 0, None, stray=Stray(caller.name, caller.call))
+        call = self._family.read_call(model, args, kwargs)
+        found = Pass(call.timestep, None, call.batch, None, frame_rows=call.frame_rows)
+        found.skips_layers = call.skips_layers
+        own = caller if caller is not None and caller.kind == "pipeline" else None
+        if own is not None and own.discards and not self._is_for_gradient(call):
+            found.stray = Stray(f"{own.name}, which throws the result away")
+            return found
+        # Whose rows it has, and which entry of the schedule it is.
+        found.begins_run = self._begins(pipeline)
+        found.order = self._order(model, caller)
+        found.schedule = self.schedule
+        if self.schedule is not None:
+            found.index = self.schedule.index(call.timestep, pipeline.scheduler)
+        if own is not None and self._came_before(found, call):
+            found.stray = Stray(f"{own.name}, once more in a step")
+            return found
+        kept = self._kept(found)
+        if kept is not None:
+            found.rows = tuple(row for row, _ in kept)
+            found.branches = tuple(name for _, name in kept[:: call.frame_rows])
+        if kept is not None or self._branch is None:
+            self._lay_out(found, call, in_run=pipeline is not None and not found.begins_run)
+        return found
+
+    def listen(self) -> None:
+        """Have the pipeline say more of its guidance than its attributes do, until
+        :meth:`close`."""
+        if self.watch is not None:
+            self.watch.listen()
+
+    def close(self) -> None:
+        """Stop listening to the pipeline."""
+        if self.watch is not None:
+            self.watch.close()
+
+    def frame_rows(self) -> int:
+        """Return the rows of each image in the pass that runs now, see :class:`DenoiserCall`."""
+        return 1 if self.call is None else self.call.frame_rows
+
+    def frames(self) -> int:
+        """Return the frames of the grid of the pass that runs now; 1 of an image."""
+        return 1 if self._size is None or len(self._size) < 3 else self._size[0]
+
+    def spans(self) -> Sequence[Spans] | None:
+        """Return where the image's queries and the text's keys are in the joint attention of the
+        pass that runs now: a pair for all rows of the batch, or for each; None if it is not
+        kept."""
+        if self.call is None or self._size is None or self._joined is None:
+            return None
+        if self._spans is None:
+            cells = math.prod(self._size)
+            self._spans = (ordered_spans(self._joined, cells, self.call.n_text),)
+        return self._spans
+
+    def _is_beside(self, caller: Caller) -> bool:
+        """Check whether a model is called beside its pipeline's call."""
+        is_known = self._branch is None or self._told is not None
+        return caller.kind == "stray" or (caller.kind == "loop" and not is_known)
+
+    def _begins(self, pipeline: Any) -> bool:
+        """Return True for the first pass of a run; to be asked once a pass.
+
+        Each call of the pipeline is a run, and each schedule is one: FreeInit goes through several
+        in one call, and a loop of a user's own has schedules and no call.
+        """
+        timesteps = getattr(getattr(pipeline, "scheduler", None), "timesteps", None)
+        call, (before, last) = running_call(pipeline), self._run
+        begins = timesteps is not before or (call is not None and call is not last)
+        self._run = timesteps, call or last
+        if begins:
+            self.schedule = None if timesteps is None else Schedule(timesteps)
+            self.runs += 1
+            self._begin_run()
+        return begins
+
+    def _begin_run(self) -> None:
+        self._turn = -1
+        self._came: set[Any] = set()  # the passes of the run
+        self._texts = TextWatch(self._frames)
+
+    def _order(self, model: Any, caller: Caller | None) -> Order | None:
+        """Return the chunks of the batch that begins now; None where nobody knows them."""
+        if self._told is not None:
+            self._turn += 1
+            return self._told[self._turn % len(self._told)]
+        if caller is None:  # a bare model, each of whose rows is an image to a capture
+            return None if self._branch is None else ("conditional",)
+        if caller.kind == "loop" or self.watch is None:
+            return None
+        return self.watch.order(model)
+
+    def _is_for_gradient(self, call: DenoiserCall) -> bool:
+        """Check whether somebody calls the model for a loss on its attention, and this counts."""
+        wants = call.sample is not None and call.sample.requires_grad and torch.is_grad_enabled()
+        return self._counts_gradients and wants
+
+    def _came_before(self, found: Pass, call: DenoiserCall) -> bool:
+        """Check whether the run had this pass already: a step of self-recurrence, say."""
+        is_named = found.order is not None and any(found.order) and not found.skips_layers
+        if found.index is None or not is_named or self._is_for_gradient(call):
+            return False
+        key = found.index, found.order
+        came = key in self._came
+        self._came.add(key)
+        return came
+
+    def _kept(self, found: Pass) -> list[tuple[int, Branch]] | None:
+        """Return the rows of the batch that are kept, and the branch of each; None where it is of
+        another branch only."""
+        if self._branch is None or found.order is None or found.skips_layers:
+            return None
+        rows, every = branch_rows(found.order, found.batch), range(found.batch)
+        wanted = BRANCHES[self._branch]
+        if not set(wanted) <= set(rows):
+            return None
+        return [(row, name) for name in wanted for row in every[rows[name]]]
+
+    def _lay_out(self, found: Pass, call: DenoiserCall, in_run: bool) -> None:
+        """Find the grid, the text's columns, and whether the text is that of the pass before."""
+        self.call, rows = call, found.rows or tuple(range(call.batch))
+        found.latent_size = self._size = self._latent_size or self._layout.size(call, in_run)
+        self._spans = self._layout.spans(call, self._size, rows)
+        found.n_text = call.n_text
+        if self._spans is not None:  # of rows that differ the longest counts
+            found.n_text = max(text.stop - text.start for _, text in self._spans)
+        with suppress(InvalidValueError):  # a controller may be shown what divides into no chunks
+            own = found.rows or self._rows_of(found.prompts)
+            if own:
+                verdicts = self._texts.note(call.text, own, call.frame_rows)
+                found.text_changed, found.text_by_frame = verdicts
+
+    @staticmethod
+    def _rows_of(prompts: slice | None) -> tuple[int, ...]:
+        return () if prompts is None else tuple(range(prompts.start, prompts.stop))
+
+
+def check_options(
+    denoiser: Denoiser, branch: str, guidance: str | None, latent_size: tuple[int, int] | None
+) -> None:
+    """Refuse options of a capture that do not fit its model.
+
+    Raises:
+        ValueError: one does not; or a part of the model alone is in this process.
+    """
+    kind = type(denoiser.pipeline or denoiser.model).__name__
+    if guidance not in ("auto", *_TOLD):
+        raise OptionError("guidance", guidance, "pass 'auto', 'batch', 'passes' or None.")
+    if latent_size is not None and not _needs_size(denoiser):
+        text = "a {0} knows its own. Leave it out."
+        raise OptionError("latent_size", latent_size, text, type(denoiser.model).__name__)
+    knows = denoiser.pipeline is not None or guidance in ("batch", "passes")
+    if branch not in BRANCHES or (branch != "conditional" and not knows):
+        text = (
+            "pass one of {0}; on a model without its pipeline only 'conditional', which keeps "
+            "every row, or say with guidance= where the unconditional rows are."
+        )
+        raise OptionError("branch", branch, text, ", ".join(BRANCHES))
+    asks = denoiser.pipeline is not None and guidance == "auto"
+    in_turn = GuidanceWatch(denoiser.pipeline).in_turn if asks else guidance == "passes"
+    if in_turn and branch == "both":
+        text = (
+            "a {0} runs the prompt and the negative prompt in turn. Nest two captures, one with "
+            "branch='unconditional'."
+        )
+        raise OptionError("branch", branch, text, kind)
+    _refuse_shards(denoiser.model)
+
+
+def _needs_size(denoiser: Denoiser) -> bool:
+    """Return True if nobody but the caller can know the grid of a model's queries."""
+    model = unwrapped(denoiser.model)
+    if denoiser.family.grid_argument is not None:  # in values, which the meta device has none of
+        return any(part.is_meta for part in model.parameters())
+    return is_own(model)
+
+
+def _refuse_shards(model: Any) -> None:
+    """Refuse a model that sees a part of the sequence, or of the heads, alone."""
+    config = getattr(unwrapped(model), "_parallel_config", None)
+    for name in ("context", "tensor"):
+        if getattr(config, f"{name}_parallel_config", None) is not None:
+            raise InvalidValueError(
+                f"The {type(unwrapped(model)).__name__} runs under {name} parallelism "
+                "(enable_parallelism), where each process sees a part of the attention. Capture a "
+                "model that is loaded without it."
+            )

@@ -1,0 +1,116 @@
+"""Text states that change inside a run, `TextWatch`, or from call to call of a bare model,
+`RepeatedCalls`; noticed without a look at the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from torch import Tensor
+
+from ..models.denoiser_call import DenoiserCall, Timestep
+
+Verdict = bool | Tensor  # a bool on the device, to be read when somebody asks
+
+
+class TextWatch:
+    """The text states that one run's images are drawn from, pass by pass.
+
+    Args:
+        frames: of a video, those that are kept; None for all.
+    """
+
+    def __init__(self, frames: Sequence[int] | None = None):
+        self._frames = frames
+        self._given: tuple[Tensor, int] | None = None  # as the last pass got them, and its version
+        self._kept: Tensor | None = None  # a copy of the rows that were kept
+        self._by_frame: Verdict = False
+
+    def note(
+        self, text: Tensor | None, rows: Sequence[int], frame_rows: int
+    ) -> tuple[Verdict, Verdict]:
+        """Return True if the rows that are kept have other states than in the pass before, and
+        True if the frames of a video, which are rows of the batch, have states of their own.
+
+        Args:
+            text: ``[B, T, width]``; None where each row has states of its own.
+            rows: kept ones, ``frame_rows`` for each video.
+        """
+        if text is None or text.is_meta or len(text) <= max(rows, default=0):
+            return False, False
+        version, before = 0 if text.is_inference() else text._version, self._kept
+        given, self._given = self._given, (text, version)
+        same = given is not None and given[0] is text and given[1] == version
+        if same and before is not None and len(rows) == len(before):
+            return False, self._by_frame
+        kept = self._kept = text.detach()[list(rows)]
+        self._by_frame = differs_by_frame(kept, frame_rows, self._frames)
+        if before is None:
+            return False, self._by_frame
+        if kept.shape != before.shape or kept.device != before.device:
+            return True, self._by_frame
+        return (kept != before).any(), self._by_frame
+
+
+def differs_by_frame(text: Tensor, frame_rows: int, frames: Sequence[int] | None) -> Verdict:
+    """Return True if frames have other text states than the first that is kept.
+
+    Args:
+        text: ``[videos * frame_rows, T, width]``.
+        frames: kept ones; None for all.
+    """
+    if frame_rows < 2 or len(text) % frame_rows:
+        return False
+    each = text.unflatten(0, (-1, frame_rows))
+    chosen = each if frames is None else each[:, [f for f in frames if f < frame_rows]]
+    return (chosen != chosen[:, :1]).any() if chosen.shape[1] else False
+
+
+class TextsOfRun:
+    """Which text each pass of a run was drawn from, by number; that of the first pass is 0."""
+
+    def __init__(self) -> None:
+        self._verdicts: list[tuple[Verdict, Verdict]] = []
+
+    def add(self, changed: Verdict, by_frame: Verdict) -> None:
+        """Add a pass, as :meth:`TextWatch.note` saw it."""
+        self._verdicts.append((changed, by_frame))
+
+    def of(self, passes: Iterable[int]) -> list[int]:
+        """Return the numbers of the texts that some passes were drawn from, each once. Reading
+        them waits for the device."""
+        numbers = list(accumulate(_read(changed) for changed, _ in self._verdicts))
+        return sorted({numbers[i] for i in passes if i < len(numbers)})
+
+    def by_frame(self, passes: Iterable[int]) -> bool:
+        """Return True if in one of these passes the frames of a video had texts of their own."""
+        return any(_read(self._verdicts[i][1]) for i in passes if i < len(self._verdicts))
+
+
+def _read(verdict: Verdict) -> bool:
+    return bool(verdict)
+
+
+class RepeatedCalls:
+    """Calls of a model in a row that may be of two prompts, which count as steps of one.
+
+    Without a pipeline nobody says which branch of the guidance a call is of; two calls at one
+    timestep with other text states are likely to be both branches.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[float | Timestep, Tensor | None] | None = None
+        self._doubtful: list[tuple[float | Timestep, float | Timestep]] = []
+
+    def note(self, call: DenoiserCall) -> None:
+        """Take note of a call that begins now."""
+        before, self._last = self._last, (call.timestep, call.text)
+        # Compared at the end: to read a timestep now would be to wait for the device.
+        if before is not None and before[1] is not call.text:
+            self._doubtful.append((before[0], call.timestep))
+
+    def found(self) -> float | None:
+        """Return the first timestep at which the model ran twice, once; None if there is none."""
+        doubtful, self._doubtful = self._doubtful, []
+        same = (float(one) for before, one in doubtful if float(before) == float(one))
+        return next(same, None)

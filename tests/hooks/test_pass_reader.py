@@ -1,0 +1,505 @@
+"""Which call of a model is a pass of the run: all others run untouched and are not counted.
+
+Each case is compared with the same run without the other calls.
+"""
+
+import functools
+import warnings
+
+import pytest
+import torch
+from diffusers import (
+    EulerDiscreteScheduler,
+    HeunDiscreteScheduler,
+    StableDiffusionImg2ImgPipeline,
+    StableDiffusionPipeline,
+)
+from helpers.chain_runs import make_pipe
+from helpers.transformer_rows import sd3
+
+import sdattn
+from sdattn import AttentionStore, CaptureError, CaptureWarning, TorchAttnProcessor
+from sdattn.edit import register_attention_control
+
+PROMPT = "a red cat"
+SMALL = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "latent"}
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(pipe, prompt=PROMPT, **options):
+    return pipe(prompt, generator=seeded(), **{**SMALL, **options}).images
+
+
+def states(pipe, prompt=PROMPT):
+    """The negative and the prompt's text states."""
+    positive, negative = pipe.encode_prompt(prompt, "cpu", 1, True, negative_prompt="")
+    return negative, positive
+
+
+def same_maps(found, expected):
+    assert list(found.maps) == list(expected.maps)
+    for name, maps in expected.maps.items():
+        torch.testing.assert_close(found.maps[name], maps, atol=1e-6, rtol=0)
+
+
+def called_by_hand(pipe, batch=2, t=7):
+    sample = torch.randn(batch, 4, 16, 16, generator=seeded(5))
+    text = torch.randn(batch, 77, 32, generator=seeded(6))
+    with torch.no_grad():
+        return pipe.unet(sample, t, encoder_hidden_states=text).sample
+
+
+def of_a_callback(pipe):
+    def callback(pipe, _step, _t, tensors):
+        called_by_hand(pipe)
+        return tensors
+
+    return lambda: draw(pipe, callback_on_step_end=callback)
+
+
+class Called:
+    """A callback that is an object."""
+
+    def __call__(self, pipe, _step, _t, tensors):
+        called_by_hand(pipe)
+        return tensors
+
+
+def of_an_object(pipe):
+    return lambda: draw(pipe, callback_on_step_end=Called())
+
+
+def of_a_partial(pipe):
+    def callback(extra, pipe, _step, t, tensors):
+        called_by_hand(pipe, extra, t)
+        return tensors
+
+    return lambda: draw(pipe, callback_on_step_end=functools.partial(callback, 2))
+
+
+def of_another_batch(pipe):
+    def callback(pipe, _step, t, tensors):
+        called_by_hand(pipe, 3, t)
+        return tensors
+
+    return lambda: draw(pipe, callback_on_step_end=callback)
+
+
+def of_a_guidance_function(pipe):
+    """The scheduler's step is wrapped, as classifiers that guide do it."""
+    step = pipe.scheduler.step
+
+    def guided(noise, t, latents, **options):
+        found = step(noise, t, latents, **options)
+        called_by_hand(pipe, 2, t)
+        return found
+
+    def run():
+        pipe.scheduler.step = guided
+        try:
+            return draw(pipe)
+        finally:
+            del pipe.scheduler.step
+
+    return run
+
+
+def sharing(pipe):
+    other = StableDiffusionImg2ImgPipeline(**pipe.components, requires_safety_checker=False)
+    image = torch.rand(1, 3, 64, 64, generator=seeded(3))
+    return other, lambda: other(
+        "a dog", image=image, strength=0.7, num_inference_steps=4, output_type="latent",
+        generator=seeded(4),
+    )  # fmt: skip
+
+
+def before_a_hires_fix(pipe, own_scheduler=True):
+    other, again = sharing(pipe)
+    if own_scheduler:
+        other.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config)
+    return lambda: (draw(pipe), again())[0]
+
+
+def before_one_that_shares_the_scheduler(pipe):
+    return before_a_hires_fix(pipe, own_scheduler=False)
+
+
+def around_another_pipeline(pipe):
+    """ADetailer and the like, called from a callback."""
+    other, again = sharing(pipe)
+    other.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config)
+
+    def callback(_pipe, step, _t, tensors):
+        if step == 1:
+            again()
+        return tensors
+
+    return lambda: draw(pipe, callback_on_step_end=callback)
+
+
+def after_a_warm_up(pipe):
+    return lambda: (called_by_hand(pipe), draw(pipe))[1]
+
+
+BESIDE = [
+    of_a_callback, of_an_object, of_a_partial, of_another_batch, of_a_guidance_function,
+    before_a_hires_fix, before_one_that_shares_the_scheduler, around_another_pipeline,
+    after_a_warm_up,
+]  # fmt: skip
+
+
+TOLD = r"call\(s\) of the UNet2DConditionModel were not part of this run: from "
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The run without any other call, captured."""
+    pipe = make_pipe()
+    with sdattn.capture(pipe) as store:
+        image = draw(pipe)
+    return store, image
+
+
+@pytest.mark.parametrize("beside", BESIDE, ids=lambda one: one.__name__)
+def test_a_capture_counts_the_passes_alone(beside, alone):
+    pipe = make_pipe()
+    run = beside(pipe)
+    with pytest.warns(CaptureWarning, match=TOLD):
+        with sdattn.capture(pipe) as store:
+            image = run()
+    torch.testing.assert_close(image, alone[1], atol=1e-5, rtol=0)
+    assert len(store.passes) == 3
+    same_maps(store, alone[0])
+    assert store.heatmaps()[0]["cat"].values.shape == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("beside", "who"),
+    [
+        (of_a_callback, "`callback_on_step_end`"),
+        (of_an_object, "`callback_on_step_end`"),
+        (before_a_hires_fix, "StableDiffusionImg2ImgPipeline.__call__"),
+        (around_another_pipeline, "`callback_on_step_end`"),
+        (after_a_warm_up, "called_by_hand"),
+        (of_a_guidance_function, "once more in a step"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_who_called_is_named(beside, who):
+    pipe = make_pipe()
+    run = beside(pipe)
+    with pytest.warns(CaptureWarning, match=TOLD + ".*" + who):
+        with sdattn.capture(pipe):
+            run()
+
+
+INSIDE = [one for one in BESIDE if one is not after_a_warm_up]  # controllers see loops of one's own
+
+
+@pytest.mark.parametrize("beside", INSIDE, ids=lambda one: one.__name__)
+def test_an_attached_store_counts_the_passes_alone(beside):
+    def attached(pipe, run):
+        store = AttentionStore(pipeline=pipe)
+        pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+        run()
+        return store
+
+    pipe, other = make_pipe(), make_pipe()
+    expected = attached(pipe, lambda: draw(pipe))
+    store = attached(other, beside(other))
+    with pytest.warns(CaptureWarning, match=TOLD):
+        found = store.get_average_attention()
+    assert store.cur_step == 3
+    for key, maps in expected.get_average_attention().items():
+        for ours, theirs in zip(found[key], maps, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+class Recording:
+    """A controller of a user's own that keeps how many rows each call has."""
+
+    num_att_layers = 0
+
+    def __init__(self):
+        self.rows = []
+
+    def __call__(self, attn, is_cross, place):
+        self.rows.append(len(attn))
+        return attn
+
+
+@pytest.mark.parametrize("beside", INSIDE, ids=lambda one: one.__name__)
+def test_a_registered_controller_is_called_in_the_passes_alone(beside):
+    pipe, other = make_pipe(), make_pipe()
+    expected, controller = Recording(), Recording()
+    with register_attention_control(pipe, expected):
+        draw(pipe)
+    run = beside(other)
+    with pytest.warns(CaptureWarning, match=TOLD):
+        with register_attention_control(other, controller):
+            run()
+    assert controller.rows == expected.rows
+
+
+def test_what_a_callback_calls_keeps_its_values():
+    """The calls that are not counted run untouched, under an edit too."""
+
+    class Zero(Recording):
+        def __call__(self, attn, is_cross, place):
+            return attn * 0
+
+    pipe, found = make_pipe(), []
+
+    def callback(pipe, _step, _t, tensors):
+        found.append(called_by_hand(pipe))
+        return tensors
+
+    draw(pipe, callback_on_step_end=callback)
+    expected = list(found)
+    found.clear()
+    with pytest.warns(CaptureWarning):
+        with register_attention_control(pipe, Zero()):
+            draw(pipe, callback_on_step_end=callback)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+class Reference(StableDiffusionPipeline):
+    """A reference pass before each pass, as the community's reference pipelines run it; its result
+    is not used."""
+
+    again = 1
+    before = True
+
+    def __call__(self, prompt, steps=3, guided=True):
+        positive, negative = self.encode_prompt(prompt, "cpu", 1, guided, negative_prompt="")
+        text = torch.cat([negative, positive]) if guided else positive
+        self._guidance_scale = 4.0 if guided else 1.0
+        latents = torch.randn(1, 4, 8, 8, generator=seeded())
+        self.scheduler.set_timesteps(steps)
+        for t in self.scheduler.timesteps:
+            reference = torch.randn(len(text), 4, 8, 8, generator=seeded(9))
+            if self.before:
+                self.unet(reference, t, encoder_hidden_states=text, return_dict=False)[0]
+            for _ in range(self.again):
+                both = torch.cat([latents] * (1 + guided))
+                noise = self.unet(both, t, encoder_hidden_states=text).sample
+            if guided:
+                without, noise = noise.chunk(2)
+                noise = without + 4 * (noise - without)
+            latents = self.scheduler.step(noise, t, latents).prev_sample
+        return latents
+
+
+class Alone(Reference):
+    before = False
+
+
+class Recurrent(Alone):
+    """Self-recurrence: each step's pass is run several times."""
+
+    again = 3
+
+
+def of_kind(kind):
+    pipe = make_pipe()
+    return kind(**pipe.components, requires_safety_checker=False)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("guided", [True, False])
+@pytest.mark.parametrize(("kind", "more"), [(Reference, 3), (Recurrent, 6)])
+def test_a_subclass_that_calls_the_model_more_often_than_once_a_step(kind, more, guided):
+    plain, pipe = of_kind(Alone), of_kind(kind)
+    with sdattn.capture(plain) as expected:
+        plain(PROMPT, guided=guided)
+    with pytest.warns(CaptureWarning, match=f"{more} {TOLD}"):
+        with sdattn.capture(pipe) as store:
+            pipe(PROMPT, guided=guided)
+    assert len(store.passes) == 3
+    same_maps(store, expected)
+
+
+def test_calls_for_a_gradient_are_seen_by_an_attached_store():
+    """Attend-and-Excite in a pipeline: first the prompt alone, for a gradient."""
+
+    class Excited(StableDiffusionPipeline):
+        def __call__(self, prompt, store):
+            self._guidance_scale = 1.0
+            text = self.encode_prompt(prompt, "cpu", 1, False)[0]
+            latents, found = torch.randn(1, 4, 8, 8, generator=seeded()), []
+            self.scheduler.set_timesteps(2)
+            for t in self.scheduler.timesteps:
+                latents = latents.detach().requires_grad_()
+                self.unet(latents, t, encoder_hidden_states=text)
+                loss = store.last_step["up_cross"][0][..., 2].sum()
+                found.append(torch.autograd.grad(loss, latents)[0])
+                with torch.no_grad():
+                    noise = self.unet(latents, t, encoder_hidden_states=text).sample
+                    latents = self.scheduler.step(noise, t, latents).prev_sample
+            return found
+
+    pipe = of_kind(Excited)
+    store = AttentionStore(pipeline=pipe, guidance=None, save_global_store=True)
+    pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+    assert all(gradient.abs().max() > 0 for gradient in pipe(PROMPT, store))
+
+
+def test_a_second_order_scheduler_has_all_its_passes():
+    pipe = make_pipe()
+    pipe.scheduler = HeunDiscreteScheduler.from_config(pipe.scheduler.config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CaptureWarning)
+        with sdattn.capture(pipe, steps="all") as store:
+            draw(pipe)
+    assert len(store.passes) == 5
+
+
+def own_loop(pipe, rows, steps=2):
+    """A loop around the UNet, with text states in these rows, and what each pass had."""
+    pipe.scheduler.set_timesteps(steps)
+    text = torch.cat(rows)
+    with torch.no_grad():
+        for t in pipe.scheduler.timesteps:
+            sample = torch.randn(1, 4, 8, 8, generator=seeded(int(t))).expand(len(text), -1, -1, -1)
+            pipe.unet(sample, t, encoder_hidden_states=text)
+
+
+@pytest.mark.parametrize("before", ["fresh", "unguided", "guided"])
+def test_a_loop_of_ones_own_says_where_the_unconditional_rows_are(before):
+    """What a call of the pipeline left behind is never asked."""
+    pipe = make_pipe()
+    negative, positive = states(pipe)
+    with sdattn.capture(pipe.unet) as alone:
+        own_loop(pipe, [positive])
+    if before != "fresh":
+        draw(pipe, guidance_scale=1.0 if before == "unguided" else 4.0)
+    with pytest.raises(CaptureError, match=r"No pass.*own_loop.*guidance='batch'"):
+        with sdattn.capture(pipe):
+            own_loop(pipe, [negative, positive])
+    with sdattn.capture(pipe, guidance="batch") as store:
+        own_loop(pipe, [negative, positive])
+    assert store.branches == ("conditional",)
+    same_maps(store, alone)
+    with sdattn.capture(pipe, guidance="batch", branch="unconditional") as store:
+        own_loop(pipe, [positive, negative])  # the other way round
+    same_maps(store, alone)
+    with sdattn.capture(pipe, guidance=None) as store:
+        own_loop(pipe, [positive, positive])
+    assert store.images == 2
+    [first, second] = sdattn.heatmaps(store, pipe, [PROMPT] * 2)
+    torch.testing.assert_close(first.maps, second.maps, atol=1e-6, rtol=0)
+
+
+def test_a_loop_with_two_passes_a_step():
+    pipe = make_pipe()
+    negative, positive = states(pipe)
+
+    def in_turn():
+        pipe.scheduler.set_timesteps(2)
+        with torch.no_grad():
+            for t in pipe.scheduler.timesteps:
+                sample = torch.randn(1, 4, 8, 8, generator=seeded(int(t)))
+                for text in (negative, positive):
+                    pipe.unet(sample, t, encoder_hidden_states=text)
+
+    for target in (pipe, pipe.unet):
+        for branch, text in (("conditional", positive), ("unconditional", negative)):
+            with sdattn.capture(pipe.unet) as alone:
+                own_loop(pipe, [text])
+            with sdattn.capture(target, guidance="passes", branch=branch) as store:
+                in_turn()
+            assert (len(store.passes), store.skipped) == (2, 2)
+            same_maps(store, alone)
+    with pytest.raises(ValueError, match="in turn"):
+        with sdattn.capture(pipe, guidance="passes", branch="both"):
+            pass
+
+
+def test_an_attached_store_asks_nothing_of_a_call_that_is_over():
+    pipe = make_pipe()
+    negative, positive = states(pipe)
+    draw(pipe, guidance_scale=1.0)
+    store = AttentionStore(pipeline=pipe)
+    pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+    own_loop(pipe, [negative, positive])
+    with pytest.raises(CaptureError, match="first half is unconditional is not known"):
+        store.heatmaps(pipe, PROMPT)
+
+
+def test_two_captures_of_two_stages_on_one_model():
+    pipe, (first, second) = make_pipe(), (None, None)
+    other, again = sharing(pipe)
+    other.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config)
+    with sdattn.capture(pipe) as of_first:
+        draw(pipe)
+    with sdattn.capture(other) as of_second:
+        again()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CaptureWarning)
+        with sdattn.capture(pipe) as first, sdattn.capture(other) as second:
+            draw(pipe)
+            again()
+    same_maps(first, of_first)
+    same_maps(second, of_second)
+    assert first.heatmaps()[0].words == ("a", "red", "cat")
+    assert second.heatmaps()[0].words == ("a", "dog")
+
+
+def test_a_capture_of_the_wrong_pipeline_names_the_one_that_ran():
+    pipe = make_pipe()
+    _, again = sharing(pipe)
+    with pytest.raises(CaptureError, match=r"from StableDiffusionImg2ImgPipeline.__call__"):
+        with sdattn.capture(pipe):
+            again()
+
+
+def test_a_knockout_leaves_other_calls_alone():
+    pipe, found = make_pipe(), []
+
+    def callback(pipe, _step, _t, tensors):
+        found.append(called_by_hand(pipe))
+        return tensors
+
+    options = {**SMALL, "seed": 0}
+    options.pop("output_type")
+    run = sdattn.knockout(pipe, PROMPT, "cat", callback_on_step_end=callback, **options)
+    assert run is not None
+    for one in found:
+        torch.testing.assert_close(one, called_by_hand(pipe), atol=1e-5, rtol=0)
+
+
+def test_a_direct_call_of_forward_is_seen():
+    pipe = make_pipe()
+    _, positive = states(pipe)
+    sample = torch.randn(1, 4, 8, 8, generator=seeded())
+    with torch.no_grad(), sdattn.capture(pipe.unet) as expected:
+        pipe.unet(sample, 5, encoder_hidden_states=positive)
+    with torch.no_grad(), sdattn.capture(pipe.unet) as store:
+        pipe.unet.forward(sample, 5, encoder_hidden_states=positive)
+    same_maps(store, expected)
+
+
+def test_joint_attention_too():
+    pipe = sd3()
+    options = {**SMALL, "guidance_scale": 4.0, "max_sequence_length": 8}
+    with sdattn.capture(pipe) as alone:
+        pipe(PROMPT, generator=seeded(), **options)
+    given = {}
+    hook = pipe.transformer.register_forward_pre_hook(
+        lambda _m, _a, kwargs: given.update(kwargs), with_kwargs=True
+    )
+
+    def callback(pipe, _step, _t, tensors):
+        with torch.no_grad():
+            pipe.transformer(**{**given, "hidden_states": torch.randn_like(given["hidden_states"])})
+        return tensors
+
+    with pytest.warns(CaptureWarning, match="callback_on_step_end"):
+        with sdattn.capture(pipe) as store:
+            pipe(PROMPT, generator=seeded(), callback_on_step_end=callback, **options)
+    hook.remove()
+    same_maps(store, alone)

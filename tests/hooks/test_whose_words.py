@@ -1,0 +1,185 @@
+"""Whose words: text states that change inside a run, or from frame to frame, are no prompt's."""
+
+import pytest
+import torch
+from helpers.chain_runs import make_pipe
+from helpers.unet_rows import animatediff
+
+import sdattn
+from sdattn import AttentionStore, CaptureError, TorchAttnProcessor
+from sdattn.prompts.weights import refuse_weights
+
+P, Q = "a red cat", "a dog and a tree"
+SMALL = {"height": 64, "width": 64, "num_inference_steps": 4, "output_type": "latent"}
+
+
+def both(pipe, prompt):
+    positive, negative = pipe.encode_prompt(prompt, "cpu", 1, True, negative_prompt="")
+    return torch.cat([negative, positive])
+
+
+def draw(pipe, swap=None, prompt=P, **options):
+    """A run whose text states a callback sets after its first step."""
+
+    def callback(_pipe, step, _t, tensors):
+        return swap(step, tensors) if swap else tensors
+
+    names = ["latents", "prompt_embeds"]
+    given = {"callback_on_step_end": callback, "callback_on_step_end_tensor_inputs": names}
+    generator = torch.Generator().manual_seed(0)
+    return pipe(prompt, generator=generator, **{**SMALL, **given, **options}).images
+
+
+def swapped(pipe, at=0):
+    """Another prompt from one step on."""
+    states = both(pipe, Q)
+    return lambda step, tensors: {**tensors, **({"prompt_embeds": states} if step == at else {})}
+
+
+def written(pipe):
+    """The same tensor, written to in place."""
+    states = both(pipe, Q)
+
+    def swap(step, tensors):
+        if not step:
+            tensors["prompt_embeds"].copy_(states)
+        return tensors
+
+    return swap
+
+
+def noisy(_pipe):
+    """Annealed text states (CADS), new in each step."""
+    return lambda _step, tensors: {**tensors, "prompt_embeds": tensors["prompt_embeds"] + 0.1}
+
+
+def shorter(pipe):
+    return lambda step, tensors: {**tensors, "prompt_embeds": tensors["prompt_embeds"][:, :60]}
+
+
+@pytest.mark.parametrize("change", [swapped, written, noisy])
+@pytest.mark.parametrize("given", [None, P])
+def test_maps_of_several_texts_have_the_words_of_none(change, given):
+    pipe = make_pipe()
+    with sdattn.capture(pipe) as store:
+        draw(pipe, change(pipe))
+    with pytest.raises(ValueError, match=r"text states changed inside the run.*steps=.*labels"):
+        sdattn.heatmaps(store, pipe, given)
+    assert sdattn.heatmaps(store, pipe, {"cat": [3]})[0]["cat"].values.max() > 0
+
+
+def test_a_text_of_another_length_is_refused():
+    pipe = make_pipe()
+    with pytest.raises(CaptureError, match="77 token columns at first and has 60"):
+        with sdattn.capture(pipe):
+            draw(pipe, shorter(pipe))
+
+
+@pytest.mark.parametrize("change", [swapped, written])
+def test_a_part_of_one_text_is_read_with_its_own_prompt(change):
+    """Compared with a run of that part's text alone, from the latents where it begins."""
+    pipe = make_pipe()
+    with sdattn.capture(pipe, steps="all") as whole:
+        draw(pipe, change(pipe))
+    with sdattn.capture(pipe, steps=(0.5, 1.0)) as store:
+        draw(pipe, change(pipe))
+    with pytest.raises(ValueError, match="The prompt of these maps is not known"):
+        store.heatmaps()
+    found = store.heatmaps(prompt=Q)[0]
+    assert found.words == ("a", "dog", "and", "a", "tree")
+    expected = torch.stack([maps[:, 2:].mean(1) for maps in whole.maps.values()][-3:])
+    held = torch.stack(list(store.maps.values())[-3:])
+    torch.testing.assert_close(held, expected, atol=1e-6, rtol=0)
+
+
+def test_the_part_before_is_the_first_prompts():
+    pipe = make_pipe()
+    with sdattn.capture(pipe, steps=[0]) as store:
+        draw(pipe, swapped(pipe))
+    assert store.heatmaps()[0].words == ("a", "red", "cat")
+    with pytest.raises(ValueError, match="would get each other's maps"):
+        store.heatmaps(prompt=Q)
+
+
+@pytest.mark.parametrize("guidance", ["ends", "stays"])
+def test_guidance_that_ends_and_states_that_are_made_anew_are_no_other_text(guidance):
+    pipe = make_pipe()
+
+    def swap(step, tensors):
+        states = tensors["prompt_embeds"].clone()
+        if guidance == "ends" and step == 1:
+            pipe._guidance_scale = 1.0
+            states = states.chunk(2)[1]
+        return {**tensors, "prompt_embeds": states}
+
+    with sdattn.capture(pipe) as store:
+        draw(pipe, swap)
+    assert store.heatmaps()[0].words == ("a", "red", "cat")
+
+
+def test_an_attached_store_knows_it_too():
+    pipe = make_pipe()
+    store = AttentionStore(pipeline=pipe, keep_steps=True)
+    pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+    draw(pipe, swapped(pipe))
+    with pytest.raises(ValueError, match="text states changed inside the run"):
+        store.heatmaps()
+    with pytest.raises(ValueError, match="text states changed inside the run"):
+        store.heatmaps(prompt=Q)
+    assert store.heatmaps(prompt=Q, steps="last")[0].words[1] == "dog"
+    assert store.heatmaps(steps=0)[0].words == ("a", "red", "cat")
+    draw(pipe)
+    assert store.heatmaps()[0].words == ("a", "red", "cat")
+
+
+def test_frames_with_texts_of_their_own():
+    def run(**options):
+        pipe = animatediff()
+        pipe.enable_free_noise(context_length=2, context_stride=1)
+        with sdattn.capture(pipe, **options) as store:
+            pipe(
+                {0: "a red cat", 3: "dog, dog and cat"},
+                num_frames=4, height=128, width=128, num_inference_steps=2, guidance_scale=4.0,
+            )  # fmt: skip
+        return pipe, store
+
+    pipe, store = run()
+    with pytest.raises(ValueError, match=r"frames of this video.*texts of their own"):
+        sdattn.heatmaps(store, pipe, "a red cat", preset="sum")
+    pipe, store = run(frames=[0])
+    found = sdattn.heatmaps(store, pipe, "a red cat", preset="sum")[0]
+    assert found.words == ("a", "red", "cat")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a red circle++ left of a square", "a red circle+, left", "circle-- and square",
+        "a (blue square)1.4 here", "a (blue square)++", "(circle:1.3) left", "[cat:dog:0.5]",
+        "((circle)) left", '("a cat", "a dog").blend(0.5, 0.5)',
+    ],
+)  # fmt: skip
+def test_weights_in_a_text_that_no_encoder_was_heard_to_read(text):
+    with pytest.raises(ValueError, match=r"looks like a weight.*labels"):
+        refuse_weights(text)
+    pipe = make_pipe()
+    positive, negative = pipe.encode_prompt(P, "cpu", 1, True, negative_prompt="")
+    with sdattn.capture(pipe) as store:
+        pipe(prompt_embeds=positive, negative_prompt_embeds=negative, **SMALL)
+    with pytest.raises(ValueError, match="looks like a weight"):
+        sdattn.heatmaps(store, pipe, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a cat (red) on a sofa", "a half-open door", "wi-fi, 4+4 cats", "at 5:30 [night]", "a + b"],
+)
+def test_other_signs_are_words(text):
+    refuse_weights(text)
+
+
+def test_a_typed_prompt_with_weights_is_what_was_drawn():
+    pipe = make_pipe()
+    with sdattn.capture(pipe) as store:
+        draw(pipe, prompt="a red cat++")
+    assert "cat" in store.heatmaps()[0].prompt.text
