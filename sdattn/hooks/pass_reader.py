@@ -114,7 +114,7 @@ class PassReader:
         """
         self.call, pipeline = None, self.pipeline
         caller = None if pipeline is None else caller_of(pipeline)
-        if caller is not None and self._is_beside(caller):
+        if caller is not None and self._is_beside(model, caller):
             return Pass(0.0, None, 0, None, stray=Stray(caller.name, caller.call))
         call = self._family.read_call(model, args, kwargs)
         found = Pass(call.timestep, None, call.batch, None, frame_rows=call.frame_rows)
@@ -170,10 +170,13 @@ class PassReader:
             self._spans = (ordered_spans(self._joined, cells, self.call.n_text),)
         return self._spans
 
-    def _is_beside(self, caller: Caller) -> bool:
-        """Check whether a model is called beside its pipeline's call."""
+    def _is_beside(self, model: Any, caller: Caller) -> bool:
+        """Check whether a model is called beside its pipeline's call. A loop of a user's own is
+        not, where it is known whose rows it runs."""
+        if caller.kind != "loop":
+            return caller.kind == "stray"
         is_known = self._branch is None or self._told is not None
-        return caller.kind == "stray" or (caller.kind == "loop" and not is_known)
+        return not is_known and (self.watch is None or self.watch.named(model) is None)
 
     def _begins(self, pipeline: Any) -> bool:
         """Return True for the first pass of a run; to be asked once a pass.
@@ -203,9 +206,9 @@ class PassReader:
             return self._told[self._turn % len(self._told)]
         if caller is None:  # a bare model, each of whose rows is an image to a capture
             return None if self._branch is None else ("conditional",)
-        if caller.kind == "loop" or self.watch is None:
+        if self.watch is None:
             return None
-        return self.watch.order(model)
+        return self.watch.named(model) if caller.kind == "loop" else self.watch.order(model)
 
     def _is_for_gradient(self, call: DenoiserCall) -> bool:
         """Check whether somebody calls the model for a loss on its attention, and this counts."""

@@ -96,9 +96,11 @@ class Pass:
 
     @property
     def prompts(self) -> slice | None:
-        """Rows that are the prompts'; None where nobody knows them.
+        """Rows that are the prompts'; None where nobody knows them, and where there are none.
 
         Raises:
             ValueError: the batch does not divide into the chunks of its guidance.
         """
-        return None if self.order is None else branch_rows(self.order, self.batch)["conditional"]
+        if self.order is None or self.of_no_prompt:
+            return None
+        return branch_rows(self.order, self.batch)["conditional"]

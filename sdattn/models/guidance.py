@@ -95,10 +95,10 @@ class GuidanceWatch:
         Args:
             model: the one that is called, if the pipeline has two.
         """
-        named = None if self._contexts is None else self._contexts.order()
+        named = self.named(model)
         self._is_named = named is not None
         if named is not None:
-            return unperturbed(guider_of(self.pipeline, model), named)
+            return named
         if self._known_by == "guider":
             return self._guider.order(guider_of(self.pipeline, model))
         if self._known_by == "calls":
@@ -108,6 +108,13 @@ class GuidanceWatch:
         if self._known_by == "property":
             return branch_order(self.pipeline)
         return self._by_variable()
+
+    def named(self, model: Any = None) -> Order | None:
+        """Return the branch that the call which begins now bears the name of
+        (``model.cache_context("cond")``), also outside the pipeline's own call; None if it has no
+        such name."""
+        named = None if self._contexts is None else self._contexts.order()
+        return None if named is None else unperturbed(guider_of(self.pipeline, model), named)
 
     def _by_variable(self) -> Order:
         variables = running_variables(self.pipeline)

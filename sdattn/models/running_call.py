@@ -165,7 +165,8 @@ def _library(frame: FrameType) -> str:
 
 
 def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
+    # From the caller's caller on: a frame among its own variables would keep all of them alive.
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame
         frame = frame.f_back

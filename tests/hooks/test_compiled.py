@@ -81,9 +81,8 @@ def test_rows_of_a_pipeline_and_a_part_of_its_run(branch, eagerly):
 def test_keys_that_a_mask_shuts_out(eagerly):
     """Others in each row, of which the guided second is kept."""
     pipe, found = make_pipeline(unet=make_small_unet()), []
-    pipe._guidance_scale = 5.0
     for _ in range(2):
-        with capture(pipe) as store:
+        with capture(pipe, guidance="batch") as store:
             pipe.unet(SAMPLE, 5, TEXT, encoder_attention_mask=MASK)
         found.append(store.maps)
         pipe.unet.compile()

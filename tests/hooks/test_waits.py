@@ -28,6 +28,7 @@ from sdattn.edit import (
 )
 from sdattn.models.denoiser_call import Timestep
 from sdattn.models.layers import find_denoiser
+from sdattn.models.running_call import Caller
 from sdattn.prompts.tokens import read_prompt
 
 NAMED = {row.name: row for row in ROWS}
@@ -92,10 +93,9 @@ def test_a_part_of_the_schedule_is_kept_without_a_look_at_the_timestep(sd15, ste
     pipe = StableDiffusionPipeline(
         unet=sd15, scheduler=scheduler, **dict.fromkeys(parts), requires_safety_checker=False
     )
-    pipe._guidance_scale = 7.5
     scheduler.set_timesteps(2)
     sample, text = meta_inputs(2)
-    with capture(pipe, steps=steps, branch=branch) as store:
+    with capture(pipe, steps=steps, branch=branch, guidance="batch") as store:
         for timestep in scheduler.timesteps:
             scheduler.scale_model_input(sample, timestep)
             output = sd15(sample, timestep.to("meta"), text).sample
@@ -175,6 +175,8 @@ def test_rows_that_are_not_in_a_row_are_copied_once(tiny, options, monkeypatch):
     """InstructPix2Pix has the prompt first and the negative prompt last."""
     pipe, call = tiny
     order = "conditional", None, "unconditional"
+    in_call = Caller("pipeline", "the pipeline")
+    monkeypatch.setattr("sdattn.hooks.pass_reader.caller_of", lambda _: in_call)
     monkeypatch.setattr("sdattn.hooks.pass_reader.GuidanceWatch.order", lambda *_: order)
     with capture(pipe, branch="both", **options) as store:
         assert copies_after_the_first(call) == 0

@@ -161,8 +161,8 @@ class ToyPipeline:
         generator = torch.Generator().manual_seed(1)
         text = torch.randn(2, N_TEXT, WIDTH, generator=generator)
         picture = torch.randn(1, WIDTH, *ROWS_COLS, generator=generator).expand(2, -1, -1, -1)
-        self.transformer(picture, text, 7)
-        return picture, text
+        output = self.transformer(picture, text, 7)
+        return picture, text, output
 
 
 PIPELINES = {
@@ -177,7 +177,7 @@ def test_the_record_has_how_its_pipelines_read_and_guide(known):
     known(replace(TOY, **PIPELINES))
     assert sdattn.read_prompts(pipe, "a cat") == [sdattn.read_prompt(pipe.tokenizer, "a cat")]
     with sdattn.capture(pipe) as store:
-        picture, text = pipe()
+        picture, text, _ = pipe()
     with sdattn.capture(pipe.transformer) as both:  # every row an image of its own
         pipe.transformer(picture, text, 7)
     for name, found in store.maps.items():
