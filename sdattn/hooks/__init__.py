@@ -1,9 +1,9 @@
 """Watching attention: what is installed into a model, and what is kept of it.
 
-`capture` (for any pipeline) installs an observer into each layer; `passes` knows which calls of the
-denoiser are kept and which of their rows; `map_store` holds a `RunningSum` for each layer, cut by
-`keep` and `run_part`. `controlled_passes` tells the room above, whose controllers are called by
-processors, what a pass is. `installer` puts things in and takes them out.
+`capture` (for any pipeline) installs an observer into each layer; `pass_reader` says of each call
+of the model which pass of the run it is, if any, to captures and to the controllers of the room
+above; `map_store` holds a `RunningSum` for each layer, cut by `keep` and `run_part`. `installer`
+puts things in and takes them out.
 
 How a layer can be seen, each as an `Attended` of its own (`attended`), which `observers` chooses:
 
