@@ -8,8 +8,7 @@ denoiser and its layers, `reading` its prompts' columns, `guidance` which rows a
 with LoRAs, `outline` without its weights; `weight_files` and `lora_files` judge files first.
 `sizes`, `call_facts` and `shortcomings` answer questions about a pipeline, `pipeline_call` calls it
 with checked options; `demos` knows the two models inside this package.
-:func:`register` adds a family; `nearest` names the one that an unknown model is most like;
-`image_latents` says how its pipelines take a picture.
+:func:`register` adds a family; `image_latents` says how its pipelines take a picture.
 """
 
 from .families import register, unregister

@@ -3,7 +3,9 @@
 A module in this folder that holds a ``FAMILY`` is found by itself.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, TypeVar
@@ -15,9 +17,9 @@ from ..encoders import Reader, refuse_unknown
 from ..family import GUIDED, Edits, Family, Guidance
 from ..guiders import guider_of
 from ..image_latents import ImageLatents
-from ..nearest import PAGE, nearest
 
 Fact = TypeVar("Fact")
+PAGE = "docs/contributing/family.md"
 # Models of diffusers that have been looked at and cannot be captured, by class, and why.
 RESISTING: Mapping[str, str] = {
     "PRXTransformer2DModel": "in each layer the picture attends to the text and to itself and the "
@@ -99,16 +101,30 @@ def family_of(model: Any, asked: str = "") -> Family:
         for cls in type(unwrapped(model)).__mro__:
             if cls.__name__ in RESISTING:
                 raise InvalidTypeError(f"{what}: {RESISTING[cls.__name__]}.")
-        supported = "; ".join(family.title for family in _registered)
-        alike = nearest(unwrapped(model), _registered)
-        nearest_one = f"The nearest is {alike[0].title}; alike are: {alike[1]}. " if alike else ""
+        alike = closest(type(unwrapped(model)))
         raise InvalidTypeError(
-            f"{what}. Supported: "
-            f"pipelines with one of these models, or the model itself: {supported}. {nearest_one}"
+            f"{what}. Supported: pipelines with one of these models, or the model itself: "
+            f"{'; '.join(family.title for family in _registered)}. "
+            f"{f'The closest by name is {alike.title}. ' if alike else ''}"
             f"Any other needs a Family of its own: {PAGE} says how to write one, and "
-            "`sdattn info` drafts it for a pipeline."
+            "`python -m scripts.new_family MODEL`, in a checkout of sdattn, drafts it."
         )
     return found
+
+
+def closest(kind: type) -> Family | None:
+    """Return the family with a denoiser whose class has the closest name, if one is close."""
+    named: dict[Sequence[str], Family]
+    named = {_words(name): family for family in _registered for name in family.denoisers}
+    found = get_close_matches(_words(kind), list(named), n=1)
+    return named[found[0]] if found else None
+
+
+def _words(kind: type | str) -> tuple[str, ...]:
+    """Return the words in a class's name, without those that most models have."""
+    name = kind if isinstance(kind, str) else kind.__name__
+    rest = re.sub(r"Transformer|Condition|Model|\dD", "", name)
+    return tuple(re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]*|\d+", rest))
 
 
 def reader_of(pipe: Any) -> Reader:
