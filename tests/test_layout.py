@@ -15,6 +15,7 @@ import sdattn
 PACKAGE = Path(sdattn.__file__).parent
 TESTS = Path(__file__).parent
 ROOMS = (  # top to bottom; docs/contributing/index.md shows the same list
+    "sdattn",  # the package root, which nothing below imports
     "cli",
     "app",
     "batch",
@@ -35,7 +36,7 @@ PARTS = {"batch": ("engines", "input", "storage")}  # of a room, in the same way
 MODULES = {  # "cli" is cli/__init__.py, "cli.show" is cli/show.py
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in [*PACKAGE.glob("[!_]*.py"), *PACKAGE.glob("*/**/*.py")]
-}
+} | {"sdattn": PACKAGE / "__init__.py"}
 HEAVY = {"diffusers", "transformers", "matplotlib", "accelerate"}
 
 
@@ -54,7 +55,7 @@ def imports(module, top_level_only=False):
             folders = parts[: len(parts) - node.level]
             base = ".".join([*folders, *filter(None, [node.module])])
             names = [f"{base}.{alias.name}".lstrip(".") for alias in node.names]
-            yield from (name if name in MODULES else base for name in names)
+            yield from (name if name in MODULES else base or "sdattn" for name in names)
         elif isinstance(node, ast.ImportFrom):
             yield node.module.split(".")[0]
         elif isinstance(node, ast.Import):
@@ -75,6 +76,23 @@ def test_contributors_are_shown_the_same_list():
 def test_a_room_uses_only_the_rooms_below_it(module):
     used = {room(name) for name in imports(module) if name in MODULES}
     assert {name for name in used if ROOMS.index(name) < ROOMS.index(room(module))} == set()
+
+
+def test_what_imports_the_package_root_is_seen(tmp_path, monkeypatch):
+    for number, line in enumerate(
+        (
+            "import sdattn",
+            "from sdattn import capture",
+            "from .. import __version__",
+            "import sdattn.x",
+        )
+    ):
+        path = tmp_path / "hooks" / f"module{number}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"def late():\n    {line}\n", encoding="utf-8")
+        monkeypatch.setitem(MODULES, "hooks.late", path)
+        monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+        assert list(imports("hooks.late")) == ["sdattn"]
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if room(name) in PARTS])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import InvalidTypeError, InvalidValueError
 from ..hooks.drawn import DrawnPrompts
-from ..hooks.map_store import MapStore
+from ..hooks.map_store import CapturedMaps
 from ..models.call_facts import EACH
 from ..models.crops import Crop
 from ..models.guidance import Branch
@@ -24,11 +24,11 @@ from .laying import cut
 from .masks import smooth
 from .presets import Preset, preset_of
 
-Source = MapStore | FoldedMaps
+Source = CapturedMaps | FoldedMaps
 
 
 def heatmaps(
-    store: MapStore | Folded,
+    store: CapturedMaps | Folded,
     tokenizer: Any = None,
     prompt: str | Mapping[str, Sequence[int]] | Prompt | Sequence[Any] | None = None,
     *,
@@ -88,15 +88,15 @@ def heatmaps(
             prompt than was drawn, or none where that is not known.
     """
     # What was refined while the model ran stays so.
-    is_refined = isinstance(store, MapStore) and store.keep.refine
+    is_refined = isinstance(store, CapturedMaps) and store.keep.refine
     way = ("self", "joint") if is_refined else (refine,)
     chosen = preset_of(preset, *way)
     # Two kinds of stores: maps by layer, averaged as the preset asks, or heads folded into the
     # rows.
-    drawn = store.drawn if isinstance(store, MapStore | StepStore) else None
-    if isinstance(store, MapStore) and store.has_no_guidance and not store.passes:
+    drawn = store.drawn if isinstance(store, CapturedMaps | StepStore) else None
+    if isinstance(store, CapturedMaps) and store.has_no_guidance and not store.passes:
         return []
-    if isinstance(store, MapStore):
+    if isinstance(store, CapturedMaps):
         _refuse_for_captured(latent_size=latent_size, steps=steps)
         reading = _Reading.of(drawn, store.branches, tokenizer, prompt, options)
         return heatmaps_of(store, layer_maps(store, chosen), chosen, reading.prompts(store))
@@ -238,7 +238,7 @@ def heatmaps_of(
                 "or its own tokenizer."
             )
     shown = [_with_images(prompt, (store.n_keys or 0) - len(prompt.tokens)) for prompt in prompts]
-    frames = store.keep.frames if isinstance(store, MapStore) else None
+    frames = store.keep.frames if isinstance(store, CapturedMaps) else None
     return [
         finish(maps.detach(), shown[i // each], preset, store.tokens, frames, layers.crop)
         for i, maps in enumerate(aggregate(layers, preset))

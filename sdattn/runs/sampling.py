@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .. import __version__
 from ..errors import SdattnWarning
 from ..files.films import Film
-from ..hooks.capture import capture
-from ..hooks.map_store import MapStore
+from ..files.version import __version__
 from ..hooks.other_text import encode_text
 from ..maps.aggregation import refining
+from ..maps.capture import MapStore, capture
 from ..maps.details import details_of
 from ..maps.from_stores import heatmaps_of
 from ..maps.heatmaps import Heatmaps
