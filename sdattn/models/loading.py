@@ -8,7 +8,7 @@ import torch
 
 from .demos import lent_parts
 from .devices import checked_device, place
-from .families import family_of, registered
+from .families import family_of, listed
 from .family import Family
 from .layers import find_denoiser, what_it_holds
 from .loading_options import LoadingOptions, note_options
@@ -173,10 +173,8 @@ def _known_family(folder: Path, index: Mapping[str, Any]) -> Family | None:
     for name in ("unet", "transformer"):
         match index.get(name):
             case ["diffusers", str(kind)] if cls := getattr(diffusers, kind, None):
-                for base in cls.__mro__:
-                    for family in registered():
-                        if family.lists(base):
-                            return family
+                if family := listed(cls):
+                    return family
                 # Not by its name: build it without weights and look at its parts.
                 model = without_weights(cls, folder / name)
                 asked = f"Asked to capture a {index['_class_name']}"

@@ -4,7 +4,7 @@ A module in this folder that holds a ``FAMILY`` is found by itself.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pkgutil import iter_modules
@@ -34,9 +34,16 @@ UNMAPPED: Mapping[str, str] = {
     "StableDiffusionGLIGENTextImagePipeline": "it runs the model twice a step on both prompts, "
     "with boxes and without, and takes one prompt from either",
 }
+
+
+def _by_denoiser(families: tuple[Family, ...]) -> dict[type | str, Family]:
+    return {kind: family for family in families for kind in family.denoisers}
+
+
 _registered: tuple[Family, ...] = tuple(
     import_module(f".{module.name}", __name__).FAMILY for module in iter_modules(__path__)
 )
+_listed = _by_denoiser(_registered)
 
 
 def registered() -> tuple[Family, ...]:
@@ -50,7 +57,7 @@ def register(family: Family) -> None:
     Raises:
         ValueError: another family has one of its names.
     """
-    global _registered
+    global _registered, _listed
     names = _names(family)
     for other in _registered:
         if common := names & _names(other):
@@ -59,6 +66,7 @@ def register(family: Family) -> None:
                 f"{other.name!r} has. unregister() that one first."
             )
     _registered = (*_registered, family)
+    _listed = _by_denoiser(_registered)
 
 
 def unregister(family: Family) -> None:
@@ -67,10 +75,11 @@ def unregister(family: Family) -> None:
     Raises:
         ValueError: the family is not registered.
     """
-    global _registered
+    global _registered, _listed
     if family not in _registered:
         raise InvalidValueError(f"The family {family.name!r} is not registered.")
     _registered = tuple(other for other in _registered if other is not family)
+    _listed = _by_denoiser(_registered)
 
 
 def _names(family: Family) -> set[str]:
@@ -78,15 +87,17 @@ def _names(family: Family) -> set[str]:
     return {repr(family.name), *denoisers, *family.readers, *family.guidance}
 
 
+def listed(kind: type) -> Family | None:
+    """Return the family that lists a class or its nearest base among its denoisers."""
+    names: Iterator[type | str] = (one for base in kind.__mro__ for one in (base, base.__name__))
+    return next((_listed[name] for name in names if name in _listed), None)
+
+
 def claimed(model: Any) -> Family | None:
-    """The family that lists the class of a model or its nearest base, else the one that recognises
-    it; None if there is neither."""
+    """Return the family that lists a model's class, else the one that recognises the model."""
     model = unwrapped(model)
-    for kind in type(model).__mro__:
-        for family in _registered:
-            if family.lists(kind):
-                return family
-    return next((family for family in _registered if family.recognises(model)), None)
+    recognising = (family for family in _registered if family.recognises(model))
+    return listed(type(model)) or next(recognising, None)
 
 
 def family_of(model: Any, asked: str = "") -> Family:
