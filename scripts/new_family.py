@@ -26,7 +26,7 @@ from sdattn.models.families import PAGE, closest
 from sdattn.models.family import Joined
 from sdattn.models.outline import unclaimed_denoiser
 
-_READ = ("encoder_hidden_states", "hidden_states", "timestep")  # by Family.read_call
+_READ = ("encoder_hidden_states", "hidden_states", "timestep")  # by default, see Family.names
 _WORDS = {"t": "text", "p": "picture", "b": "both at once", "-": "neither", "?": "of a single row"}
 _OPEN = (  # fields that no call of the model shows, and where they are to be read
     ("timestep_unit", "what the pipeline's __call__ divides the timestep by: 1.0 or 1000.0"),
@@ -226,7 +226,7 @@ def _not_known(
         yield "grid: how forward makes the picture's tokens of the latents"
     arguments = trial.given or {}
     if absent := [name for name in _READ if name not in arguments]:
-        yield f"how to read a call without {', '.join(absent)}: override Family.read_call"
+        yield f"names: forward has no {', '.join(absent)}; say which arguments stand for them"
     yield from (f"{name}: {where}" for name, where in _OPEN)
 
 

@@ -11,8 +11,10 @@ with checked options; `demos` knows the two models inside this package.
 :func:`register` adds a family; `image_latents` says how its pipelines take a picture.
 """
 
+from .edits import Edits
 from .families import register, unregister
-from .family import Edits, Family
+from .family import Family
 from .image_latents import ImageLatents
+from .names import Names
 
-__all__ = ["Edits", "Family", "ImageLatents", "register", "unregister"]
+__all__ = ["Edits", "Family", "ImageLatents", "Names", "register", "unregister"]

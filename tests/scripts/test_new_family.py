@@ -203,7 +203,7 @@ def test_a_draft_says_what_it_could_not_find_out():
     assert any("tokens of neither" in line for line in draft_family(auraflow()).not_known)
     said = " ".join(draft_family(dit()).not_known)
     assert "the trial call of a small model ended: RuntimeError" in said
-    assert "without encoder_hidden_states: override Family.read_call" in said
+    assert "names: forward has no encoder_hidden_states" in said
     draft = draft_family(torch.nn.Linear(2, 2))
     assert draft.layers == () and draft.closest is None
     assert "it is not of diffusers" in draft.not_known[0]
