@@ -20,11 +20,11 @@ from typing import Any
 
 from scripts.trial_call import COLS, FRAMES, PICTURES, ROWS, SeenAttention, Trial, trial_call
 from sdattn.files.terminal import shorter
+from sdattn.loading.outline import unclaimed_denoiser
 from sdattn.models.attention_layer import Kind, Place
 from sdattn.models.denoiser_call import holds_processor, unwrapped
 from sdattn.models.families import PAGE, closest
 from sdattn.models.family import Joined
-from sdattn.models.outline import unclaimed_denoiser
 
 _READ = ("encoder_hidden_states", "hidden_states", "timestep")  # by default, see Family.names
 _WORDS = {"t": "text", "p": "picture", "b": "both at once", "-": "neither", "?": "of a single row"}

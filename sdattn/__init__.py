@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .errors import NotFiniteError as NotFiniteError
     from .errors import SdattnError as SdattnError
     from .hooks.passes import CaptureWarning as CaptureWarning
+    from .loading.pipelines import load_pipeline as load_pipeline
     from .maps.capture import MapStore as MapStore
     from .maps.capture import capture as capture
     from .maps.folded import aggregate_attention as aggregate_attention
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from .maps.heatmaps import Heatmaps as Heatmaps
     from .maps.presets import PRESETS as PRESETS
     from .maps.presets import Preset as Preset
-    from .models.loading import load_pipeline as load_pipeline
     from .models.reading import read_prompts as read_prompts
     from .prompts.tokens import Prompt as Prompt
     from .prompts.tokens import TruncationWarning as TruncationWarning
@@ -90,7 +90,7 @@ _PUBLIC = {
     "generate": "runs.generation",
     "heatmaps": "maps.from_stores",
     "knockout": "control.knockouts",
-    "load_pipeline": "models.loading",
+    "load_pipeline": "loading.pipelines",
     "load_run": "runs.folder",
     "models": "",
     "read_prompt": "prompts.tokens",

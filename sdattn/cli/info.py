@@ -24,9 +24,9 @@ def info(
       sdattn info
       sdattn info owner/name --json
     """
-    from ..models.devices import device_of
+    from ..loading.devices import device_of
+    from ..loading.options import options_of
     from ..models.layers import find_denoiser
-    from ..models.loading_options import options_of
     from ..models.shortcomings import shortcomings
     from ..models.sizes import latent_size
 
