@@ -12,6 +12,8 @@ sdattn.heatmaps(store, pipe.tokenizer, "a red circle left of a blue square")
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .files.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from . import attention as attention
     from . import batch as batch
@@ -27,16 +29,16 @@ if TYPE_CHECKING:
     from .errors import CaptureError as CaptureError
     from .errors import NotFiniteError as NotFiniteError
     from .errors import SdattnError as SdattnError
-    from .hooks.capture import capture as capture
-    from .hooks.map_store import MapStore as MapStore
     from .hooks.passes import CaptureWarning as CaptureWarning
+    from .loading.pipelines import load_pipeline as load_pipeline
+    from .maps.capture import MapStore as MapStore
+    from .maps.capture import capture as capture
     from .maps.folded import aggregate_attention as aggregate_attention
     from .maps.from_stores import heatmaps as heatmaps
     from .maps.heatmap import Heatmap as Heatmap
     from .maps.heatmaps import Heatmaps as Heatmaps
     from .maps.presets import PRESETS as PRESETS
     from .maps.presets import Preset as Preset
-    from .models.loading import load_pipeline as load_pipeline
     from .models.reading import read_prompts as read_prompts
     from .prompts.tokens import Prompt as Prompt
     from .prompts.tokens import TruncationWarning as TruncationWarning
@@ -53,8 +55,6 @@ if TYPE_CHECKING:
 
     edit = _CalledModule
 
-__version__ = "0.2.0"
-
 # Where each public name is; "" is a module of this package. Loaded when it is first used, so that
 # the import is light and the command line starts before torch does.
 _PUBLIC = {
@@ -67,7 +67,7 @@ _PUBLIC = {
     "Heatmaps": "maps.heatmaps",
     "ImageRun": "runs.imagerun",
     "Knockout": "control.knockouts",
-    "MapStore": "hooks.map_store",
+    "MapStore": "maps.capture",
     "NotFiniteError": "errors",
     "Preset": "maps.presets",
     "Prompt": "prompts.tokens",
@@ -81,7 +81,7 @@ _PUBLIC = {
     "aggregate_attention": "maps.folded",
     "attention": "",
     "batch": "",
-    "capture": "hooks.capture",
+    "capture": "maps.capture",
     "diff": "runs.diff",
     "edit": "",
     "errors": "",
@@ -90,7 +90,7 @@ _PUBLIC = {
     "generate": "runs.generation",
     "heatmaps": "maps.from_stores",
     "knockout": "control.knockouts",
-    "load_pipeline": "models.loading",
+    "load_pipeline": "loading.pipelines",
     "load_run": "runs.folder",
     "models": "",
     "read_prompt": "prompts.tokens",

@@ -15,12 +15,14 @@ import sdattn
 PACKAGE = Path(sdattn.__file__).parent
 TESTS = Path(__file__).parent
 ROOMS = (  # top to bottom; docs/contributing/index.md shows the same list
+    "sdattn",  # the package root, which nothing below imports
     "cli",
     "app",
     "batch",
     "edit",
     "figures",
     "runs",
+    "loading",
     "control",
     "maps",
     "inversion",
@@ -35,7 +37,7 @@ PARTS = {"batch": ("engines", "input", "storage")}  # of a room, in the same way
 MODULES = {  # "cli" is cli/__init__.py, "cli.show" is cli/show.py
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in [*PACKAGE.glob("[!_]*.py"), *PACKAGE.glob("*/**/*.py")]
-}
+} | {"sdattn": PACKAGE / "__init__.py"}
 HEAVY = {"diffusers", "transformers", "matplotlib", "accelerate"}
 
 
@@ -54,7 +56,7 @@ def imports(module, top_level_only=False):
             folders = parts[: len(parts) - node.level]
             base = ".".join([*folders, *filter(None, [node.module])])
             names = [f"{base}.{alias.name}".lstrip(".") for alias in node.names]
-            yield from (name if name in MODULES else base for name in names)
+            yield from (name if name in MODULES else base or "sdattn" for name in names)
         elif isinstance(node, ast.ImportFrom):
             yield node.module.split(".")[0]
         elif isinstance(node, ast.Import):
@@ -77,6 +79,23 @@ def test_a_room_uses_only_the_rooms_below_it(module):
     assert {name for name in used if ROOMS.index(name) < ROOMS.index(room(module))} == set()
 
 
+def test_what_imports_the_package_root_is_seen(tmp_path, monkeypatch):
+    for number, line in enumerate(
+        (
+            "import sdattn",
+            "from sdattn import capture",
+            "from .. import __version__",
+            "import sdattn.x",
+        )
+    ):
+        path = tmp_path / "hooks" / f"module{number}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"def late():\n    {line}\n", encoding="utf-8")
+        monkeypatch.setitem(MODULES, "hooks.late", path)
+        monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+        assert list(imports("hooks.late")) == ["sdattn"]
+
+
 @pytest.mark.parametrize("module", [name for name in MODULES if room(name) in PARTS])
 def test_a_part_of_a_room_uses_only_the_parts_below_it(module):
     parts = PARTS[room(module)]
@@ -96,7 +115,7 @@ def test_no_modules_import_each_other_in_a_circle():
 
 def test_the_top_of_the_package_is_small():
     entries = [one for one in PACKAGE.iterdir() if one.name != "__pycache__"]
-    assert len(entries) <= 18
+    assert len(entries) <= 19
 
 
 @pytest.mark.parametrize("module", MODULES)

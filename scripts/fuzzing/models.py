@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 import sdattn
+from sdattn.loading.outline import outline
 from sdattn.models.demos import DEMO
 from sdattn.models.finite import NotFiniteError
-from sdattn.models.outline import outline
 
 from . import PROMPTS, World, kind
 

@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sdattn.models.quiet import no_cast_notices
+from sdattn.loading.quiet import no_cast_notices
 
 from ..moving import FRAMES, MovingScene, goes_right, random_film
 from ..scene_checker import find_objects

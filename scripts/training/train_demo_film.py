@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from diffusers import AnimateDiffPipeline
 
-from sdattn.models.demos import DEMO, LENT, RECORD
+from sdattn.loading.lent import LENT
+from sdattn.models.demos import DEMO, RECORD
 
 from ..scenes.shapes import WORDS
 from .fit import rank, say

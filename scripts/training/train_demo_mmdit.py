@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from diffusers import StableDiffusion3Pipeline
 
-from sdattn.models.demos import LENT
+from sdattn.loading.lent import LENT
 
 from .data import all_scenes
 from .fit import rank

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
-from .. import __version__
 from ..errors import InvalidValueError, Message
 from ..files.records import plain
 from ..files.terminal import shorter
+from ..files.version import __version__
 from ..maps.presets import preset_of
 from ..runs.info import FORMAT as RUN_FORMAT
 from .engines.worker import Loaded

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from ..errors import AccessError, InvalidValueError, Message
 from ..files.terminal import visible
-from ..models.outline import outline
+from ..loading.outline import outline
 from .claims import Claim, describe_input, settings_of
 from .engines.engine import Engine
 from .engines.local_engine import LocalEngine

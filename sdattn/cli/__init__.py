@@ -91,7 +91,7 @@ def version_option(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        from .. import __version__
+        from ..files.version import __version__
 
         print(__version__)
         raise typer.Exit

@@ -153,8 +153,8 @@ def batch(
     if prompts is None or out is None:
         raise typer.BadParameter("Pass a file of prompts and --out RUN.")
     from ..batch.input.request import Request
+    from ..loading.options import LoadingOptions
     from ..maps.presets import preset_of
-    from ..models.loading_options import LoadingOptions
 
     request = Request(
         source=prompts,
@@ -188,7 +188,7 @@ def batch(
 def _run(output: Output, request: Any) -> None:
     from ..batch.run import run_batch
     from ..files.addresses import path_of
-    from ..models.quiet import quiet_libraries
+    from ..loading.quiet import quiet_libraries
 
     quiet_libraries(prompts=True)
     try:

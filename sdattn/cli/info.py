@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import InvalidTypeError, SdattnError
+from ..errors import SdattnError
 from .options import Device, Dtype, Loading, load
 from .output import Output
 
@@ -18,24 +18,19 @@ def info(
     loading: Loading = None,
 ) -> None:
     """List a model's attention layers, how much memory capture would hold, and what of sdattn
-    does not apply to the model. Of a model that sdattn does not know, print a draft of the record
-    that it needs, and why the model is refused.
+    does not apply to the model.
 
     Examples:
       sdattn info
       sdattn info owner/name --json
     """
-    from ..models.devices import device_of
+    from ..loading.devices import device_of
+    from ..loading.options import options_of
     from ..models.layers import find_denoiser
-    from ..models.loading_options import options_of
     from ..models.shortcomings import shortcomings
     from ..models.sizes import latent_size
 
-    try:
-        pipe = load(model, device, dtype, loading, output)
-    except InvalidTypeError:
-        _print_draft(output, model, loading)
-        raise
+    pipe = load(model, device, dtype, loading, output)
     found, latent = find_denoiser(pipe).layers, latent_size(pipe)
     columns, lacks = _columns(pipe), shortcomings(pipe)
     held = _held(found, latent, columns or 1)
@@ -62,20 +57,6 @@ def info(
         {"layers": _as_json(found, latent), "tokenizers": parts, "token_columns": columns}
     )
     output.answer({"bytes_held": held, "shortcomings": lacks})
-
-
-def _print_draft(output: Output, model: str, loading: Loading) -> None:
-    """What a family for a model would be, if it is one of none."""
-    from ..models.loading_options import LoadingOptions
-    from ..models.outline import unclaimed_denoiser
-
-    denoiser = unclaimed_denoiser(model, LoadingOptions(**(loading or {})))
-    if denoiser is not None:
-        from ..hooks.draft import draft_family
-
-        draft = draft_family(denoiser)
-        output.answer({"model": model, "draft": draft.to_json()})
-        output.print_text(draft.text)
 
 
 def _print_layers(output: Output, found: list[Any], latent: tuple[int, int]) -> None:

@@ -61,7 +61,7 @@ _OPTIONS = [
 
 def with_loading_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose argument ``loading``, a dictionary with the arguments of
-    :class:`sdattn.models.loading_options.LoadingOptions` that were given, is made of options."""
+    :class:`sdattn.loading.options.LoadingOptions` that were given, is made of options."""
     signature = inspect.signature(command)
     own = [*signature.parameters.values()]
     place = next((i for i, one in enumerate(own) if one.name == "loading"), None)

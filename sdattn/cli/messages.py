@@ -100,7 +100,7 @@ def _with_value(flag: str, *value: Any, between: str) -> str:
 
 
 def _versions() -> str:
-    from .. import __version__
+    from ..files.version import __version__
 
     found = [f"sdattn {__version__}", f"Python {sys.version.split()[0]} on {sys.platform}"]
     for name in _PACKAGES:

@@ -175,10 +175,10 @@ def load(
 ) -> Any:
     """The pipeline that --model, --device, --dtype and the options of loading name; what it is goes
     to stderr."""
-    from ..models.devices import device_of
-    from ..models.loading import load_pipeline
-    from ..models.loading_options import options_of
-    from ..models.quiet import quiet_libraries
+    from ..loading.devices import device_of
+    from ..loading.options import options_of
+    from ..loading.pipelines import load_pipeline
+    from ..loading.quiet import quiet_libraries
 
     torch_dtype = dtype_of(dtype)
     quiet_libraries()

@@ -19,7 +19,6 @@ How a layer can be seen, each as an `Attended` of its own (`attended`), which `o
 7. A compiled UNet: one operation a layer inside its graph (`recorders`).
 
 To ask what the picture would attend to in another text: `other_text`, and for joint attention
-`text_stream`. What a run was drawn from: `drawn`. What the attention of a model of no known family
-gets, in one small call: `trial_call`, and the record `draft`ed from it. To support a processor of
-another kind, begin in `observers`.
+`text_stream`. What a run was drawn from: `drawn`. To support a processor of another kind, begin in
+`observers`.
 """

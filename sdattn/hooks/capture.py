@@ -1,13 +1,13 @@
-"""`capture()`: install the observing processors, watch the model run, put everything back."""
+"""`watch_model()`: install the observing processors, watch the model run, put everything back."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,7 +16,6 @@ from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidValueError
 from ..models.denoiser_call import is_compiled
 from ..models.layers import (
-    TEXT_KINDS,
     AttentionLayer,
     LayerSelection,
     find_denoiser,
@@ -29,8 +28,8 @@ from .gramcol import check_frames
 from .installer import Installation
 from .joint import JointLook
 from .joint_checks import check_backends, check_ways
-from .keep import Heads, Keep, Selection, Space, Steps
-from .map_store import MapStore
+from .keep import Keep
+from .map_store import CapturedMaps
 from .other_text import OtherTextLook, asked_layers
 from .pass_hooks import PassHooks
 from .pass_reader import Guidance, PassReader
@@ -43,98 +42,32 @@ from .text_stream import TextStream
 if TYPE_CHECKING:
     from .observers import Look, ObservingProcessor
 
+Store = TypeVar("Store", bound=CapturedMaps)
+
 
 @contextmanager
-def capture(
+def watch_model(
     target: Any,
+    store_class: Callable[[Sequence[AttentionLayer], Keep], Store],
+    keep: Keep,
     *,
-    layers: LayerSelection = None,
-    kinds: Sequence[str] = TEXT_KINDS,
-    branch: str = "conditional",
-    guidance: Guidance | None = "auto",
-    steps: Selection | Steps = "mean",
-    heads: Selection | Heads = "mean",
-    tokens: Sequence[int] | None = None,
-    among: Sequence[Sequence[int]] | None = None,
-    text_states: torch.Tensor | None = None,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype = torch.float32,
-    grad: bool = False,
-    latent_size: tuple[int, int] | None = None,
-    refine: Literal["self"] | None = None,
-    space: Space = "attention",
-    frames: Sequence[int] | None = None,
-) -> Iterator[MapStore]:
-    """Watch the attention of a model while it runs; its output stays what it was, bit for bit.
-
-        with sdattn.capture(pipe) as store:
-            image = pipe("a red circle left of a blue square").images[0]
-        store.maps["mid_block.attentions.0.transformer_blocks.0.attn2"]  # [1, rows, cols, tokens]
-
-    Each layer's own processor goes on making the output. On leaving, by any way, every layer holds
-    the very processor it held before. One ``with`` holds one run; captures may be nested. A UNet
-    that is compiled stays so where means over heads are kept; else it runs eagerly inside, with a
-    warning.
+    layers: LayerSelection,
+    kinds: Sequence[str],
+    branch: str,
+    guidance: Guidance | None,
+    text_states: torch.Tensor | None,
+    latent_size: tuple[int, int] | None,
+) -> Iterator[Store]:
+    """Watch a model while it runs and yield the store, see :func:`sdattn.capture`.
 
     Args:
-        target: a pipeline, or its UNet or transformer. On a bare model no guidance is known, so
-            every batch row counts as an image of its own. Also any model of yours whose attention
-            is all :class:`sdattn.attention.MultiHeadAttention`. Calls of a pipeline's model that
-            are no passes of its run (a callback's, a reference pass's, another pipeline's) run
-            untouched, are not counted, and are named in a warning.
-        layers: names, places, resolutions or a predicate, see
-            :func:`sdattn.models.layers.select_layers`.
-        kinds: of ``"cross"``, ``"joint"`` and ``"self"``; by default those that see the text. Of
-            joint attention (SD3, FLUX, Qwen-Image) the text's columns are kept, which sum to less
-            than 1: the rest goes to the picture. Self-attention keeps a column for every cell.
-        branch: ``"conditional"`` (the prompt), ``"unconditional"`` (the negative prompt), or
-            ``"both"``: first the unconditional images, then the conditional ones. Pipelines that
-            run the two in turn (FLUX, Qwen-Image) show one of them to one capture; nest two.
-        guidance: where the unconditional rows of a batch are. ``"auto"``: the pipeline says it,
-            inside its own call; around a loop of your own say it yourself: ``"batch"``, in the
-            first half; ``"passes"``, in the first of two calls; None, nowhere.
-        steps: ``"mean"`` over the calls of the model (a second-order scheduler calls twice a step);
-            the mean over a part of the schedule, ``(0.5, 1.0)`` for its second half; ``"last"``,
-            the last call alone; ``"all"``, or a list of the calls to keep one by one.
-        heads: ``"mean"``, ``"all"``, or the indices of the heads to keep one by one.
-        tokens: key columns to keep, None for all. The softmax is over all keys either way.
-        among: for each image (or once for all) the key columns that the softmax, or the z-score of
-            ``space``, is taken over, in place of all of them. Not of self-attention.
-        text_states: ``[1 or images, T, width]``, of another text than the prompt (or the same): the
-            maps show what the picture would attend to in it. Of UNets' cross-attention, see
-            :class:`sdattn.hooks.other_text.OtherTextLook`, and of the joint attention of SD3 and
-            FLUX, each of whose blocks then runs twice, see :mod:`sdattn.hooks.text_stream`.
-        device: where the maps are held, by default where they are computed.
-        dtype: of the maps; running sums are float32 at least.
-        grad: keep the graph, so that a loss on the maps reaches the latents.
-        latent_size: of a model of yours, the (rows, cols) of its queries; without it they are a
-            sequence, a single row. Models of diffusers know it, but for those on torch's meta
-            device whose grid is in the values of ids (FLUX).
-        refine: of joint attention, ``"self"``: maps are spread twice along the picture's own
-            self-attention while the model runs, see :mod:`sdattn.hooks.refined`. A UNet's maps are
-            spread afterwards: capture ``kinds=("cross", "self")``.
-        space: of joint attention, ``"output"``: not what a cell pays to a token but how alike what
-            they both get is, the product of their outputs before the output projection, a feature's
-            mean, of any sign, see :mod:`sdattn.hooks.output_space`. ``"gramcol"``: how like a cell
-            is to the cell of its frame that a token is looked for by, as z-scores over the columns
-            of ``among``, of any sign; ``"imap"``: the same of the five heads of each layer that
-            tell a film's frames apart best, see :mod:`sdattn.hooks.gramcol`.
-        frames: of a film, those of its latent to keep, counted from 0; None for all. A latent frame
-            may stand for several of the film, see :meth:`sdattn.Heatmap.of_frames`.
-
-    Yields:
-        MapStore: see there for ``maps``; with the defaults its size does not grow with the steps.
-
-    Raises:
-        TypeError: ``target`` is no model that sdattn knows.
-        ValueError: an option that fits nothing; the message lists what there is.
-        CaptureError: on leaving, nothing was captured; while running, the batch or the size
-            changed, or a second run began.
-        RuntimeError: what a layer attends to cannot be seen, or is not what made its output.
+        target: a pipeline or its model.
+        store_class: what is yielded and filled.
+        keep: what the store keeps of steps, heads, columns and frames.
+        layers, kinds, branch, guidance, text_states, latent_size: those of :func:`sdattn.capture`.
     """
     # All that cannot be is refused here, before anything is put into the model.
     denoiser = find_denoiser(target)
-    keep = Keep.of(steps, heads, tokens, among, device, dtype, grad, refine, space, frames)
     if keep.steps.part is not None and denoiser.pipeline is None:
         raise InvalidValueError(
             f"steps={keep.steps.given}: how many steps a run has is not known of a model without "
@@ -145,9 +78,9 @@ def capture(
         found = list(filter(asked_layers(denoiser, text_states, kinds), every))
     chosen = select_layers(found, layers, kinds)
     check_backends(chosen)
-    check_ways(denoiser, chosen, refine, space)
-    store = MapStore(chosen, keep)
-    reader = PassReader(denoiser, branch, guidance, latent_size, grad, keep.frames)
+    check_ways(denoiser, chosen, "self" if keep.refine else None, keep.space)
+    store = store_class(chosen, keep)
+    reader = PassReader(denoiser, branch, guidance, latent_size, keep.grad, keep.frames)
     other = denoiser.stands_in
     twins = [] if other is None else denoiser.family.find_layers(unwrapped(other))
     # a user may replace any of them
@@ -158,9 +91,9 @@ def capture(
         warns = RunWarnings(denoiser, branch)
         watch = _Watch(reader, installed, store, (layers, kinds), asked, prompts, warns)
         if asked is not None and any(layer.kind == "joint" for layer in found):
-            watch.stream = TextStream(denoiser, asked, grad)
+            watch.stream = TextStream(denoiser, asked, keep.grad)
             watch.stream.follow(installed, found)
-        watch.spreading = Spreading() if refine else None
+        watch.spreading = Spreading() if keep.refine else None
         with closing(watch):
             watch.begin(denoiser.model, store.layers)
             if other is not None:
@@ -185,7 +118,7 @@ class _Watch:
 
     passes: PassReader
     installed: Installation
-    store: MapStore
+    store: CapturedMaps
     selection: tuple[LayerSelection, Sequence[str]]
     text_states: DeviceCopies | None
     prompts: PromptWatch | None  # None where the maps are of another text

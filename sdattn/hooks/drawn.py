@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -23,9 +23,6 @@ from ..models.layers import Denoiser
 from ..models.running_call import running_call, running_variables
 from ..prompts.tokens import Prompt
 from .installer import Installation
-
-if TYPE_CHECKING:
-    import sdattn
 
 _NAMES: dict[Branch, str] = {"conditional": "prompt", "unconditional": "negative prompt"}
 
@@ -232,24 +229,3 @@ def _text_of_each_row(text: Any, ids: Sequence[Tensor]) -> tuple[str, ...] | Non
     if not isinstance(texts, (list, tuple)) or not all(isinstance(one, str) for one in texts):
         return None
     return tuple(texts) if len(texts) == min(rows) else None
-
-
-class HasHeatmaps:
-    """A store whose maps can be asked for as heatmaps, and that may know what was drawn, and in
-    which part of the image."""
-
-    drawn: DrawnPrompts | None = None
-    crop: Crop | None = None
-
-    def heatmaps(
-        self, tokenizer: Any = None, prompt: Any = None, **options: Any
-    ) -> list[sdattn.Heatmaps]:
-        """The heatmaps of each image: :func:`sdattn.heatmaps` of this store, which see.
-
-        with sdattn.capture(pipe) as store:
-            pipe("a red circle left of a blue square")
-        store.heatmaps()[0]["circle"]
-        """
-        import sdattn  # the rooms above this one, by their public name
-
-        return sdattn.heatmaps(self, tokenizer, prompt, **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`MapStore`, which `capture()` fills: one running mean a layer, or every head and step."""
+"""`CapturedMaps`, which a capture fills: one running mean a layer, or every head and step."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.guidance import Branch
 from ..models.layers import AttentionLayer
-from .drawn import HasHeatmaps
+from .drawn import DrawnPrompts
 from .keep import MUCH, Keep, Selection
 from .passes import CaptureError, CaptureWarning, Pass
 from .running_sums import MapsByLayer, RunningSum
@@ -26,38 +27,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class MapStore(HasHeatmaps):
-    """The maps that :func:`sdattn.capture` collects.
+class CapturedMaps:
+    """The maps that a capture collects; :class:`sdattn.MapStore` describes what it holds."""
 
-    Attributes:
-        layers: the attention layers that are watched.
-        sums: what is held of each, by its name.
-        passes: one :class:`Pass` for each call of the model for these images, in order, whether its
-            maps are kept or not.
-        texts: which text each pass was drawn from.
-        stopped: where the run was stopped, ``pipe._interrupt = True``; None if it was not.
-        has_no_guidance: guidance was on and acted in no step of the run (Z-Image's truncation), so
-            the negative prompt has no images, which a warning says.
-        checks_itself: the capture checks it at its end and warns of a stop; else its caller does.
-        keep: what is kept of steps, heads and columns.
-        steps, heads: the same of these two, as they were asked for.
-        skipped: calls of the model that are not: those of the other branch, where a pipeline runs
-            the two in turn, and those of skip-layer guidance.
-        tokens: the key columns that are kept, or None for all.
-        crop: the part of the image that the run draws (``padding_mask_crop``), which the maps are
-            of; None for all of it.
-        drawn: the prompts of the run; None where they are not known: of a bare model, of text
-            states passed in their place, before the model runs.
-        expected_nbytes: bytes that will be held at the end of the run, at most; None before it. Of
-            a model without its pipeline, whose number of calls is not known, after one call.
-        maps: a mapping, layer name to ``[images, (steps,) (heads,) (frames,) rows, cols, tokens]``.
-            The frames axis is there with models of films. The steps axis is there with
-            ``steps="all"`` or a list, the heads axis likewise. Values are probabilities
-            in [0, 1]; in the default dtype float32 and with all tokens kept those of cross- and
-            self-attention sum to 1 over the last axis (text columns and those of each image prompt
-            by themselves), those of joint attention to less: the rest goes to the picture. A layer
-            that has not run yet is not in it.
-    """
+    drawn: DrawnPrompts | None = None
+    crop: Crop | None = None
 
     def __init__(self, layers: Sequence[AttentionLayer], keep: Keep):
         self.layers, self.keep = list(layers), keep

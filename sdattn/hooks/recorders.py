@@ -24,7 +24,7 @@ from ..models.layers import AttentionLayer, is_unet
 from .attended import Attended, Columns, Rows, addend, chosen_columns, chosen_rows
 from .installer import Installation
 from .keep import Keep
-from .map_store import MapStore
+from .map_store import CapturedMaps
 from .passes import CaptureError, Pass
 from .replaced import TORCHS, no_softmax, replacement
 from .running_sums import called_twice
@@ -155,7 +155,7 @@ class Recorders:
                 sums.zero_()
             recorder.rows = index_on(device, found.rows)
 
-    def end(self, store: MapStore) -> None:
+    def end(self, store: CapturedMaps) -> None:
         """Behind a pass: hand what was recorded to the store; refuse a layer that ran twice."""
         held = list(self._held(store.layers))
         # How often a layer ran can be seen of its sums alone: a row of each head adds 1 a call. It

@@ -266,14 +266,15 @@ class MapsByLayer(Mapping[str, Tensor]):
         self._sums = sums
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self:
+        if name not in self:  # which asks that layer alone
             raise NotFoundError(
                 f"No map of a layer {name!r}. The store has: {', '.join(self) or 'none yet'}."
             )
         return self._sums[name].map()
 
     def __contains__(self, name: object) -> bool:
-        return name in list(self)  # without making the map
+        held = self._sums.get(name) if isinstance(name, str) else None
+        return held is not None and bool(held.calls)
 
     def __iter__(self) -> Iterator[str]:
         return (name for name, held in self._sums.items() if held.calls)

@@ -233,7 +233,7 @@ def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
         # A step up takes the model's output at its own end, which is not known yet: guess it, step,
         # and take where that leads as the next guess.
         given = arguments(model, args, kwargs)
-        latents = guess = given[family.latents_argument]
+        latents = guess = given[family.names.latents]
         for _ in range(refinements):
             args, kwargs = family.with_latents(args, kwargs, guess)
             output = model.forward(*args, **kwargs)[0]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..hooks.map_store import MapStore
+from ..hooks.map_store import CapturedMaps
 from ..models.layers import TEXT_KINDS
 from .heatmaps import Heatmaps
 from .layermaps import LayerMap, LayerMaps, over_steps
@@ -39,7 +39,7 @@ class Details:
         return replace(self, steps=steps, heads=heads)
 
 
-def details_of(store: MapStore, number: int, heatmaps: Heatmaps) -> Details:
+def details_of(store: CapturedMaps, number: int, heatmaps: Heatmaps) -> Details:
     """What a store kept of single steps and heads of one of its images.
 
     A layer that ran in fewer steps than the model is left out of the steps.

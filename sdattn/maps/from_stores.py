@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import InvalidTypeError, InvalidValueError
 from ..hooks.drawn import DrawnPrompts
-from ..hooks.map_store import MapStore
+from ..hooks.map_store import CapturedMaps
 from ..models.call_facts import EACH
 from ..models.crops import Crop
 from ..models.guidance import Branch
@@ -26,11 +26,11 @@ from .laying import cut
 from .masks import smooth
 from .presets import Preset, preset_of
 
-Source = MapStore | FoldedMaps
+Source = CapturedMaps | FoldedMaps
 
 
 def heatmaps(
-    store: MapStore | Folded,
+    store: CapturedMaps | Folded,
     tokenizer: Any = None,
     prompt: str | Mapping[str, Sequence[int]] | Prompt | Sequence[Any] | None = None,
     *,
@@ -90,15 +90,15 @@ def heatmaps(
             prompt than was drawn, or none where that is not known.
     """
     # What was refined while the model ran stays so.
-    is_refined = isinstance(store, MapStore) and store.keep.refine
+    is_refined = isinstance(store, CapturedMaps) and store.keep.refine
     way = ("self", "joint") if is_refined else (refine,)
     chosen = preset_of(preset, *way)
     # Two kinds of stores: maps by layer, averaged as the preset asks, or heads folded into the
     # rows.
     drawn: DrawnPrompts | None = None
-    if isinstance(store, MapStore) and store.has_no_guidance and not store.passes:
+    if isinstance(store, CapturedMaps) and store.has_no_guidance and not store.passes:
         return []
-    if isinstance(store, MapStore):
+    if isinstance(store, CapturedMaps):
         _refuse_for_captured(latent_size=latent_size, steps=steps)
         drawn = drawn_in(store, read_passes(store, chosen), prompt)
         reading = _Reading.of(drawn, store.branches, tokenizer, prompt, options)
@@ -113,7 +113,7 @@ def heatmaps(
 
 
 def drawn_in(
-    store: MapStore | StepStore, passes: Sequence[int], prompt: Any
+    store: CapturedMaps | StepStore, passes: Sequence[int], prompt: Any
 ) -> DrawnPrompts | None:
     """Return what some passes of a store's run were drawn from, as far as it is known.
 
@@ -270,7 +270,7 @@ def heatmaps_of(
                 "or its own tokenizer."
             )
     shown = [_with_images(prompt, (store.n_keys or 0) - len(prompt.tokens)) for prompt in prompts]
-    frames = store.keep.frames if isinstance(store, MapStore) else None
+    frames = store.keep.frames if isinstance(store, CapturedMaps) else None
     return [
         finish(maps.detach(), shown[i // each], preset, store.tokens, frames, layers.crop)
         for i, maps in enumerate(aggregate(layers, preset))

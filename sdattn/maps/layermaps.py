@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Message
-from ..hooks.map_store import MapStore
+from ..hooks.map_store import CapturedMaps
 from ..hooks.passes import CaptureError
 from ..models.crops import Crop
 from ..models.denoiser_call import Size
@@ -117,7 +117,7 @@ def halved(maps: Tensor) -> Tensor:
 
 
 def layer_maps(
-    store: MapStore, preset: Preset, self_attention: MapStore | None = None
+    store: CapturedMaps, preset: Preset, self_attention: CapturedMaps | None = None
 ) -> LayerMaps:
     """The maps of a store's layers, averaged over heads and steps as far as the preset does that.
 
@@ -153,7 +153,7 @@ def layer_maps(
     return LayerMaps(found, columns, passes, *affinity, store.crop)
 
 
-def _check_kept(store: MapStore, preset: Preset) -> None:
+def _check_kept(store: CapturedMaps, preset: Preset) -> None:
     missing = []
     if preset.each_head and not store.keep.heads.every:
         missing.append('heads="all"')
@@ -181,7 +181,7 @@ def _check_kept(store: MapStore, preset: Preset) -> None:
         raise CaptureError(Message(text, *about, preset=preset.name))
 
 
-def _of_layer(store: MapStore, layer: AttentionLayer, preset: Preset) -> LayerMap:
+def _of_layer(store: CapturedMaps, layer: AttentionLayer, preset: Preset) -> LayerMap:
     maps = over_steps(store, layer.name, store.maps[layer.name], preset)
     heads = store.keep.heads
     if heads.each and not preset.each_head:
@@ -190,7 +190,7 @@ def _of_layer(store: MapStore, layer: AttentionLayer, preset: Preset) -> LayerMa
     return LayerMap(layer.place, layer.level, used, maps.float().cpu(), is_film)
 
 
-def read_steps(store: MapStore, preset: Preset) -> list[int]:
+def read_steps(store: CapturedMaps, preset: Preset) -> list[int]:
     """The places on the steps axis, or the passes in its place, that the preset's maps are of."""
     kept = [i for i in range(len(store.passes)) if store.keeps(i)]
     if store.keep.steps.last or preset.steps == "last":
@@ -203,14 +203,14 @@ def read_steps(store: MapStore, preset: Preset) -> list[int]:
     return read or list(range(len(kept)))
 
 
-def read_passes(store: MapStore, preset: Preset) -> list[int]:
+def read_passes(store: CapturedMaps, preset: Preset) -> list[int]:
     """Return the passes of the run, counted from 0, that the preset's maps are of."""
     kept = [i for i in range(len(store.passes)) if store.keeps(i)]
     read = read_steps(store, preset) if store.keep.steps.each or store.keep.steps.last else None
     return kept if read is None else [kept[i] for i in read]
 
 
-def over_steps(store: MapStore, name: str, maps: Tensor, preset: Preset) -> Tensor:
+def over_steps(store: CapturedMaps, name: str, maps: Tensor, preset: Preset) -> Tensor:
     """A layer's maps ``[images, steps, ...]`` without their steps; where there are none as they
     are.
 
@@ -231,7 +231,7 @@ def over_steps(store: MapStore, name: str, maps: Tensor, preset: Preset) -> Tens
     return maps[:, held].mean(1)
 
 
-def _affinity(store: MapStore, preset: Preset) -> tuple[Tensor, Size]:
+def _affinity(store: CapturedMaps, preset: Preset) -> tuple[Tensor, Size]:
     """The mean of the finest self-attention layers that the store holds, and their grid."""
     held = [layer for layer in store.layers if layer.kind == "self" and layer.name in store.maps]
     if not held:

@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .model_index import without_weights
-
 HOME = Path(__file__).parent
 DEMO = HOME / "demo"
 DEMO_LORA = HOME / "demo-lora" / "gold.safetensors"
@@ -22,11 +20,6 @@ LORAS = {"demo-lora": DEMO_LORA}  # of the first demo
 TAUGHT = {"demo-lora": "gold"}  # the words that they teach
 DEMOS = {"demo": DEMO, **{name: HOME / name for name in ("demo-mmdit", "demo-film")}}
 RECORD = "demo.json"
-# Parts of other demos, and the parts of the first whose weights they have.
-LENT = {
-    "demo-mmdit": {"vae": "vae", "text_encoder": "text_encoder", "text_encoder_2": "text_encoder"},
-    "demo-film": {"vae": "vae", "text_encoder": "text_encoder", "unet": "unet"},
-}
 
 
 @dataclass(frozen=True)
@@ -78,11 +71,11 @@ def demo_named(name: str) -> Demo | None:
 
 def demo_of(pipe: Any) -> Demo | None:
     """The demo model inside this package that a pipeline is; None for any other."""
-    name = _name_of(Path(str(getattr(pipe, "name_or_path", ""))))
+    name = folder_name(Path(str(getattr(pipe, "name_or_path", ""))))
     return demo_named(name) if name else None
 
 
-def _name_of(folder: Path) -> str | None:
+def folder_name(folder: Path) -> str | None:
     """The name of the demo model that a folder is; None for any other."""
     return next((name for name, place in DEMOS.items() if place == folder), None)
 
@@ -99,26 +92,3 @@ def model_name(pipe: Any) -> str:
     names = ("name_or_path", "_pretrained_model_name_or_path")  # the other of modular pipelines
     held = next((name for name in names if getattr(pipe, name, None)), names[0])
     return demo.name if demo else str(getattr(pipe, held, ""))
-
-
-def lent_parts(folder: Path, index: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
-    """The parts of a demo model whose weights the first demo has, on the CPU; none of any other
-    folder. Its own files have what the first demo lacks: configurations, and the projections
-    of the MM-DiT's text encoders."""
-    import diffusers
-    import torch
-    import transformers
-    from safetensors.torch import load_file
-
-    found, libraries = {}, {"diffusers": diffusers, "transformers": transformers}
-    for part, source in LENT.get(_name_of(folder) or "", {}).items():
-        library, kind = index[part]
-        model: Any = without_weights(getattr(libraries[library], kind), folder / part, "cpu")
-        files = [*(DEMO / source).glob("*.safetensors"), *(folder / part).glob("*.safetensors")]
-        weights = {name: one for file in files for name, one in load_file(file).items()}
-        names = {name: name for name in model.state_dict()}
-        # a text encoder's in the files; transformers 5 has some without
-        names |= {name: before for name in names if (before := f"text_model.{name}") in weights}
-        model.load_state_dict({name: weights[saved] for name, saved in names.items()})
-        found[part] = torch.nn.Module.to(model.eval(), dtype)  # diffusers' own warns
-    return found

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
+from torch import Tensor
+
 from ..attention.joint_processor import Spans
 from ..errors import InvalidTypeError, InvalidValueError
 from .attention_layer import AttentionLayer, Kind, Place
@@ -31,8 +33,10 @@ from .denoiser_call import (
     holds_processor,
     unwrapped,
 )
+from .edits import Edits
 from .encoders import Reader
 from .image_latents import ImageLatents
+from .names import Names
 
 Joined = Literal["text first", "picture first"]
 Half = Literal["float16", "bfloat16"]
@@ -68,33 +72,6 @@ NEGATIVE_FIRST = Guidance(("unconditional", "conditional"))
 NEGATIVE_FIRST_IN_CALL = Guidance(("unconditional", "conditional"), known_by="variable")
 IN_TURN = Guidance(("conditional",), known_by="calls")
 GUIDED = Guidance(("conditional",), known_by="guider")
-
-
-Part = tuple[float, float]  # of a run or of the depth of a model, in [0, 1]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Edits:
-    """How prompt-to-prompt edits pictures of a family: what has been measured of it.
-
-    Attributes:
-        pipelines: names of the classes whose pictures are edited.
-        depth: the part of the layers, in the order in which they run, that takes the source's
-            attention: 0 is before the first of them, 1 behind the last.
-        cross, self_: during which part of the run it takes the source's attention to the text, and
-            that of the picture to itself, where nothing else is asked for.
-    """
-
-    pipelines: tuple[str, ...]
-    depth: Part = (0.0, 1.0)
-    cross: float = 0.8
-    self_: float = 0.4
-
-    def layers(self, found: Sequence[AttentionLayer]) -> list[str]:
-        """The names of those of a model's layers whose middle lies in :attr:`depth`."""
-        first, last = self.depth
-        middles = [(i + 0.5) / len(found) for i in range(len(found))]
-        return [la.name for la, at in zip(found, middles, strict=True) if first <= at <= last]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +118,7 @@ class Family:
             where that is left out. A negative prompt's has ``negative_`` before it.
         text_options: the arguments beside it that decide what the text encoders get, as readers
             ask for them.
-        latents_argument: the argument of the model's call that holds the latents.
+        names: names that the model's forward has for its inputs.
         text_stream: of joint attention, how text states as the model gets them enter the stream
             beside the picture; None where the blocks have no stream of their own for the text.
         preset: the name of that of :data:`sdattn.maps.presets.PRESETS` which points best.
@@ -175,7 +152,7 @@ class Family:
     guidance: Mapping[str, Guidance] = field(default_factory=dict)
     text_argument: str = "prompt"
     text_options: tuple[str, ...] = ("max_sequence_length",)
-    latents_argument: str = "hidden_states"
+    names: Names = field(default_factory=Names)
     text_stream: Callable[[Any, Any], Any] | None = None
     preset: str = "default"
     half: Half = "float16"
@@ -250,34 +227,53 @@ class Family:
 
     def latents(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The latents in the arguments of a call, as the model gets them."""
-        return arguments(model, args, kwargs)[self.latents_argument]
+        return arguments(model, args, kwargs)[self.names.latents]
 
     def with_latents(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], latents: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call with other latents, which are the first or have their name."""
-        if self.latents_argument in kwargs:
-            return args, {**kwargs, self.latents_argument: latents}
+        if self.names.latents in kwargs:
+            return args, {**kwargs, self.names.latents: latents}
         return (latents, *args[1:]), dict(kwargs)
 
     def read_call(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> DenoiserCall:
-        """The arguments of ``model(*args, **kwargs)``, read."""
-        given = arguments(model, args, kwargs)
-        config = getattr(model, "config", None)
-        unit = self.timestep_unit / getattr(config, "timestep_scale", 1.0)  # Sana's
+        """Read the arguments of ``model(*args, **kwargs)``."""
+        given, names = arguments(model, args, kwargs), self.names
+        latents, rows = given[names.latents], self.frame_rows(given)
+        text = given[names.text] if names.text else None
+        text = text[0] if isinstance(text, tuple) else text  # a UNet's, before image prompts
+        batch = len(latents) * rows
         return DenoiserCall(
-            timestep=Timestep(given["timestep"], unit, self.timestep_start),
+            timestep=self.timestep(model, given),
             size=partial(self.size, model, given),
-            batch=len(given[self.latents_argument]),
-            text=given["encoder_hidden_states"],
-            sample=given[self.latents_argument],
-            skips_layers=given.get("skip_layers") is not None,
+            batch=batch,
+            text=text,
+            text_2=given.get(names.text_2),
+            frame_rows=rows,
+            sample=latents if isinstance(latents, Tensor) else None,
+            n_image=self.image_columns(model, given, batch),
+            skips_layers=any(_is_set(given.get(name)) for name in names.skips),
             grid_ids=given.get(self.grid_argument) if self.grid_argument else None,
             spans=partial(self.spans, model, given) if self.spans else None,
             spans_of=tuple(given[name] for name in self.spans_arguments if name in given),
         )
+
+    def timestep(self, _model: Any, given: Mapping[str, Any]) -> Timestep:
+        """Read the timestep among the arguments of a call."""
+        names = self.names.timestep
+        name = next((name for name in names if given.get(name) is not None), names[-1])
+        return Timestep(given[name], self.timestep_unit, self.timestep_start)
+
+    def frame_rows(self, _given: Mapping[str, Any]) -> int:
+        """Return the rows of the batch that one video has: its frames, if each is a row."""
+        return 1
+
+    def image_columns(self, _model: Any, _given: Mapping[str, Any], _batch: int) -> int:
+        """Return the columns of image prompts, which follow those of the text."""
+        return 0
 
     def size(self, model: Any, given: Mapping[str, Any]) -> Size:
         """:attr:`grid` as whole numbers, of a picture (rows, cols).
@@ -295,3 +291,7 @@ class Family:
                 "one."
             )
         return rows, cols
+
+
+def _is_set(value: Any) -> bool:
+    return value is not None and value is not False

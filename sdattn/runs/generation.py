@@ -9,11 +9,11 @@ from typing import Any, Literal
 from ..control import knockout_plan, knockouts
 from ..control.knockout_plan import KnockoutPlan
 from ..errors import InvalidValueError, Message, OptionError, SdattnWarning
+from ..loading.options import lora_names, options_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.call_facts import images_a_prompt
 from ..models.demos import demo_of
-from ..models.loading_options import lora_names, options_of
 from ..models.pipeline_call import (
     checked_options,
     checked_seeds,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files.films import Film
-from ..hooks.map_store import MapStore
+from ..maps.capture import MapStore
 from ..maps.heatmap import Heatmap, latent_frames
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps

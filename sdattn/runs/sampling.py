@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .. import __version__
 from ..errors import SdattnWarning
 from ..files.films import Film
-from ..hooks.capture import capture
-from ..hooks.map_store import MapStore
+from ..files.version import __version__
 from ..hooks.other_text import encode_text
+from ..loading.devices import device_of
+from ..loading.options import options_of
 from ..maps.aggregation import refining
+from ..maps.capture import MapStore, capture
 from ..maps.details import details_of
 from ..maps.from_stores import heatmaps_of
 from ..maps.heatmaps import Heatmaps
@@ -28,11 +29,9 @@ from ..maps.presets import PRESETS, Preset
 from ..maps.requirements import capture_settings, columns_among, kept_columns
 from ..models.call_facts import images_a_prompt
 from ..models.demos import model_name
-from ..models.devices import device_of
 from ..models.films import frame_rate
 from ..models.finite import check_maps
 from ..models.layers import find_denoiser
-from ..models.loading_options import options_of
 from ..models.pipeline_call import call_pipeline, one_each, pictures_of, turn
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..files.records import Record
 from ..hooks.stopping import Stopped
+from ..loading.options import LoadingOptions
 from ..models.crops import Crop
-from ..models.loading_options import LoadingOptions
 
 EDIT_FORMAT = "sdattn-edit-1"
 Kept = str | Sequence[int] | tuple[float, ...] | None

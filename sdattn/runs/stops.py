@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import CaptureError, Message
 from ..hooks.keep import Steps
-from ..hooks.map_store import MapStore
 from ..hooks.stopping import Stopped
+from ..maps.capture import MapStore
 from ..maps.layermaps import read_steps
 from ..maps.presets import Preset
 

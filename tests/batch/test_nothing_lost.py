@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 
 import sdattn
 from sdattn.batch.reading import open_batch, status, verify
-from sdattn.models.outline import outline
+from sdattn.loading.outline import outline
 from sdattn.models.sizes import size_unit
 
 pytestmark = pytest.mark.slow

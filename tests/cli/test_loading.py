@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from sdattn import cli
 from sdattn.cli import loading
-from sdattn.models.loading_options import OFFLOADS, LoadingOptions
+from sdattn.loading.options import OFFLOADS, LoadingOptions
 from sdattn.runs.option_names import LOADING
 
 COMMANDS = typer.main.get_command(cli.commands).commands

@@ -96,9 +96,7 @@ def test_no_command_speaks_python(invoke, model, arguments, message):
 
 def test_a_device_that_is_not_here_is_refused_before_the_load(invoke, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(
-        "sdattn.models.loading_options.find_model", lambda _: pytest.fail("it was loaded")
-    )
+    monkeypatch.setattr("sdattn.loading.options.find_model", lambda _: pytest.fail("it was loaded"))
     code, out, err = invoke("generate", "a cat", "--device", "cuda")
     assert (code, out) == (1, "")
     assert err.startswith("sdattn: --device cuda: ")

@@ -283,10 +283,8 @@ def test_asked_maps_are_refined_along_the_same_picture():
 
 def test_asking_holds_no_more_than_the_words_and_what_is_around_them(monkeypatch):
     stores = []
-    real = sdattn.hooks.map_store.MapStore.check
-    monkeypatch.setattr(
-        sdattn.hooks.map_store.MapStore, "check", lambda s: stores.append(s) or real(s)
-    )
+    real = sdattn.MapStore.check
+    monkeypatch.setattr(sdattn.MapStore, "check", lambda s: stores.append(s) or real(s))
     generate(make_pipeline(), PROMPT, ask="dog cat", **SMALL)
     assert len(stores) == 2
     assert 77 * stores[1].nbytes == 4 * stores[0].nbytes

@@ -8,10 +8,9 @@ from diffusers.models.attention_processor import Attention, AttnProcessor, AttnP
 from helpers.sums import running_pass
 from helpers.tiny_pipelines import make_small_unet
 
-from sdattn import CaptureError, TorchAttnProcessor
+from sdattn import CaptureError, MapStore, TorchAttnProcessor
 from sdattn.hooks.installer import Installation
 from sdattn.hooks.keep import Keep
-from sdattn.hooks.map_store import MapStore
 from sdattn.hooks.recorders import Recorded, Recorder, Recorders, can_record
 from sdattn.models.layers import find_layers
 

@@ -8,6 +8,7 @@ from helpers.sums import probabilities, running_pass, running_sum
 
 from sdattn import CaptureError
 from sdattn.hooks.attended import GivenProbs
+from sdattn.hooks.running_sums import MapsByLayer
 
 CALLS = [probabilities(seed) for seed in range(3)]
 
@@ -131,3 +132,22 @@ def test_of_a_model_without_a_grid_the_queries_are_one_row():
     held = running_sum(running=running_pass(size=None))
     expected = torch.stack(CALLS).mean((0, 2))[:, None]
     torch.testing.assert_close(told(held), expected, atol=1e-6, rtol=0)
+
+
+class Untouched:
+    """A layer that must not be asked."""
+
+    @property
+    def calls(self):
+        raise AssertionError("another layer was asked")
+
+
+def test_the_maps_of_a_layer_are_looked_up_without_asking_the_others():
+    held = running_sum()
+    told(held)
+    maps = MapsByLayer({"first": Untouched(), "a": held, "last": Untouched()})
+    assert "a" in maps and "b" not in maps and 3 not in maps
+    assert torch.equal(maps["a"], held.map())
+    with pytest.raises(KeyError, match="'none'.*has: a"):
+        MapsByLayer({"a": held, "idle": running_sum()})["none"]
+    assert "idle" not in MapsByLayer({"idle": running_sum()})

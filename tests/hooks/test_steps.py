@@ -9,9 +9,9 @@ from helpers.tiny_pipelines import make_pipeline
 from helpers.tiny_tokenizers import tiny_tokenizer
 
 import sdattn
+from sdattn import capture
 from sdattn.control.removal import Removal
 from sdattn.edit import AttentionReplace
-from sdattn.hooks.capture import capture
 from sdattn.hooks.keep import Heads, Keep, Steps
 from sdattn.hooks.run_part import RunPart
 from sdattn.prompts.tokens import read_prompt

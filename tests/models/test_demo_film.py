@@ -13,10 +13,11 @@ from safetensors.torch import load_file
 import sdattn
 from scripts.moving import goes_right
 from scripts.scene_checker import find_objects
-from sdattn.models.demos import DEMO, DEMOS, LENT, demo_named, demo_of
+from sdattn.loading.lent import LENT
+from sdattn.loading.outline import outline
+from sdattn.models.demos import DEMO, DEMOS, demo_named, demo_of
 from sdattn.models.films import default_frames
 from sdattn.models.layers import find_layers
-from sdattn.models.outline import outline
 
 FOLDER, NAME = DEMOS["demo-film"], "demo-film"
 PROMPT = "a red circle"

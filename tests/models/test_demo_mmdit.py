@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 import sdattn
-from sdattn.models.demos import DEMO, DEMOS, LENT, demo_named, demo_of
+from sdattn.loading.lent import LENT
+from sdattn.loading.outline import outline
+from sdattn.models.demos import DEMO, DEMOS, demo_named, demo_of
 from sdattn.models.layers import find_layers
-from sdattn.models.outline import outline
 
 FOLDER, NAME = DEMOS["demo-mmdit"], "demo-mmdit"
 PROMPT = "a red circle left of a blue square"

@@ -26,7 +26,7 @@ from torch import nn
 import sdattn
 from sdattn.models import Family, register, unregister
 from sdattn.models.encoders import read_clip
-from sdattn.models.families import family_of, registered
+from sdattn.models.families import closest, family_of, registered
 from sdattn.models.family import Guidance
 from sdattn.models.layers import find_denoiser, find_layers
 
@@ -322,3 +322,31 @@ def test_what_resists_is_refused_with_its_reason(kind, why):
         model = resisting(newer(kind))
     with pytest.raises(TypeError, match=why), sdattn.capture(model):
         pass
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("HunyuanVideoFramepackTransformer3DModel", "HunyuanVideo"),
+        ("BriaFiboTransformer2DModel", "Bria"),
+        ("SanaVideoTransformer3DModel", "Sana"),
+        ("AllegroTransformer3DModel", None),
+        ("Transformer2DModel", None),
+        ("Linear", None),
+    ],
+)
+def test_an_unknown_model_is_refused_with_the_family_of_the_closest_name(name, family):
+    kind = type(name, (nn.Module,), {})
+    found = closest(kind)
+    assert found is None if family is None else found.name == family
+    with pytest.raises(TypeError, match="scripts.new_family") as refused:
+        find_denoiser(kind())
+    said = str(refused.value)
+    assert ("The closest by name is" in said) == (family is not None)
+    assert all(one.name in said for one in registered())  # all that are supported are listed
+
+
+@pytest.mark.parametrize("family", [one for one in registered() if one.denoisers])
+def test_each_family_is_the_closest_to_its_own_models(family):
+    for name in family.denoisers:
+        assert closest(type(name, (), {})) is family

@@ -25,9 +25,10 @@ from scripts.training.motion import (
     new_adapter,
     snapshot,
 )
+from sdattn.loading.lent import LENT
+from sdattn.loading.pipelines import load_pipeline
 from sdattn.models import demos
-from sdattn.models.demos import DEMO, LENT
-from sdattn.models.loading import load_pipeline
+from sdattn.models.demos import DEMO
 
 pytestmark = pytest.mark.slow
 FILMS = 6  # of a chunk

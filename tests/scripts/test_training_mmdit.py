@@ -30,8 +30,8 @@ from scripts.training.mmdit import (
     scene_latents,
     snapshot,
 )
+from sdattn.loading.pipelines import load_pipeline
 from sdattn.models.demos import DEMO
-from sdattn.models.loading import load_pipeline
 
 pytestmark = pytest.mark.slow
 PROMPTS = ["a red circle left of a blue square", "an orange star", ""]

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...errors import InvalidValueError, Message, RunError, SdattnWarning
-from ...models.devices import checked_device
+from ...loading.devices import checked_device
 from ..input.request import STOPS
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ...errors import AccessError, RunError
 from ...files.addresses import path_of
 from ...files.terminal import shorter
-from ...models.quiet import quiet_libraries
+from ...loading.quiet import quiet_libraries
 from ..input.items import BadLine, Item
 from ..input.plan import Job
 from ..input.request import Request

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from ...errors import InvalidValueError, RunError
+from ...loading.pipelines import load_pipeline
+from ...loading.quiet import quiet_libraries
 from ...maps.presets import Preset, preset_of
 from ...models.films import makes_films
-from ...models.loading import load_pipeline
-from ...models.quiet import quiet_libraries
 from ...runs.editrun import EditRun
 from ...runs.imagerun import ImageRun
 from ...runs.info import MAPS

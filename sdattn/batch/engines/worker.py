@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...files.films import best_format, preview, smaller
+from ...loading.pipelines import load_pipeline
 from ...maps.presets import preset_for
 from ...maps.requirements import capture_settings, columns_of
 from ...models.films import makes_films
 from ...models.layers import find_denoiser
-from ...models.loading import load_pipeline
 from ...runs.drawings import drawings
 from ...runs.editrun import EditRun
 from ...runs.folder import pack_with_page

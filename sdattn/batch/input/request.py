@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ...errors import InvalidValueError, Message, MissingPackageError, OptionError
+from ...loading.options import LoadingOptions
 from ...maps.presets import PRESETS, Preset
-from ...models.loading_options import LoadingOptions
 from ...runs.drawings import PARTS, USUAL, USUAL_OF_PICTURES
 from ..storage.formats import FORMATS
 from ..storage.parquets import require_pyarrow

@@ -10,7 +10,7 @@ from ...files.addresses import AnyPath
 from ...files.paths import inside
 from ...files.records import Record, RecordError, read_record
 from ...files.writing import sha256, to_json
-from ...models.loading_options import LoadingOptions
+from ...loading.options import LoadingOptions
 
 FORMAT = "sdattn-batch-2"
 ADOPT = Message(

@@ -3,7 +3,9 @@
 A module in this folder that holds a ``FAMILY`` is found by itself.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, TypeVar
@@ -11,13 +13,14 @@ from typing import Any, TypeVar
 from ...errors import InvalidTypeError, InvalidValueError
 from ..call_options import is_modular
 from ..denoiser_call import unwrapped
+from ..edits import Edits
 from ..encoders import Reader, refuse_unknown
-from ..family import GUIDED, Edits, Family, Guidance
+from ..family import GUIDED, Family, Guidance
 from ..guiders import guider_of
 from ..image_latents import ImageLatents
-from ..nearest import PAGE, nearest
 
 Fact = TypeVar("Fact")
+PAGE = "docs/contributing/family.md"
 # Models of diffusers that have been looked at and cannot be captured, by class, and why.
 RESISTING: Mapping[str, str] = {
     "PRXTransformer2DModel": "in each layer the picture attends to the text and to itself and the "
@@ -32,9 +35,16 @@ UNMAPPED: Mapping[str, str] = {
     "StableDiffusionGLIGENTextImagePipeline": "it runs the model twice a step on both prompts, "
     "with boxes and without, and takes one prompt from either",
 }
+
+
+def _by_denoiser(families: tuple[Family, ...]) -> dict[type | str, Family]:
+    return {kind: family for family in families for kind in family.denoisers}
+
+
 _registered: tuple[Family, ...] = tuple(
     import_module(f".{module.name}", __name__).FAMILY for module in iter_modules(__path__)
 )
+_listed = _by_denoiser(_registered)
 
 
 def registered() -> tuple[Family, ...]:
@@ -48,7 +58,7 @@ def register(family: Family) -> None:
     Raises:
         ValueError: another family has one of its names.
     """
-    global _registered
+    global _registered, _listed
     names = _names(family)
     for other in _registered:
         if common := names & _names(other):
@@ -57,6 +67,7 @@ def register(family: Family) -> None:
                 f"{other.name!r} has. unregister() that one first."
             )
     _registered = (*_registered, family)
+    _listed = _by_denoiser(_registered)
 
 
 def unregister(family: Family) -> None:
@@ -65,10 +76,11 @@ def unregister(family: Family) -> None:
     Raises:
         ValueError: the family is not registered.
     """
-    global _registered
+    global _registered, _listed
     if family not in _registered:
         raise InvalidValueError(f"The family {family.name!r} is not registered.")
     _registered = tuple(other for other in _registered if other is not family)
+    _listed = _by_denoiser(_registered)
 
 
 def _names(family: Family) -> set[str]:
@@ -76,15 +88,17 @@ def _names(family: Family) -> set[str]:
     return {repr(family.name), *denoisers, *family.readers, *family.guidance}
 
 
+def listed(kind: type) -> Family | None:
+    """Return the family that lists a class or its nearest base among its denoisers."""
+    names: Iterator[type | str] = (one for base in kind.__mro__ for one in (base, base.__name__))
+    return next((_listed[name] for name in names if name in _listed), None)
+
+
 def claimed(model: Any) -> Family | None:
-    """The family that lists the class of a model or its nearest base, else the one that recognises
-    it; None if there is neither."""
+    """Return the family that lists a model's class, else the one that recognises the model."""
     model = unwrapped(model)
-    for kind in type(model).__mro__:
-        for family in _registered:
-            if family.lists(kind):
-                return family
-    return next((family for family in _registered if family.recognises(model)), None)
+    recognising = (family for family in _registered if family.recognises(model))
+    return listed(type(model)) or next(recognising, None)
 
 
 def family_of(model: Any, asked: str = "") -> Family:
@@ -99,16 +113,30 @@ def family_of(model: Any, asked: str = "") -> Family:
         for cls in type(unwrapped(model)).__mro__:
             if cls.__name__ in RESISTING:
                 raise InvalidTypeError(f"{what}: {RESISTING[cls.__name__]}.")
-        supported = "; ".join(family.title for family in _registered)
-        alike = nearest(unwrapped(model), _registered)
-        nearest_one = f"The nearest is {alike[0].title}; alike are: {alike[1]}. " if alike else ""
+        alike = closest(type(unwrapped(model)))
         raise InvalidTypeError(
-            f"{what}. Supported: "
-            f"pipelines with one of these models, or the model itself: {supported}. {nearest_one}"
+            f"{what}. Supported: pipelines with one of these models, or the model itself: "
+            f"{'; '.join(family.title for family in _registered)}. "
+            f"{f'The closest by name is {alike.title}. ' if alike else ''}"
             f"Any other needs a Family of its own: {PAGE} says how to write one, and "
-            "`sdattn info` drafts it for a pipeline."
+            "`python -m scripts.new_family MODEL`, in a checkout of sdattn, drafts it."
         )
     return found
+
+
+def closest(kind: type) -> Family | None:
+    """Return the family with a denoiser whose class has the closest name, if one is close."""
+    named: dict[Sequence[str], Family]
+    named = {_words(name): family for family in _registered for name in family.denoisers}
+    found = get_close_matches(_words(kind), list(named), n=1)
+    return named[found[0]] if found else None
+
+
+def _words(kind: type | str) -> tuple[str, ...]:
+    """Return the words in a class's name, without those that most models have."""
+    name = kind if isinstance(kind, str) else kind.__name__
+    rest = re.sub(r"Transformer|Condition|Model|\dD", "", name)
+    return tuple(re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]*|\d+", rest))
 
 
 def reader_of(pipe: Any) -> Reader:

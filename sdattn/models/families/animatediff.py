@@ -6,6 +6,7 @@ motion modules' own, which is not captured, is over frames.
 
 from ..encoders import read_clip
 from ..family import NEGATIVE_FIRST
+from ..names import Names
 from .unet import UNets, cells
 
 _NEGATIVE_FIRST = """
@@ -20,7 +21,7 @@ FAMILY = UNets(
     grid=cells,
     film=True,
     patch=1,
-    latents_argument="sample",
+    names=Names(latents="sample"),
     readers={"AnimateDiff": read_clip, "PIA": read_clip},
     guidance=dict.fromkeys(_NEGATIVE_FIRST.split(), NEGATIVE_FIRST),
 )

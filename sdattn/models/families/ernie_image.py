@@ -1,15 +1,12 @@
 """ERNIE-Image: one stream of joint attention, the picture first, to Ministral."""
 
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
-
 from ...errors import InvalidValueError
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
-from ..denoiser_call import DenoiserCall, Timestep, arguments, grid_of_patches
+from ..denoiser_call import grid_of_patches
 from ..encoders import TextCall, zero_filled
 from ..family import NEGATIVE_FIRST, Family
+from ..names import Names
 
 
 def read_ernie(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -34,23 +31,7 @@ def read_ernie(call: TextCall, texts: list[str]) -> list[Prompt]:
     return zero_filled(read, columns)
 
 
-class ErnieImage(Family):
-    """The text's states have another name."""
-
-    def read_call(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> DenoiserCall:
-        given = arguments(model, args, kwargs)
-        return DenoiserCall(
-            timestep=Timestep(given["timestep"]),
-            size=partial(self.size, model, given),
-            batch=len(given["hidden_states"]),
-            text=given["text_bth"],
-            sample=given["hidden_states"],
-        )
-
-
-FAMILY = ErnieImage(
+FAMILY = Family(
     name="ERNIE-Image",
     denoisers=("ErnieImageTransformer2DModel",),
     layers={"layers.*.self_attention": ("single", "joint")},
@@ -61,4 +42,5 @@ FAMILY = ErnieImage(
     preset="joint",
     guidance={"ErnieImagePipeline": NEGATIVE_FIRST},
     text_options=("use_pe",),
+    names=Names(text="text_bth"),
 )

@@ -4,8 +4,9 @@ from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import grid_of_ids
+from ..edits import Edits
 from ..encoders import TextCall, refuse_unknown
-from ..family import IN_TURN, Edits, Family
+from ..family import IN_TURN, Family
 from ..image_latents import ImageLatents, packed, shifted_latents
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ...attention.joint_processor import Spans
@@ -10,9 +9,10 @@ from ...errors import InvalidValueError, Message
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, join_prompts, read_source
 from ...prompts.words import Source
-from ..denoiser_call import DenoiserCall, Timestep, arguments, grid_of_patches, unwrapped
+from ..denoiser_call import grid_of_patches, unwrapped
 from ..encoders import TextCall
 from ..family import NEGATIVE_FIRST, Family
+from ..names import Names
 
 
 def read_hidream(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -55,24 +55,7 @@ def _spans(model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
     return [(slice(0, cells), slice(start, end))] * len(given["hidden_states"])
 
 
-class HiDream(Family):
-    """Arguments have names of their own."""
-
-    def read_call(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> DenoiserCall:
-        given = arguments(model, args, kwargs)
-        return DenoiserCall(
-            timestep=Timestep(given["timesteps"]),
-            size=partial(self.size, model, given),
-            batch=len(given["hidden_states"]),
-            text=given["encoder_hidden_states_t5"],
-            sample=given["hidden_states"],
-            spans=partial(_spans, model, given),
-        )
-
-
-FAMILY = HiDream(
+FAMILY = Family(
     name="HiDream-I1",
     denoisers=("HiDreamImageTransformer2DModel",),
     layers={
@@ -82,6 +65,7 @@ FAMILY = HiDream(
     joined="picture first",
     grid=_grid,
     spans=_spans,
+    names=Names(timestep=("timesteps",), text="encoder_hidden_states_t5"),
     size_unit=16,
     half="bfloat16",
     readers={"HiDreamImage": read_hidream},

@@ -1,15 +1,12 @@
 """HunyuanDiT: cross-attention to BERT and T5 behind each other, its queries rotated."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, join_prompts, read_source
 from ...prompts.words import Source
-from ..denoiser_call import DenoiserCall, arguments, grid_of_patches
+from ..denoiser_call import grid_of_patches
 from ..encoders import TextCall
 from ..family import NEGATIVE_FIRST, Family
+from ..names import Names
 
 BERT, T5 = 77, 256  # columns, which no option changes
 
@@ -31,17 +28,7 @@ def read_hunyuan_dit(call: TextCall, texts: list[str]) -> list[Prompt]:
     ]
 
 
-class _HunyuanDiT(Family):
-    """The text states of both encoders are arguments of their own."""
-
-    def read_call(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> DenoiserCall:
-        call = super().read_call(model, args, kwargs)
-        return replace(call, text_2=arguments(model, args, kwargs)["encoder_hidden_states_t5"])
-
-
-FAMILY = _HunyuanDiT(
+FAMILY = Family(
     name="HunyuanDiT",
     denoisers=("HunyuanDiT2DModel",),
     layers={
@@ -53,4 +40,5 @@ FAMILY = _HunyuanDiT(
     readers={"HunyuanDiT": read_hunyuan_dit},
     guidance=dict.fromkeys(("HunyuanDiTPipeline", "HunyuanDiTControlNetPipeline"), NEGATIVE_FIRST),
     text_options=(),
+    names=Names(text_2="encoder_hidden_states_t5"),
 )

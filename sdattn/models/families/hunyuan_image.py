@@ -9,10 +9,11 @@ from typing import Any
 from ...prompts.tokens import Prompt
 from ...prompts.words import Source
 from ..attention_layer import DOUBLE_THEN_SINGLE
-from ..denoiser_call import DenoiserCall, arguments
+from ..denoiser_call import DenoiserCall
 from ..encoders import PLACEHOLDER, TextCall, refuse_unknown
 from ..family import IN_TURN, Family
 from ..glyphs import glyph_text, read_with_glyphs
+from ..names import Names
 
 # pipeline_hunyuanimage.py, extract_glyph_text, in its order
 _QUOTED = (r"\'(.*?)\'", r"\"(.*?)\"", "\u2018(.*?)\u2019", "\u201c(.*?)\u201d")
@@ -55,9 +56,7 @@ class HunyuanImage(Family):
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> DenoiserCall:
         call = super().read_call(model, args, kwargs)
-        if model.context_embedder_2 is None:
-            return call
-        return replace(call, text_2=arguments(model, args, kwargs).get("encoder_hidden_states_2"))
+        return call if model.context_embedder_2 is not None else replace(call, text_2=None)
 
     def cell(self, model: Any) -> int:
         return int(model.config.patch_size[-1])
@@ -75,5 +74,6 @@ FAMILY = HunyuanImage(
     half="bfloat16",
     readers={"HunyuanImage": read_hunyuan_image, "HunyuanImageRefiner": refuse_unknown},
     preset="joint",
+    names=Names(text_2="encoder_hidden_states_2"),
     guidance={"HunyuanImagePipeline": IN_TURN},  # its guiders name the branch of each call
 )

@@ -9,9 +9,9 @@ from ...errors import InvalidValueError, OptionError
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
-from ..denoiser_call import DenoiserCall, Timestep, arguments
 from ..encoders import TextCall, refuse_unknown, zero_filled
 from ..family import NEGATIVE_FIRST, Family
+from ..names import Names
 
 
 def read_ltx2(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -74,26 +74,9 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(grid)
 
 
-class LTX2(Family):
-    """Each token may have a timestep of its own."""
-
-    def read_call(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> DenoiserCall:
-        given = arguments(model, args, kwargs)
-        call = super().read_call(model, args, kwargs)
-        # Of a film that begins with a picture, the timesteps of this picture's tokens are 0;
-        # sigma is the step's. Source: pipeline_ltx2_image2video.py, __call__.
-        if given.get("sigma") is not None:
-            call = replace(call, timestep=Timestep(given["sigma"]))
-        # The further passes that guidance compares with, of a model without some of its layers
-        perturbed = given.get("spatio_temporal_guidance_blocks") or given.get("isolate_modalities")
-        return replace(call, skips_layers=bool(perturbed))
-
-
 _AUDIO = ("audio_attn1", "audio_attn2", "audio_to_video_attn", "video_to_audio_attn")
 
-FAMILY = LTX2(
+FAMILY = Family(
     name="LTX-2",
     denoisers=("LTX2VideoTransformer3DModel",),
     layers={
@@ -107,6 +90,13 @@ FAMILY = LTX2(
     default_frames=121,
     size_unit=32,
     half="bfloat16",
+    names=Names(
+        # of a film that begins with a picture, the timesteps of this picture's tokens are 0; sigma
+        # is the step's. Source: pipeline_ltx2_image2video.py, __call__
+        timestep=("sigma", "timestep"),
+        # of passes without some of the layers, which guidance compares with
+        skips=("spatio_temporal_guidance_blocks", "isolate_modalities"),
+    ),
     readers={
         "LTX2": refuse_unknown,
         "LTX2Pipeline": read_ltx2,

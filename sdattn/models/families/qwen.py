@@ -6,8 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from ...prompts.tokens import Prompt
+from ..edits import Edits
 from ..encoders import PLACEHOLDER, TextCall, refuse_unknown
-from ..family import IN_TURN, Edits, Family
+from ..family import IN_TURN, Family
 from ..image_latents import ImageLatents, packed, vae_latents
 from ..qwen_chats import read_edit, read_edit_plus, read_filled
 

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
-from ..denoiser_call import DenoiserCall, Timestep, arguments, grid_of_patches
+from ..denoiser_call import Timestep, grid_of_patches
 from ..encoders import TextCall, cleaned, refuse_unknown
 from ..family import IN_TURN, NEGATIVE_FIRST, Family
 
@@ -48,13 +47,10 @@ class SprintTimestep(Timestep):
 class Sana(Family):
     """SanaSprint is of Sana's class, with an embedding of the guidance."""
 
-    def read_call(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> DenoiserCall:
-        call = super().read_call(model, args, kwargs)
-        if not model.config.guidance_embeds:
-            return call
-        return replace(call, timestep=SprintTimestep(arguments(model, args, kwargs)["timestep"]))
+    def timestep(self, model: Any, given: Mapping[str, Any]) -> Timestep:
+        if model.config.guidance_embeds:
+            return SprintTimestep(given["timestep"])
+        return Timestep(given["timestep"], 1 / getattr(model.config, "timestep_scale", 1.0))
 
 
 FAMILY = Sana(

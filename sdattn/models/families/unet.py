@@ -4,7 +4,7 @@
 has 16 places (2 in each of 3 down blocks, 1 mid, 3 in each of 3 up blocks), so 32 layers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from ..attention_layer import PLACES, AttentionLayer, Kind
 from ..chatglm import read_chatglm
-from ..denoiser_call import DenoiserCall, Timestep, arguments, innermost, unwrapped
+from ..denoiser_call import innermost, unwrapped
+from ..edits import Edits
 from ..encoders import read_clip
-from ..family import NEGATIVE_FIRST, NEGATIVE_FIRST_IN_CALL, Edits, Family, Guidance, Order
+from ..family import NEGATIVE_FIRST, NEGATIVE_FIRST_IN_CALL, Family, Guidance, Order
 from ..image_latents import ImageLatents, vae_latents
+from ..names import Names
 
 
 def is_unet(model: Any) -> bool:
@@ -56,26 +58,16 @@ class UNets(Family):
     def levels(self, model: Any) -> int:
         return len(model.config.block_out_channels)
 
-    def read_call(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> DenoiserCall:
-        given = arguments(model, args, kwargs)
-        sample, text = given[self.latents_argument], given["encoder_hidden_states"]
-        size = self.size(model, given)
-        frames = size[0] if self.film else 1
-        text, *images = text if isinstance(text, tuple) else (text,)
-        return DenoiserCall(
-            timestep=Timestep(given["timestep"]),
-            size=size,
-            batch=len(sample) * frames,
-            text=text,
-            frame_rows=frames,
-            sample=sample,
-            n_image=_image_columns(model, images, given.get("added_cond_kwargs") or {}),
-        )
+    def frame_rows(self, given: Mapping[str, Any]) -> int:
+        return int(given["sample"].shape[2]) if self.film else 1
+
+    def image_columns(self, model: Any, given: Mapping[str, Any], _batch: int) -> int:
+        text = given[self.names.text]
+        images = text[1:] if isinstance(text, tuple) else ()
+        return _image_columns(model, images, given.get("added_cond_kwargs") or {})
 
 
-def _image_columns(model: Any, images: list[list[Tensor]], added: Mapping[str, Any]) -> int:
+def _image_columns(model: Any, images: Sequence[list[Tensor]], added: Mapping[str, Any]) -> int:
     """Columns of all image prompts: of each adapter its tokens an image, times its images."""
     if images:  # a bare UNet that was given them beside the text, [B, images, tokens, width] each
         return sum(states.shape[1] * states.shape[2] for states in images[0])
@@ -138,7 +130,7 @@ FAMILY = UNets(
     denoisers=("UNet2DConditionModel",),
     grid=cells,
     patch=1,
-    latents_argument="sample",
+    names=Names(latents="sample"),
     readers={**dict.fromkeys(_READ_CLIP.split(), read_clip), "Kolors": read_chatglm},
     guidance={
         **dict.fromkeys(_NEGATIVE_FIRST.split(), NEGATIVE_FIRST),

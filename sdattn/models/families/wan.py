@@ -3,13 +3,12 @@ that a film begins with."""
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ...errors import InvalidValueError, Message, MissingPackageError, OptionError
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
-from ..denoiser_call import DenoiserCall, arguments, unwrapped
+from ..denoiser_call import unwrapped
 from ..encoders import TextCall, zero_filled
 from ..family import IN_TURN, Family
 
@@ -96,11 +95,8 @@ def _values(model: Any) -> tuple[str, int]:
 class _Wan(Family):
     """With the picture's columns behind the text's where layers attend to both."""
 
-    def read_call(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> DenoiserCall:
-        call = super().read_call(model, args, kwargs)
-        picture = arguments(model, args, kwargs).get("encoder_hidden_states_image")
+    def image_columns(self, model: Any, given: Mapping[str, Any], batch: int) -> int:
+        picture = given.get("encoder_hidden_states_image")
         if not _attends_to_picture(model):
             if picture is not None:
                 raise InvalidValueError(
@@ -108,12 +104,12 @@ class _Wan(Family):
                     "encoder_hidden_states_image. Its layers attend to picture and text in one "
                     "softmax, which no published model does, so its columns are not known."
                 )
-            return call
-        if call.n_text != _TEXT_BESIDE_PICTURE:
-            raise OptionError("max_sequence_length", call.n_text, _ADVICE, *_values(model))
+            return 0
+        n_text = given[self.names.text].shape[1]
+        if n_text != _TEXT_BESIDE_PICTURE:
+            raise OptionError("max_sequence_length", n_text, _ADVICE, *_values(model))
         # of a first and a last picture, which are rows of their own, each film has both
-        columns = 0 if picture is None else len(picture) * picture.shape[1] // call.batch
-        return replace(call, n_image=columns)
+        return 0 if picture is None else len(picture) * picture.shape[1] // batch
 
 
 _PIPELINES = ("WanPipeline", "WanImageToVideoPipeline", "WanVideoToVideoPipeline")

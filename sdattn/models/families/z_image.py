@@ -2,15 +2,14 @@
 row of its own length; prompts inside a chat."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from ...attention.joint_processor import Spans
 from ...errors import InvalidTypeError, Message
 from ...prompts.tokens import Prompt, read_source
-from ..denoiser_call import DenoiserCall, Timestep, arguments
 from ..encoders import PLACEHOLDER, TextCall, refuse_unknown, rendered, zero_filled
 from ..family import Family, Guidance
+from ..names import Names
 
 UNIT = 32  # tokens: picture and caption are filled up to multiples (SEQ_MULTI_OF)
 
@@ -45,7 +44,17 @@ def _filled(tokens: int) -> int:
 
 
 def _grid(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of latents ``[C, frames, rows, cols]``, one a row of the batch."""
+    """Return the grid of latents ``[C, frames, rows, cols]``, one per row of the batch.
+
+    Raises:
+        TypeError: each row has several images.
+    """
+    if isinstance(given["x"][0], list):
+        raise InvalidTypeError(
+            "Z-Image Omni puts captions, several pictures and what SigLIP saw of them behind "
+            "each other in a row, and which tokens are the words' is not known. Text-to-image "
+            "pipelines of Z-Image can be watched."
+        )
     frames, rows, cols = given["x"][0].shape[1:]
     patch = given.get("patch_size", 2)
     return frames // given.get("f_patch_size", 1), rows // patch, cols // patch
@@ -57,34 +66,12 @@ def _spans(_model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]
     return [(slice(0, cells), slice(start, start + length)) for length in lengths]
 
 
-class _ZImage(Family):
-    """Pictures and captions are lists, a tensor for each row."""
-
-    def read_call(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> DenoiserCall:
-        given = arguments(model, args, kwargs)
-        if isinstance(given["x"][0], list):
-            raise InvalidTypeError(
-                "Z-Image Omni puts captions, several pictures and what SigLIP saw of them behind "
-                "each other in a row, and which tokens are the words' is not known. Text-to-image "
-                "pipelines of Z-Image can be watched."
-            )
-        return DenoiserCall(
-            timestep=Timestep(given["t"], self.timestep_unit, self.timestep_start),
-            size=partial(self.size, model, given),
-            batch=len(given["x"]),
-            text=None,
-            spans=partial(_spans, model, given),
-        )
-
-
 _PIPELINES = """
 ZImagePipeline ZImageImg2ImgPipeline ZImageInpaintPipeline ZImageControlNetPipeline
 ZImageControlNetInpaintPipeline
 """
 
-FAMILY = _ZImage(
+FAMILY = Family(
     name="Z-Image",
     denoisers=("ZImageTransformer2DModel",),
     layers={
@@ -105,6 +92,6 @@ FAMILY = _ZImage(
     guidance=dict.fromkeys(
         _PIPELINES.split(), Guidance(("conditional", "unconditional"), known_by="truncation")
     ),
-    latents_argument="x",
+    names=Names(latents="x", timestep=("t",), text=""),
     preset="joint",
 )

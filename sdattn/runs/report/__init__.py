@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from ...attention.core import grid_text
+from ...loading.options import lora_names
 from ...maps.aggregation import read_by
 from ...maps.heatmap import Heatmap
 from ...maps.heatmaps import Heatmaps
 from ...maps.presets import Preset
 from ...maps.statistics import correlation
 from ...models.demos import demo_named
-from ...models.loading_options import lora_names
 from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word
 from ..again import command_of

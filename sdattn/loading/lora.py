@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ..errors import OptionError, SdattnError, is_out_of_memory
-from .loading_options import LoadingOptions
 from .lora_files import lora_file, read_lora
+from .options import LoadingOptions
 from .quiet import no_lora_notices
 from .weight_files import said_by
 

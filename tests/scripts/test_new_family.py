@@ -1,17 +1,19 @@
 """Drafts of families: against the records of families that are known, and what diffusers' source
 says of models that none claims."""
 
+import json
+
 import diffusers
 import pytest
 import torch
 from diffusers import PixArtAlphaPipeline
 from helpers.joint_models import MODELS, inputs
-from helpers.nearest_once import traits_once  # noqa: F401
+from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import pixart, sana
 
+from scripts.new_family import draft_family, folded, main
+from scripts.trial_call import trial_call
 from sdattn import capture
-from sdattn.hooks.draft import draft_family
-from sdattn.hooks.trial_call import trial_call
 from sdattn.models import register, unregister
 from sdattn.models.families import family_of
 from sdattn.models.family import Family
@@ -46,7 +48,7 @@ def test_a_draft_agrees_with_the_record_of_a_known_family(name):
         )
     assert drafted.joined == known.joined
     assert drafted.lists(type(model))
-    assert draft.nearest[0] == known.name
+    assert draft.closest == known.name
     if name == "Qwen-Image":  # img_shapes is of Qwen alone
         assert drafted.grid is None and any("grid" in line for line in draft.not_known)
     else:
@@ -201,9 +203,9 @@ def test_a_draft_says_what_it_could_not_find_out():
     assert any("tokens of neither" in line for line in draft_family(auraflow()).not_known)
     said = " ".join(draft_family(dit()).not_known)
     assert "the trial call of a small model ended: RuntimeError" in said
-    assert "without encoder_hidden_states: override Family.read_call" in said
+    assert "names: forward has no encoder_hidden_states" in said
     draft = draft_family(torch.nn.Linear(2, 2))
-    assert draft.layers == () and draft.nearest is None
+    assert draft.layers == () and draft.closest is None
     assert "it is not of diffusers" in draft.not_known[0]
 
 
@@ -232,9 +234,7 @@ def test_a_model_is_neither_called_nor_changed_and_may_have_no_weights():
     assert torch.equal(torch.get_rng_state(), before)
     assert all(one is other for one, other in zip(model.modules(), held, strict=True))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in held)
-    assert draft.to_json()["layers"][0]["said"] == (
-        "queries: 11 text, 144 picture; keys: 11 text, 144 picture"
-    )
+    assert draft.layers[0].said == "queries: 11 text, 144 picture; keys: 11 text, 144 picture"
 
 
 def test_a_model_too_wide_for_its_values_gets_fewer_heads():
@@ -246,3 +246,26 @@ def test_a_model_too_wide_for_its_values_gets_fewer_heads():
         "single_transformer_blocks.*.attn": (48, "joint"),
     }
     assert draft.joined == "text first"
+
+
+def test_paths_are_folded_at_numbers_alone():
+    assert folded("down_blocks.0.attentions.1.attn2") == "down_blocks.*.attentions.*.attn2"
+    assert folded("blocks.10.attn1.to_out.0") == "blocks.*.attn1.to_out.*"
+    assert folded("0.attn") == "*.attn"
+
+
+def test_the_command_prints_a_module_for_an_unknown_model_only(tmp_path, monkeypatch, capsys):
+    make_pipeline().save_pretrained(tmp_path)
+    monkeypatch.setattr("sys.argv", ["new_family", str(tmp_path)])
+    with pytest.raises(SystemExit, match="no denoiser that needs a record"):
+        main()
+    dit().save_pretrained(tmp_path / "transformer")
+    index = json.loads((tmp_path / "model_index.json").read_text())
+    index["transformer"] = ["diffusers", "DiTTransformer2DModel"]
+    del index["unet"]
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    main()
+    names = {}
+    exec(capsys.readouterr().out, names)  # all of stdout is a module
+    assert names["FAMILY"].denoisers == ("DiTTransformer2DModel",)
+    assert names["FAMILY"].layers == {"transformer_blocks.*.attn1": ("block", "self")}

@@ -12,8 +12,8 @@ from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import load_file, save_file
 
 from sdattn import generate, load_pipeline
-from sdattn.models.model_index import read_index
-from sdattn.models.outline import outline
+from sdattn.loading.index import read_index
+from sdattn.loading.outline import outline
 
 CODE = """
 import pathlib

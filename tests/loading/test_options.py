@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 import sdattn
 from sdattn import load_pipeline
 from sdattn.batch.input.plan import digest_model
-from sdattn.models.devices import device_of
+from sdattn.loading.devices import device_of
+from sdattn.loading.locating import is_hub_id
+from sdattn.loading.options import LoadingOptions, options_of
+from sdattn.loading.outline import outline
+from sdattn.loading.quantization import quantized
+from sdattn.loading.schedulers import fitting_scheduler
 from sdattn.models.families import registered
-from sdattn.models.loading_options import LoadingOptions, options_of
-from sdattn.models.locating import is_hub_id
-from sdattn.models.outline import outline
-from sdattn.models.quantization import quantized
-from sdattn.models.schedulers import fitting_scheduler
 from sdattn.runs.again import command_of
 from sdattn.runs.settings import RunSettings
 
@@ -261,8 +261,8 @@ def test_the_half_type_is_that_of_the_models_authors(monkeypatch, tmp_path):
         "AnimateDiff",
     }
     assert {one for one in singles if not one.startswith(("UNets", "models of"))} == kin
-    monkeypatch.setattr("sdattn.models.loading.checked_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr("sdattn.models.loading.place", lambda pipe, *_: pipe)
+    monkeypatch.setattr("sdattn.loading.pipelines.checked_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("sdattn.loading.pipelines.place", lambda pipe, *_: pipe)
     for make, half in ((flux, torch.bfloat16), (make_pipeline, torch.float16)):
         make().save_pretrained(tmp_path / half.__repr__())
         pipe = load_pipeline(tmp_path / half.__repr__())
@@ -333,7 +333,7 @@ def test_a_missing_package_is_told(broken, monkeypatch, package, options, extra)
     save_file({"x": torch.zeros(1)}, "lora.safetensors")
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        "sdattn.models.loading_options.find_spec",
+        "sdattn.loading.options.find_spec",
         lambda name: None if name == package else found(name),
     )
     with pytest.raises(ImportError, match=rf"needs {package}: pip install 'sdattn\[{extra}\]'"):

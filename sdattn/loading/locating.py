@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from ..errors import InvalidValueError, MissingFileError
-from .demos import DEMOS, LORAS
+from ..models.demos import DEMOS, LORAS
 from .hub import needs_the_hub
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ..errors import OptionError
-from .loading_options import BITS, LoadingOptions
-from .model_index import as_dtype
+from .index import as_dtype
+from .options import BITS, LoadingOptions
 from .weight_files import loading_errors
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sdattn
-from sdattn.models.devices import best_device, checked_device
+from sdattn.loading.devices import best_device, checked_device
 
 
 def test_the_best_device_exists():

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sdattn.models.quiet import no_torchvision_notices
+from sdattn.loading.quiet import no_torchvision_notices
 
 
 def test_loading_prints_no_notice_of_torchvision():

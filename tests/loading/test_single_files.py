@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import sdattn
 from sdattn import load_pipeline
-from sdattn.models.outline import outline
+from sdattn.loading.outline import outline
 from sdattn.runs.again import command_of
 
 MADE = {"sd1": sd1, "sd2": sd2, "sdxl": sdxl, "refiner": refiner}

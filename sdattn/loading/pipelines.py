@@ -6,15 +6,11 @@ from typing import Any
 
 import torch
 
-from .demos import lent_parts
+from ..models.families import family_of, listed
+from ..models.family import Family
+from ..models.layers import find_denoiser, what_it_holds
 from .devices import checked_device, place
-from .families import family_of, registered
-from .family import Family
-from .layers import find_denoiser, what_it_holds
-from .loading_options import LoadingOptions, note_options
-from .locating import download, find_model
-from .lora import check_takes_lora, load_loras, read_loras
-from .model_index import (
+from .index import (
     absent_parts,
     as_dtype,
     check_variant,
@@ -23,6 +19,10 @@ from .model_index import (
     read_index,
     without_weights,
 )
+from .lent import lent_parts
+from .locating import download, find_model
+from .lora import check_takes_lora, load_loras, read_loras
+from .options import LoadingOptions, note_options
 from .quantization import quantized
 from .quiet import no_cast_notices, no_torchvision_notices
 from .schedulers import chosen_scheduler
@@ -79,7 +79,7 @@ def load_pipeline(
     Raises:
         FileNotFoundError: no such folder or file.
         ValueError: this machine has no such device; the folder holds no pipeline, asks for code
-            of its own or has pickles only, see :func:`sdattn.models.model_index.read_index`; the
+            of its own or has pickles only, see :func:`sdattn.loading.index.read_index`; the
             file is no whole checkpoint, or not of the family of ``config``; a LoRA is broken or of
             another model; or an option that does not go with the model or the device.
         OSError: the hub cannot be reached or has no such model.
@@ -173,10 +173,8 @@ def _known_family(folder: Path, index: Mapping[str, Any]) -> Family | None:
     for name in ("unet", "transformer"):
         match index.get(name):
             case ["diffusers", str(kind)] if cls := getattr(diffusers, kind, None):
-                for base in cls.__mro__:
-                    for family in registered():
-                        if family.lists(base):
-                            return family
+                if family := listed(cls):
+                    return family
                 # Not by its name: build it without weights and look at its parts.
                 model = without_weights(cls, folder / name)
                 asked = f"Asked to capture a {index['_class_name']}"

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from .families import claimed
-from .layers import find_denoiser
-from .loading_options import LoadingOptions
+from ..models.families import claimed
+from ..models.layers import find_denoiser
+from .index import absent_parts, check_variant, named_errors, read_index, without_weights
 from .locating import download, find_model
 from .lora import check_takes_lora
-from .model_index import absent_parts, check_variant, named_errors, read_index, without_weights
+from .options import LoadingOptions
 from .quiet import only_errors
 from .schedulers import chosen_scheduler
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from ..errors import AccessError, InvalidValueError, Message, OptionError
 from .hub import needs_the_hub
-from .loading_options import LoadingOptions
-from .model_index import absent_parts, as_dtype, check_whole
+from .index import absent_parts, as_dtype, check_whole
+from .options import LoadingOptions
 from .quiet import no_cast_notices
 from .schedulers import chosen_scheduler
 from .weight_files import WeightFile, loading_errors

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
-from .loading_options import LoadingOptions
+from .options import LoadingOptions
 
 _FLOW = "FlowMatch"  # how the names of all that are of flow matching begin
 

@@ -6,6 +6,7 @@ that differs in the second row is one of the text, and one that differs in the t
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.denoiser_call import holds_processor, unwrapped
-from ..models.nearest import two_blocks
-from .sdpa import SdpaWatch
+from sdattn.hooks.sdpa import SdpaWatch
+from sdattn.models.denoiser_call import holds_processor, unwrapped
 
 N_TEXT, FRAMES, ROWS, COLS = 11, 6, 8, 12  # all different, and rows and columns divide by 4
 LARGEST = 6e8  # parameters of a model that is built with values
@@ -116,6 +116,17 @@ def _small(kind: Any, config: Mapping[str, Any]) -> Any | str:
         except Exception as error:  # of any kind: it is the model's own code
             problem = f"it cannot be built small ({type(error).__name__}: {error})"
     return problem
+
+
+def two_blocks(cls: Any, config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the entries of a configuration that count blocks, each at most 2."""
+    defaults = {name: p.default for name, p in inspect.signature(cls.__init__).parameters.items()}
+    counts = {name: config.get(name, default) for name, default in defaults.items()}
+    return {
+        name: min(count, 2)
+        for name, count in counts.items()
+        if re.fullmatch(r"(num|n)_(\w+_)?layers", name) and isinstance(count, int)
+    }
 
 
 def _layouts(model: Any) -> Iterator[Tensor]:

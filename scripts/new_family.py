@@ -1,24 +1,32 @@
-"""A draft of the :class:`Family` that a model of no known family needs, as text to go on from.
+"""Draft the record that a model of no known family needs, as a module to go on from.
 
-draft = draft_family(model)
-print(draft.text)  # a module with a FAMILY, and a line "not known: ..." for all that is open
+    python -m scripts.new_family owner/name      a hub id, or the folder of a diffusers pipeline
+    python -m scripts.new_family FOLDER > draft.py
+
+A small model of the same class is built and called once, see :mod:`scripts.trial_call`. Everything
+that no call shows is listed in the draft, a line each: ``# not known: timestep_unit: ...``.
 """
 
+from __future__ import annotations
+
+import argparse
+import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, product
 from typing import Any
 
-from ..files.terminal import shorter
-from ..models.attention_layer import Kind, Place
-from ..models.denoiser_call import holds_processor, unwrapped
-from ..models.families import registered
-from ..models.family import Joined
-from ..models.nearest import PAGE, folded, nearest
-from .trial_call import COLS, FRAMES, PICTURES, ROWS, SeenAttention, Trial, trial_call
+from scripts.trial_call import COLS, FRAMES, PICTURES, ROWS, SeenAttention, Trial, trial_call
+from sdattn.files.terminal import shorter
+from sdattn.loading.outline import unclaimed_denoiser
+from sdattn.models.attention_layer import Kind, Place
+from sdattn.models.denoiser_call import holds_processor, unwrapped
+from sdattn.models.families import PAGE, closest
+from sdattn.models.family import Joined
 
-_READ = ("encoder_hidden_states", "hidden_states", "timestep")  # by Family.read_call
+_READ = ("encoder_hidden_states", "hidden_states", "timestep")  # by default, see Family.names
 _WORDS = {"t": "text", "p": "picture", "b": "both at once", "-": "neither", "?": "of a single row"}
 _OPEN = (  # fields that no call of the model shows, and where they are to be read
     ("timestep_unit", "what the pipeline's __call__ divides the timestep by: 1.0 or 1000.0"),
@@ -58,7 +66,7 @@ class FamilyDraft:
         layers: its attention, a pattern each.
         joined, grid, patch: fields of its :class:`Family`, the grid as source code; None where they
             are not known.
-        nearest: the name of the family that it is most like, and what both have.
+        closest: the name of the family with a denoiser of a similar name; None if there is none.
         not_known: what is open, a line each.
         text: the module.
     """
@@ -69,12 +77,8 @@ class FamilyDraft:
     grid: str | None
     grid_argument: str | None
     patch: int | None
-    nearest: tuple[str, str] | None
+    closest: str | None
     not_known: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        layers = [vars(layers) for layers in self.layers]
-        return {**vars(self), "layers": layers, "text": self.text, "page": PAGE}
 
     @property
     def text(self) -> str:
@@ -82,7 +86,7 @@ class FamilyDraft:
 
 
 def draft_family(model: Any) -> FamilyDraft:
-    """A draft for a model, from its modules, the arguments of its ``forward`` and one small call.
+    """Draft a record from a model's modules, the arguments of its ``forward`` and one small call.
 
     Args:
         model: a denoiser of diffusers; it may be on the meta device. A small one of its class is
@@ -91,8 +95,7 @@ def draft_family(model: Any) -> FamilyDraft:
     model = unwrapped(model)
     trial = trial_call(model)
     layers = tuple(_layers(model, trial))
-    kinds = {one.kind for one in layers if one.kind}
-    alike = nearest(model, registered(), kinds)
+    alike = closest(type(model))
     orders = {one.joined for one in layers if one.kind == "joint"}
     joined = orders.pop() if len(orders) == 1 else None
     cells = {one.cells for one in layers if one.kind in ("cross", "joint")}
@@ -104,9 +107,18 @@ def draft_family(model: Any) -> FamilyDraft:
         grid=grid,
         grid_argument=argument,
         patch=patch,
-        nearest=alike and (alike[0].name, alike[1]),
+        closest=alike.name if alike else None,
         not_known=tuple(_not_known(model, trial, layers, joined, grid)),
     )
+
+
+def folded(name: str) -> str:
+    """Return the path of a module as a pattern of :attr:`Family.layers`.
+
+    >>> folded("transformer_blocks.12.attn1")
+    'transformer_blocks.*.attn1'
+    """
+    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name)
 
 
 def _layers(model: Any, trial: Trial) -> Iterator[DraftLayers]:
@@ -214,14 +226,14 @@ def _not_known(
         yield "grid: how forward makes the picture's tokens of the latents"
     arguments = trial.given or {}
     if absent := [name for name in _READ if name not in arguments]:
-        yield f"how to read a call without {', '.join(absent)}: override Family.read_call"
+        yield f"names: forward has no {', '.join(absent)}; say which arguments stand for them"
     yield from (f"{name}: {where}" for name, where in _OPEN)
 
 
 def _lines(draft: FamilyDraft) -> Iterator[str]:
     yield f"# A draft of the record for {draft.denoiser}; {PAGE} says how to go on."
-    if draft.nearest:
-        yield "# Nearest family: {}; alike are: {}.".format(*draft.nearest)
+    if draft.closest:
+        yield f"# The family with the closest name is {draft.closest}."
     yield from (f"# not known: {line}" for line in draft.not_known)
     yield "from sdattn.models import Family"
     if draft.grid == "grid_of_ids":
@@ -250,3 +262,20 @@ def _lines(draft: FamilyDraft) -> Iterator[str]:
     if draft.patch:
         yield f"    patch={draft.patch},"
     yield ")"
+
+
+def main() -> None:
+    """Print the draft for a model, or say why there is none."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="folder of a diffusers pipeline, or hub id")
+    model = parser.parse_args().model
+    denoiser = unclaimed_denoiser(model)
+    if denoiser is None:
+        sys.exit(f"{model} holds no denoiser that needs a record: run `sdattn info {model}`.")
+    print(draft_family(denoiser).text, end="")
+
+
+if __name__ == "__main__":
+    main()

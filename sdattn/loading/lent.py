@@ -1,0 +1,37 @@
+"""Parts of the demo models whose weights are those of the first demo."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..models.demos import DEMO, folder_name
+from .index import without_weights
+
+# Parts of a demo, and the parts of the first demo with their weights
+LENT = {
+    "demo-mmdit": {"vae": "vae", "text_encoder": "text_encoder", "text_encoder_2": "text_encoder"},
+    "demo-film": {"vae": "vae", "text_encoder": "text_encoder", "unet": "unet"},
+}
+
+
+def lent_parts(folder: Path, index: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
+    """Return the parts of a demo whose weights the first demo has, on the CPU; none for any other
+    folder. Its own files have what the first demo lacks: configurations, and the projections
+    of the MM-DiT's text encoders."""
+    import diffusers
+    import torch
+    import transformers
+    from safetensors.torch import load_file
+
+    found, libraries = {}, {"diffusers": diffusers, "transformers": transformers}
+    for part, source in LENT.get(folder_name(folder) or "", {}).items():
+        library, kind = index[part]
+        model: Any = without_weights(getattr(libraries[library], kind), folder / part, "cpu")
+        files = [*(DEMO / source).glob("*.safetensors"), *(folder / part).glob("*.safetensors")]
+        weights = {name: one for file in files for name, one in load_file(file).items()}
+        names = {name: name for name in model.state_dict()}
+        # a text encoder's in the files; transformers 5 has some without
+        names |= {name: before for name in names if (before := f"text_model.{name}") in weights}
+        model.load_state_dict({name: weights[saved] for name, saved in names.items()})
+        found[part] = torch.nn.Module.to(model.eval(), dtype)  # diffusers' own warns
+    return found
