@@ -130,7 +130,7 @@ class PassReader:
         if self.schedule is not None:
             found.index = self.schedule.index(call.timestep, pipeline.scheduler)
         if own is not None and self._came_before(found, call):
-            found.stray = Stray(f"{own.name}, once more in a step")
+            found.stray = Stray(f"{own.name}, once more in a step, whose first call counts")
             return found
         kept = self._kept(found)
         if kept is not None:

@@ -16,6 +16,7 @@ from .call_options import is_modular
 
 _MARK = "<call seen by sdattn>"  # among the variables of a frame: no code can have this name
 _LIBRARIES = ("torch", "sdattn", "accelerate", "contextlib")  # between a model and who called it
+_MOST = 16  # functions in a list of a pipeline's variables; longer lists hold something else
 _PIPELINES = ("DiffusionPipeline", "ModularPipeline")
 # Instructions that look into a result and keep none of it, before POP_TOP does away with it
 _LOOKING = ("CACHE", "EXTENDED_ARG", "LOAD_ATTR", "LOAD_CONST", "LOAD_SMALL_INT", "BINARY_SUBSCR")
@@ -115,7 +116,8 @@ def _callback(pipeline: Any, own: FrameType, between: list[FrameType]) -> str:
     running = {frame.f_code for frame in between} - set(own.f_code.co_consts)
     held = {name: one for name, one in vars(pipeline).items() if isinstance(one, FunctionType)}
     for name, value in {**held, **_variables(pipeline, own)}.items():
-        if _code(name, value, pipeline) in running:
+        several = value if isinstance(value, (list, tuple)) and len(value) <= _MOST else (value,)
+        if any(_code(name, one, pipeline) in running for one in several):
             return f"`{name}`"
     return ""
 
@@ -125,7 +127,8 @@ def _code(name: str, value: Any, pipeline: Any) -> CodeType | None:
     while isinstance(value, functools.partial):
         value = value.func
     if isinstance(value, MethodType):
-        value = None if value.__self__ is pipeline else value.__func__
+        is_own = value.__self__ is pipeline and "callback" not in name
+        value = None if is_own else value.__func__
     elif "callback" in name and not isinstance(value, (FunctionType, type)):
         value = inspect.getattr_static(type(value), "__call__", None)
     return value.__code__ if isinstance(value, FunctionType) else None

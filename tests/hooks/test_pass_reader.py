@@ -14,6 +14,7 @@ from diffusers import (
     StableDiffusionImg2ImgPipeline,
     StableDiffusionPipeline,
 )
+from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from helpers.chain_runs import make_pipe
 from helpers.transformer_rows import sd3
 
@@ -78,6 +79,42 @@ def of_a_partial(pipe):
         return tensors
 
     return lambda: draw(pipe, callback_on_step_end=functools.partial(callback, 2))
+
+
+def of_a_method(pipe):
+    """A subclass hands a method of its own to the call that it inherits."""
+
+    class Watching(StableDiffusionPipeline):
+        def __call__(self, *args, **options):
+            return super().__call__(*args, callback_on_step_end=self.on_step, **options)
+
+        def on_step(self, _pipe, _step, _t, tensors):
+            called_by_hand(self)
+            return tensors
+
+    pipe.__class__ = Watching
+    return lambda: draw(pipe)
+
+
+def of_several(pipe):
+    def callback(pipe, _step, _t, tensors):
+        called_by_hand(pipe)
+        return tensors
+
+    return lambda: draw(pipe, callback_on_step_end=MultiPipelineCallbacks([Swallow(callback)]))
+
+
+class Swallow(PipelineCallback):
+    """A callback as diffusers has it, around a function."""
+
+    tensor_inputs = ("latents",)
+
+    def __init__(self, function):
+        super().__init__(1.0)
+        self.function = function
+
+    def callback_fn(self, pipe, step, t, tensors):
+        return self.function(pipe, step, t, tensors)
 
 
 def of_another_batch(pipe):
@@ -145,7 +182,8 @@ def after_a_warm_up(pipe):
 
 
 BESIDE = [
-    of_a_callback, of_an_object, of_a_partial, of_another_batch, of_a_guidance_function,
+    of_a_callback, of_an_object, of_a_partial, of_a_method, of_several,
+    of_another_batch, of_a_guidance_function,
     before_a_hires_fix, before_one_that_shares_the_scheduler, around_another_pipeline,
     after_a_warm_up,
 ]  # fmt: skip
