@@ -104,12 +104,12 @@ def watch_model(
             watch.check()
     store.has_no_guidance = reader.watch is not None and reader.watch.may_never_act
     store.stopped = stopped_of(denoiser.pipeline, store) if watch.may_stop else None
+    watch.warns.refuse_strays(store)
     if store.checks_itself:
         if store.stopped is not None:
             store.stopped.tell(stacklevel=3)
-        watch.warns.refuse_strays(store)
         store.check()
-        watch.warns.tell(stacklevel=3)
+    watch.warns.tell(stacklevel=3)
 
 
 @dataclass(eq=False)

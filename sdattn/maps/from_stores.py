@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ..errors import InvalidTypeError, InvalidValueError
+from ..errors import InvalidTypeError, InvalidValueError, Message
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.map_store import CapturedMaps
 from ..models.call_facts import EACH
@@ -134,6 +134,23 @@ def drawn_in(
         )
     # What the text encoders got first says nothing of a later text.
     return drawn if drawn is None or numbers in ([], [0]) else replace(drawn, texts={}, ids={})
+
+
+def check_texts(store: CapturedMaps, preset: Preset) -> None:
+    """Refuse a run whose maps are not of the prompt that it began with.
+
+    Raises:
+        ValueError: a callback, or whatever else, set other text states inside the run.
+    """
+    passes = read_passes(store, preset)
+    if store.texts.by_frame(passes) or store.texts.of(passes) not in ([], [0]):
+        raise InvalidValueError(
+            Message(
+                "The text states changed inside the run (a callback set others?), so the words of "
+                "the prompt are not those of the maps. Run the pipeline inside {capture()}, keep "
+                "steps that were drawn from one text, and pass its prompt to heatmaps()."
+            )
+        )
 
 
 def _refuse_for_captured(**options: Any) -> None:

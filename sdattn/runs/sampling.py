@@ -22,7 +22,7 @@ from ..loading.options import options_of
 from ..maps.aggregation import refining
 from ..maps.capture import MapStore, capture
 from ..maps.details import details_of
-from ..maps.from_stores import heatmaps_of
+from ..maps.from_stores import check_texts, heatmaps_of
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps, layer_maps
 from ..maps.presets import PRESETS, Preset
@@ -82,6 +82,8 @@ def sample(
     store = stores["prompt"]
     films = [Film(frames, frame_rate(pipe, options)) for frames in made] if store.is_film else None
     images = made if films is None else [film[film.middle] for film in films]
+    for of in {"prompt", "negative"} & set(stores):
+        check_texts(stores[of], preset)
     layers = layer_maps(store, preset, stores.get("self"))
     check_maps(_named(layers), pipe, options)
     # What stands beside them: the heatmaps of other texts over the same pictures.

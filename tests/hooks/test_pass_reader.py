@@ -510,6 +510,21 @@ def test_a_knockout_leaves_other_calls_alone():
         torch.testing.assert_close(one, called_by_hand(pipe), atol=1e-5, rtol=0)
 
 
+def test_generate_counts_the_passes_alone_and_says_so():
+    options = {name: value for name, value in SMALL.items() if name != "output_type"}
+
+    def callback(pipe, _step, _t, tensors):
+        called_by_hand(pipe)
+        return tensors
+
+    alone = sdattn.generate(make_pipe(), PROMPT, seed=0, **options)
+    with pytest.warns(CaptureWarning, match=TOLD + "`callback_on_step_end`"):
+        run = sdattn.generate(make_pipe(), PROMPT, seed=0, callback_on_step_end=callback, **options)
+    torch.testing.assert_close(
+        run[0].heatmaps["cat"].map, alone[0].heatmaps["cat"].map, atol=1e-6, rtol=0
+    )
+
+
 def test_a_direct_call_of_forward_is_seen():
     pipe = make_pipe()
     _, positive = states(pipe)

@@ -132,6 +132,23 @@ def test_an_attached_store_knows_it_too():
     assert store.heatmaps()[0].words == ("a", "red", "cat")
 
 
+def test_generate_refuses_a_run_whose_text_changed():
+    pipe = make_pipe()
+    options = {name: value for name, value in SMALL.items() if name != "output_type"}
+
+    def callback(_pipe, step, tensors):
+        return swapped(pipe)(step, tensors)
+
+    with pytest.raises(ValueError, match=r"text states changed inside the run.*prompt"):
+        sdattn.generate(
+            pipe,
+            P,
+            callback_on_step_end=lambda pipe, step, _t, tensors: callback(pipe, step, tensors),
+            callback_on_step_end_tensor_inputs=["latents", "prompt_embeds"],
+            **options,
+        )
+
+
 def test_frames_with_texts_of_their_own():
     def run(**options):
         pipe = animatediff()
