@@ -134,7 +134,7 @@ class _BatchRun:
     def _open(self) -> None:
         """Lock the folder: the first process for all that see its disk."""
         team, folder, name = self.team, self.folder, self.job_name
-        team.broadcast(lambda: folder.open(name, adopt=self.request.adopt))
+        team.broadcast(lambda: folder.open(name))
         team.run_on_all(self._join_from_another_machine)
         if not (team.first or team.first_here):
             folder.lock.join(name)
@@ -144,7 +144,7 @@ class _BatchRun:
             return
         if not join_lock(self.folder.lock, self.job_name):
             self.keeper = True
-            self.folder.open(self.job_name, adopt=self.request.adopt)
+            self.folder.open(self.job_name)
 
     # Drawing
 

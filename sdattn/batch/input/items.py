@@ -18,7 +18,6 @@ from .lines import open_lines
 
 _TAKEN = ("prompt_embeds", "generator", "output_type", "return_dict")
 _ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?")
-_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 REFUSED, LEFT_OUT, KEPT = "refused", "left out", "kept"
 _NO_OPTIONS: Mapping[str, Any] = {}  # one for all items that have none
 
@@ -210,7 +209,7 @@ def _is_text(value: Any) -> bool:
 
 def _is_id(value: Any) -> bool:
     name = str(value) if type(value) is int else value
-    return isinstance(name, str) and bool(_ID.fullmatch(name)) and not _DEVICE.fullmatch(name)
+    return isinstance(name, str) and bool(_ID.fullmatch(name))
 
 
 def _is_words(value: Any) -> bool:
@@ -227,7 +226,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "id": (
         _is_id,
         "it names a folder. Write up to 100 letters a-z, digits and . _ -, beginning with a letter "
-        "or digit, without a dot at the end or two in a row, and no device of Windows like con",
+        "or digit, without a dot at the end or two in a row",
     ),
     "prompt": (_is_text, "write a text with at least one word in it"),
     "edit_to": (_is_text, "write the edited prompt, with at least one word in it"),

@@ -31,12 +31,11 @@ from .journals import FolderJournals
 from .layouts import Files, Layout
 from .leases import StorageLease
 from .locks import FolderLock, Ownership
-from .manifest import ADOPT, Ended, Manifest, parsed, read_manifest
+from .manifest import Ended, Manifest, parsed, read_manifest
 from .rows import row_of
 from .storage_journals import StorageJournals
 
 _TOP = ("metadata.jsonl", "errors.jsonl", "README.md", "ids.txt", "index.html", "index-*.html")
-_MADE = {"items", "shards", "batch.json", ".batch"}  # in a run's folder, beside those of _TOP
 
 
 class BatchFolder:
@@ -61,7 +60,6 @@ class BatchFolder:
         self.lock, self.journals = self._keepers()
         self.trusts_rows = True
         self._layout: Layout | None = None
-        self._adopting = False
 
     def _keepers(self) -> tuple[Ownership, FolderJournals]:
         """What says whose job it is, and what its items' rows are."""
@@ -74,7 +72,7 @@ class BatchFolder:
     @property
     def is_new(self) -> bool:
         """Whether nothing says yet what run it is of."""
-        return self._adopting or not (self.root / "batch.json").exists()
+        return not (self.root / "batch.json").exists()
 
     @property
     def manifest(self) -> Manifest:
@@ -95,11 +93,8 @@ class BatchFolder:
         """
         path = inside(self.root, "batch.json")
         parsed(path.read_bytes(), path)
-        return self.layout_as(next(iter(self.formats()), "folder"))
-
-    def formats(self) -> list[str]:
-        """The formats of which items are there."""
-        return [name for name in FORMATS if any(True for _ in self.layout_as(name).find())]
+        layouts = [self.layout_as(name) for name in FORMATS]
+        return next((one for one in layouts if any(True for _ in one.find())), layouts[0])
 
     def layout_as(self, format: str, shard_bytes: int = 0) -> Layout:
         """How items lie here in a format."""
@@ -109,11 +104,8 @@ class BatchFolder:
 
     # Who writes here
 
-    def open(self, owner: str, *, adopt: bool = False) -> None:
+    def open(self, owner: str) -> None:
         """Make the folder where there is none and lock it for the job ``owner``.
-
-        Args:
-            adopt: take a folder with items whose ``batch.json`` is lost or damaged for a new one.
 
         Raises:
             FileExistsError: there is something else at this path.
@@ -122,10 +114,11 @@ class BatchFolder:
         """
         if self.root.exists() and not self.root.is_dir():
             raise ExistsError(Message("{0} is a file. Choose another {folder}.", self.root))
-        self._adopting = adopt and self._is_orphan()
-        names = {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
-        if self.is_new and names - {".batch"}:
-            self._check_names(names)
+        paths = self.root.iterdir() if self.root.is_dir() else ()
+        names = sorted({path.name for path in paths} - {".batch"})
+        if names and self.is_new:
+            text = "{0} is no batch run's folder: it has no batch.json, but {1}. Choose another "
+            raise ExistsError(Message(text + "{folder}.", self.root, ", ".join(names[:3])))
         for name in (".batch", ".batch/tmp", ".batch/done", ".batch/failed", "items", "shards"):
             inside(self.root, name)
         for group in (self.root / "items").glob("*"):
@@ -137,36 +130,6 @@ class BatchFolder:
         self.tidy()
         for name in ("done", "failed"):
             (self.hidden / name).mkdir(exist_ok=True)
-
-    def _is_orphan(self) -> bool:
-        if not (self.root / "batch.json").exists():
-            return True
-        try:
-            read_manifest(self.root)
-        except ValueError:
-            return True
-        return False
-
-    def _check_names(self, names: set[str]) -> None:
-        """Refuse a folder without a ``batch.json`` that a run did not make, or that it did."""
-        foreign = sorted(name for name in names if name not in _MADE and not _is_top(name))
-        # Shards of another version are somebody's items, which would be drawn again beside them.
-        shards = [f"shards/{path.name}" for path in (self.root / "shards").glob("*")]
-        known = [format.data for format in FORMATS.values()]
-        foreign += sorted(
-            name for name in shards if not any(fnmatchcase(name, data) for data in known)
-        )
-        if foreign or not {"items", "shards"}.intersection(names):
-            shown = [*foreign, *sorted(names - {".batch", *foreign})]
-            text = (
-                "{0} is no batch run's folder: it has no batch.json, but {1}. Choose another "
-                "{folder}."
-            )
-            raise ExistsError(Message(text, self.root, ", ".join(shown[:3])))
-        if not self._adopting:
-            there = ", ".join(sorted(names - {".batch"})[:3])
-            text = "{0} has no batch.json, but {1}. {2} Otherwise choose another {folder}."
-            raise ExistsError(Message(text, self.root, there, ADOPT))
 
     def tidy(self) -> None:
         """Remove what processes that have ended left unfinished."""
@@ -197,7 +160,6 @@ class BatchFolder:
         """Say what run the folder is of; ``ids`` are those of the whole input, in its order."""
         ended = None if self.is_new else self.manifest.ended
         self.trusts_rows = ended is None or "metadata.jsonl" not in self.changed(ended)
-        self._adopting = False
         self.write("README.md", [card_of(manifest.settings, manifest.input.columns or ())])
         self.write("ids.txt", (f"{item}\n".encode() for item in ids))
         self.write_manifest(replace(manifest, ended=None))
