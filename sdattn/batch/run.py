@@ -215,7 +215,7 @@ class _BatchRun:
         try:
             with ExitStack() as stack:
                 if self.team.first and self.request.progress:
-                    progress = Progress(folder.hidden, total, total - len(missing))
+                    progress = Progress(folder.storage, total, total - len(missing))
                     stack.enter_context(progress)
                 self.engine.draw(batches, {item: self.fingerprints[item] for item in missing}, deal)
         except Exception as error:
@@ -239,7 +239,7 @@ class _BatchRun:
 
     def _find_undone(self) -> set[str]:
         """The items that are neither whole nor have failed, while no process draws."""
-        self.folder.tidy()
+        self.folder.storage.tidy()
         found = settle(self.folder, self.fingerprints).keys()
         return self.fingerprints.keys() - found - self.folder.journals.failures(new=True).keys()
 

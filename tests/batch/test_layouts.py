@@ -8,6 +8,7 @@ from hashlib import sha256
 import pytest
 from helpers.batch_runs import FORMATS, new_run, pack, three
 
+from sdattn.batch.storage.disk import Disk
 from sdattn.batch.storage.folder import BatchFolder
 from sdattn.batch.storage.formats import layout_of
 from sdattn.runs.drawings import PARTS
@@ -15,8 +16,7 @@ from sdattn.runs.drawings import PARTS
 
 @pytest.fixture(params=FORMATS)
 def layout(request, tmp_path):
-    (tmp_path / "tmp").mkdir()
-    return layout_of(request.param, tmp_path, tmp_path / "tmp", shard_bytes=10**9)
+    return layout_of(request.param, Disk(tmp_path), 10**9)
 
 
 def add(layout, items):
@@ -46,7 +46,7 @@ def test_bytes_come_back_as_they_were(layout):
         names = ["run.json", "maps.safetensors", "none.png", "heatmaps/03-cat.png"]
         some = layout.read(item, location, names)
         assert some == {name: items[item][name] for name in names if name != "none.png"}
-    assert not [*(layout.temporary).iterdir()]
+    assert not [*layout.storage.list(".batch/tmp")]
 
 
 def test_what_is_discarded_is_gone_and_nothing_else(layout):
@@ -58,7 +58,7 @@ def test_what_is_discarded_is_gone_and_nothing_else(layout):
     assert all(layout.read(item, location) == items[item] for item, location in left.items())
     layout.discard(left)
     assert [*layout.find()] == []
-    assert not [*(layout.temporary).iterdir()]
+    assert not [*layout.storage.list(".batch/tmp")]
 
 
 def test_threads_that_add_at_once_lose_nothing(tmp_path, layout):
@@ -73,11 +73,11 @@ def test_threads_that_add_at_once_lose_nothing(tmp_path, layout):
     assert dict(layout.find()) == {item: location for item, location, _ in told}
     for item, location, _ in told:
         assert layout.read(item, location) == items[item]
-    assert not [*(layout.temporary).iterdir()]
+    assert not [*layout.storage.list(".batch/tmp")]
 
 
 def test_a_folder_holds_a_thousand_items_at_most(tmp_path):
-    layout = layout_of("folder", tmp_path, tmp_path)
+    layout = layout_of("folder", Disk(tmp_path))
     locations = []
     for line in (1, 999, 1000, 123_456):
         layout.add(f"i{line}", line, {"run.json": b""}, lambda *whole: locations.append(whole[1]))
@@ -91,13 +91,13 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, layout):
     (tmp_path / "shards").write_text("")
     with pytest.raises((FileExistsError, NotADirectoryError)):
         add(layout, {"a": pack("a")})
-    assert not [*(layout.temporary).iterdir()]
+    assert not [*layout.storage.list(".batch/tmp")]
 
 
 def test_shards_are_of_bounded_size_and_whole_only_when_written(tmp_path):
     items = {f"i{n}": pack(f"i{n}", n) for n in range(1, 8)}
     most = max(sum(map(len, files.values())) for files in items.values())
-    layout = layout_of("webdataset", tmp_path, tmp_path, shard_bytes=2 * most + 1)
+    layout = layout_of("webdataset", Disk(tmp_path), 2 * most + 1)
     told = []
     for line, (item, files) in enumerate(items.items(), 1):
         layout.add(item, line, files, lambda *whole: told.append(whole[:2]))
@@ -157,7 +157,7 @@ LINK.type, LINK.linkname = tarfile.SYMTYPE, "/etc/passwd"
 
 @pytest.mark.parametrize("strange", ["link", "a/b.png", "noending", "../a.png"])
 def test_a_tar_that_no_run_made_holds_nothing(tmp_path, strange):
-    layout = layout_of("webdataset", tmp_path, tmp_path, shard_bytes=1)
+    layout = layout_of("webdataset", Disk(tmp_path), 1)
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards/0.tar").write_bytes(
         tar_of("a.json", LINK if strange == "link" else strange)

@@ -12,7 +12,6 @@ items/ or shards/  the items, see layouts
 """
 
 import hashlib
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -20,20 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import AccessError, ExistsError, Message
-from ...files.addresses import AnyPath, path_of
+from ...errors import ExistsError, Message
+from ...files.addresses import AnyPath
 from ...files.paths import check_writable, inside
-from ...files.writing import sha256, write_whole
+from ...files.writing import sha256
 from ...runs.info import RunInfo, read_info
 from .card import card_of
 from .formats import FORMATS, layout_of
-from .journals import FolderJournals
-from .layouts import Files, Layout
-from .leases import StorageLease
-from .locks import FolderLock, Ownership
+from .journals import Journals
+from .layouts import Layout
 from .manifest import Ended, Manifest, parsed, read_manifest
 from .rows import row_of
-from .storage_journals import StorageJournals
+from .storage import Files, storage_at
 
 _TOP = ("metadata.jsonl", "errors.jsonl", "README.md", "ids.txt", "index.html", "index-*.html")
 
@@ -42,9 +39,10 @@ class BatchFolder:
     """A batch run's folder.
 
     Attributes:
+        storage: where it is.
         root: the folder.
         hidden, temporary: folders in it, for what is at work.
-        lock: whose job it is.
+        lock: claims it for a job.
         journals: the rows of its items.
         manifest: what ``batch.json`` says.
         layout: how its items lie in it.
@@ -52,22 +50,12 @@ class BatchFolder:
     """
 
     def __init__(self, root: str | Path):
-        self.root: Any = path_of(root)  # a Path or an Address, which do the same here
-        self.hidden: Any = self.root / ".batch"
-        self.temporary: Any = self.hidden / "tmp"
-        self.lock: Ownership
-        self.journals: FolderJournals
-        self.lock, self.journals = self._keepers()
+        self.storage = storage_at(root)
+        self.root, self.lock = self.storage.root, self.storage.lock
+        self.hidden, self.temporary = self.root / ".batch", self.root / ".batch/tmp"
+        self.journals = Journals(self.storage)
         self.trusts_rows = True
         self._layout: Layout | None = None
-
-    def _keepers(self) -> tuple[Ownership, FolderJournals]:
-        """What says whose job it is, and what its items' rows are."""
-        if isinstance(self.root, Path):
-            journals = FolderJournals(self.root, self.hidden, self.write)
-            return FolderLock(self.hidden / "lock", self.root), journals
-        journals = StorageJournals(self.root, self.hidden, self.write)
-        return StorageLease(self.hidden / "lease.json", self.root), journals
 
     @property
     def is_new(self) -> bool:
@@ -82,7 +70,7 @@ class BatchFolder:
     def layout(self) -> Layout:
         if self._layout is None:
             settings = self.manifest.settings
-            self._layout = self.layout_as(settings.format, settings.shard_bytes)
+            self._layout = layout_of(settings.format, self.storage, settings.shard_bytes)
         return self._layout
 
     def layout_found(self) -> Layout:
@@ -93,14 +81,8 @@ class BatchFolder:
         """
         path = inside(self.root, "batch.json")
         parsed(path.read_bytes(), path)
-        layouts = [self.layout_as(name) for name in FORMATS]
+        layouts = [layout_of(name, self.storage) for name in FORMATS]
         return next((one for one in layouts if any(True for _ in one.find())), layouts[0])
-
-    def layout_as(self, format: str, shard_bytes: int = 0) -> Layout:
-        """How items lie here in a format."""
-        journals = self.journals if isinstance(self.journals, StorageJournals) else None
-        where = self.root, self.temporary
-        return layout_of(format, *where, shard_bytes=shard_bytes, journals=journals)
 
     # Who writes here
 
@@ -127,19 +109,13 @@ class BatchFolder:
         self.hidden.mkdir(exist_ok=True)
         self.lock.take(owner)
         (self.hidden / "stop").unlink(missing_ok=True)
-        self.tidy()
+        self.storage.tidy()
         for name in ("done", "failed"):
             (self.hidden / name).mkdir(exist_ok=True)
 
-    def tidy(self) -> None:
-        """Remove what processes that have ended left unfinished."""
-        if isinstance(self.temporary, Path):
-            shutil.rmtree(self.temporary, ignore_errors=True)
-            self.temporary.mkdir(exist_ok=True)
-
     def close(self) -> None:
         """Close what was noted, and let other jobs write here."""
-        self.journals.close()
+        self.storage.close()
         self.lock.release()
 
     def stop(self, reason: str) -> None:
@@ -190,9 +166,7 @@ class BatchFolder:
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         """Write a file of the folder, whole or not at all."""
-        if self.lock.lost:
-            raise AccessError(self.lock.lost)
-        write_whole(self.root / name, parts, self.temporary / name)
+        self.storage.write(name, parts)
 
     def note_whole(
         self, writer: str, item: str, location: str, files: Files, info: RunInfo | None = None
