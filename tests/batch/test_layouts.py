@@ -46,7 +46,7 @@ def test_bytes_come_back_as_they_were(layout):
         names = ["run.json", "maps.safetensors", "none.png", "heatmaps/03-cat.png"]
         some = layout.read(item, location, names)
         assert some == {name: items[item][name] for name in names if name != "none.png"}
-    assert not [*layout.storage.list(".batch/tmp")]
+    assert not [*layout.storage.listing(".batch/tmp")]
 
 
 def test_what_is_discarded_is_gone_and_nothing_else(layout):
@@ -58,7 +58,7 @@ def test_what_is_discarded_is_gone_and_nothing_else(layout):
     assert all(layout.read(item, location) == items[item] for item, location in left.items())
     layout.discard(left)
     assert [*layout.find()] == []
-    assert not [*layout.storage.list(".batch/tmp")]
+    assert not [*layout.storage.listing(".batch/tmp")]
 
 
 def test_threads_that_add_at_once_lose_nothing(tmp_path, layout):
@@ -73,7 +73,7 @@ def test_threads_that_add_at_once_lose_nothing(tmp_path, layout):
     assert dict(layout.find()) == {item: location for item, location, _ in told}
     for item, location, _ in told:
         assert layout.read(item, location) == items[item]
-    assert not [*layout.storage.list(".batch/tmp")]
+    assert not [*layout.storage.listing(".batch/tmp")]
 
 
 def test_a_folder_holds_a_thousand_items_at_most(tmp_path):
@@ -91,7 +91,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, layout):
     (tmp_path / "shards").write_text("")
     with pytest.raises((FileExistsError, NotADirectoryError)):
         add(layout, {"a": pack("a")})
-    assert not [*layout.storage.list(".batch/tmp")]
+    assert not [*layout.storage.listing(".batch/tmp")]
 
 
 def test_shards_are_of_bounded_size_and_whole_only_when_written(tmp_path):

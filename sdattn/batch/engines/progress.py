@@ -30,7 +30,7 @@ class Tally:
             return sum(rows for name, (_, rows) in read if name.startswith(f".batch/{kind}/"))
 
     def _read_new(self, kind: str) -> None:
-        for name, size in self._storage.list(f".batch/{kind}").items():
+        for name, size in self._storage.listing(f".batch/{kind}").items():
             # Only what has come since the last look is read: files of a long run are large.
             start, rows = self._read.get(name, (0, 0))
             if size == start:

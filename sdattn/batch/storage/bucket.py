@@ -25,6 +25,7 @@ from ...files.addresses import Address, at_once
 from ...files.copies import Copies
 from ...files.paths import inside
 from .leases import StorageLease
+from .locks import Ownership
 
 _NEAR = 64  # groups of items whose listing is remembered
 _KEPT = 4  # shards of which copies are kept
@@ -54,7 +55,7 @@ class Bucket:
 
     def __init__(self, root: Address):
         self.root = root
-        self.lock = StorageLease(root / ".batch/lease.json", root)
+        self.lock: Ownership = StorageLease(root / ".batch/lease.json", root)
         self._groups: dict[str, dict[str, dict[str, int]]] = {}
         self._shards, self._reading = Copies(_KEPT), threading.RLock()
         self._copies, self._writing = Copies(), threading.RLock()
@@ -66,7 +67,7 @@ class Bucket:
 
     # Single files
 
-    def list(self, folder: str) -> dict[str, int]:
+    def listing(self, folder: str) -> dict[str, int]:
         found = inside(self.root, folder).sizes()
         return {f"{folder}/{name}": size for name, size in found.items()}
 
@@ -170,7 +171,7 @@ class Bucket:
 
     def appended(self, kind: str) -> list[str]:
         self.flush()
-        return sorted({*self.list(f".batch/{kind}"), *self._own[kind]})
+        return sorted({*self.listing(f".batch/{kind}"), *self._own[kind]})
 
     def forget(self, kind: str, names: Iterable[str]) -> None:
         with self._writing:

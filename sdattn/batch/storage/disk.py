@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from ...files.paths import inside
 from ...files.writing import flush, flush_tree, write_files, write_whole
-from .locks import FolderLock
+from .locks import FolderLock, Ownership
 
 
 class Disk:
@@ -28,14 +28,14 @@ class Disk:
 
     def __init__(self, root: Path):
         self.root = root
-        self.lock = FolderLock(root / ".batch/lock", root)
+        self.lock: Ownership = FolderLock(root / ".batch/lock", root)
         self._temporary = root / ".batch/tmp"
         self._open: dict[str, Any] = {}  # this process's files of rows, by kind
         self._writing = threading.Lock()
 
     # Single files
 
-    def list(self, folder: str) -> dict[str, int]:
+    def listing(self, folder: str) -> dict[str, int]:
         paths = sorted((self.root / folder).glob("*"))
         return {f"{folder}/{path.name}": path.lstat().st_size for path in paths}
 
@@ -134,7 +134,7 @@ class Disk:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def appended(self, kind: str) -> list[str]:
-        return [*self.list(f".batch/{kind}")]
+        return [*self.listing(f".batch/{kind}")]
 
     def forget(self, kind: str, names: Iterable[str]) -> None:
         with self._writing:

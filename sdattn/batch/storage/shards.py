@@ -144,7 +144,7 @@ class Shards(Layout):
             (self.storage.root / location).unlink(missing_ok=True)
 
     def _locations(self) -> list[str]:
-        return sorted(name for name in self.storage.list("shards") if name.endswith(self.ending))
+        return sorted(name for name in self.storage.listing("shards") if name.endswith(self.ending))
 
     def _items(self, location: str) -> Index:
         """Return what a shard holds, remembered while it stays as it is."""

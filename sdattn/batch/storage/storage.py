@@ -38,7 +38,7 @@ class Storage(Protocol):
 
     # Single files
 
-    def list(self, folder: str) -> dict[str, int]:
+    def listing(self, folder: str) -> dict[str, int]:
         """Return the bytes of each file in a folder, by name."""
 
     def copies(self, names: Iterable[str]) -> list[Path]:
