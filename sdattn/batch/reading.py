@@ -166,8 +166,12 @@ def _harmed(
     save: Collection[str],
 ) -> Iterator[str]:
     """Read everything; yield what is wrong with items, or with a shard though its items are not."""
+
+    def check(where: tuple[str, str]) -> list[str]:
+        return check_item(layout, *where, row_at(rows, *where), save)
+
     with ThreadPoolExecutor() as pool:
-        found = pool.map(lambda at: check_item(layout, *at, row_at(rows, *at), save), there)
+        found = pool.map(check, there)
         wrong = {where: problems for where, problems in zip(there, found, strict=True) if problems}
     for (item, location), problems in wrong.items():
         yield from (f"{item}: {problem} (in {location})" for problem in problems)

@@ -54,8 +54,8 @@ def _yaml(fields: Mapping[str, Any], indent: str) -> str:
     """Return features as datasets writes them: a name, and a type, a list of one or a struct."""
     text = ""
     for name, kind in fields.items():
-        key = {list: "list", dict: "struct"}.get(type(kind), "dtype")
-        held = kind[0] if key == "list" else kind
+        key = "list" if isinstance(kind, list) else "struct" if isinstance(kind, dict) else "dtype"
+        held = kind[0] if isinstance(kind, list) else kind
         below = f" {held}\n" if isinstance(held, str) else f"\n{_yaml(held, indent + '  ')}"
         text += f"{indent}- name: {name}\n{indent}  {key}:{below}"
     return text
