@@ -144,9 +144,10 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     """
     folder, problems, manifest = BatchFolder(root), list[str](), None
     try:
-        manifest, layout = folder.manifest, folder.layout
+        manifest = folder.manifest
     except ValueError as error:
-        problems, layout = [" ".join(str(error).split())], folder.layout_found()
+        problems.append(" ".join(str(error).split()))
+    layout = folder.layout if manifest else folder.layout_found()
     # What is there against what the rows say, then every byte of every item.
     there, rows = list(layout.find()), folder.journals.rows()
     locations = dict(there)

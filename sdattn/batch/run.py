@@ -269,7 +269,6 @@ class _BatchRun:
 
 
 def _touching(batches: list[list[Job]], items: Container[str]) -> list[list[Job]]:
-    """The batches that hold some of the items."""
     return [batch for batch in batches if any(job.item.id in items for job in batch)]
 
 

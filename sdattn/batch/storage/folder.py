@@ -189,12 +189,10 @@ class BatchFolder:
         self.journals.note("failed", writer, {**item, "reason": reason, "traceback": text})
 
     def _top(self) -> list[str]:
-        found = [path for path in self.root.iterdir() if _is_top(path.name)]
+        found = [
+            path for path in self.root.iterdir() if any(fnmatchcase(path.name, n) for n in _TOP)
+        ]
         return sorted(path.name for path in found if path.is_file() and not path.is_symlink())
-
-
-def _is_top(name: str) -> bool:
-    return any(map(partial(fnmatchcase, name), _TOP))
 
 
 def _sha256(path: AnyPath) -> str:
