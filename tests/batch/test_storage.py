@@ -113,21 +113,6 @@ def test_an_item_whose_row_a_kill_has_lost_is_found(memory, format):
     assert len(open_batch(root)) == 3
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_items_that_are_discarded_leave_the_others(memory, format):
-    root = memory / "run"
-    folder = begun(root, three(), format=format)
-    folder.layout.flush()
-    before = open_batch(root)["c"].info
-    locations = dict(folder.layout.find())
-    folder.layout.discard({"b": locations["b"]})
-    assert settle(folder).keys() == {"a", "c"}
-    folder.seal(2)
-    folder.close()
-    assert verify(root) == (2, [])
-    assert open_batch(root)["c"].info == before
-
-
 # The ledger
 
 
