@@ -50,12 +50,13 @@ def reopened(root, job="again"):
 
 
 def test_run_json_is_written_last_and_removed_first(memory, asked):
-    folder = begun(memory / "run", three())
+    items = {name: {**files, "source.png": b""} for name, files in three().items()}
+    folder = begun(memory / "run", items)
     assert of(asked, "pipe_file", "items/0000/b/")[-1].endswith("/run.json")
     asked.clear()
     folder.layout.discard({"b": "items/0000/b"})
     assert of(asked, "rm_file", "items/0000/b/")[0].endswith("/run.json")
-    assert len(of(asked, "rm_file", "items/0000/b/")) == len(three()["b"])
+    assert len(of(asked, "rm_file", "items/0000/b/")) == len(items["b"])
     folder.close()
 
 
