@@ -190,6 +190,7 @@ def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
     """Milliseconds of one core and MB an item, by what is saved."""
     import torch
 
+    from sdattn.batch.storage.disk import Disk
     from sdattn.batch.storage.layouts import Folders
     from sdattn.runs.drawings import USUAL
     from sdattn.runs.folder import pack_with_page
@@ -200,9 +201,7 @@ def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
     run = random_run()
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        temporary = Path(folder, "temporary")
-        temporary.mkdir()
-        layout = Folders(Path(folder), temporary)
+        layout = Folders(Disk(Path(folder)))
         for name, parts in {"image and maps": ("image", "maps"), "all": USUAL}.items():
             start, size = time.process_time(), 0
             for i in range(repeats):

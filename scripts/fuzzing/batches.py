@@ -134,28 +134,13 @@ def look_at_link(root: Path, path: Path) -> str | None:
 def mend(world: World, chance: random.Random) -> str | None:
     """Files of items that are gone or cut short are drawn again, bit for bit."""
     format = chance.choice([*FORMATS])
-    return mended(world, chance, format, chance.choice([cut, remove]), "shards", {})
-
-
-@kind("harm that --adopt mends", 3)
-def adopt(world: World, chance: random.Random) -> str | None:
-    """Also bits that turned, and with batch.json lost."""
-    format = chance.choice([*FORMATS])
-    return mended(world, chance, format, chance.choice([cut, remove, flip]), "", {"adopt": True})
-
-
-def mended(
-    world: World, chance: random.Random, format: str, how: Callable, below: str, more: dict
-) -> str | None:
-    root = copy_of(world, format)
+    root, how = copy_of(world, format), chance.choice([cut, remove])
     before = files_of(root)
     paths = [root / name for name in before if name.startswith(("items/", "shards/"))]
     path = chance.choice(paths)
     told = f"{how(path, chance)} {path.relative_to(root)}"
-    if more:
-        (root / "batch.json").unlink()
     try:
-        world.draw(root, format, **more)
+        world.draw(root, format)
     except (OSError, ValueError, RuntimeError) as error:
         return f"{told} was changed, and then: {error}"
     after = files_of(root)

@@ -1,10 +1,6 @@
-"""Whether a folder belongs to this very run: its input, its model and its settings; and whether
-the items of one whose ``batch.json`` is lost do, and are as they were written."""
+"""A run's claim to a folder: refused where that is of another input, model or setting."""
 
-import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -18,11 +14,8 @@ from ..runs.info import FORMAT as RUN_FORMAT
 from .engines.worker import Loaded
 from .input.plan import Job, digest, digest_inputs
 from .input.request import Request
-from .storage.checking import ALTERED, altered_locations, check_item
 from .storage.folder import BatchFolder
-from .storage.layouts import Layout
 from .storage.manifest import BatchInput, BatchSettings, Manifest
-from .storage.rows import NotedRow, row_at
 from .storage.whole import settle
 
 _DECISIVE = ("weights", "dtype", "save", "preset")  # settings that the items' files follow from
@@ -66,9 +59,8 @@ class Claim:
 
     Attributes:
         folder: open and locked.
-        request: what is asked. ``adopt``: every item is read whole, and those that are damaged are
-            made anew. ``force``: where the folder is of another input, model or setting, the items
-            that differ are removed and the others kept.
+        request: what is asked. ``force``: where the folder is of another input, model or setting,
+            the items that differ are removed and the others kept.
         settings: see :func:`settings_of`.
         input: see :func:`describe_input`.
         batch_size: items that run together; another number does not make it another run.
@@ -95,10 +87,7 @@ class Claim:
         if not folder.is_new:
             self._check_film_format(folder.manifest)
             self._check_manifest(folder.manifest)
-        # Adopting reads every item whole, before a byte of the folder is changed.
-        damaged = self._check_adopted() if self.request.adopt else {}
         folder.claim(self._manifest(), ids)
-        folder.layout.discard(damaged)
         rows = settle(folder, self.fingerprints)
         stale = {
             item: row.location
@@ -170,51 +159,6 @@ class Claim:
             "pass {force=True} to make all films anew."
         )
         raise InvalidValueError(Message(text, self.folder.root, old, new, do))
-
-    def _check_adopted(self) -> dict[str, str]:
-        """Read all items of the folder whole, before it is taken; the items of the run that are
-        damaged, id to location, each named on stderr."""
-        root = self.folder.root
-        if others := [name for name in self.folder.formats() if name != self.settings.format]:
-            text = "{0} holds items of the format {1!r}. Pass {format}, or choose another {folder}."
-            raise InvalidValueError(Message(text, root, others[0], format=others[0]))
-        layout, rows = self.folder.layout_as(self.settings.format), self.folder.journals.rows()
-        there = list(layout.find())
-        with ThreadPoolExecutor() as pool:
-            found = list(pool.map(lambda where: self._problems(layout, rows, *where), there))
-        self._refuse_strange(
-            item for (item, _), problems in zip(there, found, strict=True) if problems is None
-        )
-        altered, damaged = altered_locations(layout, there, found), dict[str, str]()
-        for (item, location), problems in zip(there, found, strict=True):
-            problems = [ALTERED] if location in altered else problems
-            if problems:
-                end = "made anew" if item in self.fingerprints else "left as it is"
-                print(f"sdattn: {item}: {problems[0]} ({location}); it is {end}", file=sys.stderr)
-                damaged |= {item: location} if item in self.fingerprints else {}
-        return damaged
-
-    def _problems(
-        self, layout: Layout, rows: Mapping[str, NotedRow], item: str, location: str
-    ) -> list[str] | None:
-        """What is wrong with an item; None where it is as it was written, but for another run."""
-        row = row_at(rows, item, location)
-        if problems := check_item(layout, item, location, row, ()):
-            return problems
-        info = json.loads(layout.read(item, location, ["run.json"])["run.json"])
-        if info.get("fingerprint") != self.fingerprints.get(item):
-            return None
-        return check_item(layout, item, location, row, self.settings.save)
-
-    def _refuse_strange(self, items: Iterable[str]) -> None:
-        strange = sorted(items)
-        if strange and not self.request.force:
-            text = (
-                "{0} holds {1} item(s) that this command does not make, {2} for one: they are of "
-                "another input, model or settings. Give the command that made them, or pass "
-                "{force=True} to make anew what differs and keep the rest."
-            )
-            raise InvalidValueError(Message(text, self.folder.root, len(strange), strange[0]))
 
 
 def _short(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from ..files.paths import inside
 from ..maps.statistics import to_dataframe
 from ..runs.folder import SavedRun, saved_run
 from ..runs.unpacking import READ
-from .storage.checking import ALTERED, altered_locations, check_item
+from .storage.checking import check_item
 from .storage.folder import BatchFolder
 from .storage.layouts import Layout
 from .storage.manifest import Manifest
@@ -156,25 +156,35 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     problems += _mislocated(rows, locations, dict(layout.broken()))
     if folder.lock.free():
         problems += _at_rest(folder, layout, manifest, locations, rows)
-    save = manifest.settings.save if manifest else ()
+    problems += _harmed(layout, there, rows, manifest.settings.save if manifest else ())
+    return len(locations), problems
+
+
+def _harmed(
+    layout: Layout,
+    there: Sequence[tuple[str, str]],
+    rows: Mapping[str, NotedRow],
+    save: Collection[str],
+) -> Iterator[str]:
+    """Read everything; yield what is wrong with items, or with a shard though its items are not."""
 
     def check(where: tuple[str, str]) -> list[str]:
         return check_item(layout, *where, row_at(rows, *where), save)
 
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(check, there))
-    for (item, location), wrong in zip(there, found, strict=True):
-        problems += [f"{item}: {problem} (in {location})" for problem in wrong]
-    problems += [
-        f"{location}: {ALTERED}" for location in sorted(altered_locations(layout, there, found))
-    ]
-    return len(locations), problems
+        found = pool.map(check, there)
+        wrong = {where: problems for where, problems in zip(there, found, strict=True) if problems}
+    for (item, location), problems in wrong.items():
+        yield from (f"{item}: {problem} (in {location})" for problem in problems)
+    sound = {location for _, location in there} - {location for _, location in wrong}
+    for location in sorted(layout.altered(sound)):
+        yield f"{location}: what lies between its files is not what was written"
 
 
 def _mislocated(
     rows: Mapping[str, NotedRow], locations: Mapping[str, str], broken: Mapping[str, str]
 ) -> Iterator[str]:
-    """Rows without an item at their location, and locations that cannot be read."""
+    """Yield rows without an item at their location, and locations that cannot be read."""
     named = {row.location for row in rows.values()}
     yield from (reason for location, reason in broken.items() if location not in named)
     for item, row in rows.items():
@@ -190,7 +200,7 @@ def _at_rest(
     locations: Mapping[str, str],
     rows: Mapping[str, NotedRow],
 ) -> Iterator[str]:
-    """What is wrong with a folder while nobody writes there."""
+    """Yield what is wrong with a folder while nobody writes there."""
     for item in locations:
         if item not in rows:
             yield f"{item}: metadata.jsonl has no row; the next run adds it"
@@ -211,7 +221,7 @@ def _at_rest(
 
 
 def _lost(folder: BatchFolder, manifest: Manifest, number: int, known: set[str]) -> Iterator[str]:
-    """The items that are gone with their rows, by name where it can only be those."""
+    """Yield the items that are gone with their rows, by name where it can only be those."""
     known = known.union(folder.journals.failures())
     gone = [item for item in manifest.input.share_of(folder.ids()) if item not in known]
     if len(gone) == number:

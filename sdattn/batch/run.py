@@ -134,7 +134,7 @@ class _BatchRun:
     def _open(self) -> None:
         """Lock the folder: the first process for all that see its disk."""
         team, folder, name = self.team, self.folder, self.job_name
-        team.broadcast(lambda: folder.open(name, adopt=self.request.adopt))
+        team.broadcast(lambda: folder.open(name))
         team.run_on_all(self._join_from_another_machine)
         if not (team.first or team.first_here):
             folder.lock.join(name)
@@ -144,7 +144,7 @@ class _BatchRun:
             return
         if not join_lock(self.folder.lock, self.job_name):
             self.keeper = True
-            self.folder.open(self.job_name, adopt=self.request.adopt)
+            self.folder.open(self.job_name)
 
     # Drawing
 
@@ -215,7 +215,7 @@ class _BatchRun:
         try:
             with ExitStack() as stack:
                 if self.team.first and self.request.progress:
-                    progress = Progress(folder.hidden, total, total - len(missing))
+                    progress = Progress(folder.storage, total, total - len(missing))
                     stack.enter_context(progress)
                 self.engine.draw(batches, {item: self.fingerprints[item] for item in missing}, deal)
         except Exception as error:
@@ -239,7 +239,7 @@ class _BatchRun:
 
     def _find_undone(self) -> set[str]:
         """The items that are neither whole nor have failed, while no process draws."""
-        self.folder.tidy()
+        self.folder.storage.tidy()
         found = settle(self.folder, self.fingerprints).keys()
         return self.fingerprints.keys() - found - self.folder.journals.failures(new=True).keys()
 
@@ -269,7 +269,6 @@ class _BatchRun:
 
 
 def _touching(batches: list[list[Job]], items: Container[str]) -> list[list[Job]]:
-    """The batches that hold some of the items."""
     return [batch for batch in batches if any(job.item.id in items for job in batch)]
 
 

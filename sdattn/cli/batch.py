@@ -79,14 +79,6 @@ def batch(
             help="Go on in another command's folder: what differs is deleted and drawn anew.",
         ),
     ] = False,
-    adopt: Annotated[
-        bool,
-        typer.Option(
-            "--adopt",
-            help="Take a folder whose batch.json is lost or damaged: every item is read and "
-            "checked, and batch.json written anew.",
-        ),
-    ] = False,
     input_format: Annotated[
         Literal["jsonl", "json", "csv", "tsv", "txt", "parquet"] | None,
         typer.Option(
@@ -170,7 +162,6 @@ def batch(
         part=_part(part),
         strict=strict,
         force=force,
-        adopt=adopt,
         input_format=input_format,
         prompt_column=prompt_column,
         keep_columns=_kept(keep_columns),
@@ -292,7 +283,7 @@ def _verify(output: Output, run: Path) -> None:
     output.answer({"folder": str(run_at), "items": number, "problems": problems})
     if problems:
         print(
-            "sdattn: the batch's own command with --adopt makes anew what is damaged; without it, "
+            "sdattn: remove the items or shards that are damaged: the batch's own command draws "
             "what is gone or cut short",
             file=sys.stderr,
         )

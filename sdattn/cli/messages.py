@@ -19,7 +19,7 @@ _FLAGS = {  # by what they are called in Python; others stay as Python has them
             *("seed", "mode", "device", "dtype", "preset", "refine", "ask", "causal", "invert"),
             *("timesteps", "null_text", "batch_size", "format", "input_format", "save", "part"),
             *("prompt_column", "keep_columns"),
-            *("engine", "workers", "force", "strict", "adopt"),
+            *("engine", "workers", "force", "strict"),
         )
     },
     "folder": "--out",

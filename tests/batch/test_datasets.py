@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import load
 
 from sdattn.batch import open_batch
+from sdattn.batch.storage.disk import Disk
 from sdattn.batch.storage.parquets import Parquets
 from sdattn.runs.drawings import PARTS
 
@@ -258,6 +259,6 @@ def test_a_byte_that_changed_in_a_page_is_not_read_as_if_it_were_right(parquets,
     data[data.index(picture) + len(picture) // 2] ^= 1
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / shard.name).write_bytes(data)
-    held = Parquets(tmp_path, tmp_path / "temporary", nbytes=1)
+    held = Parquets(Disk(tmp_path), 1)
     with pytest.raises(ValueError, match="CRC"):
         held.read("e", f"shards/{shard.name}", ["image.png"])

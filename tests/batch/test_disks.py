@@ -129,7 +129,7 @@ def test_a_disk_that_fills_up_at_any_file_is_told_once(batch, tmp_path, monkeypa
 
     with monkeypatch.context() as patches:
         if full == "the items":
-            patches.setattr("sdattn.batch.storage.layouts.write_files", refuse)
+            patches.setattr("sdattn.batch.storage.disk.write_files", refuse)
             patches.setattr(BatchFolder, "stop", refuse)
         else:
             patches.setattr("sdattn.files.writing.os.replace", replace)

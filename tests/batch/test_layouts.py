@@ -1,4 +1,4 @@
-"""How the items of a batch run lie on the disk, in folders and in shards."""
+"""How the items of a batch run lie on a disk and in a bucket, in folders and in shards."""
 
 import io
 import tarfile
@@ -7,16 +7,23 @@ from hashlib import sha256
 
 import pytest
 from helpers.batch_runs import FORMATS, new_run, pack, three
+from helpers.storages import memory_bucket, quick_waits  # noqa: F401
 
+from sdattn.batch.storage.bucket import Bucket
+from sdattn.batch.storage.disk import Disk
 from sdattn.batch.storage.folder import BatchFolder
 from sdattn.batch.storage.formats import layout_of
 from sdattn.runs.drawings import PARTS
 
 
+@pytest.fixture(params=[Disk, Bucket])
+def storage(request, tmp_path, memory):
+    return Disk(tmp_path) if request.param is Disk else Bucket(memory)
+
+
 @pytest.fixture(params=FORMATS)
-def layout(request, tmp_path):
-    (tmp_path / "tmp").mkdir()
-    return layout_of(request.param, tmp_path, tmp_path / "tmp", shard_bytes=10**9)
+def layout(request, storage):
+    return layout_of(request.param, storage, 10**9)
 
 
 def add(layout, items):
@@ -46,7 +53,7 @@ def test_bytes_come_back_as_they_were(layout):
         names = ["run.json", "maps.safetensors", "none.png", "heatmaps/03-cat.png"]
         some = layout.read(item, location, names)
         assert some == {name: items[item][name] for name in names if name != "none.png"}
-    assert not [*(layout.temporary).iterdir()]
+    assert not [*layout.storage.listing(".batch/tmp")]
 
 
 def test_what_is_discarded_is_gone_and_nothing_else(layout):
@@ -58,10 +65,10 @@ def test_what_is_discarded_is_gone_and_nothing_else(layout):
     assert all(layout.read(item, location) == items[item] for item, location in left.items())
     layout.discard(left)
     assert [*layout.find()] == []
-    assert not [*(layout.temporary).iterdir()]
+    assert not [*layout.storage.listing(".batch/tmp")]
 
 
-def test_threads_that_add_at_once_lose_nothing(tmp_path, layout):
+def test_threads_that_add_at_once_lose_nothing(layout):
     items = {f"i{n}": {"run.json": b"%d" % n, "note.txt": bytes(range(n + 1))} for n in range(60)}
     layout.nbytes = 100  # many shards
     told = []
@@ -73,11 +80,11 @@ def test_threads_that_add_at_once_lose_nothing(tmp_path, layout):
     assert dict(layout.find()) == {item: location for item, location, _ in told}
     for item, location, _ in told:
         assert layout.read(item, location) == items[item]
-    assert not [*(layout.temporary).iterdir()]
+    assert not [*layout.storage.listing(".batch/tmp")]
 
 
-def test_a_folder_holds_a_thousand_items_at_most(tmp_path):
-    layout = layout_of("folder", tmp_path, tmp_path)
+def test_a_folder_holds_a_thousand_items_at_most(storage):
+    layout = layout_of("folder", storage)
     locations = []
     for line in (1, 999, 1000, 123_456):
         layout.add(f"i{line}", line, {"run.json": b""}, lambda *whole: locations.append(whole[1]))
@@ -86,26 +93,28 @@ def test_a_folder_holds_a_thousand_items_at_most(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_write_that_fails_leaves_nothing(tmp_path, layout):
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_write_that_fails_leaves_nothing(tmp_path, format):
+    layout = layout_of(format, Disk(tmp_path))
     (tmp_path / "items").write_text("")  # in the way
     (tmp_path / "shards").write_text("")
     with pytest.raises((FileExistsError, NotADirectoryError)):
         add(layout, {"a": pack("a")})
-    assert not [*(layout.temporary).iterdir()]
+    assert not [*layout.storage.listing(".batch/tmp")]
 
 
-def test_shards_are_of_bounded_size_and_whole_only_when_written(tmp_path):
+def test_shards_are_of_bounded_size_and_whole_only_when_written(storage):
     items = {f"i{n}": pack(f"i{n}", n) for n in range(1, 8)}
     most = max(sum(map(len, files.values())) for files in items.values())
-    layout = layout_of("webdataset", tmp_path, tmp_path, shard_bytes=2 * most + 1)
+    layout = layout_of("webdataset", storage, 2 * most + 1)
     told = []
     for line, (item, files) in enumerate(items.items(), 1):
         layout.add(item, line, files, lambda *whole: told.append(whole[:2]))
         assert len(told) == line // 3 * 3
     layout.flush()
-    shards = [*(tmp_path / "shards").iterdir()]
+    shards = storage.listing("shards")
     assert len(shards) == len({location for _, location in told}) == 3
-    assert all(shard.stat().st_size <= 3 * most + 40_000 for shard in shards)
+    assert all(size <= 3 * most + 40_000 for size in shards.values())
     assert [item for item, _ in told] == [*items]
     layout.flush()
     assert len(told) == 7
@@ -157,7 +166,7 @@ LINK.type, LINK.linkname = tarfile.SYMTYPE, "/etc/passwd"
 
 @pytest.mark.parametrize("strange", ["link", "a/b.png", "noending", "../a.png"])
 def test_a_tar_that_no_run_made_holds_nothing(tmp_path, strange):
-    layout = layout_of("webdataset", tmp_path, tmp_path, shard_bytes=1)
+    layout = layout_of("webdataset", Disk(tmp_path), 1)
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards/0.tar").write_bytes(
         tar_of("a.json", LINK if strange == "link" else strange)

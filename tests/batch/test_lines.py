@@ -326,7 +326,6 @@ def hostile_lines(chance):
         "x" * 5000,
         "\U0001f408",
         "",
-        "con",
         ["a"],
         "taken",
         "TAKEN",

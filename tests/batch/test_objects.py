@@ -10,7 +10,8 @@ from helpers.storages import MEMORY, begun, faulty, memory_bucket, quick_waits  
 
 from sdattn.batch import run, status, verify
 from sdattn.batch.engines.progress import Tally
-from sdattn.batch.storage import objects, storage_journals
+from sdattn.batch.storage import bucket
+from sdattn.batch.storage.bucket import Bucket
 from sdattn.batch.storage.folder import BatchFolder
 from sdattn.batch.storage.whole import settle
 from sdattn.files.addresses import Address
@@ -49,12 +50,13 @@ def reopened(root, job="again"):
 
 
 def test_run_json_is_written_last_and_removed_first(memory, asked):
-    folder = begun(memory / "run", three())
+    items = {name: {**files, "source.png": b""} for name, files in three().items()}
+    folder = begun(memory / "run", items)
     assert of(asked, "pipe_file", "items/0000/b/")[-1].endswith("/run.json")
     asked.clear()
     folder.layout.discard({"b": "items/0000/b"})
     assert of(asked, "rm_file", "items/0000/b/")[0].endswith("/run.json")
-    assert len(of(asked, "rm_file", "items/0000/b/")) == len(three()["b"])
+    assert len(of(asked, "rm_file", "items/0000/b/")) == len(items["b"])
     folder.close()
 
 
@@ -141,7 +143,7 @@ def test_verify_asks_once_for_what_is_there(memory, format, asked):
 
 
 def test_shards_are_read_by_many_threads_from_few_copies(memory, monkeypatch):
-    monkeypatch.setattr(objects, "_KEPT", 1)
+    monkeypatch.setattr(bucket, "_KEPT", 1)
     folder = begun(memory / "run", three(), format="webdataset", shard_bytes=1)
     assert folder.journals.gather() == 3
     folder.seal(3)
@@ -156,8 +158,8 @@ def test_shards_are_read_by_many_threads_from_few_copies(memory, monkeypatch):
 def unwritten(root, monkeypatch):
     """A folder whose ledger writes when it must."""
     folder = begun(root, {})
-    monkeypatch.setattr(storage_journals, "_EVERY", 1e9)
-    folder.journals._every, folder.journals._flushed = 1e9, time.monotonic()
+    monkeypatch.setattr(bucket, "_EVERY", 1e9)
+    folder.storage._every, folder.storage._flushed = 1e9, time.monotonic()
     return folder
 
 
@@ -173,7 +175,7 @@ def seen(root):
 def test_rows_are_written_at_most_once_in_a_while(memory, monkeypatch, asked):
     folder = unwritten(memory / "run", monkeypatch)
     ledger = folder.journals
-    ledger._flushed = 0.0 - 1e9
+    folder.storage._flushed = 0.0 - 1e9
     for item in "abc":
         ledger.note("done", "job-0", row(item))
     assert len(of(asked, "pipe_file", "/done/")) == 1 and seen(folder.root) == {"a"}
@@ -183,7 +185,7 @@ def test_rows_are_written_at_most_once_in_a_while(memory, monkeypatch, asked):
 
 def test_rows_that_belong_together_are_written_together(memory):
     folder = begun(memory / "run", {})
-    with folder.journals.together():
+    with folder.storage.together():
         folder.journals.note("done", "job-0", row("a"))
         assert seen(folder.root) == set()
     assert seen(folder.root) == {"a"}
@@ -213,7 +215,11 @@ def test_a_ledger_goes_on_after_it_was_closed_or_gathered(memory):
     """A process's worker closes it after each deal."""
     folder = begun(memory / "run", {})
     ledger, other = folder.journals, BatchFolder(memory / "run").journals
-    for end, item in ((ledger.close, "a"), (ledger.gather, "b"), (ledger.close, "c")):
+    for end, item in (
+        (folder.storage.close, "a"),
+        (ledger.gather, "b"),
+        (folder.storage.close, "c"),
+    ):
         ledger.note("done", "job-0", row(item))
         other.note("done", "job-0", row(f"{item}-2"))  # a process of the same name
         end()
@@ -226,7 +232,7 @@ def test_a_ledger_goes_on_after_it_was_closed_or_gathered(memory):
 def test_rows_that_were_gathered_are_not_written_again(memory, asked):
     folder = begun(memory / "run", {})
     ledger, first = folder.journals, BatchFolder(memory / "run").journals
-    for gather in (ledger.gather, lambda: (ledger.close(), first.gather())):
+    for gather in (ledger.gather, lambda: (folder.storage.close(), first.gather())):
         ledger.note("done", "job-0", row("a"))
         gather()
         ledger.note("done", "job-0", row("b"))
@@ -241,7 +247,7 @@ def test_rows_that_were_gathered_are_not_written_again(memory, asked):
 
 def test_where_each_writing_is_a_commit_there_are_few(memory):
     hub = BatchFolder(Address(memory.files, memory.path, "hf"))
-    assert (hub.lock.beat, hub.journals._every) == (300, 60)
+    assert (hub.lock.beat, hub.storage._every) == (300, 60)
 
 
 def test_rows_that_no_listing_shows_yet(memory):
@@ -270,9 +276,9 @@ def test_rows_are_counted_while_the_storage_answers(memory):
     def gone(own, path, *args, **options):
         raise TimeoutError("gone")
 
-    tally = Tally(faulty(folder.hidden, open=gone))
+    tally = Tally(Bucket(faulty(folder.root, open=gone)))
     assert tally.count("done") == 0
-    tally = Tally(folder.hidden)
+    tally = Tally(folder.storage)
     folder.journals.note("failed", "job-0", row("x"))
     assert (tally.count("done"), tally.count("failed")) == (3, 1)
     folder.note_whole("job-0", "a", "items/0000/a", three()["a"])
@@ -305,7 +311,7 @@ def test_a_large_file_of_a_run_is_compared_to_its_end(memory):
 
 def test_rows_that_were_counted_are_not_counted_again(memory):
     folder = begun(memory / "run", {})
-    tally = Tally(folder.hidden)
+    tally = Tally(folder.storage)
     for number in range(1, 4):
         folder.journals.note("done", "job-0", row(f"{number}"))
         assert tally.count("done") == number

@@ -10,7 +10,7 @@ from helpers.storages import MEMORY, begun, faulty, memory_bucket, objects_of, q
 
 from sdattn.batch import Request, merge, open_batch, run_batch, status, verify
 from sdattn.batch.engines.progress import Tally
-from sdattn.batch.storage import leases, storage_journals
+from sdattn.batch.storage import bucket, leases
 from sdattn.batch.storage.folder import BatchFolder
 from sdattn.batch.storage.whole import settle
 from sdattn.runs.folder import load_run
@@ -113,21 +113,6 @@ def test_an_item_whose_row_a_kill_has_lost_is_found(memory, format):
     assert len(open_batch(root)) == 3
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_items_that_are_discarded_leave_the_others(memory, format):
-    root = memory / "run"
-    folder = begun(root, three(), format=format)
-    folder.layout.flush()
-    before = open_batch(root)["c"].info
-    locations = dict(folder.layout.find())
-    folder.layout.discard({"b": locations["b"]})
-    assert settle(folder).keys() == {"a", "c"}
-    folder.seal(2)
-    folder.close()
-    assert verify(root) == (2, [])
-    assert open_batch(root)["c"].info == before
-
-
 # The ledger
 
 
@@ -135,7 +120,7 @@ def test_a_part_of_the_ledger_is_one_object_until_it_is_large(memory, monkeypatc
     folder = begun(memory / "run", three())
     done = folder.root / ".batch" / "done"
     assert len([*done.iterdir()]) == 1
-    monkeypatch.setattr(storage_journals, "_LARGE", 1)
+    monkeypatch.setattr(bucket, "_LARGE", 1)
     folder.note_whole("job-0", "a", "items/0000/a", pack("a", 1))
     assert len([*done.iterdir()]) == 2
     assert folder.journals.gather() == 3
@@ -145,7 +130,7 @@ def test_a_part_of_the_ledger_is_one_object_until_it_is_large(memory, monkeypatc
 
 def test_rows_are_counted_by_reading_only_what_is_new(memory, monkeypatch):
     folder, opened = begun(memory / "run", three()), []
-    tally = Tally(folder.hidden)
+    tally = Tally(folder.storage)
     assert tally.count("done") == 3
     monkeypatch.setattr(MEMORY, "open", lambda self, path, *_: opened.append(path))
     assert tally.count("done") == 3 and opened == []
@@ -153,14 +138,14 @@ def test_rows_are_counted_by_reading_only_what_is_new(memory, monkeypatch):
 
 
 def test_failures_are_written_at_once(memory, monkeypatch):
-    monkeypatch.setattr(storage_journals, "_EVERY", 1e9)
+    monkeypatch.setattr(bucket, "_EVERY", 1e9)
     folder = begun(memory / "run", {})
-    folder.journals._flushed = time.monotonic()
+    folder.storage._flushed = time.monotonic()
     folder.note_whole("job-0", "a", "items/0000/a", pack("a", 1))
     assert BatchFolder(folder.root).journals.rows() == {}
     folder.journals.note("failed", "job-0", {"id": "x", "line": 1})
     assert [*BatchFolder(folder.root).journals.failures()] == ["x"]
-    folder.journals.flush()
+    folder.storage.flush()
     assert [*BatchFolder(folder.root).journals.rows()] == ["a"]
     folder.close()
 

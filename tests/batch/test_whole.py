@@ -129,41 +129,23 @@ def test_items_of_other_inputs_are_left_as_they_are(model, run, capsys):
 # A lost batch.json
 
 
-@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("harm", ["gone", "empty", "a bit"])
-def test_a_lost_batch_json_is_written_anew(model, run, format, harm):
-    root = run(format)
-    before, path = kept_of(root), root / "batch.json"
+def test_a_folder_whose_batch_json_is_lost_is_left_alone(model, run, harm):
+    root = run()
+    path = root / "batch.json"
     path.unlink() if harm == "gone" else path.write_bytes(
         b"" if harm == "empty" else path.read_bytes().replace(b'"dtype"', b'"dtypd"')
     )
-    with pytest.raises((OSError, ValueError), match="adopt=True"):
-        draw(model, root, format=format)
-    with pytest.raises((OSError, ValueError), match="adopt=True"):
-        draw(model, root, format=format, force=True)
-    with pytest.raises((OSError, ValueError), match="adopt=True"):
-        status(root)
-    outcome = draw(model, root, format=format, adopt=True)
-    assert (outcome.before, outcome.whole, outcome.exit_code) == (4, 4, 0)
-    assert kept_of(root) == before
-
-
-def test_what_is_adopted_is_read_whole(model, run, capsys):
-    root = run()
     before = kept_of(root)
-    for name in ("batch.json", "metadata.jsonl"):
-        (root / name).unlink()
-    image = item(root, 2) / "image.png"
-    data = bytearray(image.read_bytes())
-    data[-20] ^= 1
-    image.write_bytes(data)
-    outcome = draw(model, root, adopt=True)
-    assert (outcome.before, outcome.whole) == (3, 4)
-    assert "000002: image.png is not what was written" in capsys.readouterr().err
+    for force in (False, True):
+        with pytest.raises((OSError, ValueError), match=r"batch\.json.*another folder"):
+            draw(model, root, force=force)
+    with pytest.raises((OSError, ValueError), match=r"batch\.json"):
+        status(root)
     assert kept_of(root) == before
 
 
-def test_a_byte_between_the_files_of_a_shard_is_found_and_mended(model, run, capsys):
+def test_a_byte_between_the_files_of_a_shard_is_found_and_mended(model, run):
     root = run("webdataset")
     before = kept_of(root)
     [shard] = (root / "shards").iterdir()
@@ -173,43 +155,9 @@ def test_a_byte_between_the_files_of_a_shard_is_found_and_mended(model, run, cap
     told = "what lies between its files is not what was written"
     assert verify(root) == (4, [f"shards/{shard.name}: {told}"])
     assert draw(model, root, format="webdataset").before == 4  # every item is whole
-    outcome = draw(model, root, format="webdataset", adopt=True)
-    assert (outcome.before, outcome.whole) == (0, 4)
-    assert f"000001: {told} (shards/{shard.name}); it is made anew" in capsys.readouterr().err
+    shard.unlink()
+    assert draw(model, root, format="webdataset").before == 0
     assert kept_of(root) == before
-
-
-@pytest.mark.parametrize(
-    "other",
-    [{"options": {**SMALL, "num_inference_steps": 2}}, {"save": ("maps",)}, {"seed": 5}],
-    ids=["steps", "save", "seed"],
-)
-def test_another_runs_items_are_not_adopted(model, run, other):
-    root = run()
-    (root / "batch.json").unlink()
-    before = kept_of(root)
-    with pytest.raises(ValueError, match=r"4 item\(s\) that this command does not make, 000001"):
-        draw(model, root, adopt=True, **other)
-    assert kept_of(root) == before
-
-
-def test_what_no_run_made_is_not_adopted(model, tmp_path, run):
-    root = run()
-    (root / "batch.json").unlink()
-    with pytest.raises(ValueError, match="holds items of the format 'folder'"):
-        draw(model, root, format="webdataset", adopt=True)
-    (root / "shards").mkdir(exist_ok=True)
-    (root / "shards" / "0.safetensors").write_text("items of another version")
-    with pytest.raises(FileExistsError, match=r"no batch\.json, but shards/0\.safetensors"):
-        draw(model, root, adopt=True)
-    shutil.rmtree(root / "shards")
-    (root / "thesis.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"no batch\.json, but thesis\.txt"):
-        draw(model, root, adopt=True)
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.jpg").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"no batch\.json, but a\.jpg"):
-        draw(model, tmp_path / "photos", adopt=True)
 
 
 # What --verify says
@@ -244,7 +192,7 @@ def test_a_damaged_batch_json_is_named_and_the_items_are_read(run):
     (item(root, 3) / "image.png").unlink()
     number, problems = verify(root)
     assert number == 4 and len(problems) == 2
-    assert "batch.json is damaged" in problems[0] and "adopt=True" in problems[0]
+    assert "batch.json is damaged" in problems[0] and "another folder" in problems[0]
     assert problems[1].startswith("000003: image.png is missing")
 
 

@@ -20,16 +20,16 @@ def asked(monkeypatch):
 
 
 def test_what_the_command_line_is_given_is_asked_of_the_run(invoke, asked):
-    given = "--refine self --strict --max-errors 3 --force --adopt --part 2/3 --seed 7"
+    given = "--refine self --strict --max-errors 3 --force --part 2/3 --seed 7"
     assert invoke("batch", "in", "--out", "run", *given.split(), "--input-format", "csv")[0] == 0
     [request] = asked
     assert request.preset.refine == "self"
-    assert (request.strict, request.force, request.adopt) == (True, True, True)
+    assert (request.strict, request.force) == (True, True)
     assert (request.max_errors, request.part, request.seed) == (3, (2, 3), 7)
     assert request.input_format == "csv"
     assert invoke("batch", "in.txt", "--out", "run")[0] == 0
     assert asked[1].preset.refine is None and asked[1].max_errors is None
-    assert (asked[1].strict, asked[1].force, asked[1].adopt) == (False, False, False)
+    assert (asked[1].strict, asked[1].force) == (False, False)
 
 
 def test_batch_refines(invoke, tmp_path):

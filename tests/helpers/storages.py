@@ -6,7 +6,7 @@ import fsspec
 import pytest
 
 from helpers.batch_runs import manifest
-from sdattn.batch.storage import leases, storage_journals
+from sdattn.batch.storage import bucket, leases
 from sdattn.batch.storage.folder import BatchFolder
 from sdattn.files import addresses
 from sdattn.files.addresses import Address, path_of
@@ -19,7 +19,7 @@ def quick_waits(monkeypatch):
     """Waits and beats of a storage that answers at once."""
     monkeypatch.setattr(addresses, "_WAITS", (0, 0))
     monkeypatch.setattr(leases, "_BEAT", 0.05)
-    monkeypatch.setattr(storage_journals, "_EVERY", 0.0)
+    monkeypatch.setattr(bucket, "_EVERY", 0.0)
 
 
 @contextmanager

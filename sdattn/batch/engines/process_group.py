@@ -195,7 +195,6 @@ def _attempt(make: Callable[[], T]) -> tuple[Exception | None, T | None]:
 
 
 def _sendable(error: Exception) -> Exception:
-    """An error that other processes can read."""
     try:
         pickle.loads(pickle.dumps(error))
         return error

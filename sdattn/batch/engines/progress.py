@@ -6,10 +6,9 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from ...files.addresses import Address, AnyPath
+from ..storage.storage import Storage
 
 _LINE_EVERY = 15.0  # seconds between lines where there is no terminal
 
@@ -17,9 +16,9 @@ _LINE_EVERY = 15.0  # seconds between lines where there is no terminal
 class Tally:
     """Counts the rows that all processes have noted, reading only what is new."""
 
-    def __init__(self, hidden: AnyPath):
-        self._hidden = hidden
-        self._read: dict[tuple[str, AnyPath], tuple[int, int]] = {}  # bytes and rows
+    def __init__(self, storage: Storage):
+        self._storage = storage
+        self._read: dict[str, tuple[int, int]] = {}  # bytes and rows of each file
         self._lock = threading.Lock()
 
     def count(self, kind: str) -> int:
@@ -27,39 +26,33 @@ class Tally:
         with self._lock:
             with suppress(OSError):  # they are counted the next time; what writes meets it too
                 self._read_new(kind)
-            return sum(rows for (of, _), (_, rows) in self._read.items() if of == kind)
+            read = self._read.items()
+            return sum(rows for name, (_, rows) in read if name.startswith(f".batch/{kind}/"))
 
     def _read_new(self, kind: str) -> None:
-        for path, size in _sizes(self._hidden / kind).items():
+        for name, size in self._storage.listing(f".batch/{kind}").items():
             # Only what has come since the last look is read: files of a long run are large.
-            start, rows = self._read.get((kind, path), (0, 0))
+            start, rows = self._read.get(name, (0, 0))
             if size == start:
                 continue
-            with path.open("rb") as file:
+            with (self._storage.root / name).open("rb") as file:
                 file.seek(start)
                 new = file.read()
-            self._read[kind, path] = start + len(new), rows + new.count(b"\n")
-
-
-def _sizes(folder: AnyPath) -> dict[Any, int]:
-    """Bytes of each file in a folder."""
-    if isinstance(folder, Address):
-        return {folder / name: size for name, size in folder.sizes().items()}
-    return {path: path.stat().st_size for path in folder.glob("*")}
+            self._read[name] = start + len(new), rows + new.count(b"\n")
 
 
 class Progress:
     """Shows, while its block runs, how many items are whole.
 
     Args:
-        hidden: where the processes note what they have done.
+        storage: where the processes note what they have done.
         total: items of the run.
         before: of those the ones that were there already.
     """
 
-    def __init__(self, hidden: AnyPath, total: int, before: int):
-        self.tally, self.total, self.before = Tally(hidden), total, before
-        self._redraw = 0.5 if isinstance(hidden, Path) else _LINE_EVERY  # each asks the storage
+    def __init__(self, storage: Storage, total: int, before: int):
+        self.tally, self.total, self.before = Tally(storage), total, before
+        self._redraw = _LINE_EVERY if storage.is_remote else 0.5  # each asks the storage
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._start = time.monotonic()

@@ -20,6 +20,7 @@ from ...runs.info import MAPS
 from ...runs.packing import heatmaps_from, pack_run
 from ..input.items import BadLine, Item, item_of
 from ..input.plan import check_items, plan_batches
+from ..input.values import number
 from .drawing import BatchDrawer
 from .worker import of_words
 
@@ -159,15 +160,12 @@ def _plain(column: Any) -> list[Any]:
 
 
 def _value(value: Any) -> Any:
-    """Whole numbers of which some are missing come as floats, with NaN for those."""
+    """Return Python's own value; whole numbers with gaps come as floats, and NaN in the gaps."""
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
     if not isinstance(value, float):
         return value
-    if math.isnan(value):
-        return None
-    exact = value.is_integer() and abs(value) < 2**53  # a larger one may have been another
-    return int(value) if exact else value
+    return None if math.isnan(value) else number(value, whole=True)
 
 
 def _column(values: list[Any]) -> Any:

@@ -22,16 +22,11 @@ _WORTH = 0.95  # of the time an item; a larger batch that is not quicker by this
 
 
 def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, share: int) -> int:
-    """The batch size, a power of two, that takes the least time an item.
+    """Return the batch size, a power of two, that takes the least time an item.
 
-    Two steps of the largest picture are drawn in ever larger batches until the memory is full, the
-    time an item falls no more, or a process has no more items.
-
-    Args:
-        pipe: a loaded pipeline.
-        jobs: one of each shape, at least.
-        preset: how the heatmaps are made.
-        share: how many items a process has.
+    Two steps of the largest image of the ``jobs``, at least one of each shape, are drawn in ever
+    larger batches until the memory is full, the time an item falls no more, or a process has no
+    more than its ``share`` of items.
     """
     most = min(_MOST, max(1, share))
     best, least, size = 1, float("inf"), 1
@@ -54,9 +49,8 @@ def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, share: int) 
 
 
 def _largest(pipe: Any, jobs: Sequence[Job], preset: Preset) -> Job | None:
-    """An item of the largest picture, or film, that can be drawn alone, one a shape being tried;
-    this is also the first call of the model, which is slow. None where there is none: each item
-    then has its reason."""
+    """Return a job of the largest image or video that can be drawn alone, one a shape being tried,
+    which is also the first, slow call of the model; None if there is none."""
     usual = default_size(pipe)
     frames = default_frames(pipe) if makes_films(pipe) else 1
 

@@ -118,7 +118,7 @@ class Worker:
 
     def __init__(self, pipe: Any, folder: BatchFolder, name: str, request: Request, size: int):
         self.folder, self.name, self.request = folder, name, request
-        self.layout, self.tally = folder.layout, Tally(folder.hidden)
+        self.layout, self.tally = folder.layout, Tally(folder.storage)
         self.parts = request.parts(films=makes_films(pipe))
         self.writer = writer_for(size)
         self.drawer = BatchDrawer(pipe, request.preset, self._store, self._fail)
@@ -133,7 +133,7 @@ class Worker:
             if kind is None:
                 self.layout.flush()  # what is held back
         finally:
-            self.folder.journals.close()  # whoever gathers them removes them
+            self.folder.storage.close()  # whoever gathers them removes them
 
     def draw(self, batch: Sequence[Job], wanted: Mapping[str, str]) -> None:
         """Draw those of a batch's items that are wanted: id to fingerprint."""

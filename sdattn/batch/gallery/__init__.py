@@ -39,14 +39,8 @@ class _Span(NamedTuple):
 def write_gallery(folder: BatchFolder) -> None:
     """Write ``index.html``, and ``index-2.html`` and so on where one page cannot hold all items.
 
-    Each is written whole or not at all, with one page's rows in memory; pages that an earlier,
-    larger run left are removed.
-
-    Args:
-        folder: open, its rows and its errors gathered.
-
-    Raises:
-        OSError: a page cannot be written.
+    The folder is open, its rows and errors are gathered. Each page is written whole or not at all,
+    with its rows in memory; pages that an earlier, larger run left are removed.
     """
     path, manifest = folder.root / "metadata.jsonl", folder.manifest
     spans = list(_spans(path)) or [_Span(0, 0, 0)]
@@ -66,14 +60,8 @@ def write_gallery(folder: BatchFolder) -> None:
         data |= {"films": True} if about["films"] else {}
         if about["overlays"]:
             data["files"] = _files(word for row in here for word in row[4])
-        made = page(
-            "gallery",
-            home=_HERE,
-            images=_IMAGES,
-            data=data,
-            pages=_links(number, spans),
-            **about,
-        )
+        links = _links(number, spans)
+        made = page("gallery", home=_HERE, images=_IMAGES, data=data, pages=links, **about)
         folder.write(_name(number), [made])
     for old in folder.root.glob("index-*.html"):
         found = re.fullmatch(r"index-([1-9][0-9]*)\.html", old.name)

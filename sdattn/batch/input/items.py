@@ -18,7 +18,6 @@ from .lines import open_lines
 
 _TAKEN = ("prompt_embeds", "generator", "output_type", "return_dict")
 _ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?")
-_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 REFUSED, LEFT_OUT, KEPT = "refused", "left out", "kept"
 _NO_OPTIONS: Mapping[str, Any] = {}  # one for all items that have none
 
@@ -79,19 +78,11 @@ class BadLine:
 def read_items(
     data: bytes, kind: str, *, seed: int = 0, columns: Columns | None = None
 ) -> tuple[list[Item], list[BadLine]]:
-    """Read a batch.
+    """Return the items and the bad lines of a batch, each in the order of the input.
 
-    Args:
-        data: the whole input, see :func:`sdattn.batch.input.lines.open_lines`. Blank lines count
-            and are skipped.
-        kind: see :func:`sdattn.batch.input.lines.kind_of`.
-        columns: which holds the prompt and which are kept.
-        seed: an item without a seed has ``seed + line - 1``; one without an id has its line's
-            number as six digits.
-
-    Returns:
-        The items and the bad lines, each in the order of the input. Of two lines with one id the
-        later is bad.
+    An item without a seed has ``seed + line - 1``, one without an id its line's number as six
+    digits. A line with the id of an earlier one is bad. ``data`` and ``kind`` are as for
+    :func:`sdattn.batch.input.lines.open_lines`.
 
     Raises:
         ValueError: another kind, a seed that cannot be, a header that cannot be read, a column to
@@ -106,22 +97,18 @@ def read_items(
     checked_seeds(seed)
     columns = columns or Columns()
     lines, fields_of = open_lines(data, kind, columns)
-    seen: dict[str, None] = {}
-    items: list[Item] = []
-    bad: list[BadLine] = []
-    taken: dict[str, int] = {}
+    seen, taken = dict[str, None](), dict[str, int]()
+    items, bad = list[Item](), list[BadLine]()
     for line, raw in lines:
         try:
-            fields = fields_of(raw)
-            if fields is None:
+            if (fields := fields_of(raw)) is None:
                 continue
             seen |= dict.fromkeys(fields)
             found, kept = columns.read(fields)
             foreign = KEPT if columns.keep == ALL else LEFT_OUT if fields.of_table else REFUSED
             own = {"id": f"{line:06d}", "seed": seed + line - 1}
             item = item_of(own, found, line, columns=kept, foreign=foreign)
-            first = taken.setdefault(item.id.lower(), line)
-            if first != line:
+            if (first := taken.setdefault(item.id.lower(), line)) != line:
                 raise InvalidValueError(
                     f"id={item.id!r} is that of line {first}. Write another; upper and lower case "
                     "are one."
@@ -130,13 +117,13 @@ def read_items(
         except ValueError as error:
             bad.append(BadLine(line, printable(str(error)), _beginning(raw)))
     columns.check_seen(seen)
+    return (_with_same_columns(items) if columns.keep == ALL else items), bad
+
+
+def _with_same_columns(items: Sequence[Item]) -> list[Item]:
     names = dict.fromkeys(name for item in items for name in item.columns)
-    if columns.keep == ALL:  # every row has the same columns
-        items = [
-            replace(item, columns={name: item.columns.get(name, "") for name in names})
-            for item in items
-        ]
-    return items, bad
+    columns = [{name: item.columns.get(name, "") for name in names} for item in items]
+    return [replace(item, columns=own) for item, own in zip(items, columns, strict=True)]
 
 
 def item_of(
@@ -147,8 +134,17 @@ def item_of(
     columns: Mapping[str, str] = _NO_OPTIONS,
     foreign: str = REFUSED,
 ) -> Item:
-    """An item of a line's fields, None being none, and the ``defaults`` of ``id`` and ``seed``; a
-    ValueError says what cannot be."""
+    """Return the item of a line's fields, those that are None left out.
+
+    Args:
+        defaults: of ``id`` and ``seed``.
+        fields: by name.
+        line: of the input, from 1.
+        columns, foreign: see :class:`Item`.
+
+    Raises:
+        ValueError: a field cannot be.
+    """
     found = {name: value for name, value in fields.items() if value is not None}
     if "prompt" not in found:
         raise InvalidValueError(f"the prompt is missing; found {shown([*found])}. Write one.")
@@ -160,19 +156,9 @@ def item_of(
             raise InvalidValueError(
                 f"{shown(name)} is no option. Write one of the pipeline, width say."
             )
+    _check_together(given)
     of_edit = {name: given[name] for name in EDITS if name in given}
-    if of_edit and "edit_to" not in given:
-        raise InvalidValueError(
-            f"{', '.join(of_edit)} is of an edit, and there is no edit_to. Write the edited prompt "
-            "there, or leave it out."
-        )
-    if "{prompt}" in given["prompt"]:
-        raise InvalidValueError(
-            f"{shown(given['prompt'])} is a style: {{prompt}} stands for another text. Write that."
-        )
     words = given.get("words")
-    if words is not None:
-        _check_words(words, given.get("edit_to", given["prompt"]))
     return Item(
         id=str(given["id"]),
         line=line,
@@ -200,6 +186,21 @@ def _check_field(name: str, value: Any) -> None:
         raise InvalidValueError(f"{name}={shown(value)}: {wanted}.")
 
 
+def _check_together(given: Mapping[str, Any]) -> None:
+    of_edit = [name for name in EDITS if name in given]
+    if of_edit and "edit_to" not in given:
+        raise InvalidValueError(
+            f"{', '.join(of_edit)} is of an edit, and there is no edit_to. Write the edited prompt "
+            "there, or leave it out."
+        )
+    if "{prompt}" in given["prompt"]:
+        raise InvalidValueError(
+            f"{shown(given['prompt'])} is a style: {{prompt}} stands for another text. Write that."
+        )
+    if "words" in given:
+        _check_words(given["words"], given.get("edit_to", given["prompt"]))
+
+
 def _between(low: int, high: float) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and low <= value <= high  # True is no number here
 
@@ -210,7 +211,7 @@ def _is_text(value: Any) -> bool:
 
 def _is_id(value: Any) -> bool:
     name = str(value) if type(value) is int else value
-    return isinstance(name, str) and bool(_ID.fullmatch(name)) and not _DEVICE.fullmatch(name)
+    return isinstance(name, str) and bool(_ID.fullmatch(name))
 
 
 def _is_words(value: Any) -> bool:
@@ -227,7 +228,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "id": (
         _is_id,
         "it names a folder. Write up to 100 letters a-z, digits and . _ -, beginning with a letter "
-        "or digit, without a dot at the end or two in a row, and no device of Windows like con",
+        "or digit, without a dot at the end or two in a row",
     ),
     "prompt": (_is_text, "write a text with at least one word in it"),
     "edit_to": (_is_text, "write the edited prompt, with at least one word in it"),

@@ -67,8 +67,8 @@ def open_lines(
         columns: which holds the prompt.
 
     Returns:
-        The lines; and a function that gives the fields of a line, or None where it is blank, and
-        raises a ValueError with the reason where it cannot be read.
+        The lines; and a function that gives the fields of a line, None if it is blank, and raises
+        a ValueError if it cannot be read.
 
     Raises:
         ValueError: another kind, a header that cannot be read, broken UTF-16, JSON that is no
@@ -79,16 +79,15 @@ def open_lines(
         kind = _kind_by_looks(data, kind)
     lines = io.BytesIO(data).readlines()
     if kind in ("csv", "tsv"):
-        numbered, fields_of = open_table(lines, kind, columns or Columns())
-        return numbered, partial(_read, fields_of)
+        rows, fields_of = open_table(lines, kind, columns or Columns())
+        return rows, partial(_read, fields_of)
     if kind == "json":
-        rows = _rows_of_json(data)
-        if rows is None:
+        if (found := _rows_of_json(data)) is None:
             raise InvalidValueError(
                 "The input is no JSON document that is a list. Write an array of objects, or, in "
                 "a .jsonl file, an object a line."
             )
-        lines = [json.dumps(row).encode() for row in rows]
+        lines = [json.dumps(row).encode() for row in found]
     if kind == "txt":
         return text_lines(lines), partial(_read, of_text)
     if kind not in ("jsonl", "json", "rows"):

@@ -41,8 +41,6 @@ class Request:
         strict: stop if a line cannot be read.
         force: go on in a folder that another input, model or setting made, making anew what
             differs.
-        adopt: take a folder whose ``batch.json`` is lost, once every item in it was read and found
-            to be this run's; what is damaged is made anew.
         prompt_column: the column of the list that holds the prompt; None: found by its name.
         keep_columns: further columns that the items' rows are to have, or ``"all"``; see
             :class:`sdattn.batch.input.columns.Columns`.
@@ -69,7 +67,6 @@ class Request:
     part: tuple[int, int] = (1, 1)
     strict: bool = False
     force: bool = False
-    adopt: bool = False
     prompt_column: str | None = None
     keep_columns: Sequence[str] = ()
     input_format: str | None = None

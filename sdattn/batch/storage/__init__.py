@@ -1,8 +1,8 @@
-"""How a run lies on a disk or in a storage: whose it is, its rows, the items in their formats.
+"""How a run lies in its folder: who has it, its rows, the items in their formats.
 
-`folder` is the way in. Whose it is: `manifest`, `locks` (a disk), `leases` (a storage). Rows:
-`rows`, noted in `journals` (a disk) or `storage_journals`. Items: `layouts` and, for many in a
-file, `shards` with `tars`, `parquets`; `objects` for a storage. `whole` says what is
-there, `checking` reads it all. To add a format, subclass `Layout` or `Shards` and name it
-in `formats`.
+`folder` is the way in, `manifest` its ``batch.json``. A `storage.Storage` lists, reads, writes whole,
+deletes and claims: a `disk` (with `locks`) or a `bucket` (with `leases`); all else is written once
+above it. Rows: `rows`, noted in `journals`. Items: `layouts` and, for many in a file, `shards` with
+`tars`, `parquets`. `whole` says what is there, `checking` reads it all. To add a format, subclass
+`Layout` or `Shards` and name it in `formats`; to add a storage, write the methods of `Storage`.
 """

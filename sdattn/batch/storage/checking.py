@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 from PIL import Image, UnidentifiedImageError
 from safetensors.torch import load
@@ -13,20 +13,18 @@ from ...runs.unpacking import FILMS, map_shapes
 from .layouts import Layout
 from .rows import line_of, row_of, sizes_in
 
-ALTERED = "what lies between its files is not what was written"  # of a shard
 _FILES = {"image": "image.png", "grid": "grid.png", "report": "report.html", "maps": MAPS}
 
 
 def check_item(
     layout: Layout, item: str, location: str, row: bytes | None, save: Collection[str]
 ) -> list[str]:
-    """What is wrong with an item, a line each: nothing where every bit is as it was written.
+    """Return what is wrong with an item, a line each; nothing if every bit is as it was written.
 
     Args:
         layout: of its run.
-        item: its id.
-        location: where it lies.
-        row: its line of ``metadata.jsonl``, if there is one; the checksum of ``run.json`` is there.
+        item, location: its id, and where it lies.
+        row: its line of ``metadata.jsonl``, if there is one, with the checksum of ``run.json``.
         save: the parts that the run saves of each item.
     """
     problems: list[str] = []
@@ -39,20 +37,6 @@ def check_item(
             f"run.json is damaged: it says too little ({type(error).__name__}: {error})"
         )
     return [" ".join(problem.split()) for problem in problems]
-
-
-def altered_locations(
-    layout: Layout, there: Sequence[tuple[str, str]], found: Iterable[Sequence[str] | None]
-) -> set[str]:
-    """Locations that are not as they were written although nothing is wrong with their items.
-
-    Args:
-        layout: of the run.
-        there: (id, location) of every item.
-        found: what is wrong with each.
-    """
-    harmed = {location for (_, location), problems in zip(there, found, strict=True) if problems}
-    return set(layout.altered({location for _, location in there} - harmed))
 
 
 def _problems(
@@ -76,8 +60,7 @@ def _problems(
 def _compare_row(
     layout: Layout, row: bytes, info: RunInfo, files: Mapping[str, bytes], location: str
 ) -> Iterator[str]:
-    """Whether ``run.json`` and a row are those that were written; what is wrong with other files
-    is named elsewhere."""
+    """Compare ``run.json`` with its row; what is wrong with other files is named elsewhere."""
     said, checksum = json.loads(row), sha256(files["run.json"])
     sizes, intact = sizes_in(said), {"run.json"}
     if said.get("run_sha256") != checksum:

@@ -12,7 +12,6 @@ items/ or shards/  the items, see layouts
 """
 
 import hashlib
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -20,32 +19,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import AccessError, ExistsError, Message
-from ...files.addresses import AnyPath, path_of
+from ...errors import ExistsError, Message
+from ...files.addresses import AnyPath
 from ...files.paths import check_writable, inside
-from ...files.writing import sha256, write_whole
+from ...files.writing import sha256
 from ...runs.info import RunInfo, read_info
 from .card import card_of
 from .formats import FORMATS, layout_of
-from .journals import FolderJournals
-from .layouts import Files, Layout
-from .leases import StorageLease
-from .locks import FolderLock, Ownership
-from .manifest import ADOPT, Ended, Manifest, parsed, read_manifest
+from .journals import Journals
+from .layouts import Layout
+from .manifest import Ended, Manifest, parsed, read_manifest
 from .rows import row_of
-from .storage_journals import StorageJournals
+from .storage import Files, storage_at
 
 _TOP = ("metadata.jsonl", "errors.jsonl", "README.md", "ids.txt", "index.html", "index-*.html")
-_MADE = {"items", "shards", "batch.json", ".batch"}  # in a run's folder, beside those of _TOP
 
 
 class BatchFolder:
     """A batch run's folder.
 
     Attributes:
+        storage: where it is.
         root: the folder.
         hidden, temporary: folders in it, for what is at work.
-        lock: whose job it is.
+        lock: claims it for a job.
         journals: the rows of its items.
         manifest: what ``batch.json`` says.
         layout: how its items lie in it.
@@ -53,28 +50,17 @@ class BatchFolder:
     """
 
     def __init__(self, root: str | Path):
-        self.root: Any = path_of(root)  # a Path or an Address, which do the same here
-        self.hidden: Any = self.root / ".batch"
-        self.temporary: Any = self.hidden / "tmp"
-        self.lock: Ownership
-        self.journals: FolderJournals
-        self.lock, self.journals = self._keepers()
+        self.storage = storage_at(root)
+        self.root, self.lock = self.storage.root, self.storage.lock
+        self.hidden, self.temporary = self.root / ".batch", self.root / ".batch/tmp"
+        self.journals = Journals(self.storage)
         self.trusts_rows = True
         self._layout: Layout | None = None
-        self._adopting = False
-
-    def _keepers(self) -> tuple[Ownership, FolderJournals]:
-        """What says whose job it is, and what its items' rows are."""
-        if isinstance(self.root, Path):
-            journals = FolderJournals(self.root, self.hidden, self.write)
-            return FolderLock(self.hidden / "lock", self.root), journals
-        journals = StorageJournals(self.root, self.hidden, self.write)
-        return StorageLease(self.hidden / "lease.json", self.root), journals
 
     @property
     def is_new(self) -> bool:
         """Whether nothing says yet what run it is of."""
-        return self._adopting or not (self.root / "batch.json").exists()
+        return not (self.root / "batch.json").exists()
 
     @property
     def manifest(self) -> Manifest:
@@ -84,7 +70,7 @@ class BatchFolder:
     def layout(self) -> Layout:
         if self._layout is None:
             settings = self.manifest.settings
-            self._layout = self.layout_as(settings.format, settings.shard_bytes)
+            self._layout = layout_of(settings.format, self.storage, settings.shard_bytes)
         return self._layout
 
     def layout_found(self) -> Layout:
@@ -95,25 +81,13 @@ class BatchFolder:
         """
         path = inside(self.root, "batch.json")
         parsed(path.read_bytes(), path)
-        return self.layout_as(next(iter(self.formats()), "folder"))
-
-    def formats(self) -> list[str]:
-        """The formats of which items are there."""
-        return [name for name in FORMATS if any(True for _ in self.layout_as(name).find())]
-
-    def layout_as(self, format: str, shard_bytes: int = 0) -> Layout:
-        """How items lie here in a format."""
-        journals = self.journals if isinstance(self.journals, StorageJournals) else None
-        where = self.root, self.temporary
-        return layout_of(format, *where, shard_bytes=shard_bytes, journals=journals)
+        layouts = [layout_of(name, self.storage) for name in FORMATS]
+        return next((one for one in layouts if any(True for _ in one.find())), layouts[0])
 
     # Who writes here
 
-    def open(self, owner: str, *, adopt: bool = False) -> None:
+    def open(self, owner: str) -> None:
         """Make the folder where there is none and lock it for the job ``owner``.
-
-        Args:
-            adopt: take a folder with items whose ``batch.json`` is lost or damaged for a new one.
 
         Raises:
             FileExistsError: there is something else at this path.
@@ -122,10 +96,11 @@ class BatchFolder:
         """
         if self.root.exists() and not self.root.is_dir():
             raise ExistsError(Message("{0} is a file. Choose another {folder}.", self.root))
-        self._adopting = adopt and self._is_orphan()
-        names = {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
-        if self.is_new and names - {".batch"}:
-            self._check_names(names)
+        paths = self.root.iterdir() if self.root.is_dir() else ()
+        names = sorted({path.name for path in paths} - {".batch"})
+        if names and self.is_new:
+            text = "{0} is no batch run's folder: it has no batch.json, but {1}. Choose another "
+            raise ExistsError(Message(text + "{folder}.", self.root, ", ".join(names[:3])))
         for name in (".batch", ".batch/tmp", ".batch/done", ".batch/failed", "items", "shards"):
             inside(self.root, name)
         for group in (self.root / "items").glob("*"):
@@ -134,49 +109,13 @@ class BatchFolder:
         self.hidden.mkdir(exist_ok=True)
         self.lock.take(owner)
         (self.hidden / "stop").unlink(missing_ok=True)
-        self.tidy()
+        self.storage.tidy()
         for name in ("done", "failed"):
             (self.hidden / name).mkdir(exist_ok=True)
 
-    def _is_orphan(self) -> bool:
-        if not (self.root / "batch.json").exists():
-            return True
-        try:
-            read_manifest(self.root)
-        except ValueError:
-            return True
-        return False
-
-    def _check_names(self, names: set[str]) -> None:
-        """Refuse a folder without a ``batch.json`` that a run did not make, or that it did."""
-        foreign = sorted(name for name in names if name not in _MADE and not _is_top(name))
-        # Shards of another version are somebody's items, which would be drawn again beside them.
-        shards = [f"shards/{path.name}" for path in (self.root / "shards").glob("*")]
-        known = [format.data for format in FORMATS.values()]
-        foreign += sorted(
-            name for name in shards if not any(fnmatchcase(name, data) for data in known)
-        )
-        if foreign or not {"items", "shards"}.intersection(names):
-            shown = [*foreign, *sorted(names - {".batch", *foreign})]
-            text = (
-                "{0} is no batch run's folder: it has no batch.json, but {1}. Choose another "
-                "{folder}."
-            )
-            raise ExistsError(Message(text, self.root, ", ".join(shown[:3])))
-        if not self._adopting:
-            there = ", ".join(sorted(names - {".batch"})[:3])
-            text = "{0} has no batch.json, but {1}. {2} Otherwise choose another {folder}."
-            raise ExistsError(Message(text, self.root, there, ADOPT))
-
-    def tidy(self) -> None:
-        """Remove what processes that have ended left unfinished."""
-        if isinstance(self.temporary, Path):
-            shutil.rmtree(self.temporary, ignore_errors=True)
-            self.temporary.mkdir(exist_ok=True)
-
     def close(self) -> None:
         """Close what was noted, and let other jobs write here."""
-        self.journals.close()
+        self.storage.close()
         self.lock.release()
 
     def stop(self, reason: str) -> None:
@@ -197,7 +136,6 @@ class BatchFolder:
         """Say what run the folder is of; ``ids`` are those of the whole input, in its order."""
         ended = None if self.is_new else self.manifest.ended
         self.trusts_rows = ended is None or "metadata.jsonl" not in self.changed(ended)
-        self._adopting = False
         self.write("README.md", [card_of(manifest.settings, manifest.input.columns or ())])
         self.write("ids.txt", (f"{item}\n".encode() for item in ids))
         self.write_manifest(replace(manifest, ended=None))
@@ -228,9 +166,7 @@ class BatchFolder:
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         """Write a file of the folder, whole or not at all."""
-        if self.lock.lost:
-            raise AccessError(self.lock.lost)
-        write_whole(self.root / name, parts, self.temporary / name)
+        self.storage.write(name, parts)
 
     def note_whole(
         self, writer: str, item: str, location: str, files: Files, info: RunInfo | None = None
@@ -253,12 +189,10 @@ class BatchFolder:
         self.journals.note("failed", writer, {**item, "reason": reason, "traceback": text})
 
     def _top(self) -> list[str]:
-        found = [path for path in self.root.iterdir() if _is_top(path.name)]
+        found = [
+            path for path in self.root.iterdir() if any(fnmatchcase(path.name, n) for n in _TOP)
+        ]
         return sorted(path.name for path in found if path.is_file() and not path.is_symlink())
-
-
-def _is_top(name: str) -> bool:
-    return any(map(partial(fnmatchcase, name), _TOP))
 
 
 def _sha256(path: AnyPath) -> str:

@@ -32,7 +32,8 @@ class StorageLease(Ownership):
     """
 
     def __init__(self, path: Address, what: Address):
-        self.path, self.what = path, what
+        super().__init__(path, what)
+        self.path = path
         self.beat = _SLOW.get(path.scheme, _BEAT)
         self._lost: str | None = None
         self._joined: str | None = None
@@ -46,15 +47,6 @@ class StorageLease(Ownership):
         if self._lost is None and self._joined and not self.join(self._joined):
             self._lost = _NOT_MINE.format(self.what)
         return self._lost
-
-    @property
-    def holder(self) -> dict[str, Any]:
-        """Empty once it has been given back."""
-        try:
-            found = json.loads(self.path.read_bytes())
-        except (FileNotFoundError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
 
     def take(self, job: str) -> None:
         """Take the lease for a job, and keep it until :meth:`release`. Where another job has not

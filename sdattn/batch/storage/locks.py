@@ -19,23 +19,31 @@ _TRIES = 5
 
 
 class Ownership(ABC):
-    """Whose job a run is: its first process takes it, the others join.
+    """A job's claim to a run: its first process takes it, the others join.
 
-    Attributes:
+    Args:
+        note: the file that says who has it.
         what: is owned, for messages.
     """
 
-    what: AnyPath
+    _unknown: type[OSError] = FileNotFoundError  # of a note; other errors are raised
+
+    def __init__(self, note: AnyPath, what: AnyPath):
+        self.note, self.what = note, what
 
     @property
-    @abstractmethod
     def holder(self) -> dict[str, Any]:
-        """Who took it last: job, user, host, process and since when; empty where that cannot be
-        read."""
+        """Who took it last: job, user, host, process and since when; empty if it was given back, or
+        its note is not one or not yet written."""
+        try:
+            found = json.loads(self.note.read_bytes())
+        except (self._unknown, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     @property
     def lost(self) -> str | None:
-        """Why this job may not write any more, once that is so."""
+        """Why this job may no longer write, if so."""
         return None
 
     @abstractmethod
@@ -48,7 +56,7 @@ class Ownership(ABC):
 
     @abstractmethod
     def free(self, *, unknown: bool = True) -> bool:
-        """Whether no job has it; ``unknown`` is the answer where that cannot be known."""
+        """Check that no job has it; ``unknown`` is the answer if that cannot be known."""
 
     @abstractmethod
     def release(self) -> None:
@@ -90,18 +98,12 @@ class FolderLock(Ownership):
         what: what is locked, for the message.
     """
 
-    def __init__(self, path: Path, what: Path):
-        self.path, self.what = path, what
-        self._file: Any = None
+    _unknown = OSError  # of another user's, too
 
-    @property
-    def holder(self) -> dict[str, Any]:
-        """Empty for an instant after it was taken, too."""
-        try:
-            found = json.loads(self.path.with_suffix(".json").read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+    def __init__(self, path: Path, what: Path):
+        super().__init__(path.with_suffix(".json"), what)
+        self.path = path
+        self._file: Any = None
 
     def take(self, job: str) -> None:
         try:
@@ -111,7 +113,7 @@ class FolderLock(Ownership):
         # Alone for an instant, to write who holds it; from then on shared with the job's other
         # processes.
         self._hold(fcntl.LOCK_EX)
-        self.path.with_suffix(".json").write_text(json.dumps(owner(job)))
+        self.note.write_text(json.dumps(owner(job)))
         self._hold(fcntl.LOCK_SH)
 
     def join(self, job: str) -> bool:
@@ -168,7 +170,6 @@ class FolderLock(Ownership):
 
 
 def _user() -> str:
-    """Who runs this process."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):  # in a container a user may have a number only

@@ -13,10 +13,7 @@ from ...files.writing import sha256, to_json
 from ...loading.options import LoadingOptions
 
 FORMAT = "sdattn-batch-2"
-ADOPT = Message(
-    "If its items are there, the command that made them, with {adopt=True}, checks them and writes "
-    "batch.json anew."
-)
+_LOST = Message("What it said is lost. Draw the run again into another {folder}.")
 T = TypeVar("T")
 
 
@@ -119,20 +116,18 @@ def read_manifest(root: AnyPath) -> Manifest:
     """
     path = inside(root, "batch.json")
     if not path.is_file():
-        has_items = any((root / name).is_dir() for name in ("items", "shards"))
         text = "{0} has no batch.json, so it is no batch run's folder. Those are made by "
-        text += "{run_batch()}. {1}" if has_items else "{run_batch()}."
-        raise MissingFileError(Message(text, root, ADOPT))
+        raise MissingFileError(Message(text + "{run_batch()}.", root))
     written = path.read_bytes()  # once: a run that goes on may replace the file at any time
     document = parsed(written, path)
     if sealed(document) != written:
         raise InvalidValueError(
-            Message("{0} is damaged: its own checksum differs. {1}", path, ADOPT)
+            Message("{0} is damaged: its own checksum differs. {1}", path, _LOST)
         )
     try:
         manifest: Manifest = read_record(Manifest, document)
     except RecordError as problem:
-        raise InvalidValueError(Message("{0} is damaged: {1}. {2}", path, problem, ADOPT)) from None
+        raise InvalidValueError(Message("{0} is damaged: {1}. {2}", path, problem, _LOST)) from None
     return manifest
 
 
@@ -145,10 +140,10 @@ def parsed(written: bytes, path: AnyPath) -> dict[str, Any]:
     try:
         document = json.loads(written)
     except ValueError as error:
-        raise InvalidValueError(Message("{0} is corrupt: {1}. {2}", path, error, ADOPT)) from error
+        raise InvalidValueError(Message("{0} is corrupt: {1}. {2}", path, error, _LOST)) from error
     if not isinstance(document, dict) or "format" not in document:
         raise InvalidValueError(
-            Message("{0} is no batch run's: it names no format. {1}", path, ADOPT)
+            Message("{0} is no batch run's: it names no format. {1}", path, _LOST)
         )
     if document["format"] != FORMAT:
         text = (

@@ -26,9 +26,9 @@ from ...maps.statistics import NUMBERS
 from ...runs.info import MAPS, read_info
 from ...runs.packing import pack_maps
 from ...runs.unpacking import FILMS
-from .layouts import Files
 from .rows import OWN_NAMES, row_of
 from .shards import FileSpan, Index, Shards
+from .storage import Files
 
 _FEATURES = json.dumps({"info": {"features": {"image": {"_type": "Image"}}}})
 _COLUMNS = {

@@ -6,15 +6,16 @@ What a file holds, and how, is known to :mod:`sdattn.batch.storage.tars` and its
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, NamedTuple
-from uuid import uuid4
+from typing import ClassVar, NamedTuple
 
 from ...errors import InvalidValueError
-from ...files.paths import inside
-from ...files.writing import sha256, write_whole
-from .layouts import Files, Layout, Whole
+from ...files.writing import sha256
+from .journals import Journals
+from .layouts import Layout, Whole
+from .storage import Files, Storage
 
 _NEAR = 64  # shards whose lists of files are remembered: processes write in turn
 
@@ -30,18 +31,17 @@ Index = Mapping[str, Mapping[str, FileSpan]]  # item to name to where it lies
 
 
 class Shards(Layout):
-    """Many items in a file that is named by the checksum of its bytes.
+    """Many items in a file that is named by the checksum of its bytes, and in memory until it is
+    written.
 
-    Args:
-        root: the run's folder, or its Address.
-        temporary: a folder on the same disk; not used of an Address.
-        nbytes: a shard is written once it holds so much; until then its items are in memory.
+    In a remote storage a shard that rows name is taken to hold their items, so that it is read only
+    when an item is.
     """
 
     ending: ClassVar[str]
 
-    def __init__(self, root: Any, temporary: Any, nbytes: int):
-        self.root, self.temporary, self.nbytes = root, temporary, nbytes
+    def __init__(self, storage: Storage, nbytes: int):
+        super().__init__(storage, nbytes)
         self._lock = threading.Lock()
         self._writing = threading.Lock()  # one shard at a time: a slow disk is to hold up drawing
         self._held: dict[str, tuple[Files, Whole]] = {}
@@ -69,7 +69,8 @@ class Shards(Layout):
             self.flush()
 
     def flush(self) -> None:
-        with self._writing:
+        # Rows are written together: a kill between two would hide the second's item.
+        with self.storage.together(), self._writing:
             with self._lock:
                 # Taken out under the lock and packed outside of it, while others add to the next
                 # shard.
@@ -82,21 +83,24 @@ class Shards(Layout):
     def _write(self, items: Mapping[str, Files]) -> str:
         data = self._pack(items)
         location = f"shards/{_name(data)}{self.ending}"
-        (self.root / "shards").mkdir(exist_ok=True)
-        write_whole(self.root / location, [data], self.temporary / uuid4().hex)
+        self.storage.write(location, [data])
         return location
 
     def find(self) -> Iterator[tuple[str, str]]:
+        named: dict[str, list[str]] = {}
+        if self.storage.is_remote:
+            for item, row in Journals(self.storage).rows().items():
+                named.setdefault(row.location, []).append(item)
         for location in self._locations():
-            try:
-                items = self._items(location)
-            except ValueError:  # what it held is missing, and is made anew
-                continue
-            for item in items:
-                yield item, location
+            items: Iterable[str] = named.get(location, ())
+            if not items:
+                with suppress(ValueError, FileNotFoundError):  # what it held is made anew
+                    items = self._items(location)
+            yield from ((item, location) for item in items)
 
     def broken(self) -> Iterator[tuple[str, str]]:
-        for location in self._locations():
+        # In a remote storage all would have to be read to know it; reading an item shows it.
+        for location in () if self.storage.is_remote else self._locations():
             try:
                 self._items(location)
             except ValueError as error:
@@ -104,8 +108,9 @@ class Shards(Layout):
 
     def altered(self, locations: Iterable[str]) -> Iterator[str]:
         for location in locations:
-            if _name(self._path(location).read_bytes()) != PurePosixPath(location).stem:
-                yield location
+            with self.storage.reading(location) as path:
+                if _name(path.read_bytes()) != PurePosixPath(location).stem:
+                    yield location
 
     def sizes(self, item: str, location: str, names: Iterable[str]) -> dict[str, int]:
         try:
@@ -114,13 +119,18 @@ class Shards(Layout):
             return {}
         return {name: found[name].nbytes for name in names if name in found}
 
+    def lacking(self, item: str, location: str, written: Mapping[str, int]) -> list[str]:
+        # a shard that was found is whole
+        return [] if self.storage.is_remote else super().lacking(item, location, written)
+
     def read(
         self, item: str, location: str, names: Iterable[str] | None = None
     ) -> dict[str, bytes]:
-        found = self._items(location).get(item, {})
-        wanted = found if names is None else set(names)
-        held = {name: where for name, where in found.items() if name in wanted}
-        return self._read(self._path(location), item, held)
+        with self.storage.reading(location) as path:
+            found = self._items(location).get(item, {})
+            wanted = found if names is None else set(names)
+            held = {name: where for name, where in found.items() if name in wanted}
+            return self._read(path, item, held)
 
     def discard(self, stale: Mapping[str, str]) -> None:
         touched: dict[str, list[str]] = {location: [] for location in stale.values()}
@@ -131,24 +141,19 @@ class Shards(Layout):
         for location, kept in touched.items():
             if kept:
                 self._write({item: self.read(item, location) for item in kept})
-            (self.root / location).unlink(missing_ok=True)
-
-    def _path(self, location: str) -> Path:
-        """Where a shard can be read."""
-        return inside(self.root, location)
+            (self.storage.root / location).unlink(missing_ok=True)
 
     def _locations(self) -> list[str]:
-        found = sorted((self.root / "shards").glob(f"*{self.ending}"))
-        return [f"shards/{path.name}" for path in found]
+        return sorted(name for name in self.storage.listing("shards") if name.endswith(self.ending))
 
     def _items(self, location: str) -> Index:
-        """What a shard holds, remembered while it stays as it is."""
-        path = self._path(location)
-        known = path.stat()
-        try:
-            return self._index_of(path, known.st_ino, known.st_mtime_ns, known.st_size)
-        except ValueError as error:
-            raise InvalidValueError(f"{location} cannot be read: {error}") from error
+        """Return what a shard holds, remembered while it stays as it is."""
+        with self.storage.reading(location) as path:
+            known = path.stat()
+            try:
+                return self._index_of(path, known.st_ino, known.st_mtime_ns, known.st_size)
+            except ValueError as error:
+                raise InvalidValueError(f"{location} cannot be read: {error}") from error
 
 
 def _name(data: bytes) -> str:

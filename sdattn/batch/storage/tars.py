@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...errors import InvalidValueError
-from .layouts import Files
 from .shards import FileSpan, Index, Shards
+from .storage import Files
 
 _SHORT = {"image.png": "png", "run.json": "json"}
 _LONG = {short: name for name, short in _SHORT.items()}

@@ -22,105 +22,96 @@ _MOST_NAMED = 20  # items named one by one
 
 
 class WholeItem(NamedTuple):
-    """An item that is whole."""
-
     line: int
     location: str
     fingerprint: str
 
 
-def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, NotedRow]:
-    """Bring ``metadata.jsonl`` to what is there.
+class _Seen(NamedTuple):
+    """Where an item lies, and which files it lacks by its row; None: it has no row."""
 
-    Args:
-        folder: open.
-        redrawn: items that can be made anew: of those that are not whole what is left is removed.
-            Others are named on stderr, and stay.
+    location: str
+    lacking: Sequence[str] | None
+
+
+def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, NotedRow]:
+    """Bring ``metadata.jsonl`` of an open folder to what is there.
+
+    What is left of items that are not whole is removed if they are ``redrawn``. Others are named on
+    stderr, and stay.
 
     Returns:
         The rows of the items that are whole, and of those that stay as they are, by id.
     """
-    layout, journals = folder.layout, folder.journals
-    # What is there, and of whom files are missing. An item without a row, or with a damaged one, is
-    # read and noted; what cannot be read is damage.
-    locations, missing = dict(layout.find()), _missing_files(folder)
+    layout, seen = folder.layout, _survey(folder)
     layout.clear_unfinished()
-    damage = _note_unnoted(folder, locations, missing)
-    # Damage that this run makes anew is removed. To remove items may move others to another shard,
-    # so all of it is looked at again.
-    stale = {item: locations[item] for item in damage if item in redrawn}
+    damage = _note_unnoted(folder, seen)
+    # To remove items may move others to another shard, so all of it is looked at again.
+    stale = {item: seen[item].location for item in damage if item in redrawn}
     if stale:
         _report([_of_item(item, damage[item], at, "made anew") for item, at in stale.items()])
-        layout.discard(stale)  # which may move others
+        layout.discard(stale)
         return settle(folder, redrawn)
     # What is no item at all is not ours to remove.
     for item, reason in damage.items():
         if reason == _NO_ITEM:
-            raise InvalidValueError(
-                f"{folder.root / locations[item]} is no item: {reason}. Remove it."
-            )
-    _report(
-        [f"{reason}; what it held is made anew" for _, reason in layout.broken()]
-        + [
-            _of_item(item, reason, locations[item], "left as it is")
-            for item, reason in damage.items()
-        ]
-    )
-    # Rows are kept of the whole, and of damaged items that had one and stay as they are.
-    kept = [item for item in damage if (item, locations[item]) in missing]
-    journals.gather({item: locations[item] for item in [*(locations.keys() - damage), *kept]})
-    return journals.rows()
+            where = folder.root / seen[item].location
+            raise InvalidValueError(f"{where} is no item: {reason}. Remove it.")
+    left = [
+        _of_item(item, reason, seen[item].location, "left as it is")
+        for item, reason in damage.items()
+    ]
+    _report([*(f"{reason}; what it held is made anew" for _, reason in layout.broken()), *left])
+    # Rows are kept of the whole, and of damaged items that had one.
+    kept = {item: at for item, (at, lacking) in seen.items() if item not in damage or lacking}
+    folder.journals.gather(kept)
+    return folder.journals.rows()
 
 
 def find_whole(folder: BatchFolder) -> set[str]:
-    """The items of which every file is there with its size; those without a row, which may be of
-    another process, too."""
-    there = [*folder.layout.find()]  # first: a storage is then listed once
-    missing = _missing_files(folder)
-    return {item for item, location in there if not missing.get((item, location))}
+    """Return the items of which every file is there with its size, and those without a row, which
+    may be of another process."""
+    return {item for item, (_, lacking) in _survey(folder).items() if not lacking}
 
 
 def whole_items(folder: BatchFolder) -> tuple[dict[str, WholeItem], list[str]]:
-    """The items that are whole, by id, whether they have a row or not, and the ids of those that
-    have one and are not. It only reads."""
-    layout, rows = folder.layout, folder.journals.rows()
-    there, found = [*layout.find()], dict[str, WholeItem]()
-    missing = _missing_files(folder)
-    for item, location in there:
-        row, lost = rows.get(item), missing.get((item, location))
+    """Return the items that are whole, by id, whether they have a row or not, and the ids of those
+    that have one and are not. It only reads."""
+    rows, found = folder.journals.rows(), dict[str, WholeItem]()
+    for item, (location, lacking) in _survey(folder).items():
+        row = rows.get(item)
         with suppress(OSError, ValueError):
-            if lost is None:
-                read = _read_row(layout, item, location)
+            if lacking is None:
+                read = _read_row(folder.layout, item, location)
                 if read["id"] == item:
                     found[item] = WholeItem(read["line"], location, read["fingerprint"])
-            elif not lost and row is not None and row.location == location:
+            elif not lacking and row is not None and row.location == location:
                 found[item] = WholeItem(row.line, location, row.fingerprint)
     return found, [item for item in rows if item not in found]
 
 
-def _missing_files(folder: BatchFolder) -> dict[tuple[str, str], list[str]]:
-    """By id and location of each row: the files that are missing or of another size."""
-    found: dict[tuple[str, str], list[str]] = {}
+def _survey(folder: BatchFolder) -> dict[str, _Seen]:
+    """Look at every item that is there, by id."""
+    layout = folder.layout
+    there = dict(layout.find())  # first: a bucket is then listed once
+    lacking: dict[tuple[str, str], list[str]] = {}
     for path in folder.journals.files()[0 if folder.trusts_rows else 1 :]:
         for row in rows_in(path):
             written = sizes_in(row)
             if written is not None and isinstance(row.get("place"), str):
                 where = row["id"], row["place"]
-                found[where] = folder.layout.lacking(*where, written)
-    return found
+                lacking[where] = layout.lacking(*where, written)
+    return {item: _Seen(at, lacking.get((item, at))) for item, at in there.items()}
 
 
-def _note_unnoted(
-    folder: BatchFolder, locations: Mapping[str, str], missing: Mapping[tuple[str, str], list[str]]
-) -> dict[str, str]:
-    """Note the items that have no row, or a damaged one; returns what is wrong with
-    those that are not whole, by id."""
+def _note_unnoted(folder: BatchFolder, seen: Mapping[str, _Seen]) -> dict[str, str]:
+    """Note the items that have no row, or a damaged one; return what is wrong with those that are
+    not whole, by id."""
     writer, damage = f"settled-{uuid4().hex[:12]}", dict[str, str]()
-    for item, location in locations.items():
-        lost = missing.get((item, location))
-        if lost:
-            damage[item] = f"{', '.join(lost[:3])} is missing or cut short"
-        elif lost is None:
+    for item, (location, lacking) in seen.items():
+        if lacking:
+            damage[item] = f"{', '.join(lacking[:3])} is missing or cut short"
+        elif lacking is None:
             try:
                 row = _read_row(folder.layout, item, location)
                 folder.journals.note("done", writer, row)
@@ -130,7 +121,7 @@ def _note_unnoted(
 
 
 def _read_row(layout: Layout, item: str, location: str) -> dict[str, Any]:
-    """The row of an item from its ``run.json``; a ValueError says what is wrong with it."""
+    """Return an item's row from its ``run.json``; a ValueError says what is wrong with it."""
     files = layout.read(item, location, ["run.json"])
     if "run.json" not in files:
         raise InvalidValueError(_NO_ITEM)

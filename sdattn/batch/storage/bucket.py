@@ -1,0 +1,205 @@
+"""A run's folder in a bucket, where nothing can be renamed or appended to and a folder is no thing.
+
+An object is there whole or not at all. An item's ``run.json`` is written after its other files and
+removed before them, so that an item with it is whole.
+
+.batch/done/NAME-NUMBER.jsonl    rows of one process, written again with each row that is added,
+                                 until it is large and the next begins
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from ...errors import AccessError
+from ...files.addresses import Address, at_once
+from ...files.copies import Copies
+from ...files.paths import inside
+from .leases import StorageLease
+from .locks import Ownership
+
+_NEAR = 64  # groups of items whose listing is remembered
+_KEPT = 4  # shards of which copies are kept
+_LAST = "run.json"
+_LARGE = 2**18  # bytes of a part of rows; the next begins
+_EVERY = 1.0  # seconds in which rows are written together
+_SLOW = {"hf": 60.0}  # where each writing is a commit
+
+
+@dataclass
+class _Part:
+    """The object in hand of a kind: what it holds, and how much of that has been written."""
+
+    name: str
+    rows: bytearray = field(default_factory=bytearray)
+    written: int = 0
+
+
+class Bucket:
+    """See :class:`sdattn.batch.storage.storage.Storage`.
+
+    Failures are written at once; rows of items after a second, with those that came meanwhile, or
+    at ``flush``. An item whose row a kill has lost is drawn again, or found by its ``run.json``.
+    """
+
+    is_remote = True
+
+    def __init__(self, root: Address):
+        self.root = root
+        self.lock: Ownership = StorageLease(root / ".batch/lease.json", root)
+        self._groups: dict[str, dict[str, dict[str, int]]] = {}
+        self._shards, self._reading = Copies(_KEPT), threading.RLock()
+        self._copies, self._writing = Copies(), threading.RLock()
+        self._parts: dict[str, _Part] = {}
+        self._own: dict[str, list[str]] = defaultdict(list)  # also what no listing shows yet
+        self._process = uuid4().hex[:8]  # another one of the writer's name may have been here
+        self._every, self._flushed = _SLOW.get(root.scheme, _EVERY), 0.0
+        self._waits = self._begun = 0
+
+    # Single files
+
+    def listing(self, folder: str) -> dict[str, int]:
+        found = inside(self.root, folder).sizes()
+        return {f"{folder}/{name}": size for name, size in found.items()}
+
+    def copies(self, names: Iterable[str]) -> list[Path]:
+        return self._copies.of_all(inside(self.root, name) for name in names)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[Path]:
+        with self._reading:  # else another thread's copy could take this one's place
+            yield self._shards.of(inside(self.root, name), name)
+
+    def write(self, name: str, parts: Iterable[bytes]) -> None:
+        if self.lock.lost:
+            raise AccessError(self.lock.lost)
+        (self.root / name).write_parts(parts)
+
+    def tidy(self) -> None:
+        """Do nothing: an object is never unfinished."""
+
+    # Folders of items
+
+    def folders(self) -> Iterator[tuple[str, bool]]:
+        self._groups.clear()
+        for group in (self.root / "items").glob("[0-9]*"):
+            for item, names in self._group(f"items/{group.name}").items():
+                yield f"items/{group.name}/{item}", _LAST in names
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(inside(self.root, folder).sizes())
+
+    def sizes(self, folder: str, names: Iterable[str]) -> dict[str, int]:
+        found = {}
+        with suppress(ValueError):  # a location elsewhere
+            root = inside(self.root, folder)
+            listed = self._listed(folder)
+            for name in names:
+                size = listed.get(name)
+                if size is None:  # a listing can come late
+                    size = inside(root, name).size()
+                if size is not None:
+                    found[name] = size
+        return found
+
+    def read(self, folder: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
+        root, found = inside(self.root, folder), {}
+        if names is None:
+            names = self._listed(folder) or self.names(folder)
+        for name in names:
+            with suppress(FileNotFoundError):
+                found[name] = inside(root, name).read_bytes()
+        return found
+
+    def write_folder(self, folder: str, files: Mapping[str, bytes]) -> None:
+        root = inside(self.root, folder)
+        for name in sorted(files, key=lambda name: (name == _LAST, name)):
+            inside(root, name).write_bytes(files[name])
+
+    def link_folder(self, folder: str, other: Any, source: str) -> bool:
+        return False
+
+    def delete_folder(self, folder: str) -> None:
+        root = inside(self.root, folder)
+        for name in sorted({*self.names(folder), _LAST}, key=lambda name: name != _LAST):
+            (root / name).unlink(missing_ok=True)
+        self._groups.pop(folder.rpartition("/")[0], None)
+
+    def _listed(self, folder: str) -> dict[str, int]:
+        group, _, item = folder.rpartition("/")
+        return self._group(group).get(item, {})
+
+    def _group(self, group: str) -> dict[str, dict[str, int]]:
+        """Return the bytes of every object of a thousand items, by item and name, as they were
+        listed last."""
+        if (known := self._groups.get(group)) is None:
+            known = {}
+            for path, size in inside(self.root, group).sizes().items():
+                item, _, name = path.partition("/")
+                known.setdefault(item, {})[name] = size
+            with suppress(StopIteration, KeyError):  # threads may remove the same
+                if len(self._groups) >= _NEAR:
+                    self._groups.pop(next(iter(self._groups)))
+            self._groups[group] = known
+        return known
+
+    # Rows that processes append
+
+    def append(self, kind: str, writer: str, data: bytes) -> None:
+        with self._writing:
+            part = self._parts.get(kind)
+            if part is None or part.written >= _LARGE:
+                self._begun += 1
+                name = f".batch/{kind}/{writer}-{self._process}-{self._begun:06d}.jsonl"
+                self._own[kind].append(name)
+                part = self._parts[kind] = _Part(name)
+            part.rows += data
+            # Each write sends the whole part again, so rows are collected for a while; a failure
+            # goes out at once, since it may be the last thing that this process says.
+            late = time.monotonic() - self._flushed >= self._every
+            if kind == "failed" or (late and not self._waits):
+                self.flush()
+
+    def appended(self, kind: str) -> list[str]:
+        self.flush()
+        return sorted({*self.listing(f".batch/{kind}"), *self._own[kind]})
+
+    def forget(self, kind: str, names: Iterable[str]) -> None:
+        with self._writing:
+            self._parts.pop(kind, None)
+            self._own[kind].clear()
+            at_once(partial(Address.unlink, missing_ok=True), [self.root / name for name in names])
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        with self._writing:
+            self._waits += 1
+        try:
+            yield
+        finally:
+            with self._writing:
+                self._waits -= 1
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what has been appended; what cannot be written is tried again by the next call."""
+        with self._writing:
+            for part in self._parts.values():
+                if len(part.rows) > part.written:
+                    (self.root / part.name).write_bytes(bytes(part.rows))
+                    part.written = len(part.rows)
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        with suppress(OSError):  # raised before, where the rows were noted
+            self.flush()
+        self._parts.clear()

@@ -1,0 +1,103 @@
+"""`Storage`: where a run lies, as far as a disk and a bucket differ. All else is written above it.
+
+storage_at("RUN")             ->  a Disk
+storage_at("s3://bucket/run") ->  a Bucket
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...files.addresses import path_of
+from .bucket import Bucket
+from .disk import Disk
+from .locks import Ownership
+
+Files = Mapping[str, bytes]
+
+
+class Storage(Protocol):
+    """A run's folder, on a :class:`Disk` or in a :class:`Bucket`. Names are paths in it.
+
+    All methods raise OSError where the disk or the bucket fails, and ValueError for a name that
+    leads out of the folder.
+
+    Attributes:
+        root: the folder: a Path, or an Address, which reads and writes single files as a Path does.
+        lock: claims the folder for one job.
+        is_remote: requests take long and listings can be late, so rows are trusted and not the
+            items looked at.
+    """
+
+    root: Any
+    lock: Ownership
+    is_remote: bool
+
+    # Single files
+
+    def listing(self, folder: str) -> dict[str, int]:
+        """Return the bytes of each file in a folder, by name."""
+
+    def copies(self, names: Iterable[str]) -> list[Path]:
+        """Return where files can be read as they are now; nothing is there of one that is gone."""
+
+    def reading(self, name: str) -> AbstractContextManager[Path]:
+        """Return a block in which a file that never changes can be read at a path."""
+
+    def write(self, name: str, parts: Iterable[bytes]) -> None:
+        """Write a file, whole or not at all, if the job still has the folder."""
+
+    def tidy(self) -> None:
+        """Remove what processes that have ended left unfinished."""
+
+    # Folders of items
+
+    def folders(self) -> Iterator[tuple[str, bool]]:
+        """Yield the folder of each item, and whether it was written to the end."""
+
+    def names(self, folder: str) -> list[str]:
+        """Return the files in a folder and below, links among them."""
+
+    def sizes(self, folder: str, names: Iterable[str]) -> dict[str, int]:
+        """Return the bytes of those of a folder's files that are there."""
+
+    def read(self, folder: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
+        """Return a folder's files, or those of these names that it has."""
+
+    def write_folder(self, folder: str, files: Files) -> None:
+        """Write a folder, whole or not at all."""
+
+    def link_folder(self, folder: str, other: Storage, source: str) -> bool:
+        """Write a folder that has the files of another one, without copies if possible; False if
+        that cannot be done here."""
+
+    def delete_folder(self, folder: str) -> None: ...
+
+    # Rows that processes append
+
+    def append(self, kind: str, writer: str, data: bytes) -> None:
+        """Append rows to this process's own file in ``.batch/KIND``, perhaps with a delay."""
+
+    def appended(self, kind: str) -> list[str]:
+        """Return the files of all processes in ``.batch/KIND``."""
+
+    def forget(self, kind: str, names: Iterable[str]) -> None:
+        """Remove files of ``.batch/KIND``; this process begins a new one."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Return a block at whose end what is appended in it is written, all or none of a kind."""
+
+    def flush(self) -> None:
+        """Write what has been appended."""
+
+    def close(self) -> None:
+        """Write what has been appended, and close this process's files."""
+
+
+def storage_at(root: str | Path) -> Storage:
+    """Return the disk or the bucket of a path or an address."""
+    path = path_of(root)
+    return Disk(path) if isinstance(path, Path) else Bucket(path)
