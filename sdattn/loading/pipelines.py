@@ -24,14 +24,13 @@ from .locating import download, find_model
 from .lora import check_takes_lora, load_loras, read_loras
 from .options import LoadingOptions, note_options
 from .quantization import quantized
-from .quiet import no_cast_notices, no_torchvision_notices
+from .quiet import no_notices
 from .schedulers import chosen_scheduler
 from .single_files import load_single_file, settings_folder
 from .weight_files import read_weights
 
 
-@no_torchvision_notices()
-@no_cast_notices()
+@no_notices()
 def load_pipeline(
     model: str | Path = "demo",
     *,

@@ -17,7 +17,6 @@ from ..errors import AccessError, InvalidValueError, Message, OptionError
 from .hub import needs_the_hub
 from .index import absent_parts, as_dtype, check_whole
 from .options import LoadingOptions
-from .quiet import no_cast_notices
 from .schedulers import chosen_scheduler
 from .weight_files import WeightFile, loading_errors
 
@@ -91,7 +90,7 @@ def load_single_file(
     if "requires_safety_checker" in inspect.signature(kind).parameters:
         given["requires_safety_checker"] = False  # the file has none
     what = f"a {kind.__name__} with the settings of {folder}"
-    with loading_errors(file.path, what, _ADVICE), no_cast_notices():
+    with loading_errors(file.path, what, _ADVICE):
         try:
             pipe = kind.from_single_file(
                 str(file.path),
