@@ -27,7 +27,8 @@ _NAME = re.compile(r"[\w.-]{1,400}", re.ASCII)
 _LARGE = re.compile(r"\d{5}")  # diffusers counts up to the numbers in names
 _QUANTIFIER = re.compile(r"[*+{]|(?<!\()\?")
 _MOST_RANK, _MOST_ALPHA = 65_536, 1e6
-_TOLD = "peft_type task_type revision peft_version base_model_name_or_path auto_mapping".split()
+_TOLD = ["peft_type", "task_type", "revision", "peft_version"]
+_TOLD += ["base_model_name_or_path", "auto_mapping"]
 
 
 def lora_file(path: str) -> Path:
