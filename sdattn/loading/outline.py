@@ -14,12 +14,11 @@ import torch
 
 from ..models.families import claimed
 from ..models.layers import find_denoiser
-from .index import absent_parts, check_variant, named_errors, read_index, without_weights
+from .folder import PipelineFolder
+from .index import named_errors, read_index, without_weights
 from .locating import download, find_model
-from .lora import check_takes_lora
 from .options import LoadingOptions
 from .quiet import only_errors
-from .schedulers import chosen_scheduler
 
 _NO_OPTIONS = LoadingOptions()
 
@@ -77,19 +76,16 @@ def _downloaded(model: str | Path, options: LoadingOptions) -> Path:
     return download(str(model), variant=options.variant, revision=options.revision)
 
 
-def _build(folder: Path, name: str | Path, options: LoadingOptions) -> Any | None:
+def _build(path: Path, name: str | Path, options: LoadingOptions) -> Any | None:
     import diffusers
 
-    with only_errors(), named_errors(folder):
-        index = read_index(folder)
-        check_variant(folder, options.variant)
-        check_takes_lora(getattr(diffusers, index["_class_name"]), options)
-        models = _models(folder, index)
+    with only_errors(), named_errors(path):
+        folder = PipelineFolder.judged(path, options)
+        models = _models(path, folder.index)
         if None in models.values():
             return None
-        scheduler = chosen_scheduler(options, folder, index)
-        parts = {**models, **absent_parts(index), **scheduler}
-        pipe = diffusers.DiffusionPipeline.from_pretrained(folder, use_safetensors=True, **parts)
+        parts = {**models, **folder.parts()}
+        pipe = diffusers.DiffusionPipeline.from_pretrained(path, use_safetensors=True, **parts)
         pipe.register_to_config(_name_or_path=name)
     return pipe
 
