@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from ..models.families import claimed
 from ..models.layers import find_denoiser
 from .folder import PipelineFolder
-from .index import named_errors, read_index, without_weights
+from .index import named_errors, without_weights
 from .locating import download, find_model
 from .options import LoadingOptions
 from .quiet import only_errors
@@ -49,31 +48,13 @@ def outline(model: str | Path = "demo", options: LoadingOptions = _NO_OPTIONS) -
     """
     path = find_model(model)
     if path is None:
-        pipe = _build(_downloaded(model, options), str(model), options)
+        folder = download(str(model), variant=options.variant, revision=options.revision)
+        pipe = _build(folder, str(model), options)
     else:
         pipe = None if path.is_file() else _build(path, path, options)
     if pipe is not None:
         find_denoiser(pipe)
     return pipe
-
-
-def unclaimed_denoiser(
-    model: str | Path, options: LoadingOptions = _NO_OPTIONS
-) -> torch.nn.Module | None:
-    """The denoiser of a folder or a hub id on the meta device, if no family claims it; None of one
-    that is claimed, of a pipeline with none, and of a single file. The arguments are
-    :func:`outline`'s."""
-    path = find_model(model)
-    if path is not None and path.is_file():
-        return None
-    folder = path or _downloaded(model, options)
-    index = read_index(folder)
-    parts = _models(folder, {name: index.get(name) for name in ("unet", "transformer")})
-    return next((one for one in parts.values() if one is not None and claimed(one) is None), None)
-
-
-def _downloaded(model: str | Path, options: LoadingOptions) -> Path:
-    return download(str(model), variant=options.variant, revision=options.revision)
 
 
 def _build(path: Path, name: str | Path, options: LoadingOptions) -> Any | None:
