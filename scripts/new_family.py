@@ -18,12 +18,15 @@ from dataclasses import dataclass
 from itertools import groupby, product
 from typing import Any
 
+import diffusers
+
 from scripts.trial_call import COLS, FRAMES, PICTURES, ROWS, SeenAttention, Trial, trial_call
 from sdattn.files.terminal import shorter
-from sdattn.loading.outline import unclaimed_denoiser
+from sdattn.loading.index import read_index, without_weights
+from sdattn.loading.locating import download, find_model
 from sdattn.models.attention_layer import Kind, Place
 from sdattn.models.denoiser_call import holds_processor, unwrapped
-from sdattn.models.families import PAGE, closest
+from sdattn.models.families import PAGE, claimed, closest
 from sdattn.models.family import Joined
 
 _READ = ("encoder_hidden_states", "hidden_states", "timestep")  # by default, see Family.names
@@ -262,6 +265,19 @@ def _lines(draft: FamilyDraft) -> Iterator[str]:
     if draft.patch:
         yield f"    patch={draft.patch},"
     yield ")"
+
+
+def unclaimed_denoiser(model: str) -> Any | None:
+    """Return a pipeline's denoiser without its weights, if no family claims it."""
+    path = find_model(model)
+    folder = path or download(model)
+    index = {} if folder.is_file() else read_index(folder)
+    for name in ("unet", "transformer"):
+        match index.get(name):
+            case ["diffusers", str(kind)]:
+                found = without_weights(getattr(diffusers, kind), folder / name)
+                return None if claimed(found) else found
+    return None
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sdattn.loading.quiet import no_cast_notices
+from sdattn.loading.quiet import no_notices
 
 from ..moving import FRAMES, MovingScene, goes_right, random_film
 from ..scene_checker import find_objects
@@ -67,7 +67,7 @@ def assemble(demo: Path, adapter: MotionAdapter) -> AnimateDiffPipeline:
     pipe = StableDiffusionPipeline.from_pretrained(demo, dtype=torch.float32)
     parts = ("vae", "text_encoder", "tokenizer", "unet", "scheduler")
     taken = {name: pipe.components[name] for name in parts}
-    with no_cast_notices():
+    with no_notices():
         made = AnimateDiffPipeline(**taken, motion_adapter=adapter)
     for part in (made.vae, made.text_encoder, made.unet):
         part.eval().requires_grad_(False)

@@ -4,7 +4,6 @@ A model is data. diffusers would also run Python that lies in the folder, import
 index names, and read pickles, which run code: some of its versions without being asked to.
 """
 
-import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -53,15 +52,6 @@ def named_errors(folder: Path) -> Iterator[None]:
             f"{folder} cannot be loaded: a settings or tokenizer file in it is broken "
             f"({type(error).__name__}: {error}). {_ANEW}"
         ) from error
-
-
-def absent_parts(index: Mapping[str, Any]) -> dict[str, None]:
-    """The parts that a pipeline was saved without, None each: diffusers refuses an SD 3 without T5,
-    unless None is passed for it."""
-    import diffusers
-
-    taken = inspect.signature(getattr(diffusers, index["_class_name"])).parameters
-    return {name: None for name in taken if index.get(name) == [None, None]}
 
 
 def check_variant(folder: Path, variant: str | None) -> None:

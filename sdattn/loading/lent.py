@@ -1,10 +1,9 @@
 """Parts of the demo models whose weights are those of the first demo."""
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..models.demos import DEMO, folder_name
+from .folder import PipelineFolder
 from .index import without_weights
 
 # Parts of a demo, and the parts of the first demo with their weights
@@ -14,7 +13,7 @@ LENT = {
 }
 
 
-def lent_parts(folder: Path, index: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
+def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, Any]:
     """Return the parts of a demo whose weights the first demo has, on the CPU; none for any other
     folder. Its own files have what the first demo lacks: configurations, and the projections
     of the MM-DiT's text encoders."""
@@ -24,10 +23,13 @@ def lent_parts(folder: Path, index: Mapping[str, Any], dtype: Any) -> dict[str, 
     from safetensors.torch import load_file
 
     found, libraries = {}, {"diffusers": diffusers, "transformers": transformers}
-    for part, source in LENT.get(folder_name(folder) or "", {}).items():
-        library, kind = index[part]
-        model: Any = without_weights(getattr(libraries[library], kind), folder / part, "cpu")
-        files = [*(DEMO / source).glob("*.safetensors"), *(folder / part).glob("*.safetensors")]
+    for part, source in LENT.get(folder_name(folder.path) or "", {}).items():
+        library, kind = folder.index[part]
+        model: Any = without_weights(getattr(libraries[library], kind), folder.path / part, "cpu")
+        files = [
+            *(DEMO / source).glob("*.safetensors"),
+            *(folder.path / part).glob("*.safetensors"),
+        ]
         weights = {name: one for file in files for name, one in load_file(file).items()}
         names = {name: name for name in model.state_dict()}
         # a text encoder's in the files; transformers 5 has some without

@@ -12,7 +12,6 @@ from torch import nn
 from ..errors import OptionError, SdattnError, is_out_of_memory
 from .lora_files import lora_file, read_lora
 from .options import LoadingOptions
-from .quiet import no_lora_notices
 from .weight_files import said_by
 
 
@@ -86,7 +85,7 @@ def _load(pipe: Any, lora: Lora, name: str) -> list[warnings.WarningMessage]:
     """Load a LoRA, and return what was warned of meanwhile."""
     folder, given = str(lora.file.parent), {"weight_name": lora.file.name, "adapter_name": name}
     try:
-        with no_lora_notices(), warnings.catch_warnings(record=True) as warned:
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             # peft warns of a second one
             warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)

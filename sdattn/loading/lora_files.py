@@ -27,6 +27,8 @@ _NAME = re.compile(r"[\w.-]{1,400}", re.ASCII)
 _LARGE = re.compile(r"\d{5}")  # diffusers counts up to the numbers in names
 _QUANTIFIER = re.compile(r"[*+{]|(?<!\()\?")
 _MOST_RANK, _MOST_ALPHA = 65_536, 1e6
+_TOLD = ["peft_type", "task_type", "revision", "peft_version"]
+_TOLD += ["base_model_name_or_path", "auto_mapping"]
 
 
 def lora_file(path: str) -> Path:
@@ -143,30 +145,6 @@ def _check_metadata(file: Path, text: str, number: int) -> None:
             _refuse(file, f"the metadata {shown(name)}: {shown(value)}, which no LoRA here has")
 
 
-def _is_rank(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= _MOST_RANK
-
-
-def _is_alpha(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= _MOST_ALPHA  # NaN is not
-
-
-def _is_dropout(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < 1
-
-
-def _is_flag(value: Any) -> bool:
-    return type(value) is bool
-
-
-def _is_start(value: Any) -> bool:
-    return type(value) is bool or value == "gaussian"  # others change the model's own weights
-
-
-def _is_told(value: Any) -> bool:
-    return value is None or isinstance(value, (str, dict))  # and not used
-
-
 def _are_names(value: Any) -> bool:
     if isinstance(value, list):
         return all(isinstance(name, str) and _NAME.fullmatch(name) for name in value)
@@ -192,18 +170,29 @@ def _is_pattern(value: Any) -> bool:
     return len(_QUANTIFIER.findall(value)) <= 3 and not re.search(r"\)[*+{]", value)
 
 
+def _is_number(lowest: float, highest: float, *kinds: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in kinds and lowest <= value <= highest  # NaN is not
+
+
+def _is_flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+_is_rank = _is_number(1, _MOST_RANK, int)
+_is_alpha = _is_number(-_MOST_ALPHA, _MOST_ALPHA, int, float)
 _FIELDS: dict[str, Callable[[Any], bool]] = {  # of peft's LoraConfig, that may differ from it
     "r": _is_rank,
     "lora_alpha": _is_alpha,
-    "lora_dropout": _is_dropout,
+    "lora_dropout": lambda value: _is_number(0, 1, int, float)(value) and value < 1,
     "rank_pattern": partial(_are, _is_rank),
     "alpha_pattern": partial(_are, _is_alpha),
     **dict.fromkeys(("target_modules", "exclude_modules"), _are_names),
     **dict.fromkeys(("use_rslora", "use_dora", "lora_bias", "fan_in_fan_out"), _is_flag),
     "inference_mode": _is_flag,
-    "init_lora_weights": _is_start,
-    **dict.fromkeys(("peft_type", "task_type", "revision", "peft_version"), _is_told),
-    **dict.fromkeys(("base_model_name_or_path", "auto_mapping"), _is_told),
+    # others change the model's own weights
+    "init_lora_weights": lambda value: _is_flag(value) or value == "gaussian",
+    # told, and not used
+    **dict.fromkeys(_TOLD, lambda value: value is None or isinstance(value, (str, dict))),
 }
 
 

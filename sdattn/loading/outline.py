@@ -12,14 +12,12 @@ from typing import Any
 
 import torch
 
-from ..models.families import claimed
 from ..models.layers import find_denoiser
-from .index import absent_parts, check_variant, named_errors, read_index, without_weights
+from .folder import PipelineFolder
+from .index import named_errors, without_weights
 from .locating import download, find_model
-from .lora import check_takes_lora
 from .options import LoadingOptions
 from .quiet import only_errors
-from .schedulers import chosen_scheduler
 
 _NO_OPTIONS = LoadingOptions()
 
@@ -50,7 +48,8 @@ def outline(model: str | Path = "demo", options: LoadingOptions = _NO_OPTIONS) -
     """
     path = find_model(model)
     if path is None:
-        pipe = _build(_downloaded(model, options), str(model), options)
+        folder = download(str(model), variant=options.variant, revision=options.revision)
+        pipe = _build(folder, str(model), options)
     else:
         pipe = None if path.is_file() else _build(path, path, options)
     if pipe is not None:
@@ -58,38 +57,16 @@ def outline(model: str | Path = "demo", options: LoadingOptions = _NO_OPTIONS) -
     return pipe
 
 
-def unclaimed_denoiser(
-    model: str | Path, options: LoadingOptions = _NO_OPTIONS
-) -> torch.nn.Module | None:
-    """The denoiser of a folder or a hub id on the meta device, if no family claims it; None of one
-    that is claimed, of a pipeline with none, and of a single file. The arguments are
-    :func:`outline`'s."""
-    path = find_model(model)
-    if path is not None and path.is_file():
-        return None
-    folder = path or _downloaded(model, options)
-    index = read_index(folder)
-    parts = _models(folder, {name: index.get(name) for name in ("unet", "transformer")})
-    return next((one for one in parts.values() if one is not None and claimed(one) is None), None)
-
-
-def _downloaded(model: str | Path, options: LoadingOptions) -> Path:
-    return download(str(model), variant=options.variant, revision=options.revision)
-
-
-def _build(folder: Path, name: str | Path, options: LoadingOptions) -> Any | None:
+def _build(path: Path, name: str | Path, options: LoadingOptions) -> Any | None:
     import diffusers
 
-    with only_errors(), named_errors(folder):
-        index = read_index(folder)
-        check_variant(folder, options.variant)
-        check_takes_lora(getattr(diffusers, index["_class_name"]), options)
-        models = _models(folder, index)
+    with only_errors(), named_errors(path):
+        folder = PipelineFolder.judged(path, options)
+        models = _models(path, folder.index)
         if None in models.values():
             return None
-        scheduler = chosen_scheduler(options, folder, index)
-        parts = {**models, **absent_parts(index), **scheduler}
-        pipe = diffusers.DiffusionPipeline.from_pretrained(folder, use_safetensors=True, **parts)
+        parts = {**models, **folder.parts()}
+        pipe = diffusers.DiffusionPipeline.from_pretrained(path, use_safetensors=True, **parts)
         pipe.register_to_config(_name_or_path=name)
     return pipe
 

@@ -1,37 +1,26 @@
 """Load a pipeline, the demo models among them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..models.families import family_of, listed
-from ..models.family import Family
-from ..models.layers import find_denoiser, what_it_holds
+from ..models.layers import find_denoiser
 from .devices import checked_device, place
-from .index import (
-    absent_parts,
-    as_dtype,
-    check_variant,
-    check_whole,
-    named_errors,
-    read_index,
-    without_weights,
-)
+from .folder import PipelineFolder
+from .index import as_dtype, check_whole, named_errors
 from .lent import lent_parts
 from .locating import download, find_model
-from .lora import check_takes_lora, load_loras, read_loras
+from .lora import load_loras, read_loras
 from .options import LoadingOptions, note_options
 from .quantization import quantized
-from .quiet import no_cast_notices, no_torchvision_notices
-from .schedulers import chosen_scheduler
+from .quiet import no_notices
 from .single_files import load_single_file, settings_folder
 from .weight_files import read_weights
 
 
-@no_torchvision_notices()
-@no_cast_notices()
+@no_notices()
 def load_pipeline(
     model: str | Path = "demo",
     *,
@@ -104,8 +93,8 @@ def load_pipeline(
     if path is not None and path.is_file():
         pipe = _load_file(path, dtype, half, options)
     else:
-        folder = path or download(str(model), variant=variant, revision=revision)
-        pipe = _load_folder(folder, dtype, half, options)
+        here = path or download(str(model), variant=variant, revision=revision)
+        pipe = _load_folder(PipelineFolder.judged(here, options), dtype, half)
     pipe.register_to_config(_name_or_path=path or str(model))
     find_denoiser(pipe)
     load_loras(pipe, loras)
@@ -114,69 +103,30 @@ def load_pipeline(
 
 
 def _load_file(path: Path, dtype: torch.dtype | None, half: bool, options: LoadingOptions) -> Any:
-    """Return the pipeline of a single file, on the CPU; ``half`` as below."""
-    import diffusers
-
+    """Return the pipeline of a single file, on the CPU; ``half`` as in PipelineFolder.dtype()."""
     file = read_weights(path)
-    folder = settings_folder(file, options.config)
-    index = read_index(folder)
-    check_takes_lora(getattr(diffusers, index["_class_name"]), options)
-    with named_errors(folder):
-        dtype = dtype or _usual_dtype(_known_family(folder, index), half)
-        return load_single_file(file, folder, index, dtype, options)
+    folder = PipelineFolder.judged(settings_folder(file, options.config), options)
+    with named_errors(folder.path):
+        return load_single_file(file, folder, folder.dtype(dtype, half))
 
 
-def _load_folder(
-    folder: Path, dtype: torch.dtype | None, half: bool, options: LoadingOptions
-) -> Any:
-    """The pipeline of a folder, on the CPU; ``half``: in the half type of the model's family, where
-    no dtype is asked for."""
+def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) -> Any:
+    """Return the pipeline of a folder, on the CPU; ``half`` as in PipelineFolder.dtype()."""
     import diffusers
 
-    # Judged by its files first: diffusers would run code that they name.
-    index = read_index(folder)
-    check_variant(folder, options.variant)
-    check_takes_lora(getattr(diffusers, index["_class_name"]), options)
-    with named_errors(folder):
-        family = _known_family(folder, index)
-        dtype = dtype or _usual_dtype(family, half)
-        parts = {
-            **absent_parts(index),
-            **lent_parts(folder, index, dtype),
-            **chosen_scheduler(options, folder, index),
-            **quantized(options, folder, index, dtype),
-        }
+    with named_errors(folder.path):
+        dtype = folder.dtype(dtype, half)
+        parts = {**folder.parts(), **lent_parts(folder, dtype), **quantized(folder, dtype)}
         pipe = diffusers.DiffusionPipeline.from_pretrained(
-            folder, use_safetensors=True, variant=options.variant, **parts, **as_dtype(dtype)
+            folder.path,
+            use_safetensors=True,
+            variant=folder.options.variant,
+            **parts,
+            **as_dtype(dtype),
         )
     # Weights that the files lack stay without values, on torch's meta device.
     models = {k: v for k, v in pipe.components.items() if isinstance(v, torch.nn.Module)}
-    check_whole(folder, models)
+    check_whole(folder.path, models)
     for model in models.values():
         model.eval()  # a UNet that AnimateDiff puts its motion modules in begins in training
     return pipe
-
-
-def _usual_dtype(family: Family | None, half: bool) -> torch.dtype:
-    return getattr(torch, family.half) if half and family else torch.float32
-
-
-def _known_family(folder: Path, index: Mapping[str, Any]) -> Family | None:
-    """The family of the denoiser, before its weights are read, which takes long; None where the
-    index names none of diffusers.
-
-    Raises:
-        TypeError: it is of no known family.
-    """
-    import diffusers
-
-    for name in ("unet", "transformer"):
-        match index.get(name):
-            case ["diffusers", str(kind)] if cls := getattr(diffusers, kind, None):
-                if family := listed(cls):
-                    return family
-                # Not by its name: build it without weights and look at its parts.
-                model = without_weights(cls, folder / name)
-                asked = f"Asked to capture a {index['_class_name']}"
-                return family_of(model, f"{asked}, which {what_it_holds(None, model)}")
-    return None

@@ -8,27 +8,25 @@ from typing import Any
 import torch
 
 from ..errors import OptionError
+from .folder import PipelineFolder
 from .index import as_dtype
-from .options import BITS, LoadingOptions
+from .options import BITS
 from .weight_files import loading_errors
 
 
-def quantized(
-    options: LoadingOptions, folder: Path, index: Mapping[str, Any], dtype: torch.dtype
-) -> dict[str, Any]:
-    """What ``from_pretrained`` is given of it: a denoiser that is loaded, or how to load parts.
+def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, Any]:
+    """Return what ``from_pretrained`` is given: a loaded denoiser, or how to load parts.
 
     Args:
-        options: see :class:`LoadingOptions`.
-        folder: of the pipeline.
-        index: its ``model_index.json``.
+        folder: of the pipeline, and what is asked for.
         dtype: that the model computes in.
 
     Raises:
         ValueError: a GGUF file of another model, or one that is broken.
     """
+    options, index = folder.options, folder.index
     if options.gguf is not None:
-        return _from_gguf(options.gguf, folder, index, dtype)
+        return _from_gguf(options.gguf, folder, dtype)
     if options.quantization not in BITS:
         return {}
     import diffusers
@@ -54,18 +52,16 @@ def _large(index: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _from_gguf(
-    file: Path, folder: Path, index: Mapping[str, Any], dtype: torch.dtype
-) -> dict[str, Any]:
+def _from_gguf(file: Path, folder: PipelineFolder, dtype: torch.dtype) -> dict[str, Any]:
     import diffusers
 
-    name = next(name for name in ("transformer", "unet") if name in index)
-    kind = getattr(diffusers, index[name][1])
+    name = next(name for name in ("transformer", "unet") if name in folder.index)
+    kind = getattr(diffusers, folder.index[name][1])
     if not hasattr(kind, "from_single_file"):
         text = "diffusers reads no single files of a {0}."
         raise OptionError("quantization", f"gguf:{file}", text, kind.__name__)
     config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
-    where = {"config": str(folder), "subfolder": name, "local_files_only": True}
+    where = {"config": str(folder.path), "subfolder": name, "local_files_only": True}
     with loading_errors(file, f"the weights of a {kind.__name__}", "Pass a file of this model."):
         model = kind.from_single_file(
             str(file), quantization_config=config, **where, **as_dtype(dtype)

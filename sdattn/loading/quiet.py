@@ -2,7 +2,18 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+
+_LORA = ("diffusers.loaders.peft", "diffusers.loaders.lora_base", "diffusers.utils.peft_utils")
+_NOTICES = {  # what a line in the log has, and the loggers that print it
+    # for each image processor that diffusers imports, whether or not the pipeline has it
+    "requires torchvision (not installed)": ("transformers.utils.import_utils",),
+    "should be kept in float32: []": ("diffusers.models.modeling_utils",),
+    # a LoRA has nothing for one of the models, or errors that the loader tells itself
+    "No LoRA keys associated": _LORA,
+    "was unsuccessful with": _LORA,
+    "led to unexpected keys": _LORA,
+}
 
 
 def quiet_libraries(*, prompts: bool = False) -> None:
@@ -19,38 +30,13 @@ def quiet_libraries(*, prompts: bool = False) -> None:
 
 
 @contextmanager
-def no_torchvision_notices() -> Iterator[None]:
-    """Without the notices that torchvision is missing, which transformers prints for each image
-    processor that diffusers imports, whether or not the pipeline has it; all else is printed."""
-    with _without("requires torchvision (not installed)", "transformers.utils.import_utils"):
-        yield
+def no_notices() -> Iterator[None]:
+    """Keep away the notices in :data:`_NOTICES`; everything else is printed."""
 
-
-@contextmanager
-def no_lora_notices() -> Iterator[None]:
-    """Keep away notices that a LoRA has nothing for a model, and those of errors and names that the
-    caller tells itself."""
-    loggers = "diffusers.loaders.peft", "diffusers.loaders.lora_base"
-    texts = ("No LoRA keys associated", "was unsuccessful with", "led to unexpected keys")
-    with ExitStack() as undo:
-        for text in texts:
-            undo.enter_context(_without(text, *loggers, "diffusers.utils.peft_utils"))
-        yield
-
-
-@contextmanager
-def no_cast_notices() -> Iterator[None]:
-    """Without the notice that no module is kept in float32."""
-    with _without("should be kept in float32: []", "diffusers.models.modeling_utils"):
-        yield
-
-
-@contextmanager
-def _without(text: str, *loggers: str) -> Iterator[None]:
     def keep(record: logging.LogRecord) -> bool:
-        return text not in record.getMessage()
+        return not any(text in record.getMessage() for text in _NOTICES)
 
-    logs = [logging.getLogger(name) for name in loggers]
+    logs = {logging.getLogger(name) for names in _NOTICES.values() for name in names}
     for log in logs:
         log.addFilter(keep)
     try:

@@ -14,11 +14,9 @@ import torch
 from torch import nn
 
 from ..errors import AccessError, InvalidValueError, Message, OptionError
+from .folder import PipelineFolder
 from .hub import needs_the_hub
-from .index import absent_parts, as_dtype, check_whole
-from .options import LoadingOptions
-from .quiet import no_cast_notices
-from .schedulers import chosen_scheduler
+from .index import as_dtype, check_whole
 from .weight_files import WeightFile, loading_errors
 
 _DENOISER = "model.diffusion_model."
@@ -61,41 +59,31 @@ def settings_folder(file: WeightFile, config: str | None) -> Path:
         ) from error
 
 
-def load_single_file(
-    file: WeightFile,
-    folder: Path,
-    index: Mapping[str, Any],
-    dtype: torch.dtype,
-    options: LoadingOptions,
-) -> Any:
+def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtype) -> Any:
     """Return the pipeline of a checkpoint, on the CPU.
 
     Args:
         file: the checkpoint.
-        folder: with the settings.
-        index: its ``model_index.json``, which has been judged.
+        folder: with the settings; of its options the scheduler and the tokenizer are used.
         dtype: of the weights.
-        options: the scheduler and the tokenizer are used.
 
     Raises:
         ValueError: diffusers cannot read the file with these settings; a weight is missing or not
             finite; the tokenizer has another vocabulary.
     """
-    import diffusers
-
-    kind = getattr(diffusers, index["_class_name"])
+    kind = folder.kind
     if not hasattr(kind, "from_single_file"):
         text = "diffusers reads no single file as a {0}. Pass the diffusers folder of the model."
-        raise OptionError("config", str(folder), text, kind.__name__)
-    given = {**absent_parts(index), **chosen_scheduler(options, folder, index)}
+        raise OptionError("config", str(folder.path), text, kind.__name__)
+    given = folder.parts()
     if "requires_safety_checker" in inspect.signature(kind).parameters:
         given["requires_safety_checker"] = False  # the file has none
-    what = f"a {kind.__name__} with the settings of {folder}"
-    with loading_errors(file.path, what, _ADVICE), no_cast_notices():
+    what = f"a {kind.__name__} with the settings of {folder.path}"
+    with loading_errors(file.path, what, _ADVICE):
         try:
             pipe = kind.from_single_file(
                 str(file.path),
-                config=str(folder),
+                config=str(folder.path),
                 local_files_only=True,
                 **given,
                 **as_dtype(dtype),
@@ -107,8 +95,8 @@ def load_single_file(
         models = {k: part for k, part in pipe.components.items() if isinstance(part, nn.Module)}
         check_whole(file.path, models)
         _check_finite(file.path, models, dtype)
-        if options.tokenizer is not None:
-            _exchange_tokenizers(pipe, options.tokenizer)
+        if folder.options.tokenizer is not None:
+            _exchange_tokenizers(pipe, folder.options.tokenizer)
     return pipe
 
 

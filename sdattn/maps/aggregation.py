@@ -146,7 +146,7 @@ def sharpened(maps: Tensor, power: float) -> Tensor:
 def refines_itself(target: Any) -> bool:
     """Whether a model's maps are spread along the picture's self-attention while it runs, as those
     of joint attention are: ``capture(refine="self")``."""
-    return any(layer.kind == "joint" for layer in find_denoiser(target).layers)
+    return find_denoiser(target).family.joined is not None
 
 
 def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], bool]:

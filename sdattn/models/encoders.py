@@ -5,7 +5,7 @@ A reader takes a :class:`TextCall` and texts, one prompt each; which pipeline ha
 family's own file, see :mod:`sdattn.models.families`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -161,6 +161,58 @@ def rendered(text: str, render: Callable[[str], str]) -> Source:
         f"The pipeline's chat template rewrites the prompt {text!r} to {found!r}. Leave out what "
         "has a meaning of its own there, or pass labels."
     )
+
+
+def in_template(template: str) -> Callable[[str], Source]:
+    """Return what puts a prompt in the place of a template's ``{}``."""
+    before, _, after = template.format(PLACEHOLDER).partition(PLACEHOLDER)
+    return lambda text: Source.of(text).within(before, after)
+
+
+def in_chat(
+    tokenizer: Any, *, system: str = "", before: str = "", **options: Any
+) -> Callable[[str], Source]:
+    """Return what puts a prompt, after a text ``before`` it, into a chat as the user's message."""
+
+    def render(text: str) -> str:
+        chat = [{"role": "system", "content": system}] if system else []
+        chat.append({"role": "user", "content": before + text})
+        given = {"tokenize": False, "add_generation_prompt": True, **options}
+        return str(tokenizer.apply_chat_template(chat, **given))
+
+    return lambda text: rendered(text, render)
+
+
+def read_inside(
+    tokenizer: Any, sources: Iterable[Source], drop: int = 0, **options: Any
+) -> list[Prompt]:
+    """Read prompts inside what surrounds them, without the first ``drop`` tokens."""
+
+    def keep(n: int) -> range:
+        return range(drop, n)
+
+    return [read_source(tokenizer, source, **{"keep": keep, **options}) for source in sources]
+
+
+def filled_to_longest(
+    call: TextCall, read: list[Prompt], by: str = "", **options: Any
+) -> list[Prompt]:
+    """Fill prompts with columns of zeros up to the longest of the batch.
+
+    Args:
+        call, read: of these prompts.
+        by: what else their length follows from, for the error; a template of a :class:`Message`.
+        options: the values of the options in ``by``.
+
+    Raises:
+        ValueError: the text states have another number of columns.
+    """
+    longest, texts = max(len(one.tokens) for one in read), [one.text for one in read]
+    if call.columns not in (None, longest):
+        text = f"{by} makes {{1}} of {{0}}" if by else "{0} makes {1}"
+        text += ", as many as the longest needs"
+        raise call.unexplained(Message(text, texts, longest, **options))
+    return zero_filled(read, longest)
 
 
 def read_t5(call: TextCall, texts: list[str]) -> list[Prompt]:

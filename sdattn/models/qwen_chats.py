@@ -8,11 +8,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ..errors import InvalidValueError, Message
+from ..errors import InvalidValueError
 from ..prompts.tokenizing import TEMPLATE, Token
-from ..prompts.tokens import Prompt, read_source
+from ..prompts.tokens import Prompt
 from ..prompts.words import Source
-from .encoders import PLACEHOLDER, TextCall, zero_filled
+from .encoders import PLACEHOLDER, TextCall, filled_to_longest, read_inside
 
 PICTURE = "<|image_pad|>"  # a token of a picture
 
@@ -41,14 +41,10 @@ def read_filled(
     for text, template in zip(texts, templates, strict=True):
         before, _, after = template.partition(PLACEHOLDER)
         source = Source.of(text).within(before, after)
-        read.append(read_source(call.pipe.tokenizer, source, keep=keep, **options))
-    longest = max(len(prompt.tokens) for prompt in read)
-    if call.columns not in (None, longest):
-        if most is None:
-            raise call.unexplained(f"these pictures makes {longest} of {texts}")
-        found = "{max_sequence_length} makes {0} of {1}, as many as the longest needs"
-        raise call.unexplained(Message(found, longest, texts, max_sequence_length=most))
-    return zero_filled(read, longest)
+        read += read_inside(call.pipe.tokenizer, [source], keep=keep, **options)
+    if most is None:
+        return filled_to_longest(call, read, "these pictures")
+    return filled_to_longest(call, read, "{max_sequence_length}", max_sequence_length=most)
 
 
 def read_edit(call: TextCall, texts: list[str]) -> list[Prompt]:

@@ -15,6 +15,7 @@ import sdattn
 from sdattn import load_pipeline
 from sdattn.batch.input.plan import digest_model
 from sdattn.loading.devices import device_of
+from sdattn.loading.folder import PipelineFolder
 from sdattn.loading.locating import is_hub_id
 from sdattn.loading.options import LoadingOptions, options_of
 from sdattn.loading.outline import outline
@@ -174,12 +175,13 @@ def test_bits_are_for_the_denoiser_and_large_text_encoders(folder):
         "text_encoder_2": ["transformers", "T5EncoderModel"],
         "vae": ["diffusers", "AutoencoderKL"],
     }
-    asked = quantized(LoadingOptions(quantization="8bit"), folder, index, torch.bfloat16)
+    eight = LoadingOptions(quantization="8bit")
+    asked = quantized(PipelineFolder(folder, index, eight), torch.bfloat16)
     mapping = asked["quantization_config"].quant_mapping
     homes = {name: type(one).__module__.partition(".")[0] for name, one in mapping.items()}
     assert homes == {"transformer": "diffusers", "text_encoder_2": "transformers"}
     assert all(one.load_in_8bit and not one.load_in_4bit for one in mapping.values())
-    assert quantized(LoadingOptions(), folder, index, torch.bfloat16) == {}
+    assert quantized(PipelineFolder(folder, index, LoadingOptions()), torch.bfloat16) == {}
 
 
 def test_bits_need_a_gpu(folder):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sdattn.loading.quiet import no_torchvision_notices
+from sdattn.loading.quiet import no_notices
 
 
 def test_loading_prints_no_notice_of_torchvision():
@@ -25,7 +25,7 @@ def test_all_but_the_notices_of_torchvision_is_printed(caplog):
     logger.addHandler(caplog.handler)
     caplog.set_level(logging.WARNING, logger.name)  # whatever other tests have set
     try:
-        with pytest.raises(KeyError), no_torchvision_notices():
+        with pytest.raises(KeyError), no_notices():
             logger.warning(notice, "CLIP")
             logger.warning("torchvision is old")
             raise KeyError

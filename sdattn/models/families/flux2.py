@@ -9,22 +9,16 @@ from ...prompts.tokens import Prompt, read_source
 from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import grid_of_ids
 from ..edits import Edits
-from ..encoders import TextCall, rendered
+from ..encoders import TextCall, in_chat, read_inside, rendered
 from ..family import IN_TURN, Family
 from ..image_latents import ImageLatents, vae_latents
 
 
 def read_klein(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Qwen3's chat format. Source: pipeline_flux2_klein.py, ``_get_qwen3_prompt_embeds``."""
-    tokenizer, options = call.pipe.tokenizer, filled(call.length())
-
-    def render(text: str) -> str:
-        chat = [{"role": "user", "content": text}]
-        return tokenizer.apply_chat_template(
-            chat, tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
-
-    return [read_source(tokenizer, rendered(text, render), **options) for text in texts]
+    tokenizer = call.pipe.tokenizer
+    sources = map(in_chat(tokenizer, enable_thinking=False), texts)
+    return read_inside(tokenizer, sources, **filled(call.length()))
 
 
 def read_flux2(call: TextCall, texts: list[str]) -> list[Prompt]:

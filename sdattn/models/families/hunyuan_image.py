@@ -10,7 +10,7 @@ from ...prompts.tokens import Prompt
 from ...prompts.words import Source
 from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import DenoiserCall
-from ..encoders import PLACEHOLDER, TextCall, refuse_unknown
+from ..encoders import TextCall, in_template, refuse_unknown
 from ..family import IN_TURN, Family
 from ..glyphs import glyph_text, read_with_glyphs
 from ..names import Names
@@ -32,10 +32,7 @@ def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
         raise call.unexplained(
             f"its tokenizer_max_length and tokenizer_2_max_length make {lengths}"
         )
-    before, _, after = call.pipe.prompt_template_encode.format(PLACEHOLDER).partition(PLACEHOLDER)
-
-    def whole(text: str) -> Source:
-        return Source.of(text).within(before, after)
+    whole = in_template(call.pipe.prompt_template_encode)
 
     def quoted(text: str) -> Source | None:
         return glyph_text(text, (one for pattern in _QUOTED for one in re.finditer(pattern, text)))

@@ -2,11 +2,10 @@
 inside a template."""
 
 from ...prompts.tokenizing import filled
-from ...prompts.tokens import Prompt, read_source
-from ...prompts.words import Source
+from ...prompts.tokens import Prompt
 from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import grid_of_film
-from ..encoders import PLACEHOLDER, TextCall, refuse_unknown
+from ..encoders import TextCall, in_template, read_inside, refuse_unknown
 from ..family import IN_TURN, Family
 
 
@@ -18,17 +17,8 @@ def read_hunyuan_video(call: TextCall, texts: list[str]) -> list[Prompt]:
     if crop is None:
         # the pipeline takes the two last for the end of the turn and the place of the prompt
         crop = len(tokenizer(template["template"], padding="max_length")["input_ids"]) - 2
-    before, _, after = template["template"].format(PLACEHOLDER).partition(PLACEHOLDER)
-    options = filled(crop + call.length())
-    return [
-        read_source(
-            tokenizer,
-            Source.of(text).within(before, after),
-            keep=lambda n: range(crop, n),
-            **options,
-        )
-        for text in texts
-    ]
+    sources = map(in_template(template["template"]), texts)
+    return read_inside(tokenizer, sources, crop, **filled(crop + call.length()))
 
 
 FAMILY = Family(

@@ -10,7 +10,7 @@ from ...attention.joint_processor import Spans
 from ...prompts.tokens import Prompt
 from ...prompts.words import Source
 from ..denoiser_call import grid_of_film
-from ..encoders import TextCall, rendered, zero_filled
+from ..encoders import TextCall, filled_to_longest, in_chat
 from ..family import IN_TURN, Family
 from ..glyphs import glyph_text, is_padding, read_with_glyphs
 
@@ -26,28 +26,14 @@ def read_hunyuan_video15(call: TextCall, texts: list[str]) -> list[Prompt]:
     Raises:
         ValueError: several films of each of several prompts whose quoted texts differ in length.
     """
-    pipe = call.pipe
-
-    def render(text: str) -> str:
-        chat = [{"role": "system", "content": pipe.system_message}]
-        chat.append({"role": "user", "content": text})
-        return str(
-            pipe.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        )
-
-    def whole(text: str) -> Source:
-        return rendered(text, render)
-
+    whole = in_chat(call.pipe.tokenizer, system=call.pipe.system_message)
     read = read_with_glyphs(call, texts, whole, _quoted, "num_videos_per_prompt")
     # padding is masked, and its columns are nobody's: see _spans
     read = [
         replace(one, tokens=tuple(token for token in one.tokens if not is_padding(token)))
         for one in read
     ]
-    longest = max(len(one.tokens) for one in read)
-    if call.columns not in (None, longest):
-        raise call.unexplained(f"{texts} makes {longest}, as many as the longest needs")
-    return zero_filled(read, longest)
+    return filled_to_longest(call, read)
 
 
 def _quoted(text: str) -> Source | None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InvalidValueError
-from ...prompts.tokens import Prompt, read_source
+from ...prompts.tokens import Prompt
 from ...prompts.words import Source
-from ..encoders import PLACEHOLDER, TextCall
+from ..encoders import PLACEHOLDER, TextCall, read_inside
 from ..family import IN_TURN, Family
 
 
@@ -32,11 +32,7 @@ def read_kandinsky5(call: TextCall, texts: list[str]) -> list[Prompt]:
         )
     if call.columns not in (None, longest - drop):
         raise call.unexplained(f"these prompts makes {longest - drop}")
-    options = {"padding": "max_length", "max_length": longest}
-    return [
-        read_source(tokenizer, source, keep=lambda n: range(drop, n), **options)
-        for source in sources
-    ]
+    return read_inside(tokenizer, sources, drop, padding="max_length", max_length=longest)
 
 
 def _cleaned(text: str) -> Source:

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from ...prompts.tokenizing import TEMPLATE, Token, filled
-from ...prompts.tokens import Prompt, join_prompts, read_source
+from ...prompts.tokens import Prompt, join_prompts
 from ...prompts.words import Source
 from ..denoiser_call import grid_of_ids
-from ..encoders import TextCall
+from ..encoders import TextCall, read_inside
 from ..family import IN_TURN, Family
 
 
@@ -21,13 +21,13 @@ def read_krea2(call: TextCall, texts: list[str]) -> list[Prompt]:
     options = filled(length + drop - call.setting(f"{template}_num_suffix_tokens"))
     ids = tokenizer([after])["input_ids"][0]
     suffix = tuple(Token(one, tokenizer.convert_ids_to_tokens(one), 0, 0, TEMPLATE) for one in ids)
-    read = []
-    for text in texts:
-        source = Source.of(text).within(before, "")
-        own = read_source(tokenizer, source, keep=lambda n: range(drop, n), **options)
-        whole = join_prompts([own, Prompt(own.text, (), suffix)])
-        read.append(replace(whole, encoded=((*own.encoded[0], *ids),)))
-    return read
+    sources = [Source.of(text).within(before, "") for text in texts]
+    return [
+        replace(
+            join_prompts([own, Prompt(own.text, (), suffix)]), encoded=((*own.encoded[0], *ids),)
+        )
+        for own in read_inside(tokenizer, sources, drop, **options)
+    ]
 
 
 def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:

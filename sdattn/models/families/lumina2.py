@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...attention.joint_processor import Spans
-from ...errors import Message
-from ...prompts.tokens import Prompt, read_source
+from ...prompts.tokens import Prompt
 from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches
-from ..encoders import TextCall, zero_filled
+from ..encoders import TextCall, filled_to_longest, read_inside
 from ..family import IN_TURN, Family
 
 
@@ -20,17 +19,9 @@ def read_lumina2(call: TextCall, texts: list[str]) -> list[Prompt]:
     system = call.option("system_prompt")
     system = pipe.system_prompt if system is None else system
     before = "" if call.negative else system + " <Prompt Start> "
-    read = [
-        read_source(
-            pipe.tokenizer, Source.of(text).within(before, ""), truncation=True, max_length=most
-        )
-        for text in texts
-    ]
-    longest = max(len(prompt.tokens) for prompt in read)
-    if call.columns not in (None, longest):
-        found = "{max_sequence_length} makes {0} of {1}, as many as the longest needs"
-        raise call.unexplained(Message(found, longest, texts, max_sequence_length=most))
-    return zero_filled(read, longest)
+    sources = [Source.of(text).within(before, "") for text in texts]
+    read = read_inside(pipe.tokenizer, sources, truncation=True, max_length=most)
+    return filled_to_longest(call, read, "{max_sequence_length}", max_sequence_length=most)
 
 
 def _spans(_model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from ...prompts.tokenizing import PAD, filled
-from ...prompts.tokens import Prompt, read_source
+from ...prompts.tokens import Prompt
 from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import grid_of_ids
-from ..encoders import TextCall, rendered, zeros
+from ..encoders import TextCall, in_chat, read_inside, zeros
 from ..family import IN_TURN, Family
 
 
@@ -15,23 +15,12 @@ def read_ovis(call: TextCall, texts: list[str]) -> list[Prompt]:
     Source: pipeline_ovis_image.py, ``_get_ovis_prompt_embeds``."""
     pipe, drop = call.pipe, call.pipe.user_prompt_begin_id
     options = {**filled(call.length() + drop), "add_special_tokens": False}
-
-    def render(text: str) -> str:
-        chat = [{"role": "user", "content": pipe.system_prompt + text}]
-        return str(
-            pipe.tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=True, enable_thinking=False
-            )
-        )
-
-    read = []
-    for text in texts:
-        source = rendered(text, render)
-        prompt = read_source(pipe.tokenizer, source, keep=lambda n: range(drop, n), **options)
-        (zero,) = zeros(1)
-        tokens = tuple(zero if token.special == PAD else token for token in prompt.tokens)
-        read.append(replace(prompt, tokens=tokens))
-    return read
+    inside = in_chat(pipe.tokenizer, before=pipe.system_prompt, enable_thinking=False)
+    (zero,) = zeros(1)
+    return [
+        replace(one, tokens=tuple(zero if token.special == PAD else token for token in one.tokens))
+        for one in read_inside(pipe.tokenizer, map(inside, texts), drop, **options)
+    ]
 
 
 FAMILY = Family(

@@ -6,8 +6,8 @@ from typing import Any
 
 from ...attention.joint_processor import Spans
 from ...errors import InvalidTypeError, Message
-from ...prompts.tokens import Prompt, read_source
-from ..encoders import PLACEHOLDER, TextCall, refuse_unknown, rendered, zero_filled
+from ...prompts.tokens import Prompt
+from ..encoders import PLACEHOLDER, TextCall, in_chat, read_inside, refuse_unknown, zero_filled
 from ..family import Family, Guidance
 from ..names import Names
 
@@ -19,18 +19,11 @@ def read_z_image(call: TextCall, texts: list[str]) -> list[Prompt]:
     each row, and the map to the longest row. Source: pipeline_z_image.py, ``_encode_prompt``, and
     transformer_z_image.py, ``patchify_and_embed``."""
     tokenizer, most = call.pipe.tokenizer, call.option("max_sequence_length")
-
-    def render(text: str) -> str:
-        chat = [{"role": "user", "content": text}]
-        return tokenizer.apply_chat_template(
-            chat, tokenize=False, add_generation_prompt=True, enable_thinking=True
-        )
-
-    before, _, after = render(PLACEHOLDER).partition(PLACEHOLDER)
+    inside = in_chat(tokenizer, enable_thinking=True)
+    before, _, after = inside(PLACEHOLDER).text.partition(PLACEHOLDER)
     # Of prompts in a list the pipeline leaves what it rendered in their place.
     bare = [text.removeprefix(before).removesuffix(after) for text in texts]
-    options = {"truncation": True, "max_length": most}
-    read = [read_source(tokenizer, rendered(text, render), **options) for text in bare]
+    read = read_inside(tokenizer, map(inside, bare), truncation=True, max_length=most)
     longest = max(_filled(len(prompt.tokens)) for prompt in read)
     columns = longest if call.columns is None else call.columns
     if columns < longest or columns % UNIT:
