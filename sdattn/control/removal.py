@@ -124,12 +124,12 @@ class Removal:
     def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model."""
         found, self._edits = self._reader.read(model, args, kwargs), {}
-        order = found.order
+        spans, order = self._reader.spans(), found.order
+        self._spans = None if spans is None else spans[0]
         # A pass of the negative prompt alone is one of a guidance that runs in turn.
         if found.stray or order is None or found.of_no_prompt:
             return self._check_kept(found)
-        self._batch, spans = found.batch, self._reader.spans()
-        self._spans = None if spans is None else spans[0]
+        self._batch = found.batch
         call = cast(DenoiserCall, self._reader.call)
         if not self._passes:
             self._check_start(call, order, cast(Tensor, call.sample))
