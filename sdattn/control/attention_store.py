@@ -13,7 +13,7 @@ from ..attention.controlled import Spans
 from ..errors import CaptureError, InvalidValueError, RunError
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.pass_hooks import in_backward
-from ..hooks.pass_reader import Guidance
+from ..hooks.pass_options import Guidance
 from ..hooks.passes import CaptureWarning
 from ..hooks.text_watch import RepeatedCalls, TextsOfRun
 from ..models.crops import Crop

@@ -32,7 +32,8 @@ from .keep import Keep
 from .map_store import CapturedMaps
 from .other_text import OtherTextLook, asked_layers
 from .pass_hooks import PassHooks
-from .pass_reader import Guidance, PassReader
+from .pass_options import Guidance
+from .pass_reader import PassReader
 from .passes import CaptureError, CaptureWarning, Pass
 from .recorders import Recorders, can_record
 from .refined import Spreading

@@ -11,32 +11,21 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from ..attention.joint_processor import Spans
-from ..errors import InvalidValueError, OptionError
+from ..errors import InvalidValueError
 from ..models.denoiser_call import DenoiserCall, Size
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
-from ..models.layers import Denoiser, is_own, ordered_spans, unwrapped
+from ..models.layers import Denoiser, ordered_spans, unwrapped
 from ..models.running_call import Caller, RunningCall, caller_of, running_call
 from .call_layout import CallLayout
+from .pass_options import BRANCHES, TOLD, Guidance, check_options
 from .passes import Pass, Stray
 from .schedule import Schedule
 from .text_watch import TextWatch
-
-BRANCHES: dict[str, tuple[Branch, ...]] = {
-    "conditional": ("conditional",),
-    "unconditional": ("unconditional",),
-    "both": ("unconditional", "conditional"),
-}
-Guidance = Literal["auto", "batch", "passes"]  # where the unconditional rows are; None: nowhere
-_TOLD: dict[str | None, tuple[Order, ...]] = {
-    "batch": (("unconditional", "conditional"),),
-    "passes": (("unconditional",), ("conditional",)),
-    None: (("conditional",),),
-}
 
 
 class PassReader:
@@ -75,9 +64,9 @@ class PassReader:
         frames: Sequence[int] | None = None,
     ):
         pipeline = denoiser.pipeline
-        self._told = None if guidance == "auto" else _TOLD[guidance]
         if branch is not None:
             check_options(denoiser, branch, guidance, latent_size)
+        self._told = TOLD.get(guidance)  # of "auto" None: the pipeline is asked
         self._pipeline: Callable[[], Any]
         self._pipeline = (lambda: None) if pipeline is None else weakref.ref(pipeline)
         self._family, self._joined = denoiser.family, None
@@ -253,55 +242,3 @@ class PassReader:
     @staticmethod
     def _rows_of(prompts: slice | None) -> tuple[int, ...]:
         return () if prompts is None else tuple(range(prompts.start, prompts.stop))
-
-
-def check_options(
-    denoiser: Denoiser, branch: str, guidance: str | None, latent_size: tuple[int, int] | None
-) -> None:
-    """Refuse options of a capture that do not fit its model.
-
-    Raises:
-        ValueError: one does not; or a part of the model alone is in this process.
-    """
-    kind = type(denoiser.pipeline or denoiser.model).__name__
-    if guidance not in ("auto", *_TOLD):
-        raise OptionError("guidance", guidance, "pass 'auto', 'batch', 'passes' or None.")
-    if latent_size is not None and not _needs_size(denoiser):
-        text = "a {0} knows its own. Leave it out."
-        raise OptionError("latent_size", latent_size, text, type(denoiser.model).__name__)
-    knows = denoiser.pipeline is not None or guidance in ("batch", "passes")
-    if branch not in BRANCHES or (branch != "conditional" and not knows):
-        text = (
-            "pass one of {0}; on a model without its pipeline only 'conditional', which keeps "
-            "every row, or say with guidance= where the unconditional rows are."
-        )
-        raise OptionError("branch", branch, text, ", ".join(BRANCHES))
-    asks = denoiser.pipeline is not None and guidance == "auto"
-    in_turn = GuidanceWatch(denoiser.pipeline).in_turn if asks else guidance == "passes"
-    if in_turn and branch == "both":
-        text = (
-            "a {0} runs the prompt and the negative prompt in turn. Nest two captures, one with "
-            "branch='unconditional'."
-        )
-        raise OptionError("branch", branch, text, kind)
-    _refuse_shards(denoiser.model)
-
-
-def _needs_size(denoiser: Denoiser) -> bool:
-    """Return True if nobody but the caller can know the grid of a model's queries."""
-    model = unwrapped(denoiser.model)
-    if denoiser.family.grid_argument is not None:  # in values, which the meta device has none of
-        return any(part.is_meta for part in model.parameters())
-    return is_own(model)
-
-
-def _refuse_shards(model: Any) -> None:
-    """Refuse a model that sees a part of the sequence, or of the heads, alone."""
-    config = getattr(unwrapped(model), "_parallel_config", None)
-    for name in ("context", "tensor"):
-        if getattr(config, f"{name}_parallel_config", None) is not None:
-            raise InvalidValueError(
-                f"The {type(unwrapped(model)).__name__} runs under {name} parallelism "
-                "(enable_parallelism), where each process sees a part of the attention. Capture a "
-                "model that is loaded without it."
-            )

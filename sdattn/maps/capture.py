@@ -11,7 +11,7 @@ import torch
 from ..hooks.capture import watch_model
 from ..hooks.keep import Heads, Keep, Selection, Space, Steps
 from ..hooks.map_store import CapturedMaps
-from ..hooks.pass_reader import Guidance
+from ..hooks.pass_options import Guidance
 from ..models.layers import TEXT_KINDS, LayerSelection
 from .from_stores import heatmaps
 from .heatmaps import Heatmaps

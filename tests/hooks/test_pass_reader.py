@@ -556,3 +556,18 @@ def test_joint_attention_too():
             pipe(PROMPT, generator=seeded(), callback_on_step_end=callback, **options)
     hook.remove()
     same_maps(store, alone)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"guidance": "half"}, "guidance"),
+        ({"guidance": ["batch"]}, "guidance"),
+        ({"guidance": None, "branch": "unconditional"}, "branch"),
+        ({"branch": "both"}, "branch"),
+    ],
+)
+def test_options_that_fit_nothing(options, told):
+    with pytest.raises(ValueError, match=told):
+        with sdattn.capture(make_pipe().unet, **options):
+            pass

@@ -1,0 +1,73 @@
+"""What a reader of passes can be told of a model: whose rows to keep, and where they are."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from ..errors import InvalidValueError, OptionError
+from ..models.guidance import Branch, GuidanceWatch, Order
+from ..models.layers import Denoiser, is_own, unwrapped
+
+BRANCHES: dict[str, tuple[Branch, ...]] = {
+    "conditional": ("conditional",),
+    "unconditional": ("unconditional",),
+    "both": ("unconditional", "conditional"),
+}
+Guidance = Literal["auto", "batch", "passes"]  # where the unconditional rows are; None: nowhere
+TOLD: dict[str | None, tuple[Order, ...]] = {
+    "batch": (("unconditional", "conditional"),),
+    "passes": (("unconditional",), ("conditional",)),
+    None: (("conditional",),),
+}
+
+
+def check_options(
+    denoiser: Denoiser, branch: str, guidance: str | None, latent_size: tuple[int, int] | None
+) -> None:
+    """Refuse options of a capture that do not fit its model.
+
+    Raises:
+        ValueError: one does not; or a part of the model alone is in this process.
+    """
+    kind = type(denoiser.pipeline or denoiser.model).__name__
+    if guidance not in ("auto", *TOLD):
+        raise OptionError("guidance", guidance, "pass 'auto', 'batch', 'passes' or None.")
+    if latent_size is not None and not _needs_size(denoiser):
+        text = "a {0} knows its own. Leave it out."
+        raise OptionError("latent_size", latent_size, text, type(denoiser.model).__name__)
+    knows = denoiser.pipeline is not None or guidance in ("batch", "passes")
+    if branch not in BRANCHES or (branch != "conditional" and not knows):
+        text = (
+            "pass one of {0}; on a model without its pipeline only 'conditional', which keeps "
+            "every row, or say with guidance= where the unconditional rows are."
+        )
+        raise OptionError("branch", branch, text, ", ".join(BRANCHES))
+    asks = denoiser.pipeline is not None and guidance == "auto"
+    in_turn = GuidanceWatch(denoiser.pipeline).in_turn if asks else guidance == "passes"
+    if in_turn and branch == "both":
+        text = (
+            "a {0} runs the prompt and the negative prompt in turn. Nest two captures, one with "
+            "branch='unconditional'."
+        )
+        raise OptionError("branch", branch, text, kind)
+    _refuse_shards(denoiser.model)
+
+
+def _needs_size(denoiser: Denoiser) -> bool:
+    """Return True if nobody but the caller can know the grid of a model's queries."""
+    model = unwrapped(denoiser.model)
+    if denoiser.family.grid_argument is not None:  # in values, which the meta device has none of
+        return any(part.is_meta for part in model.parameters())
+    return is_own(model)
+
+
+def _refuse_shards(model: Any) -> None:
+    """Refuse a model that sees a part of the sequence, or of the heads, alone."""
+    config = getattr(unwrapped(model), "_parallel_config", None)
+    for name in ("context", "tensor"):
+        if getattr(config, f"{name}_parallel_config", None) is not None:
+            raise InvalidValueError(
+                f"The {type(unwrapped(model)).__name__} runs under {name} parallelism "
+                "(enable_parallelism), where each process sees a part of the attention. Capture a "
+                "model that is loaded without it."
+            )
