@@ -70,13 +70,13 @@ def test_the_column_of_the_prompt_can_be_named(kind):
 def test_parti_prompts_are_read(data, kind):
     data = data if isinstance(data, bytes) else data.encode()
     items, bad = read_items(data, kind, columns=Columns(keep="all"))
+    assert bad == []
     assert [(item.line, item.prompt) for item in items] == [
         (2, "bond"),
+        (3, '"G I G G L E" painted on a wall, red'),
         (4, 'The words "Fly" are written'),
     ]
-    assert [item.columns["Note"] for item in items] == ["Biology-inspired", "007"]
-    [row] = bad  # its quotes are no CSV
-    assert row.line == 3 and "double those inside" in row.reason
+    assert [item.columns["Note"] for item in items] == ["Biology-inspired", "", "007"]
 
 
 def test_a_table_of_pandas_with_tabs_comes_back():
@@ -204,7 +204,7 @@ def test_a_seed_at_random_is_told_what_to_do(value):
 def test_columns_of_a_table_that_nobody_knows_are_left_out_and_told(tiny_pipe, capsys):
     items, _ = read_items(PARTI.encode(), "tsv")
     jobs, bad = check_items(tiny_pipe, items, {})
-    assert bad == [] and len(jobs) == 2
+    assert bad == [] and len(jobs) == 3
     assert all(not {"Category", "Note"} & job.options.keys() for job in jobs)
     err = capsys.readouterr().err
     assert "'Category', 'Challenge', 'Note'" in err and "keep_columns" in err

@@ -2,6 +2,7 @@
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 
 import pytest
@@ -150,6 +151,24 @@ def test_shards_are_read_by_many_threads_from_few_copies(memory, monkeypatch):
     folder.close()
     assert len([*(memory / "run/shards").iterdir()]) == 3
     assert verify(memory / "run") == (3, [])
+
+
+def test_a_copy_stays_while_it_is_read(memory, monkeypatch):
+    monkeypatch.setattr(bucket, "_KEPT", 1)
+    storage = Bucket(memory)
+    for name in ("a", "b"):
+        storage.write(name, [name.encode()])
+
+    def read(name):
+        with storage.reading(name) as path:
+            return path.read_bytes()
+
+    with ThreadPoolExecutor() as pool:
+        with storage.reading("a") as path:
+            other = pool.submit(read, "b")
+            wait([other], 0.3)  # it takes the place of the first copy, and has to wait
+            assert path.read_bytes() == b"a"
+        assert other.result(60) == b"b"
 
 
 # The ledger

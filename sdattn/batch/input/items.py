@@ -81,12 +81,9 @@ def read_items(
     """Return the items and the bad lines of a batch, each in the order of the input.
 
     An item without a seed has ``seed + line - 1``, one without an id its line's number as six
-    digits. A line with the id of an earlier one is bad. ``data`` and ``kind`` are as for
-    :func:`sdattn.batch.input.lines.open_lines`.
-
-    Raises:
-        ValueError: another kind, a seed that cannot be, a header that cannot be read, a column to
-            keep that is not there.
+    digits. A line with the id of an earlier one is bad. Raises as
+    :func:`sdattn.batch.input.lines.open_lines`, which reads ``data`` of a ``kind``, and ValueError
+    for a seed that cannot be or a column to keep that is not there.
 
     >>> items, bad = read_items(b'{"prompt": "a cat", "width": 512}\\n{"prompt": 5}', "jsonl")
     >>> items[0].id, items[0].seed, items[0].options
@@ -134,17 +131,8 @@ def item_of(
     columns: Mapping[str, str] = _NO_OPTIONS,
     foreign: str = REFUSED,
 ) -> Item:
-    """Return the item of a line's fields, those that are None left out.
-
-    Args:
-        defaults: of ``id`` and ``seed``.
-        fields: by name.
-        line: of the input, from 1.
-        columns, foreign: see :class:`Item`.
-
-    Raises:
-        ValueError: a field cannot be.
-    """
+    """Return the item of a line's fields, those that are None left out, and the ``defaults`` of
+    ``id`` and ``seed``; raise ValueError for a field that cannot be."""
     found = {name: value for name, value in fields.items() if value is not None}
     if "prompt" not in found:
         raise InvalidValueError(f"the prompt is missing; found {shown([*found])}. Write one.")

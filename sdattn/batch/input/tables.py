@@ -35,7 +35,7 @@ def open_table(
         return iter(()), lambda _: Fields({})
     header = lines[at].decode(errors="replace")
     delimiter = max(("\t" if kind == "tsv" else ",", *DELIMITERS), key=header.count)
-    rows = _rows(lines, at, delimiter)
+    rows, cells_of = _rows(lines, at, delimiter), _cells
     line, raw = next(rows)
     try:
         names = [name.strip() for name in _cells(decoded(raw), delimiter)]
@@ -50,7 +50,11 @@ def open_table(
         raise InvalidValueError(
             Message("The header of the table, line {0}: {1}", line, error)
         ) from None
-    return rows, partial(_of_row, names, prompt, delimiter)
+    tabs = delimiter == "\t" and len(names) - 1
+    if tabs and all(row.count(b"\t") == tabs for row in lines[at:] if row.strip()):
+        # Each line is a row, and a quote may be one of the text.
+        rows, cells_of = enumerate(lines[at + 1 :], at + 2), _cells_of_line
+    return rows, partial(_of_row, names, prompt, partial(cells_of, delimiter=delimiter))
 
 
 def _rows(lines: Sequence[bytes], start: int, delimiter: str) -> Numbered:
@@ -80,8 +84,18 @@ def _cells(text: str, delimiter: str) -> list[str]:
         ) from None
 
 
-def _of_row(names: Sequence[str], prompt: str, delimiter: str, text: str) -> Fields:
-    cells = _cells(text, delimiter)
+def _cells_of_line(text: str, delimiter: str) -> list[str]:
+    """Return the cells of a line that is a row, without the quotes around a cell."""
+    try:
+        return _cells(text, delimiter)
+    except InvalidValueError:
+        return text.rstrip("\r\n").split(delimiter)
+
+
+def _of_row(
+    names: Sequence[str], prompt: str, cells_of: Callable[[str], list[str]], text: str
+) -> Fields:
+    cells = cells_of(text)
     if len(cells) != len(names):
         raise InvalidValueError(
             f"found {len(cells)} cells below a header of {len(names)}. Write one for each, empty "
