@@ -24,7 +24,7 @@ from helpers.unet_rows import UNETS
 from torch import nn
 
 import sdattn
-from sdattn.models import Family, register, unregister
+from sdattn.models import Family, Names, register, unregister
 from sdattn.models.encoders import read_clip
 from sdattn.models.families import closest, family_of, registered
 from sdattn.models.family import Guidance
@@ -350,3 +350,28 @@ def test_an_unknown_model_is_refused_with_the_family_of_the_closest_name(name, f
 def test_each_family_is_the_closest_to_its_own_models(family):
     for name in family.denoisers:
         assert closest(type(name, (), {})) is family
+
+
+class Renamed(nn.Module):
+    def forward(self, x, t=None, sigma=None, states=None, more=None, skip=None):
+        return x
+
+
+def test_the_inputs_of_a_call_are_read_by_the_names_that_forward_has():
+    names = Names(
+        latents="x", timestep=("sigma", "t"), text="states", text_2="more", skips=("skip",)
+    )
+    family = Family(name="Renamed", grid=lambda *_: (3, 4), names=names, timestep_unit=10.0)
+    model, x = Renamed(), torch.zeros(2, 4, 3, 4)
+    states, more = torch.zeros(2, 5, 8), torch.zeros(2, 7, 8)
+    given = {"t": torch.tensor(3.0), "states": states, "more": more}
+    call = family.read_call(model, (x,), given)
+    assert (call.batch, call.latent_size, call.n_text) == (2, (3, 4), 12)
+    assert call.sample is x and call.text is states and call.text_2 is more
+    assert float(call.timestep) == 30 and not call.skips_layers
+    call = family.read_call(model, (x,), {**given, "sigma": torch.tensor(2.0), "skip": [1]})
+    assert float(call.timestep) == 20 and call.skips_layers
+    assert not family.read_call(model, (x,), {**given, "skip": False}).skips_layers
+    rows = replace(family, names=replace(names, text="", text_2=""))
+    call = rows.read_call(model, ([x[0], x[1]],), given)  # a list with a tensor per row
+    assert (call.batch, call.text, call.sample, call.n_text) == (2, None, None, 0)
