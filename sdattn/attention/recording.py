@@ -4,10 +4,10 @@
     record_share(total, query, key, mask, scale, logsumexp)    the same of some of the keys
     logsumexp(query, key, mask, scale)                         what the second needs
 
-Each is computed by torch's own operations, the same on every device (:mod:`sdattn.attention.plain`),
-and registered with torch, so that a compiled model stays in one graph, by
-``torch.library.Library``: the wrapper around it, ``custom_op``, loads torch's compiler at the first
-call and takes longer for each.
+Each is computed by torch's own operations, the same on every device
+(:mod:`sdattn.attention.plain`), and registered with torch, so that a compiled model stays in one
+graph, by ``torch.library.Library``: the wrapper around it, ``custom_op``, loads torch's compiler at
+the first call and takes longer for each.
 """
 
 from collections.abc import Callable, Sequence
