@@ -66,10 +66,8 @@ def test_what_is_declared_is_imported():
 
 
 def test_what_is_only_an_extra_is_imported_where_it_is_used():
-    """But for Triton, whose two modules are imported where it is there."""
     early = {(one, path.name) for path in FILES for one in imported(path, anywhere=False)}
-    optional = {(one, file) for one, file in early if not IMPORTED[one] & NEEDED}
-    assert optional == {("triton", "kernels.py"), ("triton", "launching.py")}
+    assert {(one, file) for one, file in early if not IMPORTED[one] & NEEDED} == set()
 
 
 PAGES = [*FILES, ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
@@ -81,7 +79,7 @@ def test_extras_that_messages_and_pages_name_are_there():
         for asked in re.findall(r"sdattn\[([\w,]+)\]", path.read_text(encoding="utf-8")):
             told |= set(asked.split(","))
     assert told - EXTRAS.keys() == set()
-    assert EXTRAS.keys() - OF_CONTRIBUTORS - {"kernels"} <= told
+    assert EXTRAS.keys() - OF_CONTRIBUTORS <= told
 
 
 def test_an_extra_of_ours_names_extras_that_are_there():

@@ -1,7 +1,6 @@
 """Attention summed over heads, and its logsumexp, by torch's own operations, on any device.
 
-The sums are computed in the dtype of ``total``: float32, or float64 for what a kernel is compared
-with.
+The sums are computed in the dtype of ``total``.
 
 Source: Dao et al. 2022, "FlashAttention", algorithm 1, for the logsumexp.
 """

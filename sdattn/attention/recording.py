@@ -4,11 +4,10 @@
     record_share(total, query, key, mask, scale, logsumexp)    the same of some of the keys
     logsumexp(query, key, mask, scale)                         what the second needs
 
-On the CPU and wherever else there is no kernel they are torch's own operations
-(:mod:`sdattn.attention.plain`); on CUDA Triton's kernels (:mod:`sdattn.attention.cuda`), in the
-cases where those were found to agree with torch's on this machine. They are registered with torch,
-so that a compiled model stays in one graph, by ``torch.library.Library``: the wrapper around it,
-``custom_op``, loads torch's compiler at the first call and takes longer for each.
+Each is computed by torch's own operations, the same on every device
+(:mod:`sdattn.attention.plain`), and registered with torch, so that a compiled model stays in one
+graph, by ``torch.library.Library``: the wrapper around it, ``custom_op``, loads torch's compiler at
+the first call and takes longer for each.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor
 
 from . import plain
-from .cuda import dispatch
 
 
 def record_softmax(
@@ -74,40 +72,28 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
     return torch.ops.sdattn.logsumexp.default(query, key, mask, scale)
 
 
-@torch.no_grad()
-def _plain_logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    return plain.logsumexp(query, key, mask, scale)
-
-
 def _fake_logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     return query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
 def _nothing(*_: object) -> None:
-    """Of tensors without values."""
+    """Record nothing: fake tensors have no values."""
 
 
 _CALL = "Tensor query, Tensor key, Tensor? mask, float scale"
-_OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
+_OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     f"record_softmax(Tensor(a!) total, {_CALL}, int[]? columns=None) -> ()": (
-        torch.no_grad()(plain.add_softmax),
-        torch.no_grad()(dispatch.add_softmax),
+        plain.add_softmax,
         _nothing,
     ),
     f"record_share(Tensor(a!) total, {_CALL}, Tensor logsumexp, int[]? columns=None) -> ()": (
-        torch.no_grad()(plain.add_share),
-        torch.no_grad()(dispatch.add_share),
+        plain.add_share,
         _nothing,
     ),
-    f"logsumexp({_CALL}) -> Tensor": (
-        _plain_logsumexp,
-        torch.no_grad()(dispatch.logsumexp),
-        _fake_logsumexp,
-    ),
+    f"logsumexp({_CALL}) -> Tensor": (plain.logsumexp, _fake_logsumexp),
 }
 _library = torch.library.Library("sdattn", "DEF")
-for _schema, (_anywhere, _on_cuda, _fake) in _OPERATIONS.items():
+for _schema, (_implementation, _fake) in _OPERATIONS.items():
     _name = _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(_name, _anywhere, "CompositeExplicitAutograd")
-    _library.impl(_name, _on_cuda, "CUDA")
+    _library.impl(_name, torch.no_grad()(_implementation), "CompositeExplicitAutograd")
     torch.library.register_fake(f"sdattn::{_name}", _fake, lib=_library)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from torch import nn
 
 from ..attention.joining import TEXT, check_layer, unknown_layer
 from ..errors import InvalidTypeError, InvalidValueError
@@ -64,6 +66,21 @@ def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
         two = layer.kind == "joint" and layer.place == "double"
         if two and not any(getattr(layer.module, name, None) is not None for name in TEXT):
             raise unknown_layer(layer.module, "has two streams and no projections for the text")
+
+
+def check_weights(layers: Iterable[AttentionLayer]) -> None:
+    """Refuse processors with weights of their own, which a controller's would leave out.
+
+    Raises:
+        ValueError: a layer has one.
+    """
+    for layer in layers:
+        processor = layer.module.processor
+        if isinstance(processor, nn.Module) and list(processor.parameters()):
+            raise InvalidValueError(
+                f"{layer.name} has a {type(processor).__name__}, whose weights would be left out. "
+                "Unload it first (pipe.unload_ip_adapter()), or choose other layers by name."
+            )
 
 
 def check_guidance(passes: PassReader, controller: Any) -> None:

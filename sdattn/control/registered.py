@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..attention import TorchAttnProcessor, TorchJointProcessor
-from ..errors import InvalidValueError, RunError
+from ..errors import InvalidValueError, Message, RunError
 from ..hooks.pass_reader import PassReader
+from ..hooks.passes import Pass
 from ..models.layers import AttentionLayer, Denoiser, is_unet
 from .controlled_layers import check_guidance
 
@@ -21,16 +22,20 @@ class _Registered(TorchAttnProcessor):
 
 
 class _RegisteredJoint(TorchJointProcessor):
-    """Of joint attention, both of whose blocks are shown."""
+    """Of joint attention, both of whose blocks are shown unless ``options`` say otherwise."""
 
-    def __init__(self, handle: Any, place: str):
-        super().__init__(handle.controller, place, spans=handle.spans, picture=True)
+    def __init__(self, handle: Any, place: str, **options: Any):
+        super().__init__(
+            handle.controller, place, spans=handle.spans, **{"picture": True, **options}
+        )
         self.handle = handle
 
 
-def registered(handle: Any, layer: AttentionLayer) -> _Registered | _RegisteredJoint:
-    kind = _RegisteredJoint if layer.kind == "joint" else _Registered
-    return kind(handle, layer.place)
+def registered(handle: Any, layer: AttentionLayer, **joint: Any) -> _Registered | _RegisteredJoint:
+    """Return a layer's processor; ``joint`` has options for layers of joint attention."""
+    if layer.kind == "joint":
+        return _RegisteredJoint(handle, layer.place, **joint)
+    return _Registered(handle, layer.place)
 
 
 def passes_of(denoiser: Denoiser, controller: Any) -> PassReader:
@@ -58,4 +63,36 @@ def refuse_broken_step(controller: Any) -> None:
             f"The {type(controller).__name__} is in the middle of a step: {begun} layers have "
             "called, and the model starts anew. After a run that was broken off, reset() the "
             "controller."
+        )
+
+
+def check_batch(controller: Any, found: Pass, in_unet: bool) -> None:
+    """Raise ValueError if a run does not agree with its controller on guidance, or on the number
+    of prompts."""
+    guidance, batch, order = getattr(controller, "guidance", None), found.batch, found.order
+    # Where the pipeline says that every row is a prompt's, there is no half to leave out.
+    in_batch = guidance in ("auto", "batch") and (in_unet or order != ("conditional",))
+    prompts = getattr(controller, "prompts", None)
+    guided = None if order is None else "unconditional" in order
+    attached = getattr(controller, "attachment", None)
+    if in_batch and attached is None and (batch % 2 or guided is False):
+        text = (
+            "The controller leaves out the first half of the batch as unconditional, and this "
+            "run, in a batch of {0}, has no guidance. Set {guidance_scale} above 1, or make "
+            "the controller with guidance=None."
+        )
+        raise InvalidValueError(Message(text, batch))
+    if prompts is None or not hasattr(controller, "guidance"):
+        return
+    if guidance is None and guided:
+        raise InvalidValueError(
+            "The controller was made with guidance=None and this run is guided. Make it with "
+            "guidance='batch', or set guidance_scale to 1."
+        )
+    images, rest = divmod(batch // 2 if in_batch else batch, len(prompts))
+    if rest or not images or (images > 1 and getattr(controller, "local_blend", None)):
+        raise InvalidValueError(
+            f"The controller was made for {len(prompts)} prompts and the batch has "
+            f"{batch // 2 if in_batch else batch} images. Run the pipeline on those "
+            "very prompts; with a LocalBlend, num_images_per_prompt=1."
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, cast
@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from ..attention.controlled import Controller, Spans, check_controller
-from ..errors import InvalidValueError, Message, RunError
+from ..errors import InvalidValueError, RunError
 from ..hooks.installer import Installation
 from ..hooks.pass_hooks import PassHooks
 from ..hooks.pass_reader import PassReader
@@ -21,8 +21,8 @@ from ..models.attention_layer import KINDS
 from ..models.denoiser_call import Size, innermost, is_compiled, unwrapped
 from ..models.layers import AttentionLayer, Denoiser, LayerSelection, is_unet, select_layers
 from .attention_store import AttentionStore
-from .controlled_layers import controlled_layers
-from .registered import passes_of, refuse_broken_step, registered
+from .controlled_layers import check_weights, controlled_layers
+from .registered import check_batch, passes_of, refuse_broken_step, registered
 
 
 def register_attention_control(
@@ -74,16 +74,12 @@ def register_attention_control(
         former = getattr(innermost(layer.module.processor), "handle", None)
         if former is not None:
             former.supersede()
-    for layer in chosen:
-        processor = layer.module.processor
-        if isinstance(processor, nn.Module) and list(processor.parameters()):
-            raise InvalidValueError(
-                f"{layer.name} has a {type(processor).__name__}, whose weights a "
-                "controller would not see. Unload it first (pipe.unload_ip_adapter())."
-            )
+    check_weights(chosen)
     with suppress(AttributeError):  # a bound method counts no layers
         calls = sum(2 if layer.kind == "joint" else 1 for layer in chosen)
         controller.num_att_layers = calls  # type: ignore[union-attr]
+    if is_compiled(denoiser.model):
+        _warn_eager(denoiser.model, controller)
     return ControlHandle(denoiser, chosen, controller, passes)
 
 
@@ -101,7 +97,13 @@ def step_end(controller: Any) -> Callable[..., dict[str, Any]]:
 
 
 class ControlHandle:
-    """A controller in its place; see :func:`register_attention_control`."""
+    """A controller in its place; see :func:`register_attention_control`.
+
+    Args:
+        denoiser, layers, controller: as found there; :meth:`put` takes further layers.
+        passes: reads the model's calls.
+        begin_pass: called before each pass that is no stray; by default it tells a store of it.
+    """
 
     def __init__(
         self,
@@ -109,26 +111,33 @@ class ControlHandle:
         layers: list[AttentionLayer],
         controller: Controller | None,
         passes: PassReader,
+        begin_pass: Callable[[Pass], None] | None = None,
     ):
         self.controller = controller
         self._denoiser = denoiser
         self._reader, self._places = passes, tuple(dict.fromkeys(la.place for la in layers))
+        self._begin_pass = begin_pass or self._tell_store
         self._strays = Strays(denoiser.model)
-        self._processors = [registered(self, layer) for layer in layers]
+        self._processors: list[Any] = []
         self._passes = 0
         self._active, self._entered = True, False
         # Should any layer refuse its processor, those before it get theirs back.
         with ExitStack() as undo:
             self._installed = undo.enter_context(Installation())
-            if self._installed.run_eagerly(denoiser.model):
-                _warn_eager(denoiser.model, controller)
-            for layer, processor in zip(layers, self._processors, strict=True):
-                self._installed.put(layer, processor)
+            self._installed.run_eagerly(denoiser.model)
+            self.put(layers)
             before = self._before_pass
             PassHooks(self._installed, denoiser.model, before, direct=self._before_direct)
             self._installed.undo(passes.close)
             passes.listen()
             undo.pop_all()
+
+    def put(self, layers: Iterable[AttentionLayer], **joint: Any) -> None:
+        """Have layers call the controller; ``joint`` has options for the processors of joint
+        attention."""
+        for layer in layers:
+            self._processors.append(registered(self, layer, **joint))
+            self._installed.put(layer, self._processors[-1])
 
     def __enter__(self) -> ControlHandle:
         self._entered = True
@@ -137,8 +146,7 @@ class ControlHandle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self._entered = False
-        self._restore()
+        self.restore()
         if error is None:
             self._warn_if_unused()
 
@@ -156,7 +164,7 @@ class ControlHandle:
         foreign = self._installed.replaced()
         for layer, _ in foreign:
             self._installed.leave(layer)
-        self._restore()
+        self.restore()
         if foreign:
             layer, processor = foreign[0]
             raise RunError(
@@ -176,10 +184,11 @@ class ControlHandle:
                 f"A {type(self.controller).__name__} is registered in this model already, in a "
                 "with block that is still open. Leave it before another one is registered."
             )
-        self._restore()
+        self.restore()
 
-    def _restore(self) -> None:
-        self._active = False
+    def restore(self) -> None:
+        """Put the processors from before back, whatever was set since."""
+        self._active = self._entered = False
         self._installed.remove()
 
     def _warn_if_unused(self) -> None:
@@ -218,17 +227,16 @@ class ControlHandle:
                 "it otherwise. Compile the model first: with a controller it then runs eagerly."
             )
         if is_shown:
-            self._check_batch(found, is_unet(model))
+            check_batch(self.controller, found, is_unet(model))
         refuse_broken_step(self.controller)
         if replaced := self._installed.replaced():
             layer, processor = replaced[0]
             raise CaptureError(
                 f"The processor of {layer.name} was replaced by a {type(processor).__name__}, "
-                f"so the {type(self.controller).__name__} would miss this layer and lose count "
-                "of the steps. Register the controller after whatever sets processors."
+                f"so the {type(self.controller).__name__} would miss this layer from here on. Set "
+                "processors before it begins, and leave them alone until it ends."
             )
-        if is_shown:
-            self._begin_pass(found)
+        self._begin_pass(found)
 
     def _before_direct(self, model: nn.Module, _: Any, given: dict[str, Any]) -> None:
         """Tell a store of ``unet.forward(...)``, where nothing is refused."""
@@ -236,10 +244,12 @@ class ControlHandle:
         if not found.stray:
             self._begin_pass(found)
 
-    def _begin_pass(self, found: Pass) -> None:
+    def _tell_store(self, found: Pass) -> None:
         """Tell a store what it does not know, which one that is attached does."""
         store, call = self.controller, self._reader.call
         if not isinstance(store, AttentionStore) or store.attachment is not None or call is None:
+            return
+        if found.of_no_prompt and not is_unet(self._denoiser.model):
             return
         prompts = None
         with suppress(InvalidValueError):  # a batch of another guidance than the pipeline's
@@ -253,41 +263,6 @@ class ControlHandle:
         """Where picture and text are in the pass that runs now, in joint attention."""
         spans = self._reader.spans()
         return None if spans is None else spans[0]
-
-    def _check_batch(self, found: Pass, is_unet: bool) -> None:
-        """Refuse a run that does not agree with the controller on guidance, or on the number of
-        prompts."""
-        guidance, batch, order = (
-            getattr(self.controller, "guidance", None),
-            found.batch,
-            found.order,
-        )
-        # Where the pipeline says that every row is a prompt's, there is no half to leave out.
-        in_batch = guidance in ("auto", "batch") and (is_unet or order != ("conditional",))
-        prompts = getattr(self.controller, "prompts", None)
-        guided = None if order is None else "unconditional" in order
-        attached = getattr(self.controller, "attachment", None)
-        if in_batch and attached is None and (batch % 2 or guided is False):
-            text = (
-                "The controller leaves out the first half of the batch as unconditional, and this "
-                "run, in a batch of {0}, has no guidance. Set {guidance_scale} above 1, or make "
-                "the controller with guidance=None."
-            )
-            raise InvalidValueError(Message(text, batch))
-        if prompts is None or not hasattr(self.controller, "guidance"):
-            return
-        if guidance is None and guided:
-            raise InvalidValueError(
-                "The controller was made with guidance=None and this run is guided. Make it with "
-                "guidance='batch', or set guidance_scale to 1."
-            )
-        images, rest = divmod(batch // 2 if in_batch else batch, len(prompts))
-        if rest or not images or (images > 1 and getattr(self.controller, "local_blend", None)):
-            raise InvalidValueError(
-                f"The controller was made for {len(prompts)} prompts and the batch has "
-                f"{batch // 2 if in_batch else batch} images. Run the pipeline on those "
-                "very prompts; with a LocalBlend, num_images_per_prompt=1."
-            )
 
 
 def _warn_eager(model: Any, controller: Any) -> None:

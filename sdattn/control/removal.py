@@ -13,18 +13,15 @@ Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import astuple
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..attention import TorchAttnProcessor, TorchJointProcessor
 from ..attention.device_copies import index_on
-from ..attention.joint_processor import Queries, Spans
+from ..attention.joint_processor import Queries
 from ..errors import InvalidTypeError, InvalidValueError, OptionError
-from ..hooks.installer import Installation
 from ..hooks.pass_reader import PassReader
 from ..hooks.passes import CaptureError, Pass
 from ..hooks.run_part import RunPart, Span
@@ -33,13 +30,12 @@ from ..models.denoiser_call import DenoiserCall, Size, innermost
 from ..models.guidance import Order, guided_order
 from ..models.layers import (
     TEXT_KINDS,
-    AttentionLayer,
-    Denoiser,
     LayerSelection,
     find_denoiser,
     select_layers,
 )
-from .controlled_layers import check_joint
+from .controlled_layers import check_joint, check_weights
+from .registration import ControlHandle
 
 Columns = tuple[int, ...]
 
@@ -90,11 +86,10 @@ class Removal:
         steps: Span = (0.0, 1.0),
         queries: Queries | None = None,
     ):
-        self.pipe, self.denoiser = pipe, find_denoiser(pipe)
+        self.pipe, self._denoiser = pipe, find_denoiser(pipe)
         self.rows, self.n_text = rows, n_text
         self.layers, self.steps = layers, check_removal(pipe, layers, steps, queries)
         self.queries: Queries = queries or "all"
-        self._spans: Spans | None = None  # of the pass that runs now, in joint attention
         self.grid: Size = (0, 0)
         self._passes = self._expected = 0
         self._during: list[int] = []
@@ -102,18 +97,14 @@ class Removal:
         self._batch = 0
 
     def __enter__(self) -> Removal:
-        with ExitStack() as undo:
-            self._reader = PassReader(self.denoiser)
-            self._installed = undo.enter_context(Installation())
-            self._installed.undo(self._reader.close)
-            self._reader.listen()
-            self._installed.run_eagerly(self.denoiser.model)
-            self._installed.watch(self.denoiser.model, self._before_pass)
-            self._undo = undo.pop_all()
+        # No layer yet: which of them have a resolution is known once the model runs.
+        self._reader = PassReader(self._denoiser)
+        handle = ControlHandle(self._denoiser, [], self, self._reader, self._begin_pass)
+        self._handle = handle.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._undo.close()
+        self._handle.restore()
         if kind is None and self._passes != self._expected:
             raise CaptureError(
                 f"This run was to call its model {self._expected} times and called it "
@@ -121,55 +112,44 @@ class Removal:
                 "end."
             )
 
-    def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The forward pre-hook of the model."""
-        found, self._edits = self._reader.read(model, args, kwargs), {}
-        spans, order = self._reader.spans(), found.order
-        self._spans = None if spans is None else spans[0]
+    def __call__(self, probs: Tensor, _is_cross: bool, place: str) -> None:
+        """Edit ``[B*heads, N, T]`` in place. In joint attention they are a part of the softmax,
+        and the processor divides the whole row by what is left."""
+        by_row = probs.unflatten(0, (self._batch, -1))  # [B, heads, N, T], a view
+        for row, columns in self._edits.items():
+            if place in ("double", "single"):
+                by_row[row].index_fill_(-1, index_on(probs.device, columns), 0.0)
+            else:
+                by_row[row] = without_columns(by_row[row], columns)
+
+    def _begin_pass(self, found: Pass) -> None:
+        self._batch, self._edits, order = found.batch, {}, found.order
+        if found.skips_layers:
+            text = "skip-layer guidance runs the prompt once more, with the word. Leave it out."
+            raise OptionError("skip_guidance_layers", True, text)
         # A pass of the negative prompt alone is one of a guidance that runs in turn.
-        if found.stray or order is None or found.of_no_prompt:
-            return self._check_kept(found)
-        self._batch = found.batch
-        call = cast(DenoiserCall, self._reader.call)
+        if order is None or found.of_no_prompt:
+            return
         if not self._passes:
-            self._check_start(call, order, cast(Tensor, call.sample))
+            self._check_start(cast(DenoiserCall, self._reader.call), order)
             self._plan_passes()
-            self._install(cast(Size, found.latent_size))
-        self._check_processors()
-        # Which rows lose what: asked anew in each pass, since guidance may end in the middle of a
-        # run.
+            self.grid = cast(Size, found.latent_size)
+            chosen = select_layers(self._denoiser.layers, self.layers, TEXT_KINDS, self.grid)
+            self._handle.put(chosen, queries=self.queries, picture=False)
+        # Asked anew in each pass, since guidance may end in the middle of a run.
         if self._passes in self._during:
             self._edits = self._edits_of(order)
         self._passes += 1
 
-    def _check_kept(self, found: Pass) -> None:
-        """Refuse a pass that reads the prompt and would keep the word."""
-        if found.skips_layers:
-            text = "skip-layer guidance runs the prompt once more, with the word. Leave it out."
-            raise OptionError("skip_guidance_layers", True, text)
-
     def _edits_of(self, order: Order) -> dict[int, Columns]:
-        """What each row of the batch loses. PAG's perturbed copy reads the prompt as well, and
-        would push the picture away from the word if it alone went on seeing it."""
+        """Return what each row of the batch loses. PAG's perturbed copy reads the prompt as well,
+        and would push the image away from the word if it alone went on seeing it."""
         perturbed = getattr(self.pipe, "do_perturbed_attention_guidance", False)
         reading = [name == "conditional" or (name is None and perturbed) for name in order]
         by_row = [columns if reads else () for reads in reading for columns in self.rows]
         return {row: columns for row, columns in enumerate(by_row) if columns}
 
-    def _edit(self, probs: Tensor, _is_cross: bool, _place: str) -> None:
-        """The controller of the chosen layers; ``probs`` is ``[B*heads, N, T]``."""
-        by_row = probs.unflatten(0, (self._batch, -1))  # [B, heads, N, T], a view
-        for row, columns in self._edits.items():
-            by_row[row] = without_columns(by_row[row], columns)
-
-    def _zero(self, probs: Tensor, _is_cross: bool, _place: str) -> None:
-        """The same of joint layers: ``probs`` is the text's part of the softmax, and the processor
-        divides the whole row by what is left."""
-        by_row = probs.unflatten(0, (self._batch, -1))  # [B, heads, N, T], a view
-        for row, columns in self._edits.items():
-            by_row[row].index_fill_(-1, index_on(probs.device, columns), 0.0)
-
-    def _check_start(self, call: DenoiserCall, order: Order, sample: Tensor) -> None:
+    def _check_start(self, call: DenoiserCall, order: Order) -> None:
         if call.batch != len(order) * len(self.rows):
             raise CaptureError(
                 f"The model was called with a batch of {call.batch}; for {len(self.rows)} pictures "
@@ -182,6 +162,7 @@ class Removal:
                 f"with {self.n_text}. Pass the options that change them to both."
             )
         # Else the pictures would differ by more than the word.
+        sample = cast(Tensor, call.sample)
         first, *others = sample.chunk(len(order))[order.index("conditional")].float()
         if not all(torch.allclose(first, other, atol=1e-2) for other in others):
             raise CaptureError(
@@ -199,57 +180,30 @@ class Removal:
                 f"this run. One pass is 1 / {self._expected} of it."
             )
 
-    def _install(self, latent_size: Size) -> None:
-        chosen = select_layers(self.denoiser.layers, self.layers, TEXT_KINDS, latent_size)
-        self.grid = latent_size
-        for layer in chosen:
-            processor: Any = TorchAttnProcessor(self._edit, layer.place)
-            if layer.kind == "joint":
-                processor = TorchJointProcessor(
-                    self._zero, layer.place, spans=lambda: self._spans, queries=self.queries
-                )
-            self._installed.put(layer, processor)
-
-    def _check_processors(self) -> None:
-        if found := self._installed.replaced():
-            layer, processor = found[0]
-            raise CaptureError(
-                f"The processor of {layer.name} was replaced by a {type(processor).__name__} "
-                "during the run, so that the columns would come back. Leave processors alone."
-            )
-
 
 def check_removal(
     pipe: Any, layers: LayerSelection, steps: Span, queries: Queries | None = None
 ) -> RunPart:
-    """The part of the run; refuses, as :class:`Removal` does, what it cannot work in."""
+    """Return the part of the run; refuse, as :class:`Removal` does, what it cannot work in."""
     guided_order(pipe)
     denoiser = find_denoiser(pipe)
     chosen = select_layers(denoiser.layers, layers, TEXT_KINDS)
+    joint = [layer for layer in chosen if layer.kind == "joint"]
     if queries not in ("picture", "all", None):
         raise OptionError("queries", queries, "pass 'picture' or 'all'.")
-    if queries is not None and not any(layer.kind == "joint" for layer in chosen):
+    if queries is not None and not joint:
         text = "the text has queries in joint attention only. Leave it out for a {0}."
         raise OptionError("queries", queries, text, type(pipe).__name__)
-    _check_layers(denoiser, chosen)
-    return RunPart.of(steps)
-
-
-def _check_layers(denoiser: Denoiser, chosen: list[AttentionLayer]) -> None:
-    """Refuse processors whose replacement would change the attention."""
-    if joint := [layer for layer in chosen if layer.kind == "joint"]:
+    if joint:
         check_joint(denoiser, joint)
+    check_weights(chosen)
     for layer in chosen:
-        processor = layer.module.processor
-        if isinstance(processor, nn.Module) and list(processor.parameters()):
-            raise InvalidValueError(
-                f"{layer.name} has a {type(processor).__name__}, whose weights would be left out. "
-                "Unload it first (pipe.unload_ip_adapter()), or choose other layers by name."
-            )
-        own = type(innermost(processor)).__call__.__module__.startswith("diffusers.")
-        if layer.kind == "cross" and own and not is_plain(layer.module, innermost(processor)):
+        processor = innermost(layer.module.processor)
+        own = type(processor).__call__.__module__.startswith("diffusers.")
+        if layer.kind == "cross" and own and not is_plain(layer.module, processor):
             raise InvalidTypeError(
                 f"{layer.name} has a {type(processor).__name__}, which does more than a plain "
                 "attention (rotary embeddings, say), and without that a knockout would change more "
                 "than its word. capture() can watch it."
             )
+    return RunPart.of(steps)

@@ -7,8 +7,9 @@ Which kernel runs is torch's choice; what each gives, by torch's sources (``atte
 ``attention.cu``, ``MHA.cpp``): the natural logsumexp of the scaled scores in float32, of CPU and
 CUDA flash ``[B, heads, N]``, of the efficient kernel ``[B, heads, N rounded up to 32]``, of cuDNN
 ``[B, heads, N, 1]`` (in some versions of torch without the last axis). The last two are asked for
-it. cuDNN may plan otherwise then, so on CUDA its output is compared with plain attention's once a
-shape.
+it. cuDNN may plan otherwise then, so on CUDA a kernel's output is compared with plain attention's,
+and its logsumexp with float64, the first time that a layout comes up: :data:`CHECKED` says what was
+found.
 
 On CUDA these kernels are asked in half types alone: there float32 scores have digits to spare. In
 float32 a logsumexp above :data:`EXACT` is too coarse beside scores that another kernel rounded
@@ -23,13 +24,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..attention import HALF_TYPES
-from ..attention.cuda.choice import Case
-from ..attention.cuda.dispatch import CHOICE, logsumexp_error
+from ..attention import HALF_TYPES, plain
 
 FLASH, EFFICIENT, CUDNN = 1, 2, 3  # of SDPBackend, what torch._fused_sdp_choice answers
 EXACT = 16  # of a larger logsumexp float32 holds too few digits for probabilities within 1e-5
 ALLOWED = 5e-3  # of a logsumexp in half types: half a percent of a probability
+DIGITS = 1e-6  # of a logsumexp, relative to its size: what float32 holds
+SAMPLE = 64  # queries at either end that are compared with float64
+
+# Kernel, device and layout of each comparison in this process -> why the kernel's logsumexp is not
+# taken there; "" where it is.
+CHECKED: dict[str, str] = {}
 
 WithLogsumexp = tuple[Tensor, Tensor | None]  # an output, and its rows' logsumexp [B, heads, N]
 
@@ -81,33 +86,51 @@ def attend_with_logsumexp(
 def used_if_equal(
     kernel: Callable[[Operands], WithLogsumexp], attend: Callable[[], Tensor], call: Operands
 ) -> WithLogsumexp:
-    """What ``kernel`` gives where its output is that of ``attend``, bit by bit, and its logsumexp
-    that of the scores; else the output of ``attend`` alone. It is found out once a shape."""
-
-    def compare() -> float:
-        output, logsumexp = kernel(call)
-        if logsumexp is None or not torch.equal(output, attend()):
-            return math.inf
-        scale = 1 / math.sqrt(call.query.shape[-1]) if call.scale is None else call.scale
-        return logsumexp_error(logsumexp, call.query, call.key, None, scale, ALLOWED)
-
-    # A CUDA graph that is being captured cannot be read back from, so nothing new is tried in it.
+    """Return what ``kernel`` gives if its output is that of ``attend``, bit by bit, and its
+    logsumexp that of the scores; else the output of ``attend`` alone. It is found out once a
+    layout, which reads from the device; later calls read nothing."""
     case = _case(kernel.__name__, call)
-    unknown = case not in CHOICE.verdicts
-    captured = unknown and call.query.is_cuda and torch.cuda.is_current_stream_capturing()
-    if captured or not CHOICE.agrees(case, compare, quiet=True):
-        return attend(), None
-    return kernel(call)
+    if case not in CHECKED:
+        # A CUDA graph that is being captured cannot be read from, so nothing new is tried in it.
+        if call.query.is_cuda and torch.cuda.is_current_stream_capturing():
+            return attend(), None
+        try:
+            CHECKED[case] = _difference(kernel(call), attend(), call)
+        except Exception as failure:
+            CHECKED[case] = f"it failed ({type(failure).__name__}: {failure})"
+    return (attend(), None) if CHECKED[case] else kernel(call)
 
 
-def _case(name: str, call: Operands) -> Case:
-    """The kernel's plan depends on all of its layout."""
+def _difference(found: WithLogsumexp, expected: Tensor, call: Operands) -> str:
+    """Return how a kernel's results differ from plain attention's; "" if they agree."""
+    output, logsumexp = found
+    if logsumexp is None:
+        return "it gave no logsumexp"
+    if not torch.equal(output, expected):
+        return "its output is not plain attention's"
+    error = logsumexp_error(logsumexp, call)
+    return "" if error <= 1 else f"its logsumexp is off by {error:.3g} times what is allowed"
+
+
+def logsumexp_error(found: Tensor, call: Operands) -> float:
+    """Return the largest error of a logsumexp ``[B, heads, N]`` in its first and last rows, by
+    float64, as a multiple of what is allowed; NaN if one of them is NaN."""
+    n, width = call.query.shape[-2:]
+    scale = 1 / math.sqrt(width) if call.scale is None else call.scale
+    rows = [*range(min(SAMPLE, n)), *range(max(SAMPLE, n - SAMPLE), n)]
+    expected = plain.logsumexp(call.query[:, :, rows].double(), call.key.double(), None, scale)
+    error = (found[:, :, rows].double() - expected).abs() / (ALLOWED + DIGITS * expected.abs())
+    return float(error.max())
+
+
+def _case(name: str, call: Operands) -> str:
+    """Return the name of a comparison; a kernel's plan depends on all of its layout."""
     layouts = [f"{list(t.shape)} by {list(t.stride())}" for t in call[:3]]
     dtype = str(call.query.dtype).removeprefix("torch.")
     scale = "" if call.scale is None else f", scale {call.scale:g}"
     device = call.query.device
     model = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return Case(f"logsumexp of {name}", model, f"{dtype}, {', '.join(layouts)}{scale}")
+    return f"{name} on {model}: {dtype}, {', '.join(layouts)}{scale}"
 
 
 def flash(call: Operands) -> WithLogsumexp:

@@ -150,11 +150,11 @@ def test_they_have_no_gradient():
     assert not (total.requires_grad or of_rows.requires_grad)
 
 
-def test_a_call_waits_for_neither_torchs_compiler_nor_triton():
+def test_a_call_does_not_wait_for_torchs_compiler():
     code = (
         "import sys, torch; from sdattn.attention.recording import record_softmax; "
         "x = torch.ones(1, 1, 2, 4); record_softmax(torch.zeros(1, 2, 2), x, x, None, 1.0); "
-        "print([m for m in ('torch._dynamo', 'triton') if m in sys.modules])"
+        "print('torch._dynamo' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "False"

@@ -6,6 +6,7 @@ import torch
 from diffusers import (
     PixArtAlphaPipeline,
     StableDiffusionInpaintPipeline,
+    UNet2DConditionModel,
 )
 from helpers.denoiser_outputs import outputs_recorded
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
@@ -197,6 +198,34 @@ def test_a_compiled_model_runs_eagerly_and_stays_compiled():
     causes.knockout(pipe, PROMPT, "cat", **FAST)
     assert not torch._dynamo.utils.counters["frames"]
     assert pipe.unet._compiled_call_impl is compiled is not None
+
+
+class Direct(UNet2DConditionModel):
+    """A UNet that is run as a pipeline runs it which calls ``unet.forward(...)``: without hooks."""
+
+    def __call__(self, *args, **kwargs):
+        return self.forward(*args, **kwargs)
+
+
+def test_a_unet_that_is_called_by_forward_loses_the_word_too():
+    usual, direct = make_pipeline(), make_pipeline()
+    direct.unet.__class__ = Direct
+    expected, found = (causes.knockout(pipe, PROMPT, "cat", **FAST) for pipe in (usual, direct))
+    assert found.image.tobytes() == expected.image.tobytes()
+    assert found.without.tobytes() == expected.without.tobytes() != found.image.tobytes()
+
+
+def test_a_controller_that_is_registered_inside_is_refused():
+    pipe = make_pipeline()
+    before = dict(pipe.unet.attn_processors)
+
+    def register(_pipe, _step, _timestep, tensors):
+        sdattn.edit.register_attention_control(pipe, None)
+        return tensors
+
+    with pytest.raises(RuntimeError, match="Removal is registered in this model already"):
+        causes.knockout(pipe, PROMPT, "cat", callback_on_step_end=register, **FAST)
+    assert all(pipe.unet.attn_processors[name] is one for name, one in before.items())
 
 
 @pytest.mark.slow

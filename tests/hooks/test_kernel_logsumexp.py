@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from sdattn.attention.cuda.choice import Choice
 from sdattn.hooks import kernel_logsumexp
 from sdattn.hooks.kernel_logsumexp import (
     CUDNN,
@@ -14,6 +13,7 @@ from sdattn.hooks.kernel_logsumexp import (
     FLASH,
     Operands,
     backend_with_logsumexp,
+    logsumexp_error,
     used_if_equal,
 )
 from sdattn.hooks.sdpa import SdpaCall, SdpaWatch
@@ -45,6 +45,11 @@ def other_rows(call):
     return output, logsumexp.roll(1, -1)
 
 
+def not_a_number(call):
+    output, logsumexp = right(call)
+    return output, logsumexp.index_fill(-1, torch.tensor([3]), math.nan)
+
+
 def without(call):
     return right(call)[0], None
 
@@ -53,39 +58,90 @@ def failing(call):
     raise RuntimeError("no plan")
 
 
+class Counted:
+    """A kernel that notes how often it ran."""
+
+    def __init__(self, kernel):
+        self.kernel, self.__name__, self.ran = kernel, kernel.__name__, 0
+
+    def __call__(self, call):
+        self.ran += 1
+        return self.kernel(call)
+
+
 @pytest.fixture(autouse=True)
-def choice(monkeypatch):
-    monkeypatch.setattr(kernel_logsumexp, "CHOICE", choice := Choice())
-    return choice
+def checked(monkeypatch):
+    monkeypatch.setattr(kernel_logsumexp, "CHECKED", checked := {})
+    return checked
 
 
 @torch.no_grad()
-def test_what_the_kernel_tells_is_taken_where_its_output_is_the_same(choice):
-    for _ in range(2):
-        output, logsumexp = used_if_equal(right, attend, Operands(QUERY, KEY, VALUE, None))
+def test_what_the_kernel_tells_is_taken_where_its_output_is_the_same(checked):
+    kernel = Counted(right)
+    for calls in (2, 3):
+        output, logsumexp = used_if_equal(kernel, attend, Operands(QUERY, KEY, VALUE, None))
         assert torch.equal(output, attend())
         torch.testing.assert_close(logsumexp.double(), EXPECTED, atol=1e-5, rtol=0)
-    assert len(choice.verdicts) == 1
+        assert kernel.ran == calls  # compared once
+    [(case, why)] = checked.items()
+    assert case.startswith("right on cpu: float32, [2, 3, 50, 8] by [1200, 400, 8, 1], ")
+    assert not why
 
 
 @pytest.mark.parametrize(
-    "kernel", [another_output, another_logsumexp, other_rows, without, failing]
+    ("kernel", "why"),
+    [
+        (another_output, "its output"),
+        (another_logsumexp, "its logsumexp is off by 2"),
+        (other_rows, "its logsumexp is off by"),
+        (not_a_number, "its logsumexp is off by nan"),
+        (without, "it gave no logsumexp"),
+        (failing, "it failed (RuntimeError: no plan)"),
+    ],
 )
 @torch.no_grad()
-def test_else_the_output_is_plain_attentions(kernel, choice):
+def test_else_the_output_is_plain_attentions(kernel, why, checked):
+    kernel = Counted(kernel)
     for _ in range(2):
         output, logsumexp = used_if_equal(kernel, attend, Operands(QUERY, KEY, VALUE, None))
         assert torch.equal(output, attend())
         assert logsumexp is None
-    assert [verdict.agrees for verdict in choice.verdicts.values()] == [False]
+    [found] = checked.values()
+    assert found.startswith(why)
+    assert kernel.ran == 1
 
 
 @torch.no_grad()
-def test_each_layout_is_compared_by_itself(choice):
+def test_each_layout_is_compared_by_itself(checked):
     turned = [part.transpose(1, 2).contiguous().transpose(1, 2) for part in (QUERY, KEY, VALUE)]
-    for parts in ((QUERY, KEY, VALUE), turned, (QUERY[:1], KEY[:1], VALUE[:1])):
+    halves = [part.bfloat16() for part in (QUERY, KEY, VALUE)]
+    first = [part[:1] for part in (QUERY, KEY, VALUE)]
+    for parts in ((QUERY, KEY, VALUE), turned, first, halves):
         used_if_equal(right, lambda parts=parts: right(parts)[0], Operands(*parts, None))
-    assert len(choice.verdicts) == 3
+    used_if_equal(right, attend, Operands(QUERY, KEY, VALUE, 0.5))
+    used_if_equal(without, attend, Operands(QUERY, KEY, VALUE, None))
+    assert len(checked) == 6
+
+
+@pytest.mark.parametrize("row", [0, 63, 64, 127, 128, 199])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_the_error_of_a_logsumexp_is_that_of_its_first_and_last_rows(row, scale):
+    query, key = torch.randn(2, 2, 3, 200, 8, generator=torch.Generator().manual_seed(0))
+    call = Operands(query, key, key, scale)
+    scores = query.double() @ key.double().mT * (scale or 1 / math.sqrt(8))
+    found = scores.logsumexp(-1)
+    assert logsumexp_error(found, call) < 1e-9
+    found[1, 2, row] += 0.01  # twice what is allowed
+    error = logsumexp_error(found, call)
+    assert error == (pytest.approx(2, rel=0.01) if row < 64 or row >= 136 else pytest.approx(0))
+
+
+def test_a_large_logsumexp_may_be_off_by_the_digits_of_float32():
+    query, key = 300 * torch.randn(2, 1, 2, 70, 8, generator=torch.Generator().manual_seed(0))
+    expected = (query.double() @ key.double().mT / math.sqrt(8)).logsumexp(-1)
+    call = Operands(query, key, key, None)
+    assert expected.max() > 1e5
+    assert logsumexp_error(expected.float(), call) < 1 < logsumexp_error(expected * 1.00001, call)
 
 
 def test_a_graph_and_autocast_are_left_alone():
@@ -140,7 +196,7 @@ def test_on_cuda_the_output_is_plain_attentions_bit_by_bit(backend, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("keys", [77, 700])
 @torch.no_grad()
-def test_on_cuda_the_kernels_agree_with_float64(keys, dtype):
+def test_on_cuda_the_sums_agree_with_float64(keys, dtype):
     query = torch.randn(2, 300, 8 * 40, device="cuda", dtype=dtype)
     key = torch.randn(2, keys, 8 * 40, device="cuda", dtype=dtype)
     query, key = (part.unflatten(-1, (8, 40)).transpose(1, 2) for part in (query, key))
