@@ -17,6 +17,7 @@ from .files.version import __version__ as __version__
 if TYPE_CHECKING:
     from . import attention as attention
     from . import batch as batch
+    from . import edit as edit
     from . import errors as errors
     from . import figures as figures
     from . import models as models
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .control.attention_store import AttentionStore as AttentionStore
     from .control.knockouts import Knockout as Knockout
     from .control.knockouts import knockout as knockout
-    from .edit import CalledModule as _CalledModule
+    from .edit.editing import edit_image as edit_image
     from .errors import CaptureError as CaptureError
     from .errors import NotFiniteError as NotFiniteError
     from .errors import SdattnError as SdattnError
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     from .runs.generation import generate as generate
     from .runs.imagerun import ImageRun as ImageRun
     from .runs.run import Run as Run
-
-    edit = _CalledModule
 
 # Where each public name is; "" is a module of this package. Loaded when it is first used, so that
 # the import is light and the command line starts before torch does.
@@ -84,6 +83,7 @@ _PUBLIC = {
     "capture": "maps.capture",
     "diff": "runs.diff",
     "edit": "",
+    "edit_image": "edit.editing",
     "errors": "",
     "explain": "runs.explaining",
     "figures": "",
