@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import platform
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..errors import SdattnWarning
+from ..errors import SdattnWarning, warn
 from ..files.films import Film
 from ..files.version import __version__
 from ..hooks.other_text import encode_text
@@ -99,7 +98,7 @@ def sample(
     asked_text = None if asked is None else asked.prompt.text
     stopped = stop_of(store, preset)
     if stopped is not None:
-        stopped.tell(stacklevel=5)
+        stopped.tell()
     common = replace(_described(pipe, store, options), asked=asked_text, stopped=stopped)
     settings_of_images = _each_own(common, images, films, prompts, seeds, options)
     # A run for each image, of views of what the whole batch holds.
@@ -221,11 +220,10 @@ def _blanked(result: Any) -> list[int]:
     flags = getattr(result, "nsfw_content_detected", None) or []
     blanked = [i for i, flag in enumerate(flags) if flag]
     if blanked:
-        warnings.warn(
+        warn(
             f"The pipeline's safety checker blanked image(s) {blanked}; their heatmaps are of what "
             "was generated before that.",
             SdattnWarning,
-            stacklevel=5,
         )
     return blanked
 

@@ -1,12 +1,11 @@
 """A kernel is used once it was found to agree with torch's own operations on this machine."""
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...errors import SdattnWarning
+from ...errors import SdattnWarning, warn
 
 
 class KernelWarning(SdattnWarning):
@@ -58,12 +57,11 @@ class Choice:
         if case not in self.verdicts:
             self.verdicts[case] = verdict = _verdict(compare)
             if not (verdict.agrees or quiet):
-                warnings.warn(
+                warn(
                     f"The kernel {case.name} is not used on {case.device} for {case.shape}: "
                     f"{verdict.reason}. Torch's own operations take its place: the values are "
                     "right, capture is slower. Please report it.",
                     KernelWarning,
-                    stacklevel=2,
                 )
         return self.verdicts[case].agrees
 

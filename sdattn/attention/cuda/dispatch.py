@@ -4,13 +4,13 @@ A case is compared when it first comes up, which reads one number back from the 
 read nothing.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from ...errors import warn
 from .. import plain
 from ..core import HALF_TYPES
 from .choice import Case, Choice, KernelWarning
@@ -95,13 +95,12 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
     scores = query.shape[:3].numel() * key.shape[2]
     if scores >= COSTLY:
         flops = 2 * scores * query.shape[-1]
-        warnings.warn(
+        warn(
             f"Of this layer's attention ({scores / 1e6:.0f} million scores) neither torch's kernel "
             "nor Triton gives the logsumexp, so that it is computed from all scores, in float32: "
             f"{flops / 1e9:.0f} GFLOP more in each such layer. Install the triton that belongs to "
             "this torch, run the model in a half type, or watch fewer layers (layers=…).",
             KernelWarning,
-            stacklevel=2,
         )
     return plain.logsumexp(query, key, mask, scale)
 
