@@ -2,7 +2,7 @@
 
 pipe = sdattn.load_pipeline("demo")
 run = sdattn.generate(pipe, "a red circle left of a blue square", seed=0)
-run.heatmaps[0]["circle"].overlay(run.images[0])
+run.heatmaps["circle"].overlay(run.image)
 
 with sdattn.capture(pipe) as store:                     # around any call of your own
     image = pipe("a red circle left of a blue square").images[0]
