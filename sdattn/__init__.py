@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from .errors import SdattnError as SdattnError
     from .hooks.passes import CaptureWarning as CaptureWarning
     from .loading.pipelines import load_pipeline as load_pipeline
+    from .maps.by_place import aggregate_attention as aggregate_attention
     from .maps.capture import MapStore as MapStore
     from .maps.capture import capture as capture
-    from .maps.folded import aggregate_attention as aggregate_attention
     from .maps.from_stores import heatmaps as heatmaps
     from .maps.heatmap import Heatmap as Heatmap
     from .maps.heatmaps import Heatmaps as Heatmaps
@@ -77,7 +77,7 @@ _PUBLIC = {
     "TorchJointProcessor": "attention",
     "TruncationWarning": "prompts.tokens",
     "Word": "prompts.tokens",
-    "aggregate_attention": "maps.folded",
+    "aggregate_attention": "maps.by_place",
     "attention": "",
     "batch": "",
     "capture": "maps.capture",

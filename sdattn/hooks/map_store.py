@@ -66,6 +66,10 @@ class CapturedMaps:
         return self.keep.heads.given
 
     @property
+    def frames(self) -> tuple[int, ...] | None:
+        return self.keep.frames
+
+    @property
     def tokens(self) -> tuple[int, ...] | None:
         return self.keep.tokens
 

@@ -23,7 +23,7 @@ from ..maps.capture import MapStore, capture
 from ..maps.details import details_of
 from ..maps.from_stores import heatmaps_of
 from ..maps.heatmaps import Heatmaps
-from ..maps.layermaps import LayerMaps, layer_maps
+from ..maps.layermaps import LayerMaps
 from ..maps.presets import PRESETS, Preset
 from ..maps.requirements import capture_settings, columns_among, kept_columns
 from ..models.call_facts import images_a_prompt
@@ -157,7 +157,7 @@ def _make_maps(order: _Order, drawn: _Drawn) -> _Maps:
     NaN is refused here, where it can still be said what made it.
     """
     pipe, options, preset, stores = order.pipe, order.options, order.preset, drawn.stores
-    layers = layer_maps(stores["prompt"], preset, stores.get("self"))
+    layers = stores["prompt"].layer_maps(preset, stores.get("self"))
     check_maps(_named(layers), pipe, options)
     texts: dict[str, list[Heatmaps]] = {}
     if "negative" in stores:
@@ -244,7 +244,7 @@ def _beside(
     store: MapStore, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
 ) -> list[Heatmaps]:
     """The heatmaps of another text, refined, where that is asked, along the same pictures."""
-    own = layer_maps(store, replace(preset, refine=None, among_words=False))
+    own = store.layer_maps(replace(preset, refine=None, among_words=False))
     # Every text is smoothed along the picture's self-attention, which was captured once.
     own = replace(own, affinity=layers.affinity, affinity_grid=layers.affinity_grid)
     return heatmaps_of(store, own, preset, prompts)
