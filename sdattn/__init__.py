@@ -2,7 +2,7 @@
 
 pipe = sdattn.load_pipeline("demo")
 run = sdattn.generate(pipe, "a red circle left of a blue square", seed=0)
-run.heatmaps[0]["circle"].overlay(run.images[0])
+run.heatmaps["circle"].overlay(run.image)
 
 with sdattn.capture(pipe) as store:                     # around any call of your own
     image = pipe("a red circle left of a blue square").images[0]
@@ -17,6 +17,7 @@ from .files.version import __version__ as __version__
 if TYPE_CHECKING:
     from . import attention as attention
     from . import batch as batch
+    from . import edit as edit
     from . import errors as errors
     from . import figures as figures
     from . import models as models
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
     from .control.attention_store import AttentionStore as AttentionStore
     from .control.knockouts import Knockout as Knockout
     from .control.knockouts import knockout as knockout
-    from .edit import CalledModule as _CalledModule
+    from .edit.editing import edit_image as edit_image
     from .errors import CaptureError as CaptureError
     from .errors import NotFiniteError as NotFiniteError
     from .errors import SdattnError as SdattnError
     from .hooks.passes import CaptureWarning as CaptureWarning
     from .loading.pipelines import load_pipeline as load_pipeline
+    from .maps.by_place import aggregate_attention as aggregate_attention
     from .maps.capture import MapStore as MapStore
     from .maps.capture import capture as capture
-    from .maps.folded import aggregate_attention as aggregate_attention
     from .maps.from_stores import heatmaps as heatmaps
     from .maps.heatmap import Heatmap as Heatmap
     from .maps.heatmaps import Heatmaps as Heatmaps
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     from .runs.generation import generate as generate
     from .runs.imagerun import ImageRun as ImageRun
     from .runs.run import Run as Run
-
-    edit = _CalledModule
 
 # Where each public name is; "" is a module of this package. Loaded when it is first used, so that
 # the import is light and the command line starts before torch does.
@@ -78,12 +77,13 @@ _PUBLIC = {
     "TorchJointProcessor": "attention",
     "TruncationWarning": "prompts.tokens",
     "Word": "prompts.tokens",
-    "aggregate_attention": "maps.folded",
+    "aggregate_attention": "maps.by_place",
     "attention": "",
     "batch": "",
     "capture": "maps.capture",
     "diff": "runs.diff",
     "edit": "",
+    "edit_image": "edit.editing",
     "errors": "",
     "explain": "runs.explaining",
     "figures": "",

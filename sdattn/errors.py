@@ -11,8 +11,11 @@ An exception of another kind that is a bug keeps its traceback, see :func:`is_bu
 import ast
 import pickle
 import string
+import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 
@@ -135,6 +138,27 @@ class SdattnWarning(UserWarning):
     """What sdattn warns of."""
 
 
+# Packages whose code runs between a user's line and a warning of what that line does.
+_BETWEEN = {
+    *("sdattn", "contextlib", "torch", "diffusers", "diffusers_modules", "transformers"),
+    *("accelerate", "peft"),
+}
+
+
+def warn(text: str, category: type[SdattnWarning]) -> None:
+    """Warn at the user's line: the nearest call from outside sdattn and what runs its code.
+
+    Python's own ``skip_file_prefixes`` does the same from 3.12 on. In a thread or a command, where
+    every frame is inside, the warning is at the outermost.
+    """
+    frame = sys._getframe(1)
+    while _package(frame) in _BETWEEN and frame.f_back is not None:
+        frame = frame.f_back
+    place, names = (frame.f_code.co_filename, frame.f_lineno), frame.f_globals
+    told = names.setdefault("__warningregistry__", {})  # as warnings.warn() has it
+    warnings.warn_explicit(text, category, *place, names.get("__name__"), told)
+
+
 # Errors of a network or a storage that are no OSError, by the package of their class
 _OUTSIDE = {
     *("aiobotocore", "aiohttp", "botocore", "fsspec", "httpx", "httpx2", "huggingface_hub"),
@@ -177,7 +201,11 @@ def raised_by(error: BaseException) -> str:
     """The package whose code raised an error; "" of one that was not raised."""
     # The last frame is the code that raised, whoever called it.
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return str(frames[-1].f_globals.get("__name__", "")).partition(".")[0] if frames else ""
+    return _package(frames[-1]) if frames else ""
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def option_names(names: Iterable[str]) -> str:

@@ -34,9 +34,10 @@ _SET = (  # what the pipeline takes and has no option of its own
 )
 _FUNCTIONS = {
     "capture()": "sdattn.capture() in Python",
+    "edit_image()": "`sdattn edit`",
     "run_batch()": "`sdattn batch`",
     "merge_runs()": "`sdattn merge`",
-    **{f"{name}()": f"`sdattn {name}`" for name in ("generate", "explain", "edit", "diff")},
+    **{f"{name}()": f"`sdattn {name}`" for name in ("generate", "explain", "diff")},
 }
 _BETWEEN = {"part": "/", "workers": ":"}  # the parts of a value
 _REPORT = (

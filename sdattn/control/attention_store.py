@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
@@ -10,7 +9,7 @@ from typing import Any, get_args
 from torch import Tensor, nn
 
 from ..attention.controlled import Spans
-from ..errors import CaptureError, InvalidValueError, RunError
+from ..errors import CaptureError, InvalidValueError, RunError, warn
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.pass_hooks import in_backward
 from ..hooks.pass_options import Guidance
@@ -161,7 +160,7 @@ class AttentionStore(StepMaps):
         if self.attachment is not None:
             self.note(self.attachment.problem(self))
             if left := self.attachment.restore(self):
-                warnings.warn(left, CaptureWarning, stacklevel=2)
+                warn(left, CaptureWarning)
             self.detach()
 
     @contextmanager
@@ -278,7 +277,7 @@ class AttentionStore(StepMaps):
         if attachment is not None:
             problem = problem or attachment.problem(self)
             if not problem:
-                attachment.strays.tell(stacklevel=4)
+                attachment.strays.tell()
         elif self.num_att_layers < 0 and self.cur_att_layer:
             problem = f"{self.cur_att_layer} calls came while it was attached to no model. {HOW}"
         if problem:
@@ -294,7 +293,7 @@ class AttentionStore(StepMaps):
                 f"make the {type(self).__name__} with guidance='passes'."
             )
         if self._guess:
-            warnings.warn(self._guess, CaptureWarning, stacklevel=4)
+            warn(self._guess, CaptureWarning)
             self._guess = ""
 
     def pass_over(self, why: str) -> None:

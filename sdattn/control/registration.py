@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from types import TracebackType
@@ -11,7 +10,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from ..attention.controlled import Controller, Spans, check_controller
-from ..errors import InvalidValueError, RunError
+from ..errors import InvalidValueError, RunError, warn
 from ..hooks.installer import Installation
 from ..hooks.pass_hooks import PassHooks
 from ..hooks.pass_reader import PassReader
@@ -209,7 +208,7 @@ class ControlHandle:
                 "callback_on_step_end=step_end(controller)."
             )
         if problem := problem or strays:
-            warnings.warn(problem, CaptureWarning, stacklevel=3)
+            warn(problem, CaptureWarning)
 
     def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook of the model: refuse what the controller would not see whole."""
@@ -266,10 +265,9 @@ class ControlHandle:
 
 
 def _warn_eager(model: Any, controller: Any) -> None:
-    warnings.warn(
+    warn(
         f"The {type(unwrapped(model)).__name__} is compiled. While the {type(controller).__name__} "
         "is registered it runs eagerly, so the picture can differ from the compiled model's in its "
         "last bits.",
         CaptureWarning,
-        stacklevel=4,
     )

@@ -6,17 +6,18 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..errors import InvalidValueError, RunError
+from ..errors import RunError
 from ..hooks.keep import MUCH
-from ..hooks.run_part import RunPart
-from ..maps.folded import Maps, StepChoice, aggregated
+from ..maps.by_place import aggregated
+from ..maps.folded import Maps, StepChoice, folded_maps
 from ..maps.from_stores import heatmaps
 from ..maps.heatmaps import Heatmaps
+from ..maps.layermaps import LayerMaps
+from ..maps.presets import Preset, preset_of
 from ..models.layers import PLACES, Place, checked_kinds
-from ..models.pipeline_call import whole
+from .step_sums import added, averaged, chosen, detached
 
 logger = logging.getLogger(__name__)
 
@@ -129,13 +130,13 @@ class StepMaps:
         """Add a finished step: the maps that editing code sees, and cross-attention of any size."""
         self._last_step = full
         if self.keep_steps:
-            self._steps.append(_detached(full))
+            self._steps.append(detached(full))
             expected = self.passes * sum(m.nbytes for maps in full.values() for m in maps)
             if len(self._steps) == 1 and expected > MUCH:
                 text = "keep_steps=True will hold %.1f GB by the end of this run of %d steps."
                 logger.warning(text, expected / 1e9, self.passes)
         if self.save_global_store:
-            self.global_store = self._sum(self.global_store, _detached(step))
+            self.global_store = self._sum(self.global_store, detached(step))
         if self.save_global_store is not None:  # Attend-and-Excite: the last step, with its graph
             self.attention_store, self.full_attention_store = step, full
         else:
@@ -143,7 +144,7 @@ class StepMaps:
             self.full_attention_store = self._sum(self.full_attention_store, full)
 
     def _sum(self, sums: Maps, step: Maps) -> Maps:
-        found = _added(sums, step)
+        found = added(sums, step)
         if found is None:
             self.note("its steps have maps of different shapes. Call store.reset() between runs.")
         return step if found is None else found
@@ -163,6 +164,27 @@ class StepMaps:
     def heatmaps(self, tokenizer: Any = None, prompt: Any = None, **options: Any) -> list[Heatmaps]:
         """Return the heatmaps of each image, see :func:`sdattn.heatmaps`."""
         return heatmaps(self, tokenizer, prompt, **options)  # type: ignore[arg-type]
+
+    def layer_maps(
+        self,
+        preset: str | Preset = "default",
+        *,
+        steps: StepChoice | None = None,
+        latent_size: tuple[int, int] | None = None,
+        images: int | None = None,
+    ) -> LayerMaps:
+        """Return the map of each layer that sees the text, as a preset reads them.
+
+        Args:
+            preset: as of :func:`sdattn.heatmaps`; so are ``steps`` and ``latent_size``.
+            images: how many share the rows, where the store does not know it.
+
+        Raises:
+            CaptureError: the preset, or its refining, needs what the store does not hold.
+        """
+        preset = preset_of(preset)
+        found = folded_maps(self, preset, latent_size, steps)  # type: ignore[arg-type]
+        return found.of_images(images).layer_maps(preset)
 
     def get_average_attention(self) -> Maps:
         """Return the mean of each map over the finished steps; the last step alone if
@@ -190,7 +212,7 @@ class StepMaps:
                 "There is no global store. Make the store with save_global_store=True, or ask for "
                 "get_average_attention()."
             )
-        return _averaged(self.global_store, self.cur_step)
+        return averaged(self.global_store, self.cur_step)
 
     def aggregate_attention(
         self,
@@ -221,7 +243,7 @@ class StepMaps:
             maps = {key: kept for key, kept in selfs if key.endswith("_self")}
             maps.update(self.get_average_full_attention())
             return maps, self.cur_step if self.save_global_store is None else 1
-        return (self.last_step, 1) if steps == "last" else _chosen(self.steps, steps)
+        return (self.last_step, 1) if steps == "last" else chosen(self.steps, steps)
 
     @property
     def nbytes(self) -> int:
@@ -243,57 +265,4 @@ class StepMaps:
 
     def _average(self, sums: Maps) -> Maps:
         self.check_finished()
-        return _averaged(sums, self.cur_step) if self.save_global_store is None else sums
-
-
-def _chosen(kept: Sequence[Maps], steps: StepChoice) -> tuple[Maps, int]:
-    """Return the mean of some of the steps that were kept one by one, and their number.
-
-    Raises:
-        ValueError: ``steps`` is neither the number of one nor a part of the run.
-    """
-    numbers: list[int] = []
-    if (step := whole(steps)) is not None:
-        numbers = [step] if -len(kept) <= step < len(kept) else []
-    elif part := RunPart.read(steps):
-        numbers = part.passes(len(kept))
-    if not numbers:
-        there = f", 0 to {len(kept) - 1}." if kept else "; make it with keep_steps=True."
-        raise InvalidValueError(
-            f"steps={steps!r}: pass 'mean', 'last', a step's number or a part of the run such as "
-            f"(0.5, 1.0). This store keeps {len(kept)} steps one by one{there}"
-        )
-    chosen = [kept[i] for i in numbers]
-    return {key: _mean([step[key] for step in chosen]) for key in chosen[0]}, len(chosen)
-
-
-def _added(sums: Maps, step: Maps) -> Maps | None:
-    """Return the sums with a step added; None if its maps have other shapes."""
-    if not sums:
-        return step
-    if _shapes(sums) != _shapes(step):
-        return None
-    return {
-        key: [a + b for a, b in zip(maps, step[key], strict=True)] for key, maps in sums.items()
-    }
-
-
-def _shapes(maps: Maps) -> dict[str, list[torch.Size]]:
-    return {key: [one.shape for one in kept] for key, kept in maps.items() if kept}
-
-
-def _detached(step: Maps) -> Maps:
-    """Return copies of a step's maps; a view would keep the rows that were left out alive."""
-    return {key: [one.detach().clone() for one in kept] for key, kept in step.items()}
-
-
-@torch.no_grad()
-def _averaged(sums: Maps, steps: int) -> Maps:
-    """Return sums over so many steps, divided by their number."""
-    return {key: [total / steps for total in kept] for key, kept in sums.items()}
-
-
-@torch.no_grad()
-def _mean(steps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Of lists of maps, one for each step, the list of their means."""
-    return [torch.stack(list(maps)).mean(0) for maps in zip(*steps, strict=True)]
+        return averaged(sums, self.cur_step) if self.save_global_store is None else sums

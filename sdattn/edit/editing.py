@@ -112,6 +112,10 @@ def edit(
     return EditRun(image_runs, run.store, run.layers, words, edited)
 
 
+edit_image = edit
+"""The name of :func:`edit` at the top of the package, where ``sdattn.edit`` is this room."""
+
+
 @dataclass(frozen=True)
 class EditOptions:
     """What is asked of an edit, see :func:`edit` for the arguments."""
@@ -187,14 +191,14 @@ def _of_inversion(
 
 def _own_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     if options.get("num_images_per_prompt", 1) != 1:
-        text = "an edit makes one image of each prompt. Call {edit()} once for each seed."
+        text = "an edit makes one image of each prompt. Call {edit_image()} once for each seed."
         raise OptionError("num_images_per_prompt", options["num_images_per_prompt"], text)
     ours = {"callback_on_step_end", "callback_on_step_end_tensor_inputs", "latents"}
     schedule = {"timesteps", "sigmas", "denoising_end"}
     if refused := sorted((ours | schedule) & set(options)):
         raise InvalidValueError(
             Message(
-                f"{{edit()}} sees to {option_names(refused)} itself. Use "
+                f"{{edit_image()}} sees to {option_names(refused)} itself. Use "
                 f"register_attention_control()."
             )
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from ..attention.device_copies import DeviceCopies
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, warn
 from ..models.denoiser_call import is_compiled
 from ..models.layers import (
     AttentionLayer,
@@ -108,9 +107,9 @@ def watch_model(
     watch.warns.refuse_strays(store)
     if store.checks_itself:
         if store.stopped is not None:
-            store.stopped.tell(stacklevel=3)
+            store.stopped.tell()
         store.check()
-    watch.warns.tell(stacklevel=3)
+    watch.warns.tell()
 
 
 @dataclass(eq=False)
@@ -259,10 +258,9 @@ class _Watch:
             self.install(layer)
         if found:
             names = [f"{layer.name} ({type(new).__name__})" for layer, new in found]
-            warnings.warn(
+            warn(
                 f"{len(found)} attention processors were replaced inside capture(); the new ones "
                 "are watched from here on and those from before come back at the end: "
                 + ", ".join(names[:3]),
                 CaptureWarning,
-                stacklevel=2,
             )

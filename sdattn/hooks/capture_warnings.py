@@ -1,10 +1,9 @@
 """What a capture warns of: when it begins to watch a model, and when the run is over."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import CaptureError
+from ..errors import CaptureError, warn
 from ..models.denoiser_call import innermost
 from ..models.layers import AttentionLayer, Denoiser, unwrapped
 from .pass_reader import PassReader
@@ -49,7 +48,7 @@ class RunWarnings:
             "capture(pipe, guidance='batch') or guidance=None, or capture the bare model."
         )
 
-    def tell(self, stacklevel: int) -> None:
+    def tell(self) -> None:
         """Warn of what was noted, once."""
         texts = [str(self.strays)]
         if self._has_kept and self._of_one_branch:
@@ -65,29 +64,27 @@ class RunWarnings:
                 "guidance='passes', or capture the pipeline to tell them apart."
             )
         for text in filter(None, texts):
-            warnings.warn(text, CaptureWarning, stacklevel=stacklevel + 1)
+            warn(text, CaptureWarning)
 
 
 def warn_of_image_prompts(layers: Sequence[AttentionLayer]) -> None:
     """Warn where some of these layers attend to image prompts that are not captured."""
     processors = (innermost(la.module.processor) for la in layers if la.kind == "joint")
     if any(hasattr(processor, "to_k_ip") for processor in processors):
-        warnings.warn(
+        warn(
             "Image prompts (IP-Adapter) of joint attention are not captured: the maps have the "
             "columns of the text only.",
             CaptureWarning,
-            stacklevel=6,
         )
 
 
 def warn_of_running_eagerly(model: Any) -> None:
     """Warn that a compiled model runs as if it were not."""
-    warnings.warn(
+    warn(
         f"The {type(unwrapped(model)).__name__} is compiled, and in its graph can be recorded "
         "only means over heads of a UNet's own processors. Inside capture() it runs eagerly, "
         "so the picture can differ from the compiled model's in its last bits. To keep it "
         "compiled, enter capture() first and compile inside: each watched layer is then a "
         "graph break.",
         CaptureWarning,
-        stacklevel=6,
     )

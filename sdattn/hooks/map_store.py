@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ..errors import warn
 from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.guidance import Branch
@@ -64,6 +64,10 @@ class CapturedMaps:
     @property
     def heads(self) -> Selection:
         return self.keep.heads.given
+
+    @property
+    def frames(self) -> tuple[int, ...] | None:
+        return self.keep.frames
 
     @property
     def tokens(self) -> tuple[int, ...] | None:
@@ -211,7 +215,7 @@ class CapturedMaps:
             )
             if not (self.has_no_guidance and self.checks_itself):
                 raise CaptureError(text)
-            warnings.warn(text, CaptureWarning, stacklevel=4)
+            warn(text, CaptureWarning)
             return
         if not self.passes:
             raise CaptureError(
@@ -227,11 +231,10 @@ class CapturedMaps:
                 f"watched layers ran{asked}: {', '.join(missing[:3])}…"
             )
         if missing:
-            warnings.warn(
+            warn(
                 f"{len(missing)} of {len(self.layers)} watched layers never ran and have no map: "
                 + ", ".join(missing),
                 CaptureWarning,
-                stacklevel=4,
             )
         self._check_calls()
 
@@ -245,19 +248,17 @@ class CapturedMaps:
             some = [f"{name} in {', '.join(map(str, self.seen[name]))}" for name in uneven[:3]]
             often = any(self.sums[name].calls > self.kept_passes for name in uneven)
             why = "some were called several times in one" if often else "is a cache enabled?"
-            warnings.warn(
+            warn(
                 f"{len(uneven)} watched layers did not run once in each of {self.kept_passes} "
                 f"steps ({why}). Their maps are of these alone: {'; '.join(some)}.",
                 CaptureWarning,
-                stacklevel=5,
             )
         chosen = () if self.stopped else self.keep.steps.numbers or ()
         if skipped := [step for step in chosen if step >= len(self.passes)]:
-            warnings.warn(
+            warn(
                 f"Asked for steps {list(chosen)}, but the model ran {len(self.passes)} times "
                 f"(0 to {len(self.passes) - 1}): nothing is held of {skipped}.",
                 CaptureWarning,
-                stacklevel=5,
             )
 
     def to_xarray(self, layer: str) -> xr.DataArray:

@@ -5,10 +5,10 @@ The pipelines of diffusers then leave out the steps that are left and decode wha
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import warn
 from ..files.records import Record
 from .passes import CaptureWarning
 
@@ -40,12 +40,12 @@ class Stopped(Record):
             return f"the maps are of steps {first} to {last}"
         return f"the maps are of steps {', '.join(str(step + 1) for step in self.kept)}"
 
-    def tell(self, stacklevel: int) -> None:
+    def tell(self) -> None:
         """Warn of it, once a run."""
         text = f"The run was stopped {self}."
         if not self.kept:
             text += " It ended before the steps that were to be kept; keep all of them."
-        warnings.warn(text, CaptureWarning, stacklevel=stacklevel + 1)
+        warn(text, CaptureWarning)
 
 
 def may_stop(pipeline: Any) -> bool:

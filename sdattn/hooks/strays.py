@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from typing import Any
 
+from ..errors import warn
 from ..models.layers import unwrapped
 from .passes import CaptureWarning, Stray
 
@@ -36,8 +36,8 @@ class Strays:
             f"from {callers}. They ran untouched and were not counted."
         )
 
-    def tell(self, stacklevel: int) -> None:
+    def tell(self) -> None:
         """Warn of them, once."""
         if text := str(self):
-            warnings.warn(text, CaptureWarning, stacklevel=stacklevel + 1)
+            warn(text, CaptureWarning)
         self.forget()

@@ -15,6 +15,8 @@ from ..hooks.pass_options import Guidance
 from ..models.layers import TEXT_KINDS, LayerSelection
 from .from_stores import heatmaps
 from .heatmaps import Heatmaps
+from .layermaps import LayerMaps, layer_maps, read_passes
+from .presets import Preset, preset_of
 
 
 class MapStore(CapturedMaps):
@@ -31,7 +33,7 @@ class MapStore(CapturedMaps):
             the negative prompt has no images, which a warning says.
         checks_itself: the capture checks it at its end and warns of a stop; else its caller does.
         keep: what is kept of steps, heads and columns.
-        steps, heads: the same of these two, as they were asked for.
+        steps, heads, frames: the same of these, as they were asked for.
         skipped: calls of the model that are not: those of the other branch, where a pipeline runs
             the two in turn, and those of skip-layer guidance.
         tokens: the key columns that are kept, or None for all.
@@ -58,6 +60,17 @@ class MapStore(CapturedMaps):
         store.heatmaps()[0]["circle"]
         """
         return heatmaps(self, tokenizer, prompt, **options)
+
+    def layer_maps(
+        self, preset: str | Preset = "default", self_attention: CapturedMaps | None = None
+    ) -> LayerMaps:
+        """Return the map of each layer that sees the text, as a preset reads them, see
+        :func:`sdattn.maps.layermaps.layer_maps`."""
+        return layer_maps(self, preset_of(preset), self_attention)
+
+    def read_passes(self, preset: Preset) -> list[int]:
+        """Return the passes of the run, counted from 0, that the preset's maps are of."""
+        return read_passes(self, preset)
 
 
 def capture(

@@ -1,8 +1,7 @@
 """Maps as prompt-to-prompt code holds them, heads folded into the rows, as heatmaps read them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from numbers import Integral
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -53,29 +52,43 @@ class FoldedMaps:
 
     Attributes:
         cross, self_attention: (place, map) of each layer, in the order in which they run.
-        images: how many images share the rows.
+        images: how many images share the rows; None where that is not known.
         latent_size: (rows, cols) of the latent.
         levels: number of the model's resolutions.
         passes: how many steps they are the mean of; None where that is not known.
         name: what they are, for messages.
         crop: the part of the image that they are of; None for all of it.
+        drawn, texts: of the store that they are of.
+        steps: of its run that they are the mean of, counted from 0.
     """
 
     cross: list[tuple[str, Tensor]]
     self_attention: list[tuple[str, Tensor]]
-    images: int
+    images: int | None
     latent_size: tuple[int, int]
     levels: int
     passes: int | None
     name: str
     crop: Crop | None = None
+    drawn: DrawnPrompts | None = None
+    texts: TextsOfRun = field(default_factory=TextsOfRun)
+    steps: Sequence[int] = ()
     tokens: None = None  # every column is there
+    frames: None = None
 
     @property
     def branches(self) -> tuple[Branch, ...]:
         """The prompts' rows are all there are."""
         branch: Branch = "conditional"
-        return (branch,) * self.images
+        return (branch,) * (self.images or 1)
+
+    def of_images(self, number: int | None) -> "FoldedMaps":
+        """With the number of images, where it is not known."""
+        return replace(self, images=self.images or number)
+
+    def read_passes(self, preset: Preset) -> Sequence[int]:
+        """Return the steps that they are the mean of, whatever the preset."""
+        return self.steps
 
     @property
     def n_keys(self) -> int:
@@ -127,6 +140,11 @@ class FoldedMaps:
         return LayerMap(place, level, by_image.shape[1], kept.float().cpu())
 
     def _unfolded(self, maps: Tensor) -> Tensor:
+        if self.images is None:
+            raise InvalidValueError(
+                f"How many images share the {len(maps)} rows of a map of {self.name} is not known. "
+                "Pass images=, or attach the store to the pipeline before the run."
+            )
         if maps.ndim != 3 or len(maps) % self.images:
             raise InvalidValueError(
                 f"A map of shape {list(maps.shape)} is not [images*heads, queries, tokens] of "
@@ -151,7 +169,7 @@ class FoldedMaps:
 
 def folded_maps(
     x: Folded,
-    prompts: int,
+    preset: Preset,
     latent_size: tuple[int, int] | None = None,
     steps: StepChoice | None = None,
 ) -> FoldedMaps:
@@ -159,7 +177,7 @@ def folded_maps(
 
     Args:
         x: see there.
-        prompts: how many prompts they are of.
+        preset: that reads them, the last step by default where it reads that alone.
         latent_size: (rows, cols) of the latent, where ``x`` does not know it.
         steps: of an ``AttentionStore``: ``"mean"``, ``"last"``, one by its number, or a part of the
             run; the last two need ``keep_steps=True``.
@@ -169,14 +187,13 @@ def folded_maps(
         ValueError: there are no maps in it, or sums over steps in place of means; the latent's size
             is not known; a choice of ``steps`` that does not fit.
     """
-    images, levels, passes, name = prompts, 4, None, f"a {type(x).__name__} of maps"
+    name, passes = f"a {type(x).__name__} of maps", None
     by_place: Mapping[str, Sequence[Tensor]]
-    crop = x.crop if isinstance(x, StepStore) else None
     if isinstance(x, StepStore):
         name = f"this {type(x).__name__}"
+        steps = "last" if steps is None and preset.steps == "last" else steps
         by_place, passes = x.step_maps("mean" if steps is None else steps)
         latent_size = latent_size or x.latent_size
-        images, levels = x.images or prompts, x.levels or 4
     elif steps is not None:
         raise InvalidValueError(
             f"steps={steps!r}: {name} has no steps to choose from. Leave it out."
@@ -197,11 +214,12 @@ def folded_maps(
         )
     if not isinstance(x, StepStore):
         _refuse_sums(cross[0][1], name)
-    return FoldedMaps(cross, self_attention, images, latent_size, levels, passes, name, crop)
+        return FoldedMaps(cross, self_attention, None, latent_size, 4, None, name)
+    about = (x.images, latent_size, x.levels or 4, passes, name, x.crop, x.drawn, x.texts)
+    return FoldedMaps(cross, self_attention, *about, _steps_read(x, steps))
 
 
-def read_passes(store: StepStore, steps: StepChoice | None) -> list[int]:
-    """Return the steps of a store that a choice of steps reads, counted from 0."""
+def _steps_read(store: StepStore, steps: StepChoice | None) -> list[int]:
     number, part = store.cur_step, RunPart.between(steps)
     if steps == "last":
         return [number - 1]
@@ -240,69 +258,3 @@ def _refuse_sums(maps: Tensor, name: str) -> None:
             f"The columns of a map in {name} add up to {total:.3g}, so these are sums over steps "
             "and not probabilities. Pass the store itself, or its get_average_attention()."
         )
-
-
-def aggregate_attention(
-    store: Any,
-    res: int | tuple[int, int],
-    from_where: Sequence[str],
-    is_cross: bool,
-    select: int,
-    prompts: int | str | Sequence[str] | None = None,
-) -> Tensor:
-    """Return the mean map of the layers of one resolution, over their heads, as
-    ``aggregate_attention`` in the notebooks of google/prompt-to-prompt does.
-
-    Args:
-        store: after a run; its means over the steps are read. Any store with
-            ``get_average_attention()`` will do.
-        res: side of the grid, 16 for 16x16 cells, or (rows, cols).
-        from_where: of ``"down"``, ``"mid"`` and ``"up"``.
-        is_cross: cross-attention, or self-attention.
-        select: the image, counted from 0.
-        prompts: the prompts of the images, or their number, if the store does not know it (in the
-            notebooks a global of this name).
-
-    Returns:
-        float ``[rows, cols, T]`` on the CPU, probabilities.
-
-    Raises:
-        ValueError: no map of that size from these places (``max_queries`` leaves out larger ones),
-            rows that do not divide among the images, or an unknown number of images.
-    """
-    return aggregated(store, res, from_where, is_cross, select, prompts).cpu()
-
-
-def aggregated(
-    store: Any,
-    res: int | tuple[int, int],
-    from_where: Sequence[str],
-    is_cross: bool,
-    select: int,
-    prompts: int | str | Sequence[str] | None = None,
-) -> Tensor:
-    """Return :func:`aggregate_attention` on the maps' device."""
-    rows, cols = (res, res) if isinstance(res, (int, Integral)) else res
-    kind = "cross" if is_cross else "self"
-    average = store.get_average_attention()
-    fitting = [
-        maps
-        for place in from_where
-        for maps in average.get(f"{place}_{kind}", ())
-        if maps.shape[1] == rows * cols
-    ]
-    if isinstance(prompts, Sequence):
-        prompts = 1 if isinstance(prompts, str) else len(prompts)
-    images = prompts or getattr(store, "images", None) or len(getattr(store, "prompts", ()))
-    if not fitting or not images or any(len(maps) % images for maps in fitting):
-        there = {key: sorted({m.shape[1] for m in maps}) for key, maps in average.items() if maps}
-        raise InvalidValueError(
-            f"Asked for {kind}-attention of {rows}x{cols}={rows * cols} queries from "
-            f"{list(from_where)} for {images or 'an unknown number of'} image(s); found numbers of "
-            f"queries {there}. Choose another res or place; pass prompts= if the number of images "
-            "is not known; larger maps are kept with AttentionStore(max_queries=...)."
-        )
-    # One mean over all heads of all layers, so that a layer with more heads counts for more.
-    by_image = [m.reshape(images, -1, rows, cols, m.shape[-1])[select] for m in fitting]
-    every = torch.cat(by_image)  # [layers*heads, rows, cols, T]
-    return every.sum(0) / len(every)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import Tensor
 
@@ -17,20 +17,18 @@ from ..prompts.chunks import read_long_prompt
 from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, read_prompt
 from ..prompts.weights import refuse_weights
-from . import folded
 from .aggregation import aggregate, contrast, rescaled, sharpened
-from .folded import Folded, FoldedMaps, StepChoice, StepStore, folded_maps
+from .folded import Folded, FoldedMaps, StepChoice, folded_maps
 from .heatmaps import Heatmaps
-from .layermaps import LayerMaps, layer_maps, read_passes
+from .layermaps import LayerMaps
 from .laying import cut
 from .masks import smooth
 from .presets import Preset, preset_of
-
-Source = CapturedMaps | FoldedMaps
+from .sources import Source
 
 
 def heatmaps(
-    store: CapturedMaps | Folded,
+    store: Source | Folded,
     tokenizer: Any = None,
     prompt: str | Mapping[str, Sequence[int]] | Prompt | Sequence[Any] | None = None,
     *,
@@ -91,30 +89,23 @@ def heatmaps(
     """
     # What was refined while the model ran stays so.
     is_refined = isinstance(store, CapturedMaps) and store.keep.refine
-    way = ("self", "joint") if is_refined else (refine,)
-    chosen = preset_of(preset, *way)
-    # Two kinds of stores: maps by layer, averaged as the preset asks, or heads folded into the
-    # rows.
-    drawn: DrawnPrompts | None = None
-    if isinstance(store, CapturedMaps) and store.has_no_guidance and not store.passes:
-        return []
+    chosen = preset_of(preset, *(("self", "joint") if is_refined else (refine,)))
+    source: Source
     if isinstance(store, CapturedMaps):
+        if store.has_no_guidance and not store.passes:
+            return []
         _refuse_for_captured(latent_size=latent_size, steps=steps)
-        drawn = drawn_in(store, read_passes(store, chosen), prompt)
-        reading = _Reading.of(drawn, store.branches, tokenizer, prompt, options)
-        return heatmaps_of(store, layer_maps(store, chosen), chosen, reading.prompts(store))
-    if isinstance(store, StepStore):
-        store.check_finished()
-        steps = "last" if steps is None and chosen.steps == "last" else steps
-        drawn = drawn_in(store, folded.read_passes(store, steps), prompt)
-    reading = _Reading.of(drawn, ("conditional",), tokenizer, prompt, options)
-    maps = folded_maps(store, len(reading.given), latent_size, steps)
-    return heatmaps_of(maps, maps.layer_maps(chosen), chosen, reading.prompts(maps))
+        source = store
+    else:  # heads are folded into the rows
+        source = folded_maps(cast(Folded, store), chosen, latent_size, steps)
+    drawn = drawn_in(source, source.read_passes(chosen), prompt)
+    reading = _Reading.of(drawn, source.branches, tokenizer, prompt, options)
+    if isinstance(source, FoldedMaps):
+        source = source.of_images(len(reading.given))
+    return heatmaps_of(source, source.layer_maps(chosen), chosen, reading.prompts(source))
 
 
-def drawn_in(
-    store: CapturedMaps | StepStore, passes: Sequence[int], prompt: Any
-) -> DrawnPrompts | None:
+def drawn_in(store: Source, passes: Sequence[int], prompt: Any) -> DrawnPrompts | None:
     """Return what some passes of a store's run were drawn from, as far as it is known.
 
     Raises:
@@ -136,13 +127,13 @@ def drawn_in(
     return drawn if drawn is None or numbers in ([], [0]) else replace(drawn, texts={}, ids={})
 
 
-def check_texts(store: CapturedMaps, preset: Preset) -> None:
+def check_texts(store: Source, preset: Preset) -> None:
     """Refuse a run whose maps are not of the prompt that it began with.
 
     Raises:
         ValueError: a callback, or whatever else, set other text states inside the run.
     """
-    passes = read_passes(store, preset)
+    passes = store.read_passes(preset)
     if store.texts.by_frame(passes) or store.texts.of(passes) not in ([], [0]):
         raise InvalidValueError(
             Message(
@@ -260,7 +251,7 @@ class _Reading:
 
 
 def _images_each(store: Source, prompts: int) -> int:
-    each, rest = divmod(store.images, max(prompts, 1))
+    each, rest = divmod(store.images or 0, max(prompts, 1))
     if rest or not each or not prompts:
         raise InvalidValueError(
             f"{prompts} prompt(s) do not fit {store.images} image(s). Pass one prompt for all "
@@ -287,9 +278,8 @@ def heatmaps_of(
                 "or its own tokenizer."
             )
     shown = [_with_images(prompt, (store.n_keys or 0) - len(prompt.tokens)) for prompt in prompts]
-    frames = store.keep.frames if isinstance(store, CapturedMaps) else None
     return [
-        finish(maps.detach(), shown[i // each], preset, store.tokens, frames, layers.crop)
+        finish(maps.detach(), shown[i // each], preset, store.tokens, store.frames, layers.crop)
         for i, maps in enumerate(aggregate(layers, preset))
     ]
 

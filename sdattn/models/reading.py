@@ -60,7 +60,7 @@ def read_prompts(
         _check_options(texts, options, negative)
         read = reader_of(pipe)(TextCall(pipe, columns, options, negative, split), texts)
     for prompt in read:
-        warn_of_truncation(prompt, stacklevel=3)
+        warn_of_truncation(prompt)
     texts_read = iter(read)
     return [next(texts_read) if isinstance(each, str) else _ready(each, columns) for each in given]
 

@@ -59,7 +59,7 @@ def read_long_prompt(
     """
     source = with_vectors(tokenizer, Source.of(prompt))
     read = read_chunks(tokenizer, source, n_columns, split)
-    warn_of_truncation(read, stacklevel=3)
+    warn_of_truncation(read)
     return read
 
 

@@ -4,13 +4,12 @@ The columns are those that the denoiser gets from the text encoder. Words are fo
 itself; the tokenizer's character offsets show which tokens belong to which.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
-from ..errors import InvalidValueError, NotFoundError, SdattnWarning
+from ..errors import InvalidValueError, NotFoundError, SdattnWarning, warn
 from .tokenizing import EOS, SOS, Token, added_words, filled, tokenize, with_vectors
 from .words import Source, merge_spans, split_phrase, split_words
 
@@ -143,19 +142,18 @@ def read_prompt(tokenizer: Any, prompt: str, *, max_length: int | None = None) -
     """
     source = with_vectors(tokenizer, Source.of(prompt))
     read = read_source(tokenizer, source, **filled(max_length or tokenizer.model_max_length))
-    warn_of_truncation(read, stacklevel=3)
+    warn_of_truncation(read)
     return read
 
 
-def warn_of_truncation(prompt: Prompt, stacklevel: int = 2) -> None:
+def warn_of_truncation(prompt: Prompt) -> None:
     """Name the words that were cut off, if there are any, in a :class:`TruncationWarning`."""
     if prompt.truncated:
         lost = ", ".join(word.text for word in prompt.truncated)
-        warnings.warn(
+        warn(
             f"The text encoder reads {len(prompt.tokens)} tokens and the prompt has more. It never "
             f"saw: {lost[:300] + '…' if len(lost) > 300 else lost}",
             TruncationWarning,
-            stacklevel=stacklevel,
         )
 
 

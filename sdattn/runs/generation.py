@@ -1,6 +1,5 @@
 """`generate()`: run a pipeline and see where each word of the prompt went."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any, Literal
 
 from ..control import knockout_plan, knockouts
 from ..control.knockout_plan import KnockoutPlan
-from ..errors import InvalidValueError, Message, OptionError, SdattnWarning
+from ..errors import InvalidValueError, Message, OptionError, SdattnWarning, warn
 from ..loading.options import lora_names, options_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
@@ -134,13 +133,13 @@ class GenerationPlan:
         run = sample(self.pipe, self.prompts, *given, preset=self.preset, ask=self.ask, early=early)
         if self.knockouts and run[0].settings.stopped:
             text = "There are no causal maps, which are further images: the run was stopped."
-            warnings.warn(text, SdattnWarning, stacklevel=4)
+            warn(text, SdattnWarning)
         elif self.knockouts:
             pairs = zip(run, self.knockouts, strict=True)
             try:
                 run.image_runs = [_with_causes(*pair, self.words) for pair in pairs]
             except Exception as error:  # the pictures and their maps are there
-                warnings.warn(f"There are no causal maps: {error}", SdattnWarning, stacklevel=4)
+                warn(f"There are no causal maps: {error}", SdattnWarning)
         return run
 
 
@@ -189,7 +188,7 @@ def prepare(
     texts = (word.text for prompt in read for word in prompt.words)
     demo = demo_of(pipe)
     if demo and (warning := demo.unlearnt(texts, lora_names(options_of(pipe)))):
-        warnings.warn(warning, SdattnWarning, stacklevel=4)
+        warn(warning, SdattnWarning)
     plans = _causal_plans(pipe, read, seeds, options) if causal else []
     return GenerationPlan(pipe, read, seeds, options, settings, chosen, ask, words, plans)
 

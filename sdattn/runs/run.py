@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
+from ..errors import InvalidValueError
 from ..files.films import Film
 from ..maps.capture import MapStore
 from ..maps.heatmap import Heatmap, latent_frames
@@ -19,6 +20,39 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _MOST_PAGES = 4  # in a notebook, which keeps them
+_One = TypeVar("_One")
+_IMAGE = (
+    "run.image is for a run of one image, and this one has {0}. Take one of run.images, or of the "
+    "images' runs, run[0].image."
+)
+_WORD = (
+    "A word alone, [{1!r}], is for a run of one image, and these are the heatmaps of {0}. Name the "
+    "image first, run.heatmaps[0][{1!r}]."
+)
+
+
+class EachHeatmaps(list[Heatmaps]):
+    """The heatmaps of a run's images, a list; with one image its words are found by name too.
+
+    run.heatmaps[0]["circle"]    whatever the number of images
+    run.heatmaps["circle"]       the same, of one image
+    """
+
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Heatmaps: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[Heatmaps]: ...
+    @overload
+    def __getitem__(self, key: str) -> Heatmap: ...
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return _only(self, _WORD, key)[key]
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        if isinstance(key, str):
+            return key in _only(self, _WORD, key)
+        return super().__contains__(key)
 
 
 @dataclass
@@ -50,6 +84,11 @@ class Run:
         return iter(self.image_runs)
 
     @property
+    def image(self) -> Image.Image:
+        """The image of a run of one, as that of a saved run; raises ValueError with several."""
+        return _only(self.image_runs, _IMAGE).image
+
+    @property
     def images(self) -> list[Image.Image]:
         """PIL, one or more a prompt; of films their middle frames."""
         return [image_run.image for image_run in self]
@@ -60,9 +99,10 @@ class Run:
         return [image_run.film for image_run in self if image_run.film is not None]
 
     @property
-    def heatmaps(self) -> list[Heatmaps]:
-        """Those of each image."""
-        return [image_run.heatmaps for image_run in self]
+    def heatmaps(self) -> EachHeatmaps:
+        """Those of each image; of a run of one ``heatmaps["circle"]`` is ``heatmaps[0]["circle"]``.
+        With several images a word alone raises ValueError."""
+        return EachHeatmaps(image_run.heatmaps for image_run in self)
 
     @property
     def info(self) -> list[dict[str, Any]]:
@@ -70,12 +110,12 @@ class Run:
         return [image_run.info for image_run in self]
 
     @property
-    def negative_heatmaps(self) -> list[Heatmaps]:
+    def negative_heatmaps(self) -> EachHeatmaps:
         """Those of each image's negative prompt, where both branches were asked for; else empty."""
         return self._further("negative")
 
     @property
-    def asked_heatmaps(self) -> list[Heatmaps]:
+    def asked_heatmaps(self) -> EachHeatmaps:
         """Those of the other text that was asked about; else empty."""
         return self._further("asked")
 
@@ -86,8 +126,8 @@ class Run:
         found = [list(run.more["causal"].maps) if "causal" in run.more else [] for run in self]
         return found if any(found) else []
 
-    def _further(self, name: str) -> list[Heatmaps]:
-        return [image_run.texts[name] for image_run in self if name in image_run.texts]
+    def _further(self, name: str) -> EachHeatmaps:
+        return EachHeatmaps(run.texts[name] for run in self if name in run.texts)
 
     def save(self, folder: str | Path, *, force: bool = False) -> list[Path]:
         """Write a run's folder, see :func:`sdattn.runs.folder.save_run`; with several images one
@@ -113,6 +153,12 @@ class Run:
             more = len(self) - _MOST_PAGES
             parts.append(f"<p>{more} more images: save() writes a page of each.</p>")
         return "".join(parts)
+
+
+def _only(held: Sequence[_One], text: str, *about: Any) -> _One:
+    if len(held) != 1:
+        raise InvalidValueError(text.format(len(held), *about))
+    return held[0]
 
 
 def _stills(run: ImageRun) -> str:

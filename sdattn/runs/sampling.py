@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import platform
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from ..errors import SdattnWarning
+from ..errors import SdattnWarning, warn
 from ..files.films import Film
 from ..files.version import __version__
 from ..hooks.other_text import encode_text
@@ -24,7 +23,7 @@ from ..maps.capture import MapStore, capture
 from ..maps.details import details_of
 from ..maps.from_stores import check_texts, heatmaps_of
 from ..maps.heatmaps import Heatmaps
-from ..maps.layermaps import LayerMaps, layer_maps
+from ..maps.layermaps import LayerMaps
 from ..maps.presets import PRESETS, Preset
 from ..maps.requirements import capture_settings, columns_among, kept_columns
 from ..models.call_facts import images_a_prompt
@@ -65,60 +64,138 @@ def sample(
         NotFiniteError: a picture or a map holds NaN or infinity; the message says what to try.
     """
     settings = capture_options or capture_settings(pipe, preset, prompts, options)
-    # What to capture: the prompt, and beside it self-attention, the negative prompt, another text,
-    # each in a store of its own. All are known before anything runs.
     asked = None if ask is None else _Asked(pipe, ask, preset, options)
-    watched = _watched(pipe, prompts, preset, options, settings, asked)
-    watched = with_early(watched) if early else watched
-    # One run of the pipeline under all of these captures.
+    order = _Order(pipe, prompts, seeds, options, preset, asked)
+    watched = _watch(order, settings)
+    drawn = _draw(order, with_early(watched) if early else watched)
+    return _describe(order, drawn, _make_maps(order, drawn))
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A run that is wanted; see :func:`sample`."""
+
+    pipe: Any
+    prompts: Sequence[Prompt]
+    seeds: Sequence[int]
+    options: Mapping[str, Any]
+    preset: Preset
+    asked: _Asked | None
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What the pipeline made under its captures.
+
+    Attributes:
+        stores: what each capture holds, by the text that it is of, each checked.
+        images: one an image of the run; the middle frames of videos.
+        films: the videos; None where they are images.
+        result: what the pipeline returned.
+    """
+
+    stores: Mapping[str, MapStore]
+    images: Sequence[Image.Image]
+    films: Sequence[Film] | None
+    result: Any
+
+
+class _Maps(NamedTuple):
+    """The maps of a run: of the prompt, and heatmaps of ``"negative"`` and ``"asked"`` texts."""
+
+    layers: LayerMaps
+    heatmaps: list[Heatmaps]
+    texts: dict[str, list[Heatmaps]]
+
+
+def _watch(order: _Order, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what is captured, each in a store of its own: the options of each capture.
+
+    ``"prompt"``, and where asked for ``"self"``, the self-attention that refines, ``"negative"``
+    and ``"asked"``. All are known before anything runs.
+    """
+    settings, preset = dict(settings), order.preset
+    both = settings.pop("branch", "conditional") == "both"
+    found = {"prompt": settings}
+    # The columns of self-attention are the picture's own cells: those of words do not apply.
+    if preset.refine and "refine" not in settings:
+        kept = ("steps", "dtype", "device")
+        alike = {name: settings[name] for name in kept if name in settings}
+        found["self"] = {**alike, "kinds": ("self",), "layers": refining(order.pipe)}
+    if both:  # a capture of its own, since some pipelines run the two in turn
+        own: dict[str, Any] = {"branch": "unconditional", "tokens": None, "among": None}
+        if preset.among_words or preset.compares_words:
+            read = read_negative(order.pipe, order.options, len(order.prompts))
+            images = images_a_prompt(order.pipe, order.options)
+            own["among"] = [columns_among(preset, one) for one in read for _ in range(images)]
+        found["negative"] = {**settings, **own}
+    if order.asked is not None:
+        found["asked"] = {**settings, **order.asked.settings}
+    return found
+
+
+def _draw(order: _Order, watched: Mapping[str, Mapping[str, Any]]) -> _Drawn:
+    """Run the pipeline once, under all captures."""
+    pipe, options = order.pipe, order.options
     with turn(pipe), ExitStack() as captures:
         stores = {of: captures.enter_context(capture(pipe, **kept)) for of, kept in watched.items()}
         for store in stores.values():
             store.checks_itself = False
-        result = call_pipeline(pipe, [prompt.text for prompt in prompts], seeds, options)
+        texts = [prompt.text for prompt in order.prompts]
+        result = call_pipeline(pipe, texts, order.seeds, options)
     made = pictures_of(result)
     stores = settled(stores, made)
-    # The prompt's maps. NaN is refused here, where it can still be said what made it.
-    store = stores["prompt"]
-    films = [Film(frames, frame_rate(pipe, options)) for frames in made] if store.is_film else None
-    images = made if films is None else [film[film.middle] for film in films]
+    if not stores["prompt"].is_film:
+        return _Drawn(stores, made, None, result)
+    films = [Film(frames, frame_rate(pipe, options)) for frames in made]
+    return _Drawn(stores, [film[film.middle] for film in films], films, result)
+
+
+def _make_maps(order: _Order, drawn: _Drawn) -> _Maps:
+    """Make the heatmaps of the prompt and of the texts beside it.
+
+    NaN is refused here, where it can still be said what made it.
+    """
+    pipe, options, preset, stores = order.pipe, order.options, order.preset, drawn.stores
     for of in {"prompt", "negative"} & set(stores):
         check_texts(stores[of], preset)
-    layers = layer_maps(store, preset, stores.get("self"))
+    layers = stores["prompt"].layer_maps(preset, stores.get("self"))
     check_maps(_named(layers), pipe, options)
-    # What stands beside them: the heatmaps of other texts over the same pictures.
-    blanked = _blanked(result)
     texts: dict[str, list[Heatmaps]] = {}
     if "negative" in stores:
-        read = read_negative(pipe, options, len(prompts), stores["negative"].n_text)
+        read = read_negative(pipe, options, len(order.prompts), stores["negative"].n_text)
         texts["negative"] = _beside(stores["negative"], layers, preset, read)
-    if asked is not None:
-        texts["asked"] = _beside(stores["asked"], layers, preset, [asked.prompt])
+    if order.asked is not None:
+        texts["asked"] = _beside(stores["asked"], layers, preset, [order.asked.prompt])
     for name, what in (("negative", "negative prompt"), ("asked", "ask")):
         for heatmaps in texts.get(name, ()):
             check_maps({what: heatmaps.maps}, pipe, options)
-    # What run.json will say: what all images share, then each image's own.
-    asked_text = None if asked is None else asked.prompt.text
-    stopped = stop_of(store, preset)
+    return _Maps(layers, heatmaps_of(stores["prompt"], layers, preset, order.prompts), texts)
+
+
+def _describe(order: _Order, drawn: _Drawn, maps: _Maps) -> Run:
+    """Say what ``run.json`` will say, and give each image a run of its own, of views of what the
+    whole batch holds."""
+    store, preset, films = drawn.stores["prompt"], order.preset, drawn.films
+    blanked, stopped = _blanked(drawn.result), stop_of(store, preset)
     if stopped is not None:
-        stopped.tell(stacklevel=5)
-    common = replace(_described(pipe, store, options), asked=asked_text, stopped=stopped)
-    settings_of_images = _each_own(common, images, films, prompts, seeds, options)
-    # A run for each image, of views of what the whole batch holds.
+        stopped.tell()
+    asked = None if order.asked is None else order.asked.prompt.text
+    common = replace(_described(order.pipe, store, order.options), asked=asked, stopped=stopped)
+    columns = kept_columns(preset, order.prompts, store.keep.refine)
+    has_no_padding = columns and store.tokens == tuple(columns)
     image_runs = []
-    for i, heatmaps in enumerate(heatmaps_of(store, layers, preset, prompts)):
-        own = {name: found[i] for name, found in texts.items()}
-        how = replace(settings_of_images[i], blanked=i in blanked or None)
-        more = {name: Further(maps.prompt.text, maps.occurrences()) for name, maps in own.items()}
+    for i, settings in enumerate(_each_own(common, order, drawn)):
+        heatmaps, film = maps.heatmaps[i], None if films is None else films[i]
+        own = {name: found[i] for name, found in maps.texts.items()}
+        more = {name: Further(one.prompt.text, one.occurrences()) for name, one in own.items()}
+        how, layers = replace(settings, blanked=i in blanked or None), maps.layers.image(i)
         details = details_of(store, i, heatmaps)
-        film = None if films is None else films[i]
-        one = ImageRun(images[i], heatmaps, layers.image(i), how, details, more, own, film)
-        own_columns = kept_columns(preset, prompts, store.keep.refine)
-        if own_columns and store.tokens == tuple(own_columns):  # padding was left out
-            # its own, whatever is drawn with it
+        one = ImageRun(drawn.images[i], heatmaps, layers, how, details, more, own, film)
+        if has_no_padding:  # its own columns, whatever is drawn with it
             one = one.keep(kept_columns(preset, [heatmaps.prompt], store.keep.refine) or ())
         image_runs.append(one)
-    return Run(image_runs, store, layers)
+    return Run(image_runs, store, maps.layers)
 
 
 def _named(layers: LayerMaps) -> dict[str, Tensor]:
@@ -126,46 +203,11 @@ def _named(layers: LayerMaps) -> dict[str, Tensor]:
     return maps if layers.affinity is None else {**maps, "self-attention": layers.affinity}
 
 
-def _watched(
-    pipe: Any,
-    prompts: Sequence[Prompt],
-    preset: Preset,
-    options: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    asked: _Asked | None,
-) -> dict[str, dict[str, Any]]:
-    """What is captured of one run, each in a store of its own: the options of each capture."""
-    settings = dict(settings)
-    both = settings.pop("branch", "conditional") == "both"
-    found = {"prompt": settings}
-    # The columns of self-attention are the picture's own cells: those of words do not apply.
-    if preset.refine and "refine" not in settings:
-        kept = ("steps", "dtype", "device")
-        alike = {name: settings[name] for name in kept if name in settings}
-        found["self"] = {**alike, "kinds": ("self",), "layers": refining(pipe)}
-    if both:  # a capture of its own, since some pipelines run the two in turn
-        own: dict[str, Any] = {"branch": "unconditional", "tokens": None, "among": None}
-        if preset.among_words or preset.compares_words:
-            read = read_negative(pipe, options, len(prompts))
-            images = images_a_prompt(pipe, options)
-            own["among"] = [columns_among(preset, one) for one in read for _ in range(images)]
-        found["negative"] = {**settings, **own}
-    if asked is not None:
-        found["asked"] = {**settings, **asked.settings}
-    return found
-
-
-def _each_own(
-    common: RunSettings,
-    images: Sequence[Image.Image],
-    films: Sequence[Film] | None,
-    prompts: Sequence[Prompt],
-    seeds: Sequence[int],
-    options: Mapping[str, Any],
-) -> list[RunSettings]:
-    """The settings of each image's run."""
-    a_prompt, a_seed = len(images) // len(prompts), len(images) // len(seeds)
-    negatives = options.get("negative_prompt")
+def _each_own(common: RunSettings, order: _Order, drawn: _Drawn) -> list[RunSettings]:
+    """Return the settings of each image's run."""
+    images, films, prompts = drawn.images, drawn.films, order.prompts
+    a_prompt, a_seed = len(images) // len(prompts), len(images) // len(order.seeds)
+    negatives = order.options.get("negative_prompt")
     texts = None if negatives is None else one_each(negatives, len(prompts))
     own = []
     for i, image in enumerate(images):
@@ -173,7 +215,7 @@ def _each_own(
         settings = replace(
             common,
             prompt=prompts[i // a_prompt].text,
-            seed=seeds[i // a_seed],
+            seed=order.seeds[i // a_seed],
             size=image.size,
             frames=None if films is None else len(films[i]),
             frame_rate=None if films is None else films[i].rate,
@@ -204,7 +246,7 @@ def _beside(
     store: MapStore, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
 ) -> list[Heatmaps]:
     """The heatmaps of another text, refined, where that is asked, along the same pictures."""
-    own = layer_maps(store, replace(preset, refine=None, among_words=False))
+    own = store.layer_maps(replace(preset, refine=None, among_words=False))
     # Every text is smoothed along the picture's self-attention, which was captured once.
     own = replace(own, affinity=layers.affinity, affinity_grid=layers.affinity_grid)
     return heatmaps_of(store, own, preset, prompts)
@@ -223,11 +265,10 @@ def _blanked(result: Any) -> list[int]:
     flags = getattr(result, "nsfw_content_detected", None) or []
     blanked = [i for i, flag in enumerate(flags) if flag]
     if blanked:
-        warnings.warn(
+        warn(
             f"The pipeline's safety checker blanked image(s) {blanked}; their heatmaps are of what "
             "was generated before that.",
             SdattnWarning,
-            stacklevel=5,
         )
     return blanked
 

@@ -10,7 +10,7 @@ from helpers.batch_draws import SMALL, draw
 from helpers.galleries import data_of
 from PIL import Image
 
-from sdattn import edit, generate, load_pipeline
+from sdattn import edit_image, generate, load_pipeline
 from sdattn.batch.engines.raydata import Draw
 from sdattn.batch.input.items import read_items
 from sdattn.batch.input.plan import check_items, fingerprint
@@ -60,7 +60,7 @@ def test_an_item_is_what_edit_makes_of_it(model, drawn):
     for line in LINES[1:3]:
         given = {name: value for name, value in line.items() if name not in ("id", "words")}
         source, target = given.pop("prompt"), given.pop("edit_to")
-        alone = edit(pipe, source, target, **GUIDED | given)
+        alone = edit_image(pipe, source, target, **GUIDED | given)
         found, run = files[line["id"]], open_batch(drawn)[line["id"]]
         assert (pixels(found["source.png"]) == np.array(alone.images[0])).all()
         assert (pixels(found["image.png"]) == np.array(alone.images[1])).all()
@@ -162,7 +162,7 @@ def test_rows_of_ray_data_have_the_source_too(model):
     rows = [{**line, "words": None} for line in LINES[:2]]
     columns = {name: [row.get(name) for row in rows] for name in ("prompt", "edit_to", "seed")}
     drawn = Draw(str(model), options=GUIDED, device="cpu", save=("image",))(columns)
-    alone = edit(
+    alone = edit_image(
         load_pipeline(model, device="cpu"), *(SWAP["prompt"], SWAP["edit_to"]), seed=3, **GUIDED
     )
     assert drawn["source_image"][0] is None

@@ -1,10 +1,8 @@
 """edit(): bit for bit where nothing is edited, and as asked where something is."""
 
-import ast
 import importlib
-import inspect
 import json
-from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -44,28 +42,12 @@ def same(images, others):
     return [a.tobytes() == b.tobytes() for a, b in zip(images, others, strict=True)]
 
 
-def test_the_module_is_called_as_its_function():
-    pipe = make_pipeline()
-    called = sdattn.edit(pipe, SOURCE, TARGET, seed=3, **FAST)
-    assert isinstance(called, sdattn.edit.EditRun)
-    assert same(called.images, edit(pipe, SOURCE, TARGET, seed=3, **FAST).images) == [True, True]
-    assert inspect.signature(sdattn.edit) == inspect.signature(edit)
-    assert importlib.import_module("sdattn.edit") is sdattn.edit and inspect.ismodule(sdattn.edit)
-    assert sdattn.edit.edit is edit
+def test_the_function_at_the_top_is_that_of_a_plain_module():
+    assert sdattn.edit_image is sdattn.edit.edit is edit
+    assert importlib.import_module("sdattn.edit") is sdattn.edit
+    assert type(sdattn.edit) is ModuleType
     with pytest.raises(TypeError, match="target"):
-        sdattn.edit(pipe, SOURCE)
-
-
-def test_type_checkers_know_every_name_of_the_module():
-    tree = ast.parse(Path(sdattn.edit.__file__).read_text(encoding="utf-8"))
-    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    names = set()
-    for node in classes["CalledModule"].body:
-        if isinstance(node, ast.ImportFrom):
-            names |= {alias.asname for alias in node.names}
-        elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets}
-    assert names == set(sdattn.edit.__all__)
+        sdattn.edit_image(make_pipeline(), SOURCE)
 
 
 OFF = {"cross_replace_steps": 0.0, "self_replace_steps": 0.0}
@@ -220,10 +202,10 @@ def test_the_store_goes_under_editing_code_of_ones_own():
         ({"cross_replace_steps": {"bird": 0.5}}, KeyError, "'bird' is not in the prompt"),
         ({"cross_replace_steps": 40}, ValueError, "part of the run"),
         ({"num_inference_steps": 1001}, ValueError, "pass 1 to 1000"),
-        ({"timesteps": [1, 0]}, ValueError, "edit.. sees to timesteps itself"),
+        ({"timesteps": [1, 0]}, ValueError, "edit_image.. sees to timesteps itself"),
         ({"self_replace_steps": (1, 2, 3)}, ValueError, "part of the run"),
         ({"self_replace_steps": "0.5"}, ValueError, "part of the run"),
-        ({"latents": 0}, ValueError, "edit.. sees to latents itself"),
+        ({"latents": 0}, ValueError, "edit_image.. sees to latents itself"),
     ],
 )
 def test_bad_input_is_refused_before_any_step(changes, error, message):

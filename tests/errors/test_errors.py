@@ -189,7 +189,7 @@ def test_every_refusal_is_one_of_sdattns():
 def test_every_warning_is_one_of_sdattns():
     for path in PACKAGE.rglob("*.py"):
         for node in nodes_of(path):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "warn":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("warn", "warnings.warn"):
                 named = [arg.id for arg in node.args[1:] if isinstance(arg, ast.Name)]
                 assert named and named[0].endswith("Warning"), f"{path}:{node.lineno}"
                 assert not hasattr(builtins, named[0]), f"{path}:{node.lineno}"

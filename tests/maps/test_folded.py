@@ -8,6 +8,7 @@ from helpers.chain_runs import CROSS, captured, make_pipe, same_maps
 import sdattn
 from sdattn import AttentionStore, CaptureError, TorchAttnProcessor, aggregate_attention
 from sdattn.maps.aggregation import refining
+from sdattn.maps.presets import PRESETS
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,47 @@ def test_presets_read_a_store_as_they_read_a_capture(kept_steps, preset):
     for one, other in zip(found, expected, strict=True):
         scale = float(other.maps.max())
         torch.testing.assert_close(one.maps, other.maps, atol=1e-4 * scale, rtol=0)
+
+
+@pytest.mark.parametrize("preset", ["default", "daam", "attend-and-excite", PRESETS["sum"]])
+def test_both_stores_give_the_maps_of_their_layers(kept_steps, preset):
+    pipe, prompts, store, _ = kept_steps
+    last = preset == "attend-and-excite"
+    asked = {"heads": "all", "steps": "last"} if last else {"heads": "all"}
+    maps, _ = captured(pipe, prompts, steps=4, capture=asked)
+    ours, theirs = store.layer_maps(preset), maps.layer_maps(preset)
+    held = store.last_step if last else store.get_average_full_attention()
+    expected = [one.unflatten(0, (2, -1)) for key in CROSS for one in held[key]]
+    assert ours.columns == theirs.columns and ours.passes == theirs.passes == (1 if last else 4)
+    found = [*ours.layers.values()], [*theirs.layers.values()]
+    for one, other, by_image in zip(*found, expected, strict=True):
+        assert (one.place, one.level, one.heads) == (other.place, other.level, other.heads)
+        torch.testing.assert_close(one.maps, other.maps, atol=1e-5, rtol=0)
+        if preset != "daam":
+            by_image = by_image.double().mean(1)
+        by_hand = by_image.double().unflatten(-2, one.size)
+        torch.testing.assert_close(one.maps.double(), by_hand, atol=1e-6, rtol=0)
+
+
+def test_layers_of_some_steps_and_of_a_store_that_is_attached_to_nothing(kept_steps):
+    _, _, store, _ = kept_steps
+    last = [m for key in CROSS for m in store.last_step[key]]
+    chosen = store.layer_maps(steps=3).layers.values()
+    for one, by_image in zip(chosen, last, strict=True):
+        by_hand = by_image.unflatten(0, (2, -1)).mean(1).flatten()
+        torch.testing.assert_close(one.maps.flatten(), by_hand, atol=1e-6, rtol=0)
+    alone = AttentionStore(guidance=None)
+    alone.num_att_layers = 1
+    rows = torch.rand(4, 6, 5).softmax(-1)
+    alone(rows, is_cross=True, place_in_unet="up")
+    alone.images = None
+    with pytest.raises(ValueError, match="images=.*attach"):
+        alone.layer_maps(latent_size=(2, 3))
+    [one] = alone.layer_maps(latent_size=(2, 3), images=2).layers.values()
+    by_hand = alone.last_step["up_cross"][0].reshape(2, -1, 2, 3, 5).mean(1)
+    torch.testing.assert_close(one.maps, by_hand)
+    with pytest.raises(ValueError, match="preset='x'"):
+        alone.layer_maps("x")
 
 
 def test_refining_reads_the_stores_self_attention(kept_steps):

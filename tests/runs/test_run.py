@@ -72,6 +72,33 @@ def test_a_run_is_a_list_of_its_images_runs(tmp_path):
     assert run.negative_heatmaps == run.causal_heatmaps == []
 
 
+def test_a_run_of_one_image_is_read_as_a_saved_one(tmp_path):
+    run = generate(make_pipeline(), PROMPT, ask="cat", **QUICK)
+    back = load_run(*run.save(tmp_path / "run"))
+    assert run.image is run.images[0] and run.image.tobytes() == back.image.tobytes()
+    for key in ("cat", "red cat", "<eos>"):
+        assert run.heatmaps[key].values.equal(run.heatmaps[0][key].values)
+        assert run.heatmaps[key].columns == back.heatmaps[key].columns
+    assert "cat" in run.heatmaps and "bird" not in run.heatmaps
+    assert run.heatmaps[0] in run.heatmaps and [*run.heatmaps] == [run[0].heatmaps]
+    assert run.asked_heatmaps["cat"].values.equal(run.asked_heatmaps[0]["cat"].values)
+    with pytest.raises(KeyError, match="bird"):
+        run.heatmaps["bird"]
+
+
+@pytest.mark.parametrize("images", [0, 2, 3])
+def test_of_several_images_the_error_names_how_to_choose_one(images):
+    one = small_run(0)
+    run = Run([one] * images, None, one.layers)
+    with pytest.raises(ValueError, match=rf"{images}\. Take .*run\.images.*run\[0\]\.image"):
+        _ = run.image
+    with pytest.raises(ValueError, match=rf"of {images}\. .*run\.heatmaps\[0\]\['cat'\]"):
+        run.heatmaps["cat"]
+    with pytest.raises(ValueError, match=rf"of {images}\. .*run\.heatmaps\[0\]"):
+        _ = "cat" in run.heatmaps
+    assert len(run.images) == len(run.heatmaps) == len(run.heatmaps[:images]) == images
+
+
 def test_a_run_is_one_line(tmp_path):
     one, other = small_run(0), small_run(3, prompt="a dog\n" * 12)
     run = Run([one, other], None, one.layers)

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...errors import InvalidValueError, Message, RunError, SdattnWarning
+from ...errors import InvalidValueError, Message, RunError, SdattnWarning, warn
 from ...loading.devices import checked_device
 from ..input.request import STOPS
 
@@ -55,7 +54,7 @@ class ProcessGroup:
         wanted = checked_device(device)
         on_cpu = wanted.type == "cpu" or parse_flag_from_env("ACCELERATE_USE_CPU")
         if on_cpu and "MASTER_ADDR" in os.environ and not _RANKED.intersection(os.environ):
-            warnings.warn(_ONE_PROCESS, SdattnWarning, stacklevel=2)
+            warn(_ONE_PROCESS, SdattnWarning)
         is_new = not (PartialState._shared_state or torch.distributed.is_initialized())
         self._state = PartialState(cpu=on_cpu, timeout=_PATIENCE)
         self.rank, self.size = self._state.process_index, self._state.num_processes

@@ -6,13 +6,12 @@ import json
 import os
 import socket
 import time
-import warnings
 from abc import ABC, abstractmethod
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...errors import AccessError, Message, SdattnWarning
+from ...errors import AccessError, Message, SdattnWarning, warn
 from ...files.addresses import AnyPath
 
 _TRIES = 5
@@ -161,11 +160,10 @@ class FolderLock(Ownership):
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
-            warnings.warn(
+            warn(
                 f"{self.what} lies on a disk without locks ({error.strerror}). Make sure that no "
                 "other job writes there.",
                 SdattnWarning,
-                stacklevel=3,
             )
 
 

@@ -1,6 +1,5 @@
 """Two runs side by side: the heatmaps of each word and their difference."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...errors import InvalidTypeError, InvalidValueError, SdattnWarning
+from ...errors import InvalidTypeError, InvalidValueError, SdattnWarning, warn
 from ...maps.presets import Preset
 from ..folder import SavedRun, load_run
 from ..imagerun import ImageRun
@@ -145,12 +144,11 @@ def _in_unit(preset: Preset) -> Preset:
 def _compare_layers(a: Sequence[str], b: Sequence[str]) -> None:
     of_a, of_b = (sorted({*x}.difference(y)) for x, y in ((a, b), (b, a)))
     if of_a or of_b:
-        warnings.warn(
+        warn(
             f"The maps come from different layers: {len(of_a)} that only A has, {len(of_b)} that "
             f"only B has, {(of_a or of_b)[0]} for one. Compare their values with care, or make "
             "both runs with the same layers.",
             SdattnWarning,
-            stacklevel=4,
         )
 
 

@@ -1,0 +1,64 @@
+"""Sums and means over the steps of a store, place by place."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidValueError
+from ..hooks.run_part import RunPart
+from ..maps.folded import Maps, StepChoice
+from ..models.pipeline_call import whole
+
+
+def chosen(kept: Sequence[Maps], steps: StepChoice) -> tuple[Maps, int]:
+    """Return the mean of some of the steps that were kept one by one, and their number.
+
+    Raises:
+        ValueError: ``steps`` is neither the number of one nor a part of the run.
+    """
+    numbers: list[int] = []
+    if (step := whole(steps)) is not None:
+        numbers = [step] if -len(kept) <= step < len(kept) else []
+    elif part := RunPart.read(steps):
+        numbers = part.passes(len(kept))
+    if not numbers:
+        there = f", 0 to {len(kept) - 1}." if kept else "; make it with keep_steps=True."
+        raise InvalidValueError(
+            f"steps={steps!r}: pass 'mean', 'last', a step's number or a part of the run such as "
+            f"(0.5, 1.0). This store keeps {len(kept)} steps one by one{there}"
+        )
+    chosen = [kept[i] for i in numbers]
+    return {key: _mean([step[key] for step in chosen]) for key in chosen[0]}, len(chosen)
+
+
+def added(sums: Maps, step: Maps) -> Maps | None:
+    """Return the sums with a step added; None if its maps have other shapes."""
+    if not sums:
+        return step
+    if _shapes(sums) != _shapes(step):
+        return None
+    return {
+        key: [a + b for a, b in zip(maps, step[key], strict=True)] for key, maps in sums.items()
+    }
+
+
+def _shapes(maps: Maps) -> dict[str, list[torch.Size]]:
+    return {key: [one.shape for one in kept] for key, kept in maps.items() if kept}
+
+
+def detached(step: Maps) -> Maps:
+    """Return copies of a step's maps; a view would keep the rows that were left out alive."""
+    return {key: [one.detach().clone() for one in kept] for key, kept in step.items()}
+
+
+@torch.no_grad()
+def averaged(sums: Maps, steps: int) -> Maps:
+    """Return sums over so many steps, divided by their number."""
+    return {key: [total / steps for total in kept] for key, kept in sums.items()}
+
+
+@torch.no_grad()
+def _mean(steps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Of lists of maps, one for each step, the list of their means."""
+    return [torch.stack(list(maps)).mean(0) for maps in zip(*steps, strict=True)]

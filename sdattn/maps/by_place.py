@@ -1,0 +1,77 @@
+"""`aggregate_attention()`: the mean map of the layers of one resolution, as prompt-to-prompt code
+has it."""
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidValueError
+
+
+def aggregate_attention(
+    store: Any,
+    res: int | tuple[int, int],
+    from_where: Sequence[str],
+    is_cross: bool,
+    select: int,
+    prompts: int | str | Sequence[str] | None = None,
+) -> Tensor:
+    """Return the mean map of the layers of one resolution, over their heads, as
+    ``aggregate_attention`` in the notebooks of google/prompt-to-prompt does.
+
+    Args:
+        store: after a run; its means over the steps are read. Any store with
+            ``get_average_attention()`` will do.
+        res: side of the grid, 16 for 16x16 cells, or (rows, cols).
+        from_where: of ``"down"``, ``"mid"`` and ``"up"``.
+        is_cross: cross-attention, or self-attention.
+        select: the image, counted from 0.
+        prompts: the prompts of the images, or their number, if the store does not know it (in the
+            notebooks a global of this name).
+
+    Returns:
+        float ``[rows, cols, T]`` on the CPU, probabilities.
+
+    Raises:
+        ValueError: no map of that size from these places (``max_queries`` leaves out larger ones),
+            rows that do not divide among the images, or an unknown number of images.
+    """
+    return aggregated(store, res, from_where, is_cross, select, prompts).cpu()
+
+
+def aggregated(
+    store: Any,
+    res: int | tuple[int, int],
+    from_where: Sequence[str],
+    is_cross: bool,
+    select: int,
+    prompts: int | str | Sequence[str] | None = None,
+) -> Tensor:
+    """Return :func:`aggregate_attention` on the maps' device."""
+    rows, cols = (res, res) if isinstance(res, (int, Integral)) else res
+    kind = "cross" if is_cross else "self"
+    average = store.get_average_attention()
+    fitting = [
+        maps
+        for place in from_where
+        for maps in average.get(f"{place}_{kind}", ())
+        if maps.shape[1] == rows * cols
+    ]
+    if isinstance(prompts, Sequence):
+        prompts = 1 if isinstance(prompts, str) else len(prompts)
+    images = prompts or getattr(store, "images", None) or len(getattr(store, "prompts", ()))
+    if not fitting or not images or any(len(maps) % images for maps in fitting):
+        there = {key: sorted({m.shape[1] for m in maps}) for key, maps in average.items() if maps}
+        raise InvalidValueError(
+            f"Asked for {kind}-attention of {rows}x{cols}={rows * cols} queries from "
+            f"{list(from_where)} for {images or 'an unknown number of'} image(s); found numbers of "
+            f"queries {there}. Choose another res or place; pass prompts= if the number of images "
+            "is not known; larger maps are kept with AttentionStore(max_queries=...)."
+        )
+    # One mean over all heads of all layers, so that a layer with more heads counts for more.
+    by_image = [m.reshape(images, -1, rows, cols, m.shape[-1])[select] for m in fitting]
+    every = torch.cat(by_image)  # [layers*heads, rows, cols, T]
+    return every.sum(0) / len(every)

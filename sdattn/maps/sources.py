@@ -1,0 +1,34 @@
+"""`Source`: what heatmaps are made of."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..hooks.drawn import DrawnPrompts
+from ..hooks.text_watch import TextsOfRun
+from ..models.guidance import Branch
+from .layermaps import LayerMaps
+from .presets import Preset
+
+
+class Source(Protocol):
+    """Maps of a run, with what says whose words their columns are: a :class:`sdattn.MapStore`, or
+    what an :class:`sdattn.AttentionStore` holds."""
+
+    @property
+    def drawn(self) -> DrawnPrompts | None: ...
+    @property
+    def texts(self) -> TextsOfRun: ...
+    @property
+    def images(self) -> int | None: ...
+    @property
+    def branches(self) -> tuple[Branch, ...]: ...
+    @property
+    def n_text(self) -> int | None: ...
+    @property
+    def n_keys(self) -> int | None: ...
+    @property
+    def tokens(self) -> tuple[int, ...] | None: ...
+    @property
+    def frames(self) -> tuple[int, ...] | None: ...
+    def layer_maps(self, preset: Preset) -> LayerMaps: ...
+    def read_passes(self, preset: Preset) -> Sequence[int]: ...
