@@ -91,7 +91,7 @@ def test_a_model_that_is_called_by_hand_is_refused():
     pipe = pixart(__import__("diffusers").PixArtSigmaPipeline)
     before = set(vars(pipe))
     text = torch.randn(2, 8, 32)
-    with pytest.raises(InvalidValueError, match="outside of the pipeline's own call"):
+    with pytest.raises(InvalidValueError, match="outside.*pipeline"):
         with sdattn.capture(pipe):
             assert set(vars(pipe)) == before  # nothing of the pipeline is replaced
             pipe.transformer(torch.randn(2, 4, 16, 16), text, torch.tensor([5, 5]))
