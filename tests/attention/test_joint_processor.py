@@ -312,7 +312,7 @@ def test_gradients_reach_the_latents_through_an_edit():
 def test_a_controller_without_a_known_split_is_refused():
     model = sharp_model("FLUX.1")
     model.set_attn_processor(TorchJointProcessor(lambda *_: None, "double"))
-    with pytest.raises(RuntimeError, match="FluxAttention gets text and image joined.*spans="):
+    with pytest.raises(RuntimeError, match="FluxAttention.*joined.*spans="):
         model(**sharp_inputs("FLUX.1", model))
 
 
@@ -322,12 +322,12 @@ def test_a_split_that_the_layer_contradicts_is_refused(kind):
     model = sharp_model(kind)
     processor = TorchJointProcessor(lambda *_: None, "double", spans=lambda: other)
     model.set_attn_processor(processor)
-    with pytest.raises(RuntimeError, match="was said to be at"):
+    with pytest.raises(RuntimeError, match="spans|text"):
         model(**sharp_inputs(kind, model))
 
 
 def test_options_and_shapes_are_checked():
-    with pytest.raises(ValueError, match="queries='text': pass 'picture' or 'all'"):
+    with pytest.raises(ValueError, match="queries='text'.*'picture'"):
         TorchJointProcessor(queries="text")
     model, given = controlled("SD3", lambda probs, *_: probs[:1])
     with pytest.raises(ValueError, match=r"\[8, 15, 7\].*returned \[1, 15, 7\]"):

@@ -225,9 +225,9 @@ def test_models_with_other_attention_too_are_refused():
             self.other.to_q = nn.Linear(4, 4)
 
     for model in (Mixed(), nn.Linear(2, 2)):
-        with pytest.raises(TypeError, match=r"of no family that is known.*MultiHeadAttention"):
+        with pytest.raises(TypeError, match="family.*MultiHeadAttention"):
             with sdattn.capture(model):
                 pass
-    with pytest.raises(ValueError, match=r"latent_size=\(8, 8\): a UNet2D.* knows its own"):
+    with pytest.raises(ValueError, match=r"latent_size=\(8, 8\).*UNet2D"):
         with sdattn.capture(make_unet(), latent_size=(8, 8)):
             pass

@@ -99,5 +99,5 @@ def test_photos_are_read(tmp_path, kind):
 def test_what_is_no_photo_is_not_opened(tmp_path, kind):
     """Pillow starts Ghostscript for EPS, whatever the file is called."""
     Image.new("RGB", (64, 64)).save(tmp_path / "photo.png", kind)
-    with pytest.raises(ValueError, match=r"photo.png is no picture that can be read. Pass PNG, "):
+    with pytest.raises(ValueError, match="photo.png.*Pass PNG"):
         open_picture(tmp_path / "photo.png")

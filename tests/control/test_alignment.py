@@ -112,7 +112,7 @@ def test_a_token_of_two_words_is_shared_between_the_words_in_their_places():
 
 
 def test_swapping_wants_as_many_words():
-    with pytest.raises(ValueError, match=r"'a cat' has 2 words, 'a red cat' has 3\. Use refine"):
+    with pytest.raises(ValueError, match="'a cat'.*2.*'a red cat'"):
         swap(read("a cat"), read("a red cat"))
     with pytest.raises(ValueError, match=r"24 token columns and .* has 12"):
         swap(read("a cat"), read("a dog", max_length=12))
@@ -176,7 +176,7 @@ def test_where_an_edit_may_change_the_picture():
     assert blended_words(prompts, ["cat", "dog"]) == [["cat"], ["dog"]]
     assert blended_words(prompts, ["cat", "red"]) == [["cat", "red"], ["dog", "red"]]
     assert blended_words(prompts, []) == []
-    with pytest.raises(KeyError, match=r"'bird' is in none of the prompts.*a, red, cat, dog"):
+    with pytest.raises(KeyError, match="'bird'.*prompts.*a, red, cat, dog"):
         blended_words(prompts, ["cat", "bird"])
     with pytest.raises(KeyError, match="is in 'a cat'"):
         blended_words([read("a cat"), read("a red cat")], ["red"])

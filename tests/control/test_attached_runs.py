@@ -417,7 +417,5 @@ def test_a_store_that_may_edit_is_refused_where_layers_run_again():
     unet.set_attn_processor(TorchAttnProcessor(store))
     latent = torch.randn(1, 4, 16, 12, requires_grad=True)
     out = unet(latent, 500, torch.randn(1, 7, 32)).sample
-    with pytest.raises(
-        RuntimeError, match="A Halving may edit.*again for its gradient.*disable_grad"
-    ):
+    with pytest.raises(RuntimeError, match="gradient.*disable_grad"):
         out.sum().backward()

@@ -99,7 +99,7 @@ def test_a_bare_model_that_changes_its_size_is_told_and_one_that_broke_off_is_no
     text = torch.randn(1, 7, 32)
     unet(torch.randn(1, 4, 16, 12), 500, text)
     unet(torch.randn(1, 4, 8, 8), 500, text)
-    with pytest.raises(CaptureError, match=r"\(16, 12\) at first and \(8, 8\) later.*reset"):
+    with pytest.raises(CaptureError, match=r"\(16, 12\).*\(8, 8\).*reset"):
         store.last_step  # noqa: B018
     store.reset()
     hook = unet.up_blocks[1].register_forward_pre_hook(lambda *_: 1 / 0)
@@ -148,7 +148,7 @@ def test_outside_of_a_pipelines_call_half_of_a_batch_is_not_dropped_unasked(targ
 def test_only_models_whose_places_are_known_can_be_attached():
     from helpers.transformer_rows import TRANSFORMERS
 
-    with pytest.raises(TypeError, match="no UNet of Stable Diffusion"):
+    with pytest.raises(TypeError, match="UNet.*Stable Diffusion"):
         AttentionStore(pipeline=TRANSFORMERS[-1].make())
     [video] = [row for row in UNETS if row.name == "AnimateDiff"]
     with pytest.raises(TypeError, match="temporal"):

@@ -190,15 +190,15 @@ def test_the_way_of_attend_and_excite_keeps_the_last_step_alive_and_the_sums_det
 
 
 def test_an_average_over_nothing_is_an_error():
-    with pytest.raises(RuntimeError, match=r"No step has finished.*store\.attach\(pipe\)"):
+    with pytest.raises(RuntimeError, match=r"step.*attach\(pipe\)"):
         AttentionStore().get_average_attention()
-    with pytest.raises(ValueError, match="pass 'auto', 'batch', 'passes' or None"):
+    with pytest.raises(ValueError, match="'auto'.*'batch'"):
         AttentionStore(guidance="half")
 
 
 @pytest.mark.parametrize("kinds", ["cross", ("crosss",), ("cross", "joint"), (), [], 3])
 def test_kinds_that_would_keep_nothing_are_refused(kinds):
-    with pytest.raises(ValueError, match=r"kinds=.*: pass a tuple of 'cross' and/or 'self'\."):
+    with pytest.raises(ValueError, match="kinds=.*'cross'.*'self'"):
         AttentionStore(kinds=kinds)
 
 

@@ -134,12 +134,12 @@ def test_what_cannot_be_is_refused_when_it_is_made(make, error, message):
 
 def test_what_does_not_fit_the_run_is_refused():
     blend = LocalBlend(PROMPTS, [["a"]] * 3, 1, start=0.0)
-    with pytest.raises(ValueError, match=r"3 prompts and the batch has 6.*num_images_per_prompt=1"):
+    with pytest.raises(ValueError, match="3 prompts.*6.*num_images_per_prompt=1"):
         blend(torch.randn(6, 4, 16, 16), make_store([("up", 16, 16)]))
     with pytest.raises(ValueError, match="the store holds none"):
         blend(torch.randn(3, 4, 16, 16), {})
     blend = LocalBlend(PROMPTS, [["a"]] * 3, 1, start=0.0, grid=(4, 4))
-    with pytest.raises(ValueError, match=r"maps of \(4, 4\), and the store holds \[\(16, 16\)\]"):
+    with pytest.raises(ValueError, match=r"\(4, 4\).*\(16, 16\)"):
         blend(torch.randn(3, 4, 16, 16), make_store([("up", 16, 16)]))
 
 

@@ -198,13 +198,13 @@ def test_what_cannot_be_is_refused_when_it_is_made(make, error, message):
 
 def test_maps_that_do_not_fit_are_refused():
     control = AttentionReplace(PAIR, 1)
-    with pytest.raises(ValueError, match="11 token columns and the prompts were read with 12"):
+    with pytest.raises(ValueError, match="11 token columns.*12"):
         run(control, probs(2, n_keys=11))
-    with pytest.raises(ValueError, match="3 rows of attention do not divide among 2 prompts"):
+    with pytest.raises(ValueError, match="3 rows.*2 prompts"):
         AttentionReplace(PAIR, 1)(torch.rand(6, 4, T), True, "up")
     control = AttentionReplace(PAIR, 1)
     run(control, probs(2))
-    with pytest.raises(ValueError, match="made for 1 passes of the model, and another one came"):
+    with pytest.raises(ValueError, match="1 passes"):
         run(control, probs(2))
     control.reset()
     run(control, probs(2))

@@ -92,7 +92,7 @@ def test_infedit():
 
 def test_masactrl():
     pipe, theirs = make_pipe(), MasaEditor()
-    with pytest.raises(TypeError, match=r"MasaEditor is called as.*sim, attn, is_cross, place_in"):
+    with pytest.raises(TypeError, match="MasaEditor.*is_cross"):
         register_attention_control(pipe, theirs)
     register(pipe.unet, theirs, MasaProcessor)
     expected = drawn(pipe, WORDS)

@@ -119,7 +119,7 @@ def test_the_text_s_own_queries_make_a_difference():
 def test_captures_inside_show_a_row_without_the_word():
     pipe = flux()
     options = {"num_inference_steps": 1, "height": 64, "width": 96, "max_sequence_length": 16}
-    swapped = pytest.warns(CaptureWarning, match="4 attention processors were replaced inside")
+    swapped = pytest.warns(CaptureWarning, match="4.*processors")
     with swapped, Removal(pipe, [(), (1,)], 16), capture(pipe) as store:
         pipe([PROMPT] * 2, generator=torch.Generator().manual_seed(0), output_type="latent",
              latents=torch.randn(1, 24, 16).repeat(2, 1, 1), **options)  # fmt: skip
@@ -149,7 +149,7 @@ def test_everything_is_put_back(fails):
 
 
 def test_skip_layer_guidance_would_bring_the_word_back():
-    with pytest.raises(ValueError, match="skip_guidance_layers=True: skip-layer guidance runs"):
+    with pytest.raises(ValueError, match="skip_guidance_layers=True.*guidance"):
         knockout(
             sd3(),
             PROMPT,

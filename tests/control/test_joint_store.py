@@ -160,7 +160,7 @@ def test_a_bare_transformer(kind):
         torch.testing.assert_close(ours, theirs[0].flatten(1, 2), atol=2e-5, rtol=0)
     store.reset()
     model(**sharp_inputs(kind, model, batch=2))
-    with pytest.raises(CaptureError, match="whether its first half is unconditional is not known"):
+    with pytest.raises(CaptureError, match="half is unconditional"):
         store.last_step  # noqa: B018
 
 
@@ -205,7 +205,7 @@ def test_a_store_that_is_not_attached_says_what_to_type():
 
 
 def test_passes_whose_order_the_pipeline_says_are_not_said_otherwise():
-    with pytest.raises(ValueError, match="FluxPipeline runs for the prompt first"):
+    with pytest.raises(ValueError, match="FluxPipeline.*prompt"):
         AttentionStore(pipeline=flux(), guidance="passes")
 
 
@@ -216,11 +216,11 @@ def test_other_models_are_refused_by_name():
 
     small = {"num_layers": 1, "num_single_layers": 0, "attention_head_dim": 16}
     small |= {"num_attention_heads": 1, "joint_attention_dim": 8, "pooled_projection_dim": 8}
-    with pytest.raises(TypeError, match="Mine.*forward that is not its family's own"):
+    with pytest.raises(TypeError, match="Mine.*forward"):
         AttentionStore(pipeline=Mine(**small, axes_dims_rope=(4, 4, 8)))
     for name in ("PixArt Alpha", "Sana"):
         [row] = [one for one in TRANSFORMERS if one.name == name]
-        with pytest.raises(TypeError, match="Transformer2DModel is no UNet of Stable Diffusion"):
+        with pytest.raises(TypeError, match="Transformer2DModel.*UNet"):
             AttentionStore(pipeline=row.make())
 
 

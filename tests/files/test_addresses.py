@@ -54,9 +54,9 @@ def test_objects_are_read_and_written_as_files_are(root):
     (root / "d").create(b"x")
     (root / "d").unlink()
     (root / "d").unlink(missing_ok=True)
-    with pytest.raises(FileNotFoundError, match="memory://bucket/run/d is not there"):
+    with pytest.raises(FileNotFoundError, match="memory://bucket/run/d"):
         (root / "d").unlink()
-    with pytest.raises(FileNotFoundError, match="memory://bucket/run/d is not there"):
+    with pytest.raises(FileNotFoundError, match="memory://bucket/run/d"):
         (root / "d").read_bytes()
 
 
@@ -136,13 +136,13 @@ def test_what_fails_is_tried_again(root, quick):
     unable = Address(failing(NotImplementedError("no"), 1), root.path, "memory") / "c"
     with pytest.raises(NotImplementedError):  # at once, as it will not be otherwise
         unable.read_bytes()
-    with pytest.raises(PermissionError, match="^memory://bucket/run/c is not allowed: no.$"):
+    with pytest.raises(PermissionError, match="^memory://bucket/run/c .*no"):
         (Address(failing(PermissionError("no"), 9), root.path, "memory") / "c").read_bytes()
 
 
 @pytest.mark.parametrize("where", ["nowhere://x/run", "simplecache::memory://x/run"])
 def test_a_scheme_that_is_unknown_is_refused(where):
-    with pytest.raises(ValueError, match="is of no storage that fsspec knows"):
+    with pytest.raises(ValueError, match="storage.*fsspec"):
         path_of(where)
 
 
@@ -150,7 +150,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch):
     # Another test may have used S3 in this process: fsspec remembers the class then.
     monkeypatch.delitem(fsspec_registry._registry, "s3", raising=False)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(ImportError, match="gs://b/run needs a package .* install gcsfs"):
+    with pytest.raises(ImportError, match="gs://b/run.*gcsfs"):
         path_of("gs://b/run")
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(ImportError, match=r"s3fs.* \(pip install 'sdattn\[s3\]'\)"):
@@ -166,5 +166,5 @@ def test_where_nothing_can_be_written_it_is_told_in_a_line(root, quick):
             raise FileNotFoundError("The specified bucket does not exist")
 
     gone = Address(NoBucket(skip_instance_cache=True), root.path, "memory")
-    with pytest.raises(OSError, match="^Cannot write to memory://bucket/run: The specified bucket"):
+    with pytest.raises(OSError, match="memory://bucket/run.*specified bucket"):
         gone.check_writable()

@@ -61,7 +61,7 @@ def test_no_link_is_followed_out_of_a_folder(tmp_path):
     (tmp_path / "by-a-link").symlink_to(tmp_path / "run")
     for place in ("heatmaps/01-a.png", "heatmaps", "image.png", "gone"):
         for folder in ("run", "by-a-link"):
-            with pytest.raises(ValueError, match="is a link, and links in a run's folder are not"):
+            with pytest.raises(ValueError, match="is a link"):
                 inside(tmp_path / folder, place)
             with pytest.raises(ValueError, match="is a link"):
                 write_files(tmp_path / folder, {place: b"theirs"})
@@ -86,7 +86,7 @@ def test_an_output_is_apart_from_the_inputs(tmp_path, monkeypatch, out, how):
     Path("other").mkdir()
     Path("link").symlink_to("run")
     for one in ("run", "link"):
-        with pytest.raises(FileExistsError, match=f"{how} {one}, which stays as it is"):
+        with pytest.raises(FileExistsError, match=f"{how} {one}"):
             check_apart(Path(out), Path(one), Path("other"))
     check_apart(Path("run-2"), Path("run"), Path("link"), Path("nowhere"))
     check_apart(Path("other/run"), Path("run"))

@@ -11,7 +11,7 @@ from sdattn.files.tables import along, labelled, library
 @pytest.mark.parametrize("name", ["pandas", "xarray"])
 def test_a_library_that_is_missing_is_named_with_the_way_to_get_it(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=rf"{name} is not .* pip install 'sdattn\[tables\]'$"):
+    with pytest.raises(ImportError, match=rf"{name}.*sdattn\[tables\]"):
         library(name)
 
 

@@ -97,7 +97,7 @@ def test_a_backend_that_hides_its_query_is_refused_before_the_run(when, passes, 
         model.set_attention_backend("flex")
     elif when == "active":  # as by diffusers' attention_backend, or its environment variable
         _AttentionBackendRegistry.set_active_backend(AttentionBackendName.FLEX)
-    with pytest.raises(RuntimeError, match=r"attn runs with .*backend 'flex', .*backend\('native'"):
+    with pytest.raises(RuntimeError, match=r"'flex'.*backend\('native'"):
         with capture(model):
             if when == "inside":
                 model.set_attention_backend("flex")
@@ -114,7 +114,7 @@ def test_attention_over_several_devices_is_refused_before_the_run(passes):
     model, ran = passes
     config = SimpleNamespace(context_parallel_config=object())
     model.single_transformer_blocks[1].attn.processor._parallel_config = config
-    with pytest.raises(RuntimeError, match=r"single_.*1.attn runs with context parallelism"):
+    with pytest.raises(RuntimeError, match="single_.*1.attn"):
         with capture(model):
             model(**inputs("FLUX.1", model))
     assert not ran

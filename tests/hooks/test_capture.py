@@ -178,7 +178,7 @@ def test_maps_are_the_mean_softmax_of_the_branch(branch, guidance):
     options = {"guidance_scale": guidance, "num_images_per_prompt": 2, "negative_prompt": "dog"}
     if guidance == 1.0 and branch != "conditional":
         with (
-            pytest.raises(CaptureError, match="never for the unconditional branch"),
+            pytest.raises(CaptureError, match="unconditional"),
             capture(pipe, branch=branch),
         ):
             run(pipe, **options)
@@ -304,7 +304,7 @@ def test_nothing_is_installed_when_the_arguments_are_wrong(tiny_unet):
 
 
 def test_a_model_that_never_ran_is_an_error(tiny_pipe):
-    with pytest.raises(CaptureError, match="16 layers were watched, but the model was never"):
+    with pytest.raises(CaptureError, match="16.*layers"):
         with capture(tiny_pipe):
             pass
 
@@ -325,12 +325,12 @@ def test_layers_that_never_ran_are_named(tiny_unet):
     assert len(layers) == 32
     block.attn2 = layer
     tiny_unet.mid_block.attentions[0].forward = lambda hidden, **_: (hidden,)
-    with pytest.warns(CaptureWarning, match=f"1 of 16 watched layers never ran.*{MID}"):
+    with pytest.warns(CaptureWarning, match=f"1 of 16.*{MID}"):
         with capture(tiny_unet) as store:
             tiny_unet(torch.randn(1, 4, 16, 16), 1, torch.randn(1, 77, 32))
     assert len(store.maps) == 15
     assert f"missing    {MID}" in store.report()
-    with pytest.raises(KeyError, match="No map of a layer 'mid_block"):
+    with pytest.raises(KeyError, match="layer.*'mid_block"):
         store.maps[MID]
 
 
@@ -353,13 +353,13 @@ def test_a_processor_that_hides_its_attention_is_named(tiny_unet):
             return hidden_states
 
     tiny_unet.set_attn_processor(Hiding())
-    with pytest.raises(RuntimeError, match="processor Hiding did not call"), capture(tiny_unet):
+    with pytest.raises(RuntimeError, match="processor Hiding"), capture(tiny_unet):
         tiny_unet(torch.randn(1, 4, 16, 16), 1, torch.randn(1, 77, 32))
 
 
 @pytest.mark.parametrize("none", [[], (), ""])
 def test_no_layers_are_not_all_layers(tiny_unet, none):
-    with pytest.raises(ValueError, match="names no layer. Pass None|No attention layer fits ''"):
+    with pytest.raises(ValueError, match="layer"):
         with capture(tiny_unet, layers=none):
             pass
 
@@ -433,7 +433,7 @@ def test_the_public_store_of_a_bare_unet_has_an_image_a_row(tiny_unet):
 )
 def test_parts_that_cannot_be_are_refused(tiny_pipe, steps):
     before = tiny_pipe.unet.attn_processors
-    with pytest.raises(ValueError, match=r'"last", a part of the run such as \(0.5, 1.0\)'):
+    with pytest.raises(ValueError, match=r'"last".*\(0.5, 1.0\)'):
         with capture(tiny_pipe, steps=steps):
             pass
     assert_untouched(tiny_pipe.unet, before)
@@ -449,7 +449,7 @@ def test_a_pair_of_whole_numbers_is_a_pair_of_steps(tiny_pipe, pair):
 @pytest.mark.parametrize("pair", [(0, 1), (np.int64(0), np.int64(1))], ids=str)
 def test_what_could_be_two_calls_or_the_whole_run_is_refused(tiny_pipe, pair):
     before = tiny_pipe.unet.attn_processors
-    with pytest.raises(ValueError, match=r"two ways\. Pass \[0, 1\] for .*, \(0.0, 1.0\) for the"):
+    with pytest.raises(ValueError, match=r"\[0, 1\].*\(0.0, 1.0\)"):
         with capture(tiny_pipe, steps=pair):
             pass
     assert_untouched(tiny_pipe.unet, before)

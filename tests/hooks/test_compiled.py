@@ -124,7 +124,7 @@ def test_a_layer_that_does_not_run_has_no_map(eagerly):
     unet = make_small_unet()
     unet.compile()
     unet.mid_block.forward = lambda sample, *_, **__: sample
-    with pytest.warns(CaptureWarning, match="1 of 4 watched layers never ran"):
+    with pytest.warns(CaptureWarning, match="1 of 4.*layers"):
         _, maps = called(unet)
     assert len(maps) == 3 and MID not in maps
 
@@ -147,7 +147,7 @@ def test_two_threads_are_not_mixed(eagerly):
     unet = make_small_unet()
     unet.compile()
     other = threading.Thread(target=lambda: unet(SAMPLE, 5, TEXT))
-    with pytest.raises(CaptureError, match="Another thread called this compiled model"):
+    with pytest.raises(CaptureError, match="thread.*compiled"):
         with capture(unet):
             unet(SAMPLE, 5, TEXT)
             other.start()
@@ -173,7 +173,7 @@ def test_what_cannot_be_recorded_is_observed_eagerly(kept):
         unet.set_attn_processor(AttnProcessor())
     _, expected = called(unet, **EAGER[kept])
     unet.compile(fullgraph=True)
-    with pytest.warns(CaptureWarning, match="UNet2DConditionModel is compiled, and in its graph"):
+    with pytest.warns(CaptureWarning, match="UNet2DConditionModel.*compiled"):
         _, maps = called(unet, **EAGER[kept])
     assert_same_maps(maps, expected)
 

@@ -40,7 +40,7 @@ def test_negative_prompts_are_known_too(make):
         run(pipe, list(PROMPTS), negative_prompt=[NEGATIVE] * 2, num_images_per_prompt=2)
     given = [NEGATIVE, NEGATIVE, *PROMPTS]
     assert equal(store.heatmaps(), heatmaps(store, pipe, given))
-    with pytest.raises(ValueError, match="but the negative prompt of this run was 'red dog'"):
+    with pytest.raises(ValueError, match="prompt.*'red dog'"):
         heatmaps(store, pipe, [NEGATIVE, "a bird", *PROMPTS])
 
 
@@ -49,7 +49,7 @@ def test_a_negative_prompt_that_was_left_out_is_empty():
     with capture(pipe, branch="unconditional") as store:
         run(pipe)
     assert store.drawn.texts == {"conditional": (PROMPT,), "unconditional": ("",)}
-    with pytest.raises(ValueError, match="but the negative prompt of this run was ''"):
+    with pytest.raises(ValueError, match="prompt.*''"):
         heatmaps(store, pipe, PROMPT)
 
 
@@ -66,7 +66,7 @@ def test_an_encoder_of_some_texts_alone_may_be_of_either(quoted):
         pipe(texts[0], num_inference_steps=1, output_type="latent", **options)
     for one, text in zip((store, negative), texts, strict=True):
         assert one.heatmaps()[0].prompt.text == text
-        with pytest.raises(ValueError, match="but the .*prompt of this run was"):
+        with pytest.raises(ValueError, match="prompt"):
             heatmaps(one, pipe, 'a "green" cow')
 
 
@@ -76,7 +76,7 @@ def test_heatmaps_of_several_images_are_told_of_them():
     options = {**guided(pipe, Way(size=(64, 64))), "num_inference_steps": 1}
     with capture(pipe) as store:
         pipe(prompts, num_images_per_prompt=2, output_type="latent", **options)
-    with pytest.raises(ValueError, match="num_images_per_prompt=2: a HunyuanImagePipeline"):
+    with pytest.raises(ValueError, match="num_images_per_prompt=2.*HunyuanImagePipeline"):
         heatmaps(store, pipe, prompts)
 
 
@@ -100,7 +100,7 @@ def test_an_attached_store_knows_each_run():
     assert equal(store.heatmaps(), heatmaps(store, pipe, ["a red cat", "a dog"]))
     run(pipe, "two cows")
     assert [maps.prompt.text for maps in store.heatmaps()] == ["two cows"]
-    with pytest.raises(ValueError, match="of 'a red cat', but the prompt of this run was 'two cow"):
+    with pytest.raises(ValueError, match="'a red cat'.*'two"):
         heatmaps(store, pipe, "a red cat")
     states = pipe.encode_prompt(PROMPT, "cpu", 1, True)
     run(pipe, None, prompt_embeds=states[0], negative_prompt_embeds=states[1])
@@ -134,7 +134,7 @@ def test_text_states_are_no_text(make):
     with capture(pipe) as store:
         run(pipe, None, **dict(zip(names, states, strict=False)))
     assert store.drawn is None
-    with pytest.raises(ValueError, match="The prompt of these maps is not known.*or labels"):
+    with pytest.raises(ValueError, match="prompt"):
         store.heatmaps()
     heatmaps(store, pipe, "any other text")  # as before
     assert store.heatmaps(prompt={"cat": [3]})[0]["cat"].values.ndim == 2
@@ -163,7 +163,7 @@ def test_another_prompt_in_a_prompt_2_is_no_prompt_of_the_maps():
     with capture(pipe) as store:
         run(pipe, "a dog", prompt_2="a red cat", max_sequence_length=16)
     assert [maps.prompt.text for maps in store.heatmaps()] == ["a red cat"]
-    with pytest.raises(ValueError, match="of 'a dog', but the prompt of this run was 'a red cat'"):
+    with pytest.raises(ValueError, match="'a dog'.*'a red cat'"):
         heatmaps(store, pipe, "a dog")
 
 
@@ -192,15 +192,15 @@ def test_a_store_that_travels_keeps_the_prompt_and_leaves_the_pipeline():
     expected = store.heatmaps()
     for twin in (pickle.loads(pickle.dumps(store)), copy.deepcopy(store)):
         assert equal(twin.heatmaps(pipe), expected)
-        with pytest.raises(ValueError, match="does not keep its pipeline alive. Pass the pipeline"):
+        with pytest.raises(ValueError, match="alive"):
             twin.heatmaps()
-        with pytest.raises(ValueError, match="but the prompt of this run was 'a red cat'"):
+        with pytest.raises(ValueError, match="prompt.*'a red cat'"):
             heatmaps(twin, pipe, "a cow")
     tokenizer = pipe.tokenizer
     del pipe
     gc.collect()
     assert equal(store.heatmaps(tokenizer), expected)
-    with pytest.raises(ValueError, match="What reads 'a red cat' is not known, or is gone"):
+    with pytest.raises(ValueError, match="reads 'a red cat'"):
         store.heatmaps()
 
 
@@ -208,7 +208,7 @@ def test_the_second_argument_is_no_prompt():
     pipe = make_pipeline()
     with capture(pipe) as store:
         run(pipe)
-    with pytest.raises(TypeError, match="second argument is the pipeline"):
+    with pytest.raises(TypeError, match="argument.*pipeline"):
         store.heatmaps("a red cat")
     assert equal(store.heatmaps(prompt="a red cat"), store.heatmaps())
 

@@ -64,11 +64,11 @@ def test_maps_have_the_shapes_and_bytes_that_were_said(name):
 def test_ids_without_values_are_refused_by_name():
     published = FULL_SIZES["FLUX.1-dev"]
     model = published.model()
-    with pytest.raises(ValueError, match=r"img_ids.* meta device .*latent_size .* 4096 patches"):
+    with pytest.raises(ValueError, match="img_ids.*latent_size.*4096"):
         with capture(model):
             call(model, published)
     assert all(not module._forward_hooks for module in model.modules())
-    with pytest.raises(ValueError, match=r"latent_size=\(64, 64\): a SD3Trans.* knows its own"):
+    with pytest.raises(ValueError, match=r"latent_size=\(64, 64\).*SD3Trans"):
         with capture(FULL_SIZES["SD 3.5 large"].model(), latent_size=(64, 64)):
             pass
 

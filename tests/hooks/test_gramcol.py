@@ -298,7 +298,7 @@ def test_the_gradient_goes_through_the_outputs():
 
 
 def test_pictures_have_no_frames_to_tell_apart():
-    with pytest.raises(ValueError, match=r"space='imap': it takes the heads .* Pass 'gramcol'"):
+    with pytest.raises(ValueError, match="space='imap'.*'gramcol'"):
         with capture(flux(), space="imap"):
             pass
 
@@ -306,7 +306,7 @@ def test_pictures_have_no_frames_to_tell_apart():
 def test_a_film_of_one_frame_is_refused_before_its_layers_run(film):
     row, ran = ROWS_OF["CogVideoX"], []
     hook = film.transformer.patch_embed.register_forward_pre_hook(lambda *_: ran.append(1))
-    with pytest.raises(RuntimeError, match=r"the grid of this run is \(1, 4, 6\)"):
+    with pytest.raises(RuntimeError, match=r"grid.*\(1, 4, 6\)"):
         with capture(film, space="imap"):
             row.run(film, Way(size=SIZE), num_frames=1)
     hook.remove()
@@ -314,7 +314,7 @@ def test_a_film_of_one_frame_is_refused_before_its_layers_run(film):
 
 
 def test_one_column_has_none_to_be_compared_with(film):
-    with pytest.raises(ValueError, match=r"space='imap' compares columns with each other"):
+    with pytest.raises(ValueError, match="space='imap'.*columns"):
         with capture(film, space="imap", among=[[3, 3]]):
             pass
 
@@ -341,6 +341,6 @@ def test_products_without_a_query_and_key_are_refused_by_name():
     model = sd3().transformer
     given = inputs("SD3", model)
     model.set_attn_processor(Products())
-    with pytest.raises(RuntimeError, match="a Products multiplies by probabilities of its own"):
+    with pytest.raises(RuntimeError, match="Products.*probabilities"):
         with capture(model, space="gramcol"):
             model(**given)

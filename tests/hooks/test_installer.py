@@ -42,7 +42,7 @@ def test_a_controller_sees_every_step_of_a_compiled_model(how):
     compiled = unet if made is None else made
     before = compiled(*INPUTS).sample
     torch._dynamo.utils.counters.clear()
-    with pytest.warns(CaptureWarning, match="is compiled. While the Attention"):
+    with pytest.warns(CaptureWarning, match="compiled"):
         handle = register_attention_control(compiled, store)
     found = [compiled(*INPUTS).sample for _ in range(3)]
     handle.remove()
@@ -60,7 +60,7 @@ def test_a_model_that_is_compiled_under_a_controller_is_refused():
     unet, store = make_unet(), AttentionStore(guidance=None)
     with register_attention_control(unet, store):
         unet.compile(backend="eager")
-        with pytest.raises(CaptureError, match="was compiled while the AttentionStore was regis"):
+        with pytest.raises(CaptureError, match="compiled.*AttentionStore"):
             unet(*INPUTS)
     assert store.cur_att_layer == 0
 

@@ -175,7 +175,7 @@ def test_a_processor_that_puts_the_picture_first_is_refused():
     model = odd_flux(picture_first)
     given = inputs("FLUX.1", model)
     torch.testing.assert_close(model(**given).sample, flux().transformer(**given).sample)
-    with pytest.raises(RuntimeError, match="Odd does not join text and picture .* at 0 to 7"):
+    with pytest.raises(RuntimeError, match="Odd.*0 to 7"):
         with capture(model):
             model(**given)
 

@@ -121,5 +121,5 @@ def test_a_subclass_that_computes_twice_is_refused():
 
     model = sharp_model("SD3")
     model.set_attn_processor(Twice())
-    with pytest.raises(RuntimeError, match="Twice computed its attention 2 times"):
+    with pytest.raises(RuntimeError, match="Twice.*2"):
         first_map(model, sharp_inputs("SD3", model))

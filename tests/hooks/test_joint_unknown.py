@@ -121,7 +121,7 @@ def test_what_made_no_output_is_refused(how):
     if how is replaced:  # the last product made it, whatever was called before
         assert maps_of(model, inputs("SD3", model))[1].isfinite().all()
         return
-    with pytest.raises(RuntimeError, match="is not what any attention that could be seen makes"):
+    with pytest.raises(RuntimeError, match="any attention"):
         maps_of(model, inputs("SD3", model))
 
 
@@ -136,6 +136,6 @@ def test_an_output_that_is_changed_later_in_the_run_is_refused_at_its_end():
 
     model.set_attn_processor(Joint(late))
     given = inputs("SD3", model)
-    with pytest.raises(CaptureError, match="is not what any attention"), capture(model):
+    with pytest.raises(CaptureError, match="any attention"), capture(model):
         for time in (0.5, 0.4, 0.3):
             model(**{**given, "timestep": torch.tensor([time])})

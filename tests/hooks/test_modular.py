@@ -158,7 +158,7 @@ def test_options_that_a_modular_pipeline_lacks_are_refused(options, said):
 def test_a_negative_prompt_that_the_guider_drops_is_refused():
     _, pipe, _ = pair("SDXL")
     pipe.guider.guidance_scale = 1.0
-    with pytest.raises(ValueError, match="pipe.guider.guidance_scale above 1"):
+    with pytest.raises(ValueError, match="pipe.guider.guidance_scale.*1"):
         sdattn.generate(pipe, PROMPT, negative_prompt=NEGATIVE, **SIZE)
 
 
@@ -201,7 +201,7 @@ def test_blocks_of_ones_own_without_a_guider_are_refused_by_name():
         **{k: v for k, v in classic.components.items() if k in pipe.component_names}
     )
     with (
-        pytest.raises(ValueError, match="How a ModularPipeline lays out guidance"),
+        pytest.raises(ValueError, match="ModularPipeline.*guidance"),
         sdattn.capture(pipe),
     ):
         pass

@@ -173,7 +173,7 @@ def test_states_of_another_width_are_refused(tiny_unet, shape):
 
 def test_another_number_of_texts_than_images_is_refused(tiny_unet):
     before = tiny_unet.attn_processors
-    with pytest.raises(ValueError, match="text_states are of 3 texts and the run has 2 images"):
+    with pytest.raises(ValueError, match="text_states.*3.*run"):
         with capture(tiny_unet, text_states=torch.rand(3, 5, 32)):
             tiny_unet(torch.randn(2, 4, 16, 16), 1, torch.randn(2, 77, 32))
     assert_untouched(tiny_unet, before)
@@ -181,12 +181,12 @@ def test_another_number_of_texts_than_images_is_refused(tiny_unet):
 
 def test_a_transformer_without_a_stream_for_the_text_cannot_be_asked():
     pipe = pixart(PixArtSigmaPipeline)
-    with pytest.raises(TypeError, match="another text in a PixArtTransformer2DModel"):
+    with pytest.raises(TypeError, match="another text.*PixArtTransformer2DModel"):
         with capture(pipe, text_states=torch.rand(1, 5, 64)):
             pass
     ran = []
     pipe.transformer.register_forward_pre_hook(lambda *_: ran.append(1))
-    with pytest.raises(TypeError, match="This works with the UNets of Stable Diffusion 1, 2 and"):
+    with pytest.raises(TypeError, match="UNets of Stable Diffusion 1"):
         generate(pipe, PROMPT, ask="dog", num_inference_steps=1)
     assert not ran
 
@@ -198,7 +198,7 @@ def test_a_processor_without_to_q_is_named_and_left_as_it_was(tiny_unet):
 
     tiny_unet.set_attn_processor(Hiding())
     before = tiny_unet.attn_processors
-    with pytest.raises(RuntimeError, match="processor Hiding did not call the layer's own to_q"):
+    with pytest.raises(RuntimeError, match="processor Hiding.*to_q"):
         with capture(tiny_unet, text_states=torch.rand(1, 5, 32)):
             tiny_unet(torch.randn(1, 4, 16, 16), 1, torch.randn(1, 77, 32))
     assert_untouched(tiny_unet, before)

@@ -129,21 +129,19 @@ def test_another_text_can_be_compared_too():
 
 def test_what_has_no_outputs_of_words_is_refused_by_name():
     pipe = make_pipeline()
-    with pytest.raises(TypeError, match="'output' compares the outputs .* a UNet2DCondition"):
+    with pytest.raises(TypeError, match="'output'.*UNet2DCondition"):
         generate(pipe, PROMPT, preset="output", num_inference_steps=1)
-    with pytest.raises(ValueError, match="space='output': no layer of joint attention"):
+    with pytest.raises(ValueError, match="space='output'.*layer"):
         with capture(pipe, space="output"):
             pass
 
 
 def test_what_fits_nothing_is_refused():
-    with pytest.raises(
-        ValueError, match="space='values': pass one of attention, output, gramcol, imap"
-    ):
+    with pytest.raises(ValueError, match="space='values'"):
         Keep.of(space="values")
     with pytest.raises(ValueError, match="without a softmax"):
         Keep.of(space="output", among=[[1]])
-    with pytest.raises(ValueError, match="of any sign, and contrast=0"):
+    with pytest.raises(ValueError, match="contrast=0"):
         replace(PRESETS["output"], contrast=0.0)
     pipe = sd3()
     with capture(pipe) as store:

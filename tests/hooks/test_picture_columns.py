@@ -90,7 +90,7 @@ def test_what_else_a_processor_makes_of_both_is_refused(model, processor):
     held = model.get_submodule(LAYER).processor
     model.get_submodule(LAYER).set_processor(processor)
     try:
-        with pytest.raises(RuntimeError, match="from the processor Own is not"), capture(model):
+        with pytest.raises(RuntimeError, match="processor Own"), capture(model):
             ran(model)
     finally:
         model.get_submodule(LAYER).set_processor(held)
@@ -101,7 +101,7 @@ def test_processors_of_ours_are_refused(model):
     held = model.get_submodule(LAYER).processor
     model.get_submodule(LAYER).set_processor(TorchAttnProcessor())
     try:
-        with pytest.raises(TypeError, match="or to a picture as well"):
+        with pytest.raises(TypeError, match="picture as well"):
             ran(model)
     finally:
         model.get_submodule(LAYER).set_processor(held)
@@ -154,7 +154,7 @@ def test_a_bare_transformer_without_a_picture_has_the_texts_columns(model):
 @torch.no_grad()
 def test_texts_of_another_length_are_refused_before_a_layer_runs(model):
     with (
-        pytest.raises(ValueError, match="max_sequence_length=226: .* the last 512 tokens"),
+        pytest.raises(ValueError, match="max_sequence_length=226.*512.*tokens"),
         capture(model) as store,
     ):
         ran(model, columns=226)

@@ -254,13 +254,13 @@ def test_what_cannot_be_refined_is_refused(options, message):
 
 
 def test_refinement_is_an_option_of_the_run_not_of_its_capture():
-    with pytest.raises(ValueError, match="capture_options=.*For anything else use capture"):
+    with pytest.raises(ValueError, match="capture_options="):
         generate(sd3(), PROMPT, capture_options={"refine": "self"}, **SHORT)
 
 
 def test_a_unet_is_not_refined_while_it_runs():
     with (
-        pytest.raises(ValueError, match="no layer of joint attention was chosen of this UNet2D"),
+        pytest.raises(ValueError, match="layer.*UNet2D"),
         capture(make_pipeline(), refine="self"),
     ):
         pass

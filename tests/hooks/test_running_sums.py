@@ -70,7 +70,7 @@ def test_of_a_pass_the_rows_that_are_kept(rows):
 
 def test_rows_that_no_pass_has_are_refused():
     held = running_sum(running=running_pass(4))
-    with pytest.raises(CaptureError, match="layer ran on 2 rows in a pass of 4"):
+    with pytest.raises(CaptureError, match="layer.*2.*4"):
         told(held)
     assert not held.calls
 

@@ -252,7 +252,7 @@ def test_a_plain_processor_in_a_layer_with_a_scale_or_scores_of_its_own(change):
 @torch.no_grad()
 def test_what_made_something_else_of_the_values_is_refused_at_once(kind):
     unet, processor = watched_mid(kind)
-    with pytest.raises(RuntimeError, match=f"processor {kind.__name__} is not what any attention"):
+    with pytest.raises(RuntimeError, match=f"processor.*{kind.__name__}"):
         with capture(unet):
             ran(unet, 5)
     assert len(processor.used) <= 1
@@ -265,7 +265,7 @@ def test_what_made_something_else_of_the_values_is_refused_at_once(kind):
 @torch.no_grad()
 def test_what_begins_later_is_refused_at_the_end():
     unet, processor = watched_mid(MixesLater)
-    with pytest.raises(CaptureError, match=f"{MID}: What reached .* MixesLater is not what"):
+    with pytest.raises(CaptureError, match=f"{MID}.*MixesLater"):
         with capture(unet):
             ran(unet, 3)
     assert len(processor.used) == 3
@@ -327,7 +327,7 @@ def test_one_that_shows_its_probabilities_twice_is_named():
             return super().__call__(*args, **kwargs)
 
     unet, _ = watched_mid(Two)
-    with pytest.raises(RuntimeError, match="Two showed its probabilities 2 times"), capture(unet):
+    with pytest.raises(RuntimeError, match="Two.*2"), capture(unet):
         ran(unet)
 
 

@@ -426,7 +426,7 @@ def test_another_shape_of_as_many_patches_is_refused(change):
         given["img_ids"].copy_(other)
         yield given
 
-    with pytest.raises(CaptureError, match=r"now called for 1 image\(s\) with \(3, 4\)"):
+    with pytest.raises(CaptureError, match=r"1 image.*\(3, 4\)"):
         read_grids(calls)
 
 

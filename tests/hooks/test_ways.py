@@ -57,13 +57,24 @@ UNKNOWN_PROMPT = ("HunyuanVideo 1.5, quoted text",)
 UNSEEDED = ("CogView4, control",)  # draws the control's latents without the call's generator
 UNSEEDED += ("LDM3D",)  # its images need a Pillow before 13
 GIVEN = {"image", "image_latents", "video", "control_video"}
-# To make all of the pipelines takes each process seconds, and who takes a picture asks for none.
+
+
+def layout(row):
+    """How the row's calls hold their images: the facts by which they are told apart."""
+    held = row.n_text is None, row.lengths is None, row.row_by_row, row.filled, row.text_last
+    return row.joint, row.frames is None, row.in_turn, row.twice, *held
+
+
+# Rows that take a picture draw nothing from text alone.
 FROM_TEXT = [
     row
     for row in ROWS
     if not GIVEN & row.options(SimpleNamespace(), row.fitted(WAYS[0])).keys()
     and row.name not in UNSEEDED
 ]
+# Two of each layout; test_matrix.py runs every row with several prompts.
+ALIKE = [[row for row in FROM_TEXT if layout(row) == one] for one in {*map(layout, FROM_TEXT)}]
+OF_EACH_LAYOUT = sorted((row for rows in ALIKE for row in rows[:2]), key=FROM_TEXT.index)
 
 
 def of_separate_images(row):
@@ -87,7 +98,7 @@ def heatmaps_of(row, pipe, prompts, seed, images, **options):
     return store.heatmaps()
 
 
-@pytest.mark.parametrize("row", FROM_TEXT, ids=str)
+@pytest.mark.parametrize("row", OF_EACH_LAYOUT, ids=str)
 def test_a_batch_is_its_images_one_by_one(row):
     pipe = row.make()
     way = of_separate_images(row)
@@ -166,7 +177,7 @@ def test_negative_prompts_of_pipelines_that_run_in_turn(make):
         [found] = sdattn.heatmaps(negative, pipe, "dog, dog, dog")
         assert found.words == ("dog", ",", "dog", ",", "dog")
     with (
-        pytest.raises(ValueError, match="in turn. Nest two captures"),
+        pytest.raises(ValueError, match="two captures"),
         capture(pipe, branch="both"),
     ):
         pass
@@ -174,7 +185,7 @@ def test_negative_prompts_of_pipelines_that_run_in_turn(make):
 
 def test_a_bare_model_that_runs_both_in_turn_is_noticed():
     pipe = flux()
-    with pytest.warns(CaptureWarning, match="ran twice at timestep .* with other text states"):
+    with pytest.warns(CaptureWarning, match="timestep"):
         with capture(pipe.transformer):
             run(pipe, negative_prompt="dog", true_cfg_scale=4.0)
     with capture(pipe.transformer) as store:  # a run of one branch is as it should be
@@ -183,7 +194,7 @@ def test_a_bare_model_that_runs_both_in_turn_is_noticed():
 
 
 def test_generate_shows_a_negative_prompt_only_where_there_is_one():
-    with pytest.raises(ValueError, match="words of a negative prompt. Pass one"):
+    with pytest.raises(ValueError, match="prompt"):
         sdattn.generate(make_pipeline(), PROMPT, capture_options={"branch": "both"})
 
 
@@ -504,7 +515,7 @@ def test_a_processor_assigned_inside_is_noticed():
 
 def test_a_second_run_of_another_branch_is_a_second_run():
     pipe = flux()
-    with pytest.raises(CaptureError, match="A second run of the pipeline"):
+    with pytest.raises(CaptureError, match="second run"):
         with capture(pipe, branch="unconditional"):
             run(pipe, num_inference_steps=1)
             run(pipe, num_inference_steps=1, negative_prompt="dog", true_cfg_scale=4.0)
@@ -556,7 +567,7 @@ def test_no_prompt_is_no_prompt():
     pipe = make_pipeline()
     with capture(pipe) as store:
         run(pipe)
-    with pytest.raises(ValueError, match=r"0 prompt\(s\) do not fit 1 image"):
+    with pytest.raises(ValueError, match="0 prompt.*1 image"):
         sdattn.heatmaps(store, pipe, [])
 
 
@@ -571,7 +582,7 @@ def test_a_processor_that_hides_joint_attention_is_named():
             return hidden_states, encoder_hidden_states
 
     pipe.transformer.transformer_blocks[0].attn.processor = Hiding()
-    with pytest.raises(RuntimeError, match="from the processor Hiding is not what any attention"):
+    with pytest.raises(RuntimeError, match="processor Hiding"):
         with capture(pipe):
             run(pipe)
 
@@ -604,7 +615,7 @@ def test_only_the_attention_to_all_tokens_counts():
     assert all(torch.equal(store.maps[name], one) for name, one in expected.items())
     layer.processor = Twice()
     with (
-        pytest.raises(RuntimeError, match="from the processor Twice is not what any attention"),
+        pytest.raises(RuntimeError, match="processor Twice"),
         capture(pipe),
     ):
         run(pipe)
@@ -614,7 +625,7 @@ def test_image_prompts_of_joint_attention_are_told():
     pipe = flux()
     processor = FluxIPAdapterAttnProcessor(32, 32, num_tokens=(4,))
     pipe.transformer.transformer_blocks[0].attn.set_processor(processor)
-    with pytest.warns(CaptureWarning, match="of joint attention are not captured"):
+    with pytest.warns(CaptureWarning, match="joint attention"):
         with pytest.raises(ZeroDivisionError), capture(pipe):
             1 / 0  # noqa: B018
 
@@ -628,13 +639,13 @@ def test_torch_attention_refuses_joint_layers():
 
 @pytest.mark.parametrize("name", ["PixArt Alpha", "Sana", "AnimateDiff"])
 def test_controllers_refuse_what_is_no_unet_of_stable_diffusion(name):
-    with pytest.raises(TypeError, match="is no UNet of Stable Diffusion"):
+    with pytest.raises(TypeError, match="UNet.*Stable Diffusion"):
         sdattn.edit.register_attention_control(NAMED[name].make(), sdattn.AttentionStore())
 
 
 def test_a_negative_prompt_that_did_not_run_is_an_error():
     pipe = flux()
-    with pytest.raises(CaptureError, match="but never for the unconditional branch"):
+    with pytest.raises(CaptureError, match="unconditional"):
         with capture(pipe, branch="unconditional"):
             run(pipe)
 
@@ -649,7 +660,7 @@ def test_pipelines_that_do_not_tell_of_guidance_are_named():
 def test_free_init_is_named():
     pipe = NAMED["AnimateDiff"].make()
     pipe.enable_free_init(num_iters=2, use_fast_sampling=False)
-    with pytest.raises(CaptureError, match="FreeInit runs the whole schedule several times"):
+    with pytest.raises(CaptureError, match="FreeInit.*schedule"):
         with capture(pipe):
             pipe("a cat", num_frames=4, num_inference_steps=2, height=64, width=64)
 

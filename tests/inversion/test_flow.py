@@ -95,7 +95,7 @@ def test_a_replay_is_captured_like_any_run_and_restores(pipe):
     assert pipe.scheduler is scheduler
     assert [image.size for image in run.images] == [(160, 96)] * 2
     assert len(run.store.passes) == 4
-    with pytest.raises(RuntimeError, match="has 4 steps, .* run of 3 steps"), found.replay(pipe):
+    with pytest.raises(RuntimeError, match="4 steps.*3 steps"), found.replay(pipe):
         pipe(PROMPT, **{**found.options(), "num_inference_steps": 3})
     with pytest.raises(RuntimeError, match="never called"), found.replay(pipe):
         pass

@@ -228,7 +228,7 @@ def test_a_schedule_that_cannot_be_inverted_is_told(pipe):
         timestep_spacing="trailing",
     )
     mine = make_pipeline(scheduler=blind)
-    with pytest.raises(RuntimeError, match="stopped being finite in step 1, at timestep 999"):
+    with pytest.raises(RuntimeError, match="finite.*step 1.*timestep 999"):
         invert(mine, picture(), PROMPT, num_inference_steps=2)
 
 
@@ -238,12 +238,12 @@ def test_a_replay_that_does_not_fit_is_refused(pipe, found):
         descend(other, found)
     with pytest.raises(ValueError, match=r"states are \[77, 32\] .* text states \[77, 64\]"):
         descend(make_sdxl_pipeline(), found)
-    with pytest.raises(RuntimeError, match="has 4 steps, .* call 1 .* in a run of 3 steps"):
+    with pytest.raises(RuntimeError, match="4 steps.*call 1.*3 steps"):
         descend(pipe, found, num_inference_steps=3)
-    with pytest.raises(ValueError, match="guidance_scale=1.0: this run has no unconditional rows"):
+    with pytest.raises(ValueError, match="guidance_scale=1.0.*unconditional"):
         descend(pipe, found, guidance_scale=1.0)
-    with pytest.raises(RuntimeError, match="has 4 steps, and this is call 5"), found.replay(pipe):
+    with pytest.raises(RuntimeError, match="4 steps.*call 5"), found.replay(pipe):
         for _ in range(2):
             pipe(PROMPT, output_type="latent", **found.options())
-    with pytest.raises(RuntimeError, match="The model was never called"), found.replay(pipe):
+    with pytest.raises(RuntimeError, match="never called"), found.replay(pipe):
         pass

@@ -139,7 +139,7 @@ def test_what_maps_do_not_tell_is_refused(kept_steps):
     refused(CaptureError, "the last step", store, preset="attend-and-excite", steps="mean")
     refused(CaptureError, "self-attention of the way up", average, refine="self", **size)
     refused(CaptureError, "only: block at level 0", average["up_cross"][-1], preset="p2p", **size)
-    with pytest.raises(ValueError, match=r"3 prompt\(s\) do not fit 2 image"):
+    with pytest.raises(ValueError, match="3 prompt.*2 image"):
         sdattn.heatmaps(store, pipe.tokenizer, ["a cat"] * 3)
 
 
@@ -171,9 +171,9 @@ def test_aggregate_attention_is_that_of_the_notebooks(prompts):
             return average
 
     assert torch.equal(aggregate_attention(Theirs(), *args, select, prompts=prompts), found)
-    with pytest.raises(ValueError, match=r"an unknown number of image.*pass prompts="):
+    with pytest.raises(ValueError, match="prompts="):
         aggregate_attention(Theirs(), *args, select)
-    with pytest.raises(ValueError, match=r"Asked for cross-attention of 9x9=81 queries.*\[16, 64"):
+    with pytest.raises(ValueError, match=r"9x9=81.*\[16, 64"):
         aggregate_attention(store, np.int64(9), ["up", "down"], True, 0)
 
 

@@ -165,13 +165,13 @@ def test_sdxl_comes_at_its_finest_attention():
 
 def test_the_wrong_tokenizer_is_refused(captured):
     _, store = captured
-    with pytest.raises(ValueError, match="on 77 token columns. The tokenizer makes 20"):
+    with pytest.raises(ValueError, match="77.*columns.*20"):
         heatmaps(store, make_pipeline(max_length=20).tokenizer, PROMPT)
 
 
 def test_the_wrong_number_of_prompts_is_refused(captured):
     pipe, store = captured
-    with pytest.raises(ValueError, match=r"2 prompt\(s\) do not fit 1 image"):
+    with pytest.raises(ValueError, match="2 prompt.*1 image"):
         heatmaps(store, pipe.tokenizer, [PROMPT, PROMPT])
 
 
@@ -179,7 +179,7 @@ def test_self_attention_alone_has_no_words():
     pipe = make_pipeline()
     with capture(pipe, kinds=("self",), layers="mid") as store:
         run(pipe)
-    with pytest.raises(CaptureError, match="no maps of cross- or joint attention"):
+    with pytest.raises(CaptureError, match="maps"):
         heatmaps(store, pipe.tokenizer, PROMPT)
 
 
@@ -239,5 +239,5 @@ def test_a_word_that_is_not_in_the_prompt_has_no_segment(scattered):
 
 
 def test_maps_need_as_many_columns_as_the_prompt(tokenizer):
-    with pytest.raises(ValueError, match="5 token columns and the prompt 'a cat' has 77"):
+    with pytest.raises(ValueError, match="5.*prompt.*'a cat'"):
         Heatmaps(read_prompt(tokenizer, "a cat"), torch.zeros(2, 2, 5))

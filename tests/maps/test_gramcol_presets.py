@@ -117,7 +117,7 @@ def test_a_store_must_have_compared_the_words():
     pipe = flux()
     with capture(pipe, space="gramcol") as store:
         pipe(PROMPT, **PICTURES)
-    with pytest.raises(RuntimeError, match="Capture with among=.* the columns of each image's"):
+    with pytest.raises(RuntimeError, match="among=.*columns"):
         heatmaps(store, pipe, PROMPT, preset="gramcol")
     with pytest.raises(RuntimeError, match="Capture with space='attention'"):
         heatmaps(store, pipe, PROMPT)
@@ -142,7 +142,7 @@ def refused(pipe, error, message, prompt=PROMPT, **options):
 def test_cross_attention_has_no_outputs_to_compare(kind, preset):
     pipe = CROSS[kind]()
     refused(pipe, TypeError, f"'{preset}' compares the outputs that joint", preset=preset)
-    with pytest.raises(ValueError, match=f"space='{preset}': no layer of joint attention"):
+    with pytest.raises(ValueError, match=f"space='{preset}'.*layer"):
         with capture(pipe, space=preset):
             pass
 

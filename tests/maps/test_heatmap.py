@@ -190,7 +190,7 @@ def test_overlay_is_the_size_of_the_image_enlarged(blob):
     picture = blob.overlay(Image.new("RGB", (96, 64)))
     assert picture.width == 96 * 4
     assert picture.height > 64 * 4
-    with pytest.raises(ValueError, match="4x6 cells does not belong to an image of 64x64"):
+    with pytest.raises(ValueError, match="4x6.*belong.*64x64"):
         blob.overlay(Image.new("RGB", (64, 64)))
     assert sdattn.Heatmap is Heatmap
 

@@ -67,7 +67,7 @@ def test_rescaled_is_a_multiple_of_what_the_start_or_end_token_gets(make, sink, 
 
 
 def test_a_text_without_start_and_end_cannot_be_rescaled():
-    with pytest.raises(RuntimeError, match="the prompt 'cat' was read without either"):
+    with pytest.raises(RuntimeError, match="prompt.*'cat'"):
         rescaled(torch.ones(2, 2, 1), Prompt("cat", (), ()))
 
 
@@ -116,7 +116,7 @@ def test_a_flat_map_is_sharpened_to_nothing_and_a_power_of_one_changes_nothing()
     power = sharpened(maps, 2.0)
     assert torch.equal(power.amax((0, 1)), maps.amax((0, 1))) and bool((power >= 0).all())
     for wrong in (0.0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match=f"has sharpen={wrong}: pass a number above 0"):
+        with pytest.raises(ValueError, match=f"sharpen={wrong}.*0"):
             replace(PRESETS["joint"], sharpen=wrong)
 
 
@@ -144,7 +144,7 @@ def test_prompts_drawn_together_have_the_columns_that_each_has_alone():
 
 def test_a_depth_that_is_none_is_refused():
     for depth in (1.0, -0.1):
-        with pytest.raises(ValueError, match=f"has depth={depth}: pass a number from 0 to below"):
+        with pytest.raises(ValueError, match=f"depth={depth}.*0"):
             replace(PRESETS["seg4diff"], depth=depth)
 
 

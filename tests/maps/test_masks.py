@@ -104,7 +104,7 @@ def test_a_sigma_and_a_radius_are_numbers_of_cells(bad):
 
 @pytest.mark.parametrize("maps", [torch.ones(3), torch.ones(3, 3, dtype=torch.bool)])
 def test_only_floating_point_grids_are_smoothed(maps):
-    with pytest.raises(ValueError, match=r"Pass floating point \[\.\.\., rows, cols\]"):
+    with pytest.raises(ValueError, match="rows, cols"):
         smooth(maps, 1.0)
 
 
@@ -218,7 +218,7 @@ def test_what_sets_no_level_is_refused(options, message):
 def test_maps_with_broken_values_are_refused(options, bad):
     values = random_values(3, 4)
     values[1, 2] = bad
-    with pytest.raises(ValueError, match=r"shape \[3, 4\], 1 of whose 12 values are NaN or inf"):
+    with pytest.raises(ValueError, match=r"\[3, 4\].*1 .*12 values"):
         mask_of(values, **options)
     with pytest.raises(ValueError, match="0 of whose 0 values"):
         mask_of(torch.zeros(0, 4), **options)

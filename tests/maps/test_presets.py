@@ -28,7 +28,7 @@ def test_a_preset_comes_back_from_json(preset, refine):
 def test_a_preset_with_other_attributes_is_refused(change):
     held = {**PRESETS["daam"].to_json(), **change}
     held = {name: one for name, one in held.items() if one is not ...}
-    with pytest.raises(ValueError, match="attributes that this version does not know"):
+    with pytest.raises(ValueError, match="attributes"):
         Preset.from_json(held)
 
 

@@ -36,7 +36,7 @@ def test_values_that_are_not_finite_are_refused(bad):
     [((96, 64), (5, 6)), ((96, 64), (4, 8)), ((64, 96), (6, 5)), ((512, 512), (64, 65))],
 )
 def test_a_grid_that_is_a_cell_off_is_refused(size, grid):
-    with pytest.raises(ValueError, match=f"of {grid[0]}x{grid[1]} cells does not belong to an"):
+    with pytest.raises(ValueError, match=f"{grid[0]}x{grid[1]}.*belong"):
         render.overlay(Image.new("RGB", size), np.zeros(grid), "word")
 
 
@@ -198,7 +198,7 @@ def test_a_long_thin_picture_is_not_enlarged_without_end(size):
     "image", [None, "image.png", np.zeros((8, 8, 3))], ids=["none", "name", "array"]
 )
 def test_what_is_no_picture_is_refused(image):
-    with pytest.raises(TypeError, match="Pass the PIL image of the same run"):
+    with pytest.raises(TypeError, match="PIL.*run"):
         render.overlay(image, np.zeros((2, 2)))
 
 

@@ -99,7 +99,7 @@ def test_a_name_of_both_or_of_nobody_leaves_it_to_the_tables():
     pipe.scheduler.set_timesteps(2, mu=1.0)
     stop = noted(pipe, orders)
     calls_by_name(pipe, ["cond_uncond", None])
-    with pytest.raises(ValueError, match="called its model 3 times in one step"):
+    with pytest.raises(ValueError, match="3 times.*step"):
         calls_by_name(pipe, ["a name of my own"])
     stop()
     assert orders == [PROMPT, NEGATIVE]

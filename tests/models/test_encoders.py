@@ -22,7 +22,7 @@ def _seeded():
 def test_two_tokenizers_that_disagree_are_refused():
     pipe = make_sdxl_pipeline()
     pipe.tokenizer.add_tokens(["<cat-toy>"])
-    with pytest.raises(ValueError, match=r"disagree on the words of 'a <cat-toy>'.*into both"):
+    with pytest.raises(ValueError, match="words.*'a <cat-toy>'"):
         read_prompts(pipe, "a <cat-toy>")
 
 
@@ -30,7 +30,7 @@ def test_a_cleaned_caption_is_another_prompt():
     pipe = make_pixart()
     pipe._text_preprocessing = lambda text, clean_caption: ["a cat"]  # as bs4 and ftfy would have
     assert read_prompts(pipe, "A Cat")[0].find("cat") == [(1,)]
-    with pytest.raises(ValueError, match="read 'a cat' for 'a <b>cat</b>'.*clean_caption=False"):
+    with pytest.raises(ValueError, match="'a cat'.*'a <b>cat</b>'"):
         read_prompts(pipe, "a <b>cat</b>")
     assert len(read_prompts(pipe, "a <b>cat</b>", clean_caption=False)[0].find("b")) == 2
 

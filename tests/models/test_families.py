@@ -79,12 +79,10 @@ def test_a_subclass_is_known_as_long_as_it_leaves_forward_alone():
     model.__class__ = Same
     assert torch.equal(first_map(model, given), expected)
     model.__class__ = Other
-    with pytest.raises(
-        TypeError, match=r"Other \(.*test_families\) has a forward .* picture first is not"
-    ):
+    with pytest.raises(TypeError, match="test_families.*forward"):
         first_map(model, given)
     model.__class__ = type("FluxTransformer2DModel", (Other,), {"__module__": "elsewhere"})
-    with pytest.raises(TypeError, match=r"FluxTransformer2DModel \(elsewhere\) has a forward"):
+    with pytest.raises(TypeError, match="FluxTransformer2DModel.*forward"):
         first_map(model, given)
 
 
@@ -190,10 +188,10 @@ def test_sd3_warns_only_of_words_that_both_encoders_lost():
         warnings.simplefilter("error")
         (read,) = read_prompts(pipe, prompt)
     assert read.find("dog") == [(77 + 100,)]
-    with pytest.warns(TruncationWarning, match="reads 127 tokens.* never saw: (cat, )+dog$"):
+    with pytest.warns(TruncationWarning, match="127 tokens.*: (cat, )+dog$"):
         (read,) = read_prompts(pipe, prompt, columns=127)
     assert len(read.seen) == 75
-    with pytest.raises(ValueError, match="have 76 token columns.*256 makes 333, and 589"):
+    with pytest.raises(ValueError, match="76.*columns.*256"):
         read_prompts(pipe, prompt, columns=76)
 
 
@@ -278,7 +276,7 @@ def test_qwen_image_reads_inside_a_template(kind, side):
         made = made_by(pipe, batch, max_sequence_length=512)
         assert_same_columns(read, made, pipe.tokenizer)
         assert read_prompts(pipe, batch, columns=len(made[0])) == read
-    with pytest.raises(ValueError, match=r"have 9 token columns.*max_sequence_length=512 makes"):
+    with pytest.raises(ValueError, match="9.*columns.*max_sequence_length=512"):
         read_prompts(pipe, PROMPTS, columns=9)
 
 
@@ -339,24 +337,24 @@ def test_flux2_reads_a_chat_behind_a_system_message(side, starts):
 
 def test_flux2_refuses_what_it_would_rewrite():
     pipe = make_flux2()
-    with pytest.raises(ValueError, match=r"rewrites the prompt 'a \[IMG\] cat'"):
+    with pytest.raises(ValueError, match=r"prompt.*'a \[IMG\] cat'"):
         read_prompts(pipe, "a [IMG] cat")
-    with pytest.raises(ValueError, match="rewrite the prompt before it is read"):
+    with pytest.raises(ValueError, match="rewrite the prompt"):
         read_prompts(pipe, "a cat", caption_upsample_temperature=0.15)
 
 
 def test_pipelines_whose_words_cannot_be_told_take_labels():
     pipe = FluxPriorReduxPipeline.__new__(FluxPriorReduxPipeline)  # FLUX.1's name, of no prompt
-    with pytest.raises(TypeError, match="How a FluxPriorReduxPipeline reads its prompts is not kn"):
+    with pytest.raises(TypeError, match="FluxPriorReduxPipeline.*prompts"):
         read_prompts(pipe, "a cat")
     shap_e = ShapEPipeline.__new__(ShapEPipeline)  # of no family
-    with pytest.raises(TypeError, match="How a ShapEPipeline reads its prompts is not known"):
+    with pytest.raises(TypeError, match="ShapEPipeline.*prompts"):
         read_prompts(shap_e, "a cat")
     for one in (pipe, shap_e):
         (read,) = read_prompts(one, {"cat": [2], "red dog": [4, 5]}, columns=300)
         assert read.find("red dog") == [(4, 5)]
         assert len(read.tokens) == 300
-    with pytest.raises(ValueError, match="not known how many.*Pass columns="):
+    with pytest.raises(ValueError, match="columns="):
         read_prompts(pipe, {"cat": [2]})
 
 

@@ -142,7 +142,7 @@ def test_a_model_from_outside_gets_right_maps_through_one_record(known):
 
 def test_the_record_s_order_is_the_one_that_is_used(known):
     known(replace(TOY, joined="text first"))
-    with pytest.raises(RuntimeError, match="does not join text and picture in the order"):
+    with pytest.raises(RuntimeError, match="join text"):
         maps_and_truth()  # the other cells reach the output projection
 
 
@@ -186,12 +186,12 @@ def test_the_record_has_how_its_pipelines_read_and_guide(known):
 
 
 def test_a_pipeline_whose_record_leaves_that_out_is_refused_by_name(known):
-    with pytest.raises(TypeError, match="a ToyPipeline, which holds a ToyTransformer, of no"):
+    with pytest.raises(TypeError, match="ToyPipeline.*ToyTransformer"):
         find_denoiser(ToyPipeline())
     known(TOY)
-    with pytest.raises(TypeError, match="How a ToyPipeline reads its prompts is not known"):
+    with pytest.raises(TypeError, match="ToyPipeline.*prompts"):
         sdattn.read_prompts(ToyPipeline(), "a cat")
-    with pytest.raises(ValueError, match="How a ToyPipeline lays out guidance"):
+    with pytest.raises(ValueError, match="ToyPipeline.*guidance"):
         with sdattn.capture(ToyPipeline()):
             pass
 
@@ -203,7 +203,7 @@ def test_without_its_record_it_is_refused_by_name(known):
                 pass
         assert "FLUX.1 (FluxTransformer2DModel)" in str(refused.value)
         assert "Toy (" not in str(refused.value)
-        with pytest.raises(TypeError, match="A ToyTransformer is of no known family"):
+        with pytest.raises(TypeError, match="ToyTransformer.*family"):
             find_layers(ToyTransformer())
         register(TOY)
         assert len(find_layers(ToyTransformer())) == 2
@@ -218,7 +218,7 @@ def test_a_subclass_with_a_forward_of_its_own_is_refused(known):
             return super().forward(*args, **kwargs)
 
     known(TOY)
-    with pytest.raises(TypeError, match=r"Other \(.*test_family\) has a forward .* picture first"):
+    with pytest.raises(TypeError, match="test_family.*forward"):
         with sdattn.capture(Other()):
             pass
 
@@ -248,7 +248,7 @@ def test_a_record_without_an_order_is_refused(changes, message):
 )
 def test_a_name_that_another_family_has_is_refused(changes):
     before = registered()
-    with pytest.raises(ValueError, match=r"names .*F.*, which the family 'FLUX.1' has"):
+    with pytest.raises(ValueError, match="family.*'FLUX.1'"):
         register(replace(TOY, **changes))
     assert registered() == before
     with pytest.raises(ValueError, match="'Toy' is not registered"):
@@ -257,7 +257,7 @@ def test_a_name_that_another_family_has_is_refused(changes):
 
 def test_attention_in_an_unknown_place_is_named(known):
     known(replace(TOY, layers={"blocks.0.attn": ("double", "joint")}))
-    with pytest.raises(TypeError, match=r"blocks\.1\.attn is a ToyAttention .* Toy \(ToyTransf"):
+    with pytest.raises(TypeError, match=r"blocks\.1\.attn.*ToyAttention"):
         find_layers(ToyTransformer())
 
 
@@ -268,7 +268,7 @@ def test_frames_in_one_sequence_are_refused_of_models_of_pictures(known, frames)
         maps, truth = maps_and_truth()
         assert maps["blocks.0.attn"].shape == truth["blocks.0.attn"].shape
     else:
-        with pytest.raises(ValueError, match="ToyTransformer was called with a grid of 3 frames"):
+        with pytest.raises(ValueError, match="ToyTransformer.*3 frames"):
             maps_and_truth()
 
 
@@ -280,7 +280,7 @@ def test_qwen_image_refuses_frames():
         "timestep": torch.tensor([0.5]),
         "img_shapes": [[(2, 2, 3)]],
     }
-    with pytest.raises(ValueError, match="grid of 2 frames of 2x3 cells"), sdattn.capture(model):
+    with pytest.raises(ValueError, match="2 frames of 2x3"), sdattn.capture(model):
         model(**given)
 
 

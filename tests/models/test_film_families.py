@@ -32,9 +32,7 @@ def test_wan_refuses_what_it_would_rewrite():
     pipe = wan()
     [read] = read_prompts(pipe, " a red cat ", max_sequence_length=12)
     assert [word.text for word in read.words] == ["a", "red", "cat"]
-    with pytest.raises(
-        ValueError, match="A WanPipeline reads 'a cat & dog' for 'a  cat &amp; dog'"
-    ):
+    with pytest.raises(ValueError, match="WanPipeline.*'a cat & dog'"):
         read_prompts(pipe, "a  cat &amp; dog", max_sequence_length=12)
 
 
@@ -68,7 +66,7 @@ def test_hunyuan_video_reads_inside_a_template(template, length):
     assert len(read[0].tokens) == length and read[0].seen
     columns = read_prompts(pipe, PROMPTS, columns=length, prompt_template=template)
     assert columns == read
-    with pytest.raises(ValueError, match=f"have 5 token columns.*max_sequence_length={length}"):
+    with pytest.raises(ValueError, match=f"5.*columns.*max_sequence_length={length}"):
         read_prompts(pipe, PROMPTS, columns=5, **options)
 
 
@@ -110,13 +108,13 @@ def test_hunyuan_video15_reads_a_chat_and_quoted_text_by_byt5(own):
     assert len(read[0].find("red")) == 2  # the second is read by Qwen alone
     assert all(column >= n_glyphs for column in read[0].find("red")[1])
     assert read_prompts(pipe, QUOTING, columns=longest) == read
-    with pytest.raises(ValueError, match=f"makes {longest}, as many as the longest needs"):
+    with pytest.raises(ValueError, match=f"makes {longest}"):
         read_prompts(pipe, QUOTING, columns=longest + 1)
 
 
 def test_hunyuan_video15_refuses_films_that_would_get_each_others_masks():
     pipe = hunyuan_video15()
-    with pytest.raises(ValueError, match="num_videos_per_prompt=2: a HunyuanVideo15Pipeline"):
+    with pytest.raises(ValueError, match="num_videos_per_prompt=2.*HunyuanVideo15Pipeline"):
         read_prompts(pipe, QUOTING, num_videos_per_prompt=2)
     assert read_prompts(pipe, ["a cat", "a dog"], num_videos_per_prompt=2)
 
@@ -147,5 +145,5 @@ def test_each_class_has_its_reader(name, reader):
 )
 def test_films_from_what_was_not_tested_are_refused_by_name(name):
     cls = getattr(diffusers, name)
-    with pytest.raises(ValueError, match=f"How a {name} lays out guidance in its batch is not"):
+    with pytest.raises(ValueError, match=f"{name}.*guidance"):
         guidance_of(cls.__new__(cls))

@@ -18,7 +18,7 @@ def test_rows_are_equal_chunks_in_order():
 
 @pytest.mark.parametrize("batch", [0, 3])
 def test_a_batch_that_does_not_divide_is_refused(batch):
-    with pytest.raises(ValueError, match=f"a batch of {batch}, which does not divide into 2"):
+    with pytest.raises(ValueError, match=f"batch of {batch}.*2"):
         branch_rows(("unconditional", "conditional"), batch)
 
 
@@ -75,12 +75,12 @@ def test_guidance_may_act_in_any_part_of_a_run(guided):
     assert kept == [(2, 3) if acts else (0, 1) for acts in guided]
     if not any(guided):
         for branch in ("unconditional", "both"):
-            with pytest.raises(CaptureError, match="never for the unconditional branch"):
+            with pytest.raises(CaptureError, match="unconditional"):
                 switched(pipe, branch, guided)
         return
     assert switched(pipe, "unconditional", guided) == [(0, 1)] * sum(guided)
     if all(guided):
         assert switched(pipe, "both", guided) == [(0, 1, 2, 3)] * 4
         return
-    with pytest.warns(CaptureWarning, match="Guidance was off in 2 call"):
+    with pytest.warns(CaptureWarning, match="Guidance.*2 call"):
         assert switched(pipe, "both", guided) == [(0, 1, 2, 3)] * 2

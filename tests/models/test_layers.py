@@ -83,7 +83,7 @@ def test_a_choice_that_fits_nothing_lists_what_there_is(tiny_unet, choice):
 
 @pytest.mark.parametrize("kinds", [("temporal",), (), "cross"])
 def test_unknown_kinds_are_refused(tiny_unet, kinds):
-    with pytest.raises(ValueError, match="'cross' and/or 'joint' and/or 'self'"):
+    with pytest.raises(ValueError, match="'cross'.*'joint'.*'self'"):
         select_layers(find_layers(tiny_unet), None, kinds)
 
 
@@ -98,19 +98,19 @@ def test_sdxl_has_no_attention_at_full_resolution():
 
 
 def test_a_model_without_a_unet_is_named():
-    with pytest.raises(TypeError, match="a list, which holds no denoiser"):
+    with pytest.raises(TypeError, match="list.*denoiser"):
         find_denoiser([])
 
 
 def test_a_model_of_no_family_is_named_with_those_that_are_supported():
     transformer = torch.nn.TransformerDecoder(torch.nn.TransformerDecoderLayer(8, 2), 1)
-    with pytest.raises(TypeError, match=r"a TransformerDecoder, which is of no family.*FLUX"):
+    with pytest.raises(TypeError, match="TransformerDecoder.*FLUX"):
         find_denoiser(transformer)
     held = SimpleNamespace(transformer=transformer)
-    with pytest.raises(TypeError, match=r"which holds a TransformerDecoder, of no family.*FLUX"):
+    with pytest.raises(TypeError, match="TransformerDecoder.*FLUX"):
         find_denoiser(held)
     parts = SimpleNamespace(components={"prior": transformer, "tokenizer": None})
-    with pytest.raises(TypeError, match=r"no denoiser \(a unet or .*\), only: TransformerDecoder"):
+    with pytest.raises(TypeError, match="denoiser.*TransformerDecoder"):
         find_denoiser(parts)
 
 
@@ -121,7 +121,7 @@ def test_added_key_value_attention_is_named():
         mid_block_type="UNetMidBlock2DSimpleCrossAttn",
         attention_head_dim=4,
     )
-    with pytest.raises(TypeError, match="of a kind that sdattn does not know"):
+    with pytest.raises(TypeError, match="kind"):
         find_layers(unet)
 
 

@@ -82,13 +82,13 @@ def test_without_registers_padding_stays_in_front():
 
 def test_prompts_that_would_be_rewritten_are_refused(pipe):
     options = {"enable_prompt_enhancement": True, "max_sequence_length": LENGTH}
-    with pytest.raises(ValueError, match=r"LTX2Pipeline rewrites the prompt.*enhance_prompt"):
+    with pytest.raises(ValueError, match="LTX2Pipeline.*enhance_prompt"):
         read_prompts(pipe, "a red cat", **options)
 
 
 def test_films_that_would_get_each_others_masks_are_refused(pipe):
     options = {"max_sequence_length": LENGTH, "num_videos_per_prompt": 2}
-    with pytest.raises(ValueError, match=r"num_videos_per_prompt=2: a LTX2Pipeline gives films"):
+    with pytest.raises(ValueError, match="num_videos_per_prompt=2.*LTX2Pipeline"):
         generate(pipe, ["a red cat", "a dog"], num_frames=9, **options)
     assert len(read_prompts(pipe, ["a red cat", "a red dog"], **options)) == 2
     with capture(pipe) as store:
@@ -102,7 +102,7 @@ def test_films_that_would_get_each_others_masks_are_refused(pipe):
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_pipelines_are_refused_by_name(name):
     cls = getattr(diffusers, name)
-    with pytest.raises(ValueError, match=f"How a {name} lays out guidance in its batch is not"):
+    with pytest.raises(ValueError, match=f"{name}.*guidance"):
         guidance_of(cls.__new__(cls))
     assert reader_of(cls.__new__(cls)).__name__ == "refuse_unknown"
 

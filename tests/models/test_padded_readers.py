@@ -81,7 +81,7 @@ def test_z_image_reads_a_chat_without_its_padding(side):
     ]
     with pytest.raises(ValueError, match=r"have 40 token columns.*makes 32"):
         read_prompts(pipe, PROMPTS[0], columns=40)
-    with pytest.raises(ValueError, match=r"have 32 token columns.*makes \d+ of"):
+    with pytest.raises(ValueError, match="32 token columns"):
         read_prompts(pipe, PROMPTS, columns=32)
 
 
@@ -133,7 +133,7 @@ def test_lumina_2_reads_gemma_behind_a_system_prompt(system):
             made = lumina2_columns(pipe, batch, **options)
             assert read_prompts(pipe, batch, columns=len(made[0]), **options) == read
         assert_same_columns(read, made, pipe.tokenizer)
-    with pytest.raises(ValueError, match=r"have 9 token columns.*as many as the longest needs"):
+    with pytest.raises(ValueError, match="9.*columns"):
         read_prompts(pipe, PROMPTS, columns=9, system_prompt="Paint")
 
 
@@ -161,7 +161,7 @@ def test_cogview4_reads_glm_filled_up_in_front():
         assert_same_columns(read, made, pipe.tokenizer)
         assert [one.encoded for one in read] == [(tuple(ids),) for ids in made]
         assert read_prompts(pipe, batch, columns=len(made[0])) == read
-    with pytest.raises(ValueError, match=r"have 17 token columns.*makes 16 of"):
+    with pytest.raises(ValueError, match="17.*columns.*16"):
         read_prompts(pipe, "dog", columns=17)
     with pytest.warns(TruncationWarning):
         read = read_prompts(pipe, PROMPTS, max_sequence_length=10)
@@ -221,7 +221,7 @@ def test_hunyuan_dit_reads_bert_and_then_t5(kind):
     assert read_prompts(pipe, PROMPTS, columns=333) == read
     assert read[0].find("red cat") == [(2, 3, 77 + 1, 77 + 2)]
     assert read[0].find("<sos>") == [(0,)]
-    with pytest.raises(ValueError, match="have 77 token columns.*two encoders makes 333"):
+    with pytest.raises(ValueError, match="77.*columns.*333"):
         read_prompts(pipe, PROMPTS, columns=77)
 
 

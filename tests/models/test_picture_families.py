@@ -88,7 +88,7 @@ def test_auraflow_has_its_registers_before_t5():
     assert numbers(read, masked=True) == [[-1] * 8 + ids for ids in made]
     assert read[0].find("red cat") == [(8 + 1, 8 + 2)]
     assert read_prompts(pipe, PROMPTS, columns=8 + 60) == read
-    with pytest.raises(ValueError, match="have 8 token columns.*max_sequence_length=256 makes 264"):
+    with pytest.raises(ValueError, match="8.*columns.*max_sequence_length=256"):
         read_prompts(pipe, PROMPTS, columns=8)
 
 
@@ -150,9 +150,9 @@ def test_qwen_image_edit_plus_reads_several_pictures():
 
 def test_qwen_image_edit_needs_the_size_of_its_pictures():
     pipe = make_edit(QwenImageEditPipeline)
-    with pytest.raises(ValueError, match="QwenImageEditPipeline.*read pictures.*Pass image="):
+    with pytest.raises(ValueError, match="QwenImageEditPipeline.*image="):
         read_prompts(pipe, "a cat")
-    with pytest.raises(ValueError, match="have 50 token columns, and a .* with these pictures"):
+    with pytest.raises(ValueError, match="50.*columns"):
         read_prompts(pipe, "a cat", image=picture(60, 40), columns=50)
 
 
@@ -187,11 +187,11 @@ def test_longcat_image_reads_quoted_text_in_letters(side):
 
 def test_longcat_image_refuses_what_it_would_rewrite():
     pipe = bare(LongCatImagePipeline, text_encoder=tiny_qwen_vl(), tokenizer=tiny_qwen())
-    with pytest.raises(ValueError, match="rewrites the prompt.*rewire_prompt"):
+    with pytest.raises(ValueError, match="rewire_prompt"):
         read_prompts(pipe, "a cat")
     with pytest.raises(ValueError, match="mixes up the apostrophes"):
         read_prompts(pipe, "a cat's sofa, a dog's sofa", enable_prompt_rewrite=False)
-    with pytest.raises(ValueError, match="have 60 token columns.*tokenizer_max_length 512"):
+    with pytest.raises(ValueError, match="60.*columns.*tokenizer_max_length"):
         read_prompts(pipe, "a cat", enable_prompt_rewrite=False, columns=60)
 
 
@@ -210,7 +210,7 @@ def test_kolors_reads_chatglm():
     assert read[0].find("red cat") == [(251, 252)]  # "on the sofa" fills 256 columns
     assert read[0].find("<sos>") == [(248, 249)]
     assert read_prompts(pipe, PROMPTS, columns=256) == read
-    with pytest.raises(ValueError, match="have 24 token columns.*any max_sequence_length makes"):
+    with pytest.raises(ValueError, match="24.*columns.*max_sequence_length"):
         read_prompts(pipe, "a cat", columns=24)
 
 
@@ -265,7 +265,7 @@ def test_hidream_reads_t5_and_twice_llama():
             assert "".join(text.split()) == word.text
     with pytest.raises(ValueError, match="have 211 token columns.*=128 makes 384"):
         read_prompts(pipe, PROMPTS, columns=211)
-    with pytest.raises(ValueError, match="prompt_4='a dog' is another text"):
+    with pytest.raises(ValueError, match="prompt_4='a dog'.*text"):
         read_prompts(pipe, "a cat", prompt_4="a dog")
 
 
@@ -297,7 +297,7 @@ def test_hunyuan_image_reads_quoted_text_by_byt5():
     assert len(found) == 4
     assert read_prompts(pipe, texts, columns=340) == read
     assert all(word.columns for one in read for word in one.words)
-    with pytest.raises(ValueError, match="have 128 token columns.*tokenizer_2_max_length"):
+    with pytest.raises(ValueError, match="128.*columns.*tokenizer_2_max_length"):
         read_prompts(pipe, "a cat", columns=128)
     # several images a prompt: the masks come in another order than the states that they are for
     mixed = [PROMPTS[0], GLYPHS[0]]
@@ -305,7 +305,7 @@ def test_hunyuan_image_reads_quoted_text_by_byt5():
         *_, glyphs, glyph_mask = pipe.encode_prompt(mixed, "cpu", 2, num_images_per_prompt=2)
     assert glyphs[:, 0].any(-1).tolist() == [False, False, True, True]
     assert glyph_mask[:, 0].bool().tolist() == [False, True, False, True]
-    with pytest.raises(ValueError, match="num_images_per_prompt=2: a HunyuanImagePipeline gives"):
+    with pytest.raises(ValueError, match="num_images_per_prompt=2.*HunyuanImagePipeline"):
         read_prompts(pipe, mixed, num_images_per_prompt=2)
     for kept_apart in (PROMPTS[:2], GLYPHS[:1]):
         many = read_prompts(pipe, kept_apart, num_images_per_prompt=2)
@@ -329,11 +329,11 @@ def test_kandinsky5_reads_inside_a_template(side):
         assert_same_columns(read, made, processor.tokenizer)
         assert [one.text for one in read] == batch
         assert read_prompts(pipe, batch, columns=len(made[0])) == read
-    with pytest.raises(ValueError, match="prompt_clean rewrites 'a &amp; b' to 'a & b'"):
+    with pytest.raises(ValueError, match="prompt_clean.*'a &amp; b'"):
         read_prompts(pipe, "a &amp; b")
-    with pytest.raises(ValueError, match="cuts prompts of more than 100 tokens"):
+    with pytest.raises(ValueError, match="100.*tokens"):
         read_prompts(pipe, "a cat", max_sequence_length=100)
-    with pytest.raises(ValueError, match="have 9 token columns.*these prompts makes"):
+    with pytest.raises(ValueError, match="9.*columns"):
         read_prompts(pipe, "a cat", columns=9)
 
 
@@ -349,7 +349,7 @@ def test_ernie_image_fills_up_to_the_longest():
     longer = read_prompts(pipe, PROMPTS, columns=len(ids[0]) + 2)  # of a longer negative prompt
     assert [one.words for one in longer] == [one.words for one in read]
     assert {len(one.tokens) for one in longer} == {len(ids[0]) + 2}
-    with pytest.raises(ValueError, match="have 3 token columns.*or more"):
+    with pytest.raises(ValueError, match="3.*columns"):
         read_prompts(pipe, PROMPTS, columns=3)
 
 
@@ -357,6 +357,6 @@ def test_ernie_image_refuses_what_it_would_rewrite():
     parts = {"text_encoder": tiny_mistral3().model, "tokenizer": tiny_mistral()}
     parts |= {"pe": tiny_llama(), "pe_tokenizer": tiny_mistral()}
     pipe = bare(newer("ErnieImagePipeline"), vae=make_vae(), **parts)
-    with pytest.raises(ValueError, match="rewrites the prompt.*use_pe=False"):
+    with pytest.raises(ValueError, match="prompt.*use_pe=False"):
         read_prompts(pipe, "a cat")
     assert read_prompts(pipe, "a cat", use_pe=False)[0].find("cat")

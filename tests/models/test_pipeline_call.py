@@ -105,7 +105,7 @@ def test_the_pictures_of_all_prompts_of_a_call_count(way):
     """Each of them alone would do."""
     pipe = make_pipeline()
     pipe.text_encoder.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
-    with pytest.raises(ValueError, match=r"2,000 picture\(s\) of 8192x8192 pixels need 1,611 GB"):
+    with pytest.raises(ValueError, match="2,000.*GB"):
         MANY[way](pipe, height=8192, width=8192)
 
 

@@ -41,7 +41,7 @@ def test_prompts_of_several_kinds_keep_their_order():
     read = read_prompts(pipe, ["a cat", known, {"sofa": [1]}, "red"], columns=77)
     assert [one.text for one in read] == ["a cat", "a dog", "sofa", "red"]
     assert read[1] is known
-    with pytest.raises(ValueError, match="have 154 token columns, and 'a dog' was read with 77"):
+    with pytest.raises(ValueError, match="154.*columns.*'a dog'"):
         read_prompts(pipe, [known], columns=154)
     with pytest.raises(ValueError, match="Asked to read 3"):
         read_prompts(pipe, [3])
@@ -56,7 +56,7 @@ def test_long_prompts_have_more_columns():
     assert row.find("dog") == [(81,)]
     with pytest.warns(TruncationWarning, match="reads 77 tokens"):
         read_prompts(pipe, prompt, columns=77)
-    with pytest.raises(ValueError, match="on 100 token columns.*100 is neither"):
+    with pytest.raises(ValueError, match="100 token columns"):
         read_prompts(pipe, prompt, columns=100)
 
 
@@ -64,9 +64,9 @@ def test_other_texts_for_other_encoders_are_refused():
     pipe = make_sdxl_pipeline()
     assert read_prompts(pipe, "a cat", prompt_2="a cat") == read_prompts(pipe, "a cat")
     assert read_prompts(pipe, ["a", "b"], prompt_2=["a", "b"]) == read_prompts(pipe, ["a", "b"])
-    with pytest.raises(ValueError, match="prompt_2='a dog' is another text than"):
+    with pytest.raises(ValueError, match="prompt_2='a dog'.*text"):
         read_prompts(pipe, "a cat", prompt_2="a dog")
-    with pytest.raises(ValueError, match="prompt_3='a dog' is another text than"):
+    with pytest.raises(ValueError, match="prompt_3='a dog'.*text"):
         read_prompts(make_sd3(), "a cat", prompt_3="a dog")
 
 
@@ -77,7 +77,7 @@ def test_an_empty_prompt_is_refused_everywhere(make):
 
 
 def test_an_option_that_contradicts_the_columns_is_refused():
-    with pytest.raises(ValueError, match="have 300 token columns.*max_sequence_length=256"):
+    with pytest.raises(ValueError, match="300.*columns.*max_sequence_length=256"):
         read_prompts(make_flux(), "a cat", columns=300, max_sequence_length=256)
-    with pytest.raises(ValueError, match="have 1241 token columns.* 512 is the most"):
+    with pytest.raises(ValueError, match="1241 token columns.*512"):
         read_prompts(make_flux(), "a cat", columns=1241)  # with an image's tokens behind (Redux)

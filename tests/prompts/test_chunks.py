@@ -61,7 +61,7 @@ def test_long_prompts_that_end_their_chunks_with_a_sentence(tokenizer):
         assert [token.id for token in read.tokens] == chunked_ids(tokenizer, text, ends), split
     with pytest.raises(ValueError, match=r"'cat' is at \(49,\) where.*\(78,\) .*split=\"tokens\""):
         read_long_prompt(tokenizer, text, 154)
-    with pytest.raises(ValueError, match="split='brutal': pass one of tokens, sentences"):
+    with pytest.raises(ValueError, match="split='brutal'.*tokens"):
         read_long_prompt(tokenizer, text, 154, split="brutal")
 
 
@@ -75,11 +75,11 @@ def test_long_prompts_that_are_not_long_have_empty_chunks(tokenizer):
 def test_long_prompts_can_be_too_long(tokenizer):
     text = "cat " * 160
     for columns, seen in [(154, 150), (152, 150)]:
-        with pytest.warns(TruncationWarning, match=f"reads {columns} tokens.*saw: (cat, )+cat$"):
+        with pytest.warns(TruncationWarning, match=f"{columns} tokens.*: (cat, )+cat$"):
             read = read_long_prompt(tokenizer, text, columns)
         assert len(read.seen) == seen
     for columns in (76, 100, 153, 0, -77):
-        with pytest.raises(ValueError, match=f"on {columns} token columns.*or labels"):
+        with pytest.raises(ValueError, match=f"{columns}.*columns"):
             read_long_prompt(tokenizer, text, columns)
 
 

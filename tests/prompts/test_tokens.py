@@ -82,7 +82,7 @@ def test_a_word_that_is_not_there_is_refused_with_those_that_are(tokenizer, word
 
 def test_words_that_were_cut_off_are_named():
     tokenizer = tiny_tokenizer(max_length=8)
-    with pytest.warns(TruncationWarning, match="reads 8 tokens.* never saw: dog, red, b$"):
+    with pytest.warns(TruncationWarning, match="8 tokens.*: dog, red, b$"):
         read = read_prompt(tokenizer, "cat cat cat cat cat cat dog red b")
     assert [word.text for word in read.truncated] == ["dog", "red", "b"]
     assert len(read.tokens) == 8
@@ -117,7 +117,7 @@ def test_a_text_around_the_prompt_is_template(kind):
     assert [(word.text, word.start, word.end) for word in read.words] == split_words("a red Cat")
     for word in read.words:
         assert tokenizer.decode([ids[i] for i in word.columns]).strip() == word.text.lower()
-    with pytest.raises(KeyError, match="'dog' is not in the prompt"):
+    with pytest.raises(KeyError, match="'dog'.*prompt"):
         read.find("dog")
     (template,) = read.find("<template>")
     assert not {i for word in read.words for i in word.columns} & set(template)
@@ -163,7 +163,7 @@ def test_textual_inversions_are_words(kind, prompt, words):
 
 def test_textual_inversions_that_were_cut_off_have_their_name(tokenizer):
     tokenizer.add_tokens(TOY)
-    with pytest.warns(TruncationWarning, match="never saw: <one>, <cat-toy>$"):
+    with pytest.warns(TruncationWarning, match=": <one>, <cat-toy>$"):
         read = read_prompt(tokenizer, "cat <cat-toy> <one> <cat-toy>", max_length=5)
     assert read.find("cat <cat-toy>") == [(1, 2, 3)]
     assert read.find("<cat-toy>") == [(2, 3)]
@@ -187,7 +187,7 @@ def test_labels_are_words():
     assert read.find("red dog") == [(4, 5)]
     assert read.find("cat red dog <toy>") == [(2, 4, 5, 7, 8)]
     for missing in ("dog", "<eos>", "<pad>", "red dog <"):
-        with pytest.raises(KeyError, match="not in the prompt. Its words are: cat, Red dog"):
+        with pytest.raises(KeyError, match="prompt.*cat, Red dog"):
             read.find(missing)
 
 
@@ -210,7 +210,7 @@ def test_labels_are_words():
     ],
 )
 def test_labels_that_cannot_be(labels):
-    with pytest.raises(ValueError, match="whole numbers from 0 to 9, for text states of 10 col"):
+    with pytest.raises(ValueError, match="0 to 9"):
         read_labels(labels, 10)
 
 
@@ -259,5 +259,5 @@ def test_joined_prompts_lose_what_all_parts_lost(tokenizer):
 def test_only_readings_of_one_text_are_joined(tokenizer):
     with pytest.raises(ValueError, match=r"readings of \['a', 'b'\]"):
         join_prompts([read_prompt(tokenizer, "a"), read_prompt(tokenizer, "b")])
-    with pytest.raises(ValueError, match="Pass readings of one text"):
+    with pytest.raises(ValueError, match="text"):
         join_prompts([])

@@ -141,7 +141,7 @@ def test_chosen_words_and_phrases_come_in_their_order():
         found.words[1].difference, values(b, 2, 3) - values(a, 1, 2), atol=1e-7
     )
     assert found.words[2].b is None
-    with pytest.raises(KeyError, match=r"'cow' is in neither run\. A: .*dog\. B: .*CAT\."):
+    with pytest.raises(KeyError, match="'cow'.*A: .*dog.*B: .*CAT"):
         diff(a, b, words=["cow"])
     with pytest.raises(ValueError, match="pass a list"):
         diff(a, b, words="cat")
@@ -187,14 +187,14 @@ def test_runs_are_called_after_their_folders(folders, names, tmp_path, monkeypat
 
 
 def test_pictures_of_other_proportions_are_refused():
-    with pytest.raises(ValueError, match=r"A has 96x64 pixels and that of B 64x96 \(width x"):
+    with pytest.raises(ValueError, match="A.*96x64.*B.*64x96"):
         diff(run("red cat"), run("red cat", grid=(6, 4), size=(64, 96)))
 
 
 def test_maps_of_other_presets_are_refused():
     a, b = run("red cat"), run("red cat")
     a.heatmaps.preset = preset_of("default", refine="self")
-    with pytest.raises(ValueError, match="A with refine='self', B with refine=None.*one preset"):
+    with pytest.raises(ValueError, match="A.*refine='self'.*B.*refine=None"):
         diff(a, b)
     b.heatmaps.preset = preset_of("default", refine="self")
     assert diff(a, b).settings == {}
@@ -224,14 +224,14 @@ def test_means_over_other_steps_are_means(steps, refused):
 
 def test_maps_of_other_layers_are_told():
     a, b = run("red cat"), run("red cat", layers=("down.a", "up.b"))
-    with pytest.warns(UserWarning, match="0 that only A has, 1 that only B has, up.b for one"):
+    with pytest.warns(UserWarning, match="0.*only A.*1.*only B"):
         diff(a, b)
 
 
 def test_maps_that_are_not_finite_are_refused():
     b = run("red cat")
     b.heatmaps.maps[0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match="maps of B hold values that are not finite"):
+    with pytest.raises(ValueError, match="B.*finite"):
         diff(run("red cat"), b)
 
 
@@ -262,7 +262,7 @@ def test_runs_in_memory_and_in_folders_are_the_same(demo, folders):
 
 
 def test_an_image_of_several_must_be_chosen(demo):
-    with pytest.raises(ValueError, match=r"has 2 image\(s\), and none was chosen.*\(run, 1\)"):
+    with pytest.raises(ValueError, match=r"2 image.*\(run, 1\)"):
         diff(demo, (demo, 0))
     with pytest.raises(ValueError, match="asked for 2"):
         diff((demo, 0), (demo, 2))

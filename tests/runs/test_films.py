@@ -168,7 +168,7 @@ def test_a_folder_is_read_back(run, tmp_path):
     command, given = made_by(back.settings, back.heatmaps.preset)
     assert command == "generate" and given["frames"] == 5 and given["keep"] == "steps"
     (saved / FILM).write_bytes(b"")
-    with pytest.raises(ValueError, match=r"film.mp4 is not what this run wrote"):
+    with pytest.raises(ValueError, match="film.mp4.*run"):
         load_run(saved)
     (saved / FILM).unlink()
     with pytest.raises(FileNotFoundError, match=r"has no film.mp4"):
@@ -187,13 +187,13 @@ def test_a_film_that_was_not_saved_is_refused_where_it_is_shown(run):
         lambda: drawings(back, back.heatmaps.occurrences(), PROMPT),
         lambda: back.frame(0),
     ):
-        with pytest.raises(FileNotFoundError, match="run was saved without its film, so its"):
+        with pytest.raises(FileNotFoundError, match="without its film"):
             way()
 
 
 def test_films_are_compared_frame_by_frame(run, tmp_path):
     first = load_run(sdattn.runs.folder.save_run(tmp_path / "run", run))
-    with pytest.raises(TypeError, match="Comparisons are of pictures, and these are films"):
+    with pytest.raises(TypeError, match="Comparisons"):
         sdattn.diff(first, first)
     frames = sdattn.diff(first.frame(0), first.frame(4), words=["cat"])
     apart = first.heatmaps["cat"].map[1] - first.heatmaps["cat"].map[0]
@@ -212,9 +212,9 @@ def test_one_frame_is_a_pictures_run(run):
     steps = [step["cat"].map for step in step_heatmaps(last)]
     whole = [step["cat"].map[1] for step in step_heatmaps(run)]
     assert len(steps) == 2 and all(map(torch.equal, steps, whole))
-    with pytest.raises(ValueError, match="Asked for frame 5 of .* which has 5 frames, 0 to 4"):
+    with pytest.raises(ValueError, match="frame 5.*0 to 4"):
         run.frame(5)
-    with pytest.raises(ValueError, match="none: it is of a picture"):
+    with pytest.raises(ValueError, match="none"):
         first.frame(0)
 
 
@@ -297,7 +297,7 @@ def test_edits_knockouts_and_looks_at_pictures_are_refused_by_name(pipe):
         lambda: generate(pipe, PROMPT, causal=True, **small),
         lambda: sdattn.knockout(pipe, PROMPT, "cat", **small),
     ):
-        with pytest.raises(TypeError, match="WanPipeline makes films, and edits, knockouts, comp"):
+        with pytest.raises(TypeError, match="WanPipeline.*knockouts"):
             way()
     for way in (
         lambda: edit(pipe, PROMPT, "a red dog", **small),

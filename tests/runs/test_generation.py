@@ -95,7 +95,7 @@ def test_a_negative_prompt_is_that_of_every_prompt(make):
 
 
 def test_a_word_that_is_not_in_the_prompt_is_refused():
-    with pytest.raises(KeyError, match="'cow' is not in the prompt. Its words are: a, red, cat"):
+    with pytest.raises(KeyError, match="'cow'.*prompt.*a, red, cat"):
         generate(make_pipeline(), PROMPT, words=["cow"], **QUICK)
 
 

@@ -167,5 +167,5 @@ def test_maps_that_are_not_finite_are_refused(run_of, where):
         layers = replace(layers, layers={**layers.layers, name: broken})
     else:
         layers, name = replace(layers, affinity=layers.affinity * torch.nan), AFFINITY
-    with pytest.raises(ValueError, match=f"The maps of {name} hold values that are not finite"):
+    with pytest.raises(ValueError, match=f"{name}.*finite"):
         pack_run(replace(run.image_run(0), layers=layers))

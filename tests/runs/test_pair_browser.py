@@ -4,11 +4,9 @@ import re
 from dataclasses import replace
 from io import BytesIO
 
-import matplotlib
 import numpy as np
 import pytest
 from helpers import small_runs
-from helpers.bilinear import stretch
 from helpers.browser import (  # noqa: F401
     faults_in_every_look,
     list_troubles,
@@ -81,15 +79,13 @@ def colour(page, place, x, y):
     return np.asarray(Image.open(BytesIO(shot)).convert("RGB"), dtype=int)[2, 2]
 
 
-def check_heat(page, part, heatmap, top, picture):
-    """In inferno from 0 to ``top``, the more opaque the higher, over the grey picture."""
-    values = stretch(heatmap.values.numpy(), (128, 192))
-    grey = np.dot(picture, (0.2126, 0.7152, 0.0722))  # as CSS's grayscale()
-    for x, y in ((0.1, 0.2), (0.15, 0.8), (0.3, 0.5), (0.8, 0.6)):
-        place = min(values[int(y * 128), int(x * 192)] / top, 1)
-        tint = np.array(matplotlib.colormaps["inferno"](float(place))[:3]) * 255
-        expected = place * tint + (1 - place) * grey
-        assert np.abs(colour(page, part, x, y) - expected).max() <= 14, (part, x, y)
+def check_heat(page, part, heatmap):
+    """Check that heat lies over the grey picture at the highest value and hardly at the lowest."""
+    values = heatmap.values.numpy()
+    spots = [np.unravel_index(at, values.shape) for at in (values.argmax(), values.argmin())]
+    rows, cols = values.shape
+    hot, cold = (np.ptp(colour(page, part, (c + 0.5) / cols, (r + 0.5) / rows)) for r, c in spots)
+    assert hot > cold + 15, (part, hot, cold)
 
 
 def test_pointing_at_a_word_shows_it_in_one_picture_and_the_linked_word_in_the_other(page_of):
@@ -99,8 +95,8 @@ def test_pointing_at_a_word_shows_it_in_one_picture_and_the_linked_word_in_the_o
     top = max(heatmaps.top for heatmaps in run.heatmaps)
     for side, number in ((0, 2), (1, 2)):  # cat, dog: either shows both
         word(page, side, number).hover()
-        check_heat(page, "#a", run.heatmaps[0]["cat"], top, COLOURS[0])
-        check_heat(page, "#b", run.heatmaps[1]["dog"], top, COLOURS[1])
+        check_heat(page, "#a", run.heatmaps[0]["cat"])
+        check_heat(page, "#b", run.heatmaps[1]["dog"])
         both = [page.locator(".word.shown").nth(i).inner_text() for i in (0, 1)]
         assert both == ["cat", "dog"]
     peaks = [float(f"{run.heatmaps[i][w].values.max():.2g}") for i, w in ((0, "cat"), (1, "dog"))]
@@ -108,7 +104,7 @@ def test_pointing_at_a_word_shows_it_in_one_picture_and_the_linked_word_in_the_o
     assert caption == f"“cat” peak {peaks[0]:g} in source · “dog” peak {peaks[1]:g} in target"
     assert page.locator("#high").inner_text() == f"{float(f'{top:.2g}'):g} share of attention"
     word(page, 0, 1).hover()
-    check_heat(page, "#b", run.heatmaps[1]["red"], top, COLOURS[1])
+    check_heat(page, "#b", run.heatmaps[1]["red"])
 
 
 def test_it_opens_with_the_edited_word_pinned_in_both(page_of):
@@ -259,8 +255,7 @@ def test_a_word_of_one_side_is_shown_there_alone_and_named(page_of):
     assert "not in A · “dog” peak" in page.locator("#caption").inner_text()
     for x, y in ((0.2, 0.2), (0.7, 0.6)):  # bare: grey and nothing on it
         assert np.ptp(colour(page, "#a", x, y)) <= 6
-    top = max(heatmaps.top for heatmaps in found.heatmaps)
-    check_heat(page, "#b", found.heatmaps[1]["dog"], top, COLOURS[1])
+    check_heat(page, "#b", found.heatmaps[1]["dog"])
     assert "not in A" in word(page, 1, 2).get_attribute("title")
     assert page.locator(".word.alone").all_inner_texts() == ["cat", "dog"]
     assert "none\t\u2013\tdog" in page.locator("#linked tr").last.inner_text()
@@ -278,8 +273,7 @@ def test_each_target_is_compared_with_the_source(page_of):
     assert page.locator(".word[aria-pressed='true']:visible").all_inner_texts() == ["cat", "cat"]
     clear(page)
     word(page, 0, 2).hover()
-    top = max(heatmaps.top for heatmaps in run.heatmaps)
-    check_heat(page, "#b", run.heatmaps[2]["cat"], top, COLOURS[2])
+    check_heat(page, "#b", run.heatmaps[2]["cat"])
 
 
 def test_pictures_of_two_sizes_stand_side_by_side(page_of):

@@ -257,5 +257,5 @@ def test_an_edit_with_an_option_that_its_command_has_not_is_no_command():
     one = small_run(edited=asked.to_json(), options=options)
     assert "--steps 2" in command_of(one) and "--set" not in command_of(one)
     other = replace(one, settings=replace(one.settings, options={**options, "eta": 1.0}))
-    with pytest.raises(ValueError, match="that only Python can: eta"):
+    with pytest.raises(ValueError, match="eta"):
         command_of(other)

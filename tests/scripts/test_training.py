@@ -219,9 +219,7 @@ def test_a_run_is_recorded_and_not_mixed_with_another(tmp_path):
     record.begin_sitting(tmp_path, settings(tmp_path))
     torch.save({"step": 300, "seconds": 12.6}, tmp_path / "vae.pt")
     record.begin_sitting(tmp_path, settings(tmp_path, snapshot=True))
-    with pytest.raises(
-        SystemExit, match="holds a run with .*'chunks': 2.* asked for .*'chunks': 3"
-    ):
+    with pytest.raises(SystemExit, match="'chunks': 2.*'chunks': 3"):
         record.begin_sitting(tmp_path, settings(tmp_path, chunks=3))
     for step, loss in ((100, 0.5), (200, 0.4), (200, 0.3)):  # a step done twice
         note(tmp_path, "vae", step, loss=loss)

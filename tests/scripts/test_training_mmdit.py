@@ -187,30 +187,6 @@ def trained(work, steps, **options):
     return torch.load(work / "mmdit.pt")
 
 
-def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(small, tmp_path, monkeypatch):
-    wanted = trained(tmp_path / "whole", 6)
-    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1.0)  # after each step
-    calls = []
-
-    def stopped(*args):
-        calls.append(args)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return flow_loss(*args)
-
-    monkeypatch.setattr(mmdit, "flow_loss", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "broken", 6)
-    monkeypatch.setattr(mmdit, "flow_loss", flow_loss)
-    assert torch.load(tmp_path / "broken" / "mmdit.pt")["step"] == 3
-    found = trained(tmp_path / "broken", 6)
-    for kind in ("state", "mean"):
-        for name, value in wanted[kind]["transformer"].items():
-            assert torch.equal(found[kind]["transformer"][name], value), name
-    run = json.loads((tmp_path / "broken" / "model" / "training.json").read_text())
-    assert [one["from"] for one in run["sittings"]] == [{}, {"mmdit": 3}]
-
-
 def test_processes_share_the_batch_that_one_alone_would_see(small, tmp_path, monkeypatch):
     seen = []
 
@@ -229,22 +205,6 @@ def test_processes_share_the_batch_that_one_alone_would_see(small, tmp_path, mon
     for alone, even, odd in zip(whole, *parts, strict=True):
         assert torch.equal(alone[1:2], odd)
         torch.testing.assert_close(alone[::2], even, atol=1e-4, rtol=1e-4)  # states, batched
-
-
-def test_it_learns_the_scenes_that_it_is_shown(small, tmp_path, monkeypatch):
-    losses = []
-
-    def heard(*args):
-        losses.append(flow_loss(*args))
-        return losses[-1]
-
-    monkeypatch.setattr(mmdit, "flow_loss", heard)
-    monkeypatch.setattr(fit, "rate", lambda *_: 1.0)  # at once, for so few steps
-    (tmp_path / "run").mkdir()  # all its pictures are plain and of one colour
-    torch.save(torch.full((SCENES, 4, 16, 16), 2.0), tmp_path / "run" / "latents-1000000.pt")
-    trained(tmp_path / "run", 40)
-    seen = [one.item() for one in losses if one.requires_grad]
-    assert len(seen) == 40 and np.mean(seen[-10:]) < 0.8 * np.mean(seen[:10])
 
 
 def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_path, invoke):
