@@ -5,10 +5,11 @@ states for itself which rows of a guided batch belong to the prompt, read off th
 code.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import diffusers
+import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProcessor
 
@@ -74,6 +75,16 @@ CASES = [
     for processor in ("own", *row.processors)
     for way in (WAYS if processor == "own" else WAYS[:1])
 ]
+
+
+# Of a test that runs many rows, those that scripts/test runs without --all.
+QUICK = ("Stable Diffusion 1.x", "SDXL", "Stable Diffusion 3", "FLUX.1", "FLUX.2 klein")
+QUICK += ("Qwen-Image", "Z-Image", "Wan 2.1", "CogVideoX", "HunyuanVideo 1.5")
+
+
+def most_are_slow(rows: Iterable[Any]) -> list[Any]:
+    """Return rows, or their names, as parameters of a test: those not in QUICK are marked slow."""
+    return [pytest.param(one, marks=[pytest.mark.slow] * (str(one) not in QUICK)) for one in rows]
 
 
 def is_quick(row: Any, processor: str, way: Way) -> bool:

@@ -14,6 +14,8 @@ from scripts.scenes.shapes import DIRECTIONS
 from scripts.scenes.sprites import COLOURABLE, COLOURS, coloured, hands, nouns
 from scripts.scenes.wording import further_words, ground_phrase
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def scenes():

@@ -12,6 +12,8 @@ from scripts.evaluation.pictures import script_pictures, unseen_scenes
 from scripts.evaluation.solvers import SOLVERS, euler, rf_solver
 from sdattn import explain
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_maps_at_several_timesteps_are_those_of_explain():
     pipe, asked = sd3(t5=False), unseen_scenes(2, seed=5)

@@ -15,6 +15,8 @@ from scripts.evaluation.records import Records
 from sdattn import capture, generate, heatmaps
 from sdattn.models.demos import RECORD, demo_named
 
+pytestmark = pytest.mark.slow
+
 SHORT = {"num_inference_steps": 4, "height": 32, "width": 32, "max_sequence_length": 16}
 
 

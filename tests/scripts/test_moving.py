@@ -19,6 +19,8 @@ from sdattn.models.reading import read_prompts
 from sdattn.runs.imagerun import ImageRun
 from sdattn.runs.settings import RunSettings
 
+pytestmark = pytest.mark.slow
+
 RED = SceneObject("red", "circle", (0.3, 0.4), 0.18)
 BLUE = SceneObject("blue", "square", (0.3, 0.8), 0.18)
 

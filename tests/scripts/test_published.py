@@ -26,6 +26,8 @@ from scripts.evaluation.published.scores import (
 from sdattn import Heatmaps, explain, read_prompt
 from sdattn.models.sizes import default_size
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 
 

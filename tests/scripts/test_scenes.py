@@ -25,6 +25,8 @@ from scripts.scenes.shapes import (
 )
 from sdattn.models.demos import DEMOS, demo_named
 
+pytestmark = pytest.mark.slow
+
 RADIUS = 0.3
 
 
@@ -141,7 +143,6 @@ def test_the_relation_is_true_of_the_centres():
     assert set(seen) == {*DIRECTIONS, "and"} and min(seen.values()) > 30
 
 
-@pytest.mark.slow
 def test_nothing_held_out_is_ever_said_in_training():
     rng = np.random.default_rng(6)
     kept = {p for _ in range(300) for p in random_scene(rng, held_out=True).prompts()}

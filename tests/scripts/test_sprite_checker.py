@@ -21,6 +21,8 @@ from scripts.sprite_checker import (
 )
 from scripts.training.train_sprite_checker import kept_hand, measure, train, with_hands
 
+pytestmark = pytest.mark.slow
+
 GROUND = len(nouns())
 
 
@@ -137,7 +139,6 @@ def test_the_kept_drawings_are_in_one_part_alone(scenes):
                 assert one.hand in (colourable(one.noun) if one.colour else hands()[one.noun])
 
 
-@pytest.mark.slow
 def test_a_segmenter_that_is_trained_is_kept_and_measured(tmp_path, monkeypatch):
     monkeypatch.setattr("scripts.training.train_sprite_checker.BATCH", 2)
     monkeypatch.setattr(

@@ -24,6 +24,8 @@ from scripts.scenes.sprites import (
     sprites,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def rows():
     return json.loads(TABLE.read_text())["sprites"]

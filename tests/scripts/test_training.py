@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 import re
 from functools import partial
 
@@ -16,11 +15,11 @@ from transformers import CLIPTokenizer
 
 from scripts.scenes.shapes import COLOURS, SHAPES
 from scripts.training import autoencoder, fit, record, train_demo_model
-from scripts.training.autoencoder import even_out, make_latents, train_vae_of, vae_psnr
+from scripts.training.autoencoder import vae_psnr
 from scripts.training.data import TOKENS, make_scenes, make_tokenizer, token_ids
 from scripts.training.fit import Fit, note
-from scripts.training.losses import Caption, captions, middle_times, split, text_states
-from scripts.training.models import new_text_encoder, new_vae
+from scripts.training.losses import captions, split, text_states
+from scripts.training.models import new_text_encoder
 from scripts.training.train_demo_model import train_from
 from sdattn.models.demos import DEMO
 
@@ -93,59 +92,6 @@ def test_each_word_is_relied_on_for_what_it_says_itself(scenes, encoder):
         ends = [at[-1][-1] + 1 for at in places]
         torch.testing.assert_close(one[ends[0]], read[last][ends[last]], atol=2e-5, rtol=1e-4)
     assert own == {*COLOURS, *SHAPES}  # "turquoise", of more pieces, and "an" orange one too
-
-
-def test_prompts_that_are_read_as_they_are_and_with_their_end_forgotten(encoder):
-    prompt = "on the left a red circle, on the right a turquoise ring"
-    with torch.no_grad():
-        plain, forgot = text_states(*encoder, [Caption(prompt, how, ()) for how in (0, 1)])
-    torch.testing.assert_close(plain, states(encoder, prompt), atol=2e-5, rtol=1e-4)
-    end = columns(encoder[1], prompt)[-1][-1] + 1
-    torch.testing.assert_close(forgot[:end], plain[:end])
-    nothing = states(encoder, "")
-    torch.testing.assert_close(forgot[end:], nothing[end:], atol=2e-5, rtol=1e-4)
-
-
-def test_what_is_mistaken_is_said_in_the_same_words_but_for_the_objects(scenes):
-    said, empty = mistaken_captions(scenes, 1, 400)
-    assert 10 < empty < 80
-    for caption in said:
-        versions = [split(text) for text in (caption.prompt, *caption.mistaken)]
-        for word, *others in zip(*versions, strict=True):
-            kinds = (COLOURS, SHAPES, ("a", "an"), (word,))
-            assert any({word, *others} <= set(kind) for kind in kinds)
-            if len(others) == 2 and word in COLOURS:
-                assert word not in others
-            if len(others) == 2 and word in SHAPES:
-                assert others[0] == word != others[1]
-    about_all = sum(len(one.mistaken) == 2 for one in said)
-    assert 0.5 < about_all / len(said) < 0.7
-
-
-def test_times_are_of_the_noise_there_is():
-    for count in (1, 7, 16):
-        times = middle_times(np.random.default_rng(2), count)
-        assert times.shape == (count,) and times.min() >= 0 and times.max() <= 999
-
-
-def test_latents_are_evened_out_and_pictures_come_back_as_before():
-    torch.manual_seed(3)
-    vae = new_vae().eval()
-    pictures = torch.rand(6, 3, 64, 64) * 2 - 1
-    with torch.no_grad():
-        nn.init.normal_(vae.quant_conv.bias)
-        vae.quant_conv.weight[2] *= 30
-        plain = vae.encode(pictures).latent_dist
-        back = vae.decode(plain.mode()).sample
-        even = even_out(vae, plain.mode())
-        again = vae.encode(pictures).latent_dist
-        torch.testing.assert_close(again.mode(), even, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(vae.decode(even).sample, back, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(even.mean((0, 2, 3)), torch.zeros(4), atol=1e-4, rtol=0)
-    torch.testing.assert_close(even.std((0, 2, 3)), torch.ones(4), atol=1e-4, rtol=0)
-    scale = plain.mode().std((0, 2, 3), keepdim=True)
-    torch.testing.assert_close(again.std * scale, plain.std, atol=1e-4, rtol=1e-4)
-    assert vae.config.scaling_factor == 1
 
 
 def small_fit(work, steps, loss_of=None):
@@ -252,36 +198,6 @@ def test_a_run_is_recorded_and_not_mixed_with_another(tmp_path):
 def drawn(seed, count):
     pictures = np.stack([scene.draw(128) for scene in make_scenes(seed, count)])
     return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous()
-
-
-def test_the_latents_that_one_of_smaller_pictures_has_of_larger_ones(tmp_path):
-    torch.manual_seed(4)
-    like = new_vae()
-    like.register_to_config(sample_size=64, scaling_factor=0.5)
-    like.encoder.down_blocks[2].downsamplers = None  # a quarter of the side: as many cells
-    pictures = drawn(8, 12)
-    with torch.no_grad():
-        pixels = pictures.float() / 127.5 - 1
-        halved = pixels.reshape(12, 3, 64, 2, 64, 2).mean((3, 5))
-        aim = 0.5 * like.encode(halved).latent_dist.mode()
-        read = make_latents(like, pictures, tmp_path)
-        torch.testing.assert_close(read, aim, atol=1e-3, rtol=0)
-    assert aim.shape == (12, 4, 16, 16) and aim.abs().max() > 0.1
-
-
-def test_an_autoencoder_learns_the_latents_that_are_given(tmp_path):
-    """It is trained on one set of latents; the same pictures with others are the control."""
-    torch.manual_seed(4)
-    pictures, given = drawn(8, 4), 0.5 * torch.randn(4, 4, 1, 1).expand(4, 4, 16, 16)
-    vae = train_vae_of(given, pictures, tmp_path, 20, seed=1)
-    with torch.no_grad():
-        posterior = vae.encode(pictures.float() / 127.5 - 1).latent_dist
-    off, other = (
-        (posterior.mode() - aim).square().mean() for aim in (given, given.roll(1, dims=0))
-    )
-    assert off < 0.8 * given.square().mean() < other
-    assert posterior.std.mean().item() == pytest.approx(math.exp(-3), rel=0.1)
-    assert vae.config.scaling_factor == 1
 
 
 def test_a_run_that_begins_with_a_model_reads_as_that_one_does(demo, tmp_path):

@@ -4,29 +4,23 @@ import argparse
 import json
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from safetensors.torch import load_file
-from torch import nn
 
 from scripts.evaluation.evaluate_demo_model import evaluate, settings
 from scripts.evaluation.pictures import own_settings
-from scripts.scenes.shapes import random_scene
 from scripts.training import data, fit, mmdit, train_demo_mmdit
 from scripts.training.data import TOKENS, all_scenes, token_ids
 from scripts.training.losses import Caption
 from scripts.training.mmdit import (
-    POOLED,
     ZEROS,
     assemble,
     flow_loss,
-    flow_times,
     joint_states,
     new_transformer,
     parts_of,
-    read_evenly,
     scene_latents,
     snapshot,
 )
@@ -72,41 +66,6 @@ def test_it_reads_what_was_said_before_each_word_beside_the_words_alone(pipe, pa
     assert not said[:, TOKENS:].any()
 
 
-def test_nothing_but_attention_brings_the_prompt_to_the_picture(pipe):
-    """What the transformer adds to every block beside the time is zero for all prompts."""
-    with torch.no_grad():
-        pooled = pipe.encode_prompt(PROMPTS[:2], None, None, max_sequence_length=ZEROS)[2:]
-    for one in pooled:
-        assert one.shape == (2, 2 * POOLED) and not one.any()
-
-
-def test_a_mistaken_prompt_is_read_word_by_word(pipe):
-    """Colours from the scene alone, so that the state of a shape's word cannot tell them."""
-    mistaken = ("a pink circle left of a green square", "a pink ring left of a green cross")
-    found = joint_states(pipe, [Caption(PROMPTS[0], 2, mistaken)])[0]
-    texts = [PROMPTS[0], *mistaken]
-    plain = joint_states(pipe, [Caption(text, 0, ()) for text in texts])
-    spans = pipe.tokenizer(PROMPTS[0], return_offsets_mapping=True)["offset_mapping"]
-    for column, (start, end) in enumerate(spans):
-        word = PROMPTS[0][start:end]
-        source = 0 if word in ("red", "blue") else 1 if word in ("circle", "square") else 2
-        torch.testing.assert_close(found[column], plain[source, column], atol=1e-4, rtol=1e-4)
-
-
-def test_text_features_are_equally_loud_in_the_beginning(pipe):
-    rng = np.random.default_rng(0)
-    said = [Caption(random_scene(rng).caption(rng), 0, ()) for _ in range(60)]
-    states = joint_states(pipe, said)
-    used = states[:, :TOKENS].flatten(0, 1).double()
-    spread = ((used - used.mean(0)).square().sum(0) / (len(used) - 1)).sqrt()
-    even = ((used - used.mean(0)) / spread).float()
-    wanted = nn.functional.linear(even, pipe.transformer.context_embedder.weight).detach()
-    read_evenly(pipe.transformer, states)
-    with torch.no_grad():
-        got = pipe.transformer.context_embedder(states[:, :TOKENS]).flatten(0, 1)
-    torch.testing.assert_close(got, wanted, atol=2e-2, rtol=2e-2)
-
-
 def test_it_learns_the_way_that_the_scheduler_walks():
     """What it sees is what the scheduler makes of a picture at that time, and from there one step
     along what it learns leads back to the picture."""
@@ -133,18 +92,6 @@ def test_it_learns_the_way_that_the_scheduler_walks():
         [time] = scheduler.timesteps
         back = scheduler.step(way[row], time, mixed[row]).prev_sample
         torch.testing.assert_close(back, latents[row], atol=1e-5, rtol=1e-5)
-
-
-def test_times_are_spread_over_all_parts_of_noise():
-    for count in (4, 5, 32):
-        times = flow_times(np.random.default_rng(2), count)
-        assert times.shape == (count,) and times.dtype == torch.float32
-        assert times.min() >= 0 and times.max() <= 1
-    many = flow_times(np.random.default_rng(2), 4000)
-    odds = torch.logit(many[:3000].double())
-    assert odds.mean() == pytest.approx(0.4, abs=0.01)
-    assert odds.std() == pytest.approx(1.0, abs=0.02)
-    assert many[3000:].mean() == pytest.approx(0.5, abs=0.01)
 
 
 def test_latents_are_of_the_scenes_and_worked_out_once(parts, tmp_path, monkeypatch):
