@@ -154,6 +154,20 @@ def test_a_store_keeps_the_prompts_rows(name, attached):
         torch.testing.assert_close(ours, theirs[0].flatten(1, 2), atol=2e-4, rtol=0)
 
 
+def test_a_store_is_told_of_the_passes_that_it_is_shown_alone():
+    """Qwen-Image runs the prompt and the negative prompt in turn."""
+    row, pipe, told = NAMED["Qwen-Image"], sharp("Qwen-Image"), []
+
+    class Told(AttentionStore):
+        def begin_pass(self, batch, latent_size, levels, prompts=None, places=()):
+            told.append(prompts)
+            super().begin_pass(batch, latent_size, levels, prompts, places)
+
+    with register_attention_control(pipe, Told()):
+        row.run(pipe, WAY)
+    assert told == [slice(0, 1)] * 2
+
+
 class Whole(AttentionControlEdit):
     """All columns are the source's, also those of the template that Qwen puts around a prompt."""
 
