@@ -1,10 +1,11 @@
-"""register_attention_control in transformers of joint attention."""
+"""register_attention_control in transformers of joint attention, and what UNets share with them."""
 
 import pytest
 import torch
 from helpers.joint_parity import sharp_model
 from helpers.rows import Way
 from helpers.transformer_rows import TRANSFORMERS, own_norms
+from helpers.unet_rows import UNETS
 
 from sdattn import AttentionStore, TorchAttnProcessor, TorchJointProcessor, capture, read_prompts
 from sdattn.edit import (
@@ -14,9 +15,11 @@ from sdattn.edit import (
     EmptyControl,
     register_attention_control,
 )
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser, find_layers
 
+UNET_NAMES = ("Stable Diffusion 1.x", "SDXL")
 NAMED = {row.name: row for row in TRANSFORMERS if row.joint}
+NAMED |= {row.name: row for row in UNETS if row.name in UNET_NAMES}
 NAMES = (
     "Stable Diffusion 3",
     "Stable Diffusion 3.5 (dual attention, normed)",
@@ -54,10 +57,12 @@ class Foreign:
         return None if self.way == "none" else attn
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *UNET_NAMES])
 def test_plain_attention_is_that_of_diffusers(name):
-    row, pipe = NAMED[name], sharp(name)
-    before = dict(pipe.transformer.attn_processors)
+    row = NAMED[name]
+    pipe = row.make() if name in UNET_NAMES else sharp(name)
+    model = find_denoiser(pipe).model
+    before = dict(model.attn_processors)
     plain = row.run(pipe, WAY)
     found = []
     for controller in (None, EmptyControl(), lambda attn, *_: attn):
@@ -66,9 +71,9 @@ def test_plain_attention_is_that_of_diffusers(name):
     assert abs(found[0] - plain).max() < 1e-4
     assert (found[1] == found[0]).all()
     assert (found[2] == found[0]).all()
-    after = pipe.transformer.attn_processors
+    after = model.attn_processors
     assert all(after[key] is before[key] for key in before)
-    assert not pipe.transformer._forward_pre_hooks
+    assert not model._forward_pre_hooks
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from helpers.joint_film_rows import JOINT_FILMS, cogvideox
 from helpers.joint_models import COLS, MODELS, N_TEXT, ROWS, first_map, inputs
+from helpers.largest import Largest
 from helpers.matrix_oracle import recorded, softmax_in_float64
 from helpers.reads import copies_after_the_first, reads_by_call
 from helpers.rows import Way
 from helpers.transformer_rows import flux, sd3
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdattn import TorchJointProcessor, capture
 from sdattn.attention.device_copies import DeviceCopies
@@ -212,24 +212,12 @@ def test_rows_take_their_own_words_along():
         torch.testing.assert_close(attended.of(rows).every_head(None), wanted)
 
 
-class Largest(TorchDispatchMode):
-    """The most numbers that any operation gives."""
-
-    number = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self.number = max(self.number, result.numel())
-        return result
-
-
 def test_no_matrix_of_cells_by_cells_is_made():
     query, output = torch.randn(2, 1, 4, 600, 8)
     attended = GramCol(query, torch.randn(1, 4, 3, 8), output, frames=3, best=2)
     with Largest() as largest:
         attended.add_to(None, None)
-    assert largest.number == query.numel()
+    assert largest.numel == query.numel()
 
 
 def test_where_one_cell_stands_for_all_words_they_are_alike():

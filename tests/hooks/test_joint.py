@@ -7,10 +7,10 @@ import pytest
 import torch
 from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
 from helpers.joint_models import COLS, MODELS, N_TEXT, ROWS, first_map, inputs
+from helpers.largest import Largest
 from helpers.transformer_rows import flux
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdattn import capture
 
@@ -63,19 +63,6 @@ def test_the_gradient_is_that_of_the_whole_softmax(kind):
         step = 1e-3  # the probabilities are float32
         numeric = (loss(text + step * direction) - loss(text - step * direction)) / (2 * step)
     torch.testing.assert_close((slope * direction).sum(), numeric, rtol=2e-2, atol=1e-7)
-
-
-class Largest(TorchDispatchMode):
-    """The largest tensor that is made."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for one in out if isinstance(out, (tuple, list)) else [out]:
-            if isinstance(one, torch.Tensor):
-                self.numel = max(self.numel, one.numel())
-        return out
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["kernel's logsumexp", "in slices"])

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from helpers.joint_models import COLS, MODELS, N_TEXT, ROWS, first_map, inputs
+from helpers.largest import Largest
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import flux, sd3
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdattn import capture, generate, heatmaps, load_run
 from sdattn.hooks.attended import GivenProbs
@@ -166,19 +166,6 @@ def test_the_gradient_goes_through_both_products():
         step = 1e-3  # the maps are float32
         numeric = (loss(text + step * direction) - loss(text - step * direction)) / (2 * step)
     torch.testing.assert_close((slope * direction).sum(), numeric, rtol=2e-2, atol=1e-7)
-
-
-class Largest(TorchDispatchMode):
-    """The largest tensor that is made."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for one in out if isinstance(out, (tuple, list)) else [out]:
-            if isinstance(one, torch.Tensor):
-                self.numel = max(self.numel, one.numel())
-        return out
 
 
 @torch.no_grad()
