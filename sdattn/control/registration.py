@@ -190,6 +190,10 @@ class ControlHandle:
         self._active = self._entered = False
         self._installed.remove()
 
+    def tell_strays(self) -> None:
+        """Warn of calls of the model that were no passes of its run, once."""
+        self._strays.tell()
+
     def _warn_if_unused(self) -> None:
         name = type(self.controller).__name__
         problem, strays = "", str(self._strays)
@@ -214,8 +218,7 @@ class ControlHandle:
         """The forward pre-hook of the model: refuse what the controller would not see whole."""
         found = self._reader.read(model, args, kwargs)
         is_shown = not found.stray and (is_unet(model) or not found.of_no_prompt)
-        for processor in self._processors:
-            processor.asks = is_shown
+        self._show(is_shown)
         if found.stray:
             return self._strays.note(found.stray)
         self._passes += 1
@@ -240,8 +243,14 @@ class ControlHandle:
     def _before_direct(self, model: nn.Module, _: Any, given: dict[str, Any]) -> None:
         """Tell a store of ``unet.forward(...)``, where nothing is refused."""
         found = self._reader.read(model, (), given)
-        if not found.stray:
-            self._begin_pass(found)
+        self._show(not found.stray)
+        if found.stray:
+            return self._strays.note(found.stray)
+        self._begin_pass(found)
+
+    def _show(self, is_shown: bool) -> None:
+        for processor in self._processors:
+            processor.asks = is_shown
 
     def _tell_store(self, found: Pass) -> None:
         """Tell a store what it does not know, which one that is attached does."""

@@ -111,6 +111,8 @@ class Removal:
                 f"{self._passes} times, so columns stayed longer than was asked. Let it run to its "
                 "end."
             )
+        if kind is None:
+            self._handle.tell_strays()
 
     def __call__(self, probs: Tensor, _is_cross: bool, place: str) -> None:
         """Edit ``[B*heads, N, T]`` in place. In joint attention they are a part of the softmax,

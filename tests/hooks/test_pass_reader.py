@@ -504,8 +504,8 @@ def test_a_knockout_leaves_other_calls_alone():
 
     options = {**SMALL, "seed": 0}
     options.pop("output_type")
-    run = sdattn.knockout(pipe, PROMPT, "cat", callback_on_step_end=callback, **options)
-    assert run is not None
+    with pytest.warns(CaptureWarning, match=TOLD + "`callback_on_step_end`"):
+        sdattn.knockout(pipe, PROMPT, "cat", callback_on_step_end=callback, **options)
     for one in found:
         torch.testing.assert_close(one, called_by_hand(pipe), atol=1e-5, rtol=0)
 
@@ -536,26 +536,38 @@ def test_a_direct_call_of_forward_is_seen():
     same_maps(store, expected)
 
 
-def test_joint_attention_too():
+@pytest.mark.parametrize("way", ["capture", "store", "registered"])
+def test_joint_attention_too(way):
     pipe = sd3()
     options = {**SMALL, "guidance_scale": 4.0, "max_sequence_length": 8}
-    with sdattn.capture(pipe) as alone:
-        pipe(PROMPT, generator=seeded(), **options)
+
+    def callback(pipe, _step, _t, tensors):
+        with torch.no_grad():
+            other = torch.randn_like(given["hidden_states"])
+            pipe.transformer(**{**given, "hidden_states": other[..., :-2]})  # of another grid
+        return tensors
+
+    def watched(**more):
+        """The maps of a run, and the rows that a controller was called with."""
+        store, rows = AttentionStore(), Recording()
+        if way == "capture":
+            with sdattn.capture(pipe) as store:
+                pipe(PROMPT, generator=seeded(), **options, **more)
+            return list(store.maps.values())
+        with register_attention_control(pipe, store if way == "store" else rows):
+            pipe(PROMPT, generator=seeded(), **options, **more)
+        maps = store.get_average_attention() if way == "store" else {}
+        return [one for kept in maps.values() for one in kept] or rows.rows
+
     given = {}
     hook = pipe.transformer.register_forward_pre_hook(
         lambda _m, _a, kwargs: given.update(kwargs), with_kwargs=True
     )
-
-    def callback(pipe, _step, _t, tensors):
-        with torch.no_grad():
-            pipe.transformer(**{**given, "hidden_states": torch.randn_like(given["hidden_states"])})
-        return tensors
-
+    expected = watched()
     with pytest.warns(CaptureWarning, match="callback_on_step_end"):
-        with sdattn.capture(pipe) as store:
-            pipe(PROMPT, generator=seeded(), callback_on_step_end=callback, **options)
+        found = watched(callback_on_step_end=callback)
     hook.remove()
-    same_maps(store, alone)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
