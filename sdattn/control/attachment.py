@@ -14,8 +14,7 @@ from ..hooks.drawn import PromptWatch
 from ..hooks.installer import Installation, put_innermost
 from ..hooks.pass_hooks import PassHooks, in_backward
 from ..hooks.pass_reader import PassReader
-from ..hooks.passes import Pass
-from ..hooks.strays import Strays
+from ..hooks.passes import Pass, Strays
 from ..models.attention_layer import Kind
 from ..models.denoiser_call import Size, innermost
 from ..models.guidance import guided_order

@@ -14,8 +14,7 @@ from ..errors import InvalidValueError, RunError, warn
 from ..hooks.installer import Installation
 from ..hooks.pass_hooks import PassHooks
 from ..hooks.pass_reader import PassReader
-from ..hooks.passes import CaptureError, CaptureWarning, Pass
-from ..hooks.strays import Strays
+from ..hooks.passes import CaptureError, CaptureWarning, Pass, Strays
 from ..models.attention_layer import KINDS
 from ..models.denoiser_call import Size, innermost, is_compiled, unwrapped
 from ..models.layers import AttentionLayer, Denoiser, LayerSelection, is_unet, select_layers

@@ -7,8 +7,7 @@ from ..errors import CaptureError, warn
 from ..models.denoiser_call import innermost
 from ..models.layers import AttentionLayer, Denoiser, unwrapped
 from .pass_reader import PassReader
-from .passes import CaptureWarning, Pass
-from .strays import Strays
+from .passes import CaptureWarning, Pass, Strays
 from .text_watch import RepeatedCalls
 
 

@@ -23,8 +23,7 @@ from ..models.layers import Denoiser, ordered_spans, unwrapped
 from ..models.running_call import Caller, RunningCall, caller_of, running_call
 from .call_layout import CallLayout
 from .pass_options import BRANCHES, TOLD, Guidance, check_options
-from .passes import Pass, Stray
-from .schedule import Schedule
+from .passes import Pass, Schedule, Stray
 from .text_watch import TextWatch
 
 

@@ -1,18 +1,23 @@
-"""`Pass`: one call of a model, as captures and controllers know it."""
+"""`Pass`: one call of a model, as captures and controllers know it; its place in the `Schedule` of
+a run; and `Strays`, the calls that are no passes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from ..errors import CaptureError as CaptureError
-from ..errors import SdattnWarning
+from ..errors import SdattnWarning, warn
 from ..models.denoiser_call import Size, Timestep
 from ..models.guidance import Branch, Order, branch_rows
+from ..models.layers import unwrapped
 from ..models.running_call import RunningCall
 from .attended import Rows, row_index
-from .schedule import Schedule
 from .text_watch import Verdict
 
 
@@ -30,6 +35,78 @@ class Stray(NamedTuple):
 
     who: str
     call: RunningCall | None = None
+
+
+class Strays:
+    """How often who called a model beside its run; told once, when the run is over."""
+
+    def __init__(self, model: Any):
+        self._kind = type(unwrapped(model)).__name__
+        self._calls: Counter[Stray] = Counter()
+
+    def note(self, stray: Stray) -> None:
+        self._calls[stray] += 1
+
+    def forget(self) -> None:
+        self._calls.clear()
+
+    def __str__(self) -> str:
+        """Return what to say of them; nothing of calls that another capture watches."""
+        told = [
+            (one, n) for one, n in self._calls.items() if not (one.call and one.call.is_watched)
+        ]
+        if not told:
+            return ""
+        callers = ", ".join(dict.fromkeys(one.who for one, _ in told))
+        return (
+            f"{sum(n for _, n in told)} call(s) of the {self._kind} were not part of this run: "
+            f"from {callers}. They ran untouched and were not counted."
+        )
+
+    def tell(self) -> None:
+        """Warn of them, once."""
+        if text := str(self):
+            warn(text, CaptureWarning)
+        self.forget()
+
+
+class Schedule:
+    """The timesteps of one run, and where in them a pass is.
+
+    Args:
+        timesteps: as the scheduler holds them.
+    """
+
+    def __init__(self, timesteps: Any):
+        self.timesteps = timesteps
+        self._kept = timesteps.clone() if isinstance(timesteps, Tensor) else timesteps
+
+    def __len__(self) -> int:
+        return len(self.timesteps)
+
+    @cached_property
+    def _values(self) -> list[float]:
+        values: list[float] = torch.as_tensor(self._kept).float().tolist()
+        return values
+
+    def index(self, timestep: float | Timestep, scheduler: Any) -> int | None:
+        """Which entry a pass is of, as far as the host knows: that which the model got a view of
+        or, where the pipeline computed with it (FLUX, Sana), the one that the scheduler has come
+        to. It moves on between steps only, however often the model is called in one."""
+        found = timestep.index_in(self.timesteps) if isinstance(timestep, Timestep) else None
+        if found is None:
+            step = getattr(scheduler, "step_index", None)
+            found = step if isinstance(step, int) and 0 <= step < len(self) else None
+        return found
+
+    def position(self, index: int | None, timestep: float | Timestep) -> float:
+        """The middle of the part of the run that a pass is: of the entry ``index``, or of the one
+        nearest to its timestep. Of entries that are alike (second order) it is the first."""
+        values = self._values
+        if index is None:
+            at = float(timestep)
+            index = min(range(len(values)), key=lambda i: abs(values[i] - at))
+        return (values.index(values[index]) + 0.5) / len(values)
 
 
 @dataclass
