@@ -104,13 +104,13 @@ def test_dropout_of_the_weights_and_of_the_output():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: MultiHeadAttention(10, heads=3), "10 does not divide into 3 heads.*dim_head"),
+        (lambda: MultiHeadAttention(10, heads=3), "10.*3 heads.*dim_head"),
         (lambda: MultiHeadAttention(8, heads=2, dropout=2.0), "dropout=2.0: pass shares"),
         (lambda: MultiHeadAttention(32)(CELLS, WORDS), "self-attention .* given some"),
         (lambda: MultiHeadAttention(32, cross_attention_dim=16)(CELLS), "cross-.* given none"),
         (
             lambda: MultiHeadAttention(32)(CELLS, attention_mask=torch.ones(2, 5)),
-            r"mask of shape \[2, 5\] does not fit 12 queries and 12 keys",
+            r"mask.*\[2, 5\].*12",
         ),
     ],
 )

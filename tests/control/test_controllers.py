@@ -158,17 +158,17 @@ SAME = read("a red cat", "a red cat")
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: AttentionReplace(PAIR[:1], 4), ValueError, r"1 prompt\(s\): pass the source and"),
+        (lambda: AttentionReplace(PAIR[:1], 4), ValueError, "1 prompt.*source"),
         (lambda: AttentionReplace(PAIR, 0), ValueError, "num_steps=0"),
         (
             lambda: AttentionReplace(PAIR, 4, 1.5),
             ValueError,
-            r"part of the run.*For n steps pass n / 4",
+            "n steps.*n / 4",
         ),
         (lambda: AttentionReplace(PAIR, 4, (0.8, 0.2)), ValueError, "part of the run"),
         (lambda: AttentionReplace(PAIR, 4, float("nan")), ValueError, "part of the run"),
         (lambda: AttentionReplace(PAIR, 4, 0.5, -0.1), ValueError, "part of the run"),
-        (lambda: AttentionReplace(PAIR, 4, {"bird": 0.5}), KeyError, "'bird' is not in the prompt"),
+        (lambda: AttentionReplace(PAIR, 4, {"bird": 0.5}), KeyError, "'bird'.*prompt"),
         (
             lambda: AttentionReplace(read("a cat", "a red cat"), 4),
             ValueError,
@@ -182,7 +182,7 @@ SAME = read("a red cat", "a red cat")
         (
             lambda: AttentionReweight(SAME, 4, weights={"bird": 2.0}),
             KeyError,
-            "'bird' is not in the prompt",
+            "'bird'.*prompt",
         ),
         (
             lambda: AttentionReweight(PAIR, 4, weights={"dog": 2.0}),

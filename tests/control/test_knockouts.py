@@ -129,14 +129,14 @@ def with_adapter():
 @pytest.mark.parametrize(
     ("make", "word", "options", "error", "message"),
     [
-        (make_pipeline, "bird", {}, KeyError, "'bird' is not in the prompt"),
+        (make_pipeline, "bird", {}, KeyError, "'bird'.*prompt"),
         (make_pipeline, " ", {}, KeyError, "no word in it"),
         (make_pipeline, "cat", {"steps": 1.5}, ValueError, "from 0 to 1"),
-        (make_pipeline, "cat", {"steps": (0.5, 0.6)}, ValueError, "less than one of the 2 passes"),
+        (make_pipeline, "cat", {"steps": (0.5, 0.6)}, ValueError, "one of the 2 passes"),
         (make_pipeline, "cat", {"layers": 5}, ValueError, "No attention layer fits 5"),
         (make_pipeline, "cat", {"layers": "attn1"}, ValueError, "No attention layer fits 'attn1'"),
         (make_pipeline, "cat", {"num_images_per_prompt": 2}, ValueError, "makes 2 pictures"),
-        (make_pipeline, "cat", {"output_type": "np"}, ValueError, "output_type cannot be chosen"),
+        (make_pipeline, "cat", {"output_type": "np"}, ValueError, "output_type"),
         (
             make_pipeline,
             "cat",
@@ -145,7 +145,7 @@ def with_adapter():
             "start from different noise",
         ),
         (with_adapter, "cat", {"layers": "mid"}, ValueError, "IPAdapterAttnProcessor2_0, whose"),
-        (make_pipeline, "cat", {"queries": "all"}, ValueError, "joint attention only. Leave it"),
+        (make_pipeline, "cat", {"queries": "all"}, ValueError, "joint attention only"),
         (sd3, "cat", {"queries": "text"}, ValueError, "queries='text': pass 'picture' or 'all'"),
         (lambda: make_pipeline().unet, "cat", {}, TypeError, "Pass a pipeline"),
     ],

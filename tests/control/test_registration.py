@@ -226,8 +226,8 @@ def test_a_batch_without_guidance_is_refused_before_any_layer(prompts):
     ("options", "run", "message"),
     [
         ({}, {"guidance_scale": 1.0}, "has no guidance"),
-        ({"guidance": None}, {"guidance_scale": 4.0}, "guidance=None and this run is guided"),
-        ({}, {"prompt": ["a cat"] * 3}, "made for 2 prompts and the batch has 3"),
+        ({"guidance": None}, {"guidance_scale": 4.0}, "guidance=None.*run"),
+        ({}, {"prompt": ["a cat"] * 3}, "2 prompts.*batch.*3"),
         ({"blend": True}, {"num_images_per_prompt": 2}, "num_images_per_prompt=1"),
     ],
 )

@@ -211,12 +211,12 @@ def test_a_failure_leaves_the_old_file(frames, tmp_path, monkeypatch, at):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("x.png", {}, r"choose a file name that ends in \.gif or \.webp"),
-        ("gif", {}, r"choose a file name that ends in \.gif or \.webp"),
+        ("x.png", {}, r"\.gif.*\.webp"),
+        ("gif", {}, r"\.gif.*\.webp"),
         ("x.gif", {"milliseconds": 19}, "milliseconds=19: pass 20 or more"),
         ("x.webp", {"milliseconds": -200}, "milliseconds=-200: pass 20 or more"),
-        ("x.gif", {"milliseconds": float("nan")}, "milliseconds=nan: pass 20 or more"),
-        ("x.webp", {"milliseconds": float("inf")}, "milliseconds=inf: pass 20 or more"),
+        ("x.gif", {"milliseconds": float("nan")}, "milliseconds=nan.*20"),
+        ("x.webp", {"milliseconds": float("inf")}, "milliseconds=inf.*20"),
         ("x.gif", {"milliseconds": 200_000}, "at most 163837"),
         ("x.webp", {"milliseconds": 2**24}, "at most 4194303"),
     ],

@@ -495,11 +495,11 @@ def test_a_failure_leaves_the_old_file(figures, tmp_path, monkeypatch, at):
 @pytest.mark.parametrize(
     ("kind", "words", "error", "message"),
     [
-        ("word", None, ValueError, "'word': choose one of words, steps, layers, heads"),
-        ("steps", None, ValueError, "no single steps.*capture_options={'steps': 'all'}"),
-        ("heads", None, ValueError, "no single heads.*capture_options={'heads': 'all'}"),
-        ("words", ["cow"], KeyError, "'cow' is not in the prompt"),
-        ("layers", ["word1", "cow"], KeyError, "'cow' is not in the prompt"),
+        ("word", None, ValueError, "'word'.*words"),
+        ("steps", None, ValueError, "capture_options={'steps': 'all'}"),
+        ("heads", None, ValueError, "capture_options={'heads'.*'all'}"),
+        ("words", ["cow"], KeyError, "'cow'.*prompt"),
+        ("layers", ["word1", "cow"], KeyError, "'cow'.*prompt"),
         ("words", "word1", ValueError, "words='word1': pass a list"),
     ],
 )

@@ -48,26 +48,26 @@ def test_numbers_of_numpy_are_pythons_own():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": 3}, "'name' is 3, where a text is expected"),
-        ({"share": True}, "'share' is true, where a number is expected"),
-        ({"seen": None}, "'seen' is null, where true or false is expected"),
-        ({"layers": []}, r"'layers' is \[\], where an object is expected"),
+        ({"name": 3}, "'name' is 3.*text"),
+        ({"share": True}, "'share'.*number"),
+        ({"seen": None}, "'seen'.*true or false"),
+        ({"layers": []}, "'layers'.*object"),
         ({"layers": {"up": {"heads": None}}}, "'layers.up.grid' is missing"),
         (
             {"layers": {"up": {"grid": [2], "heads": None}}},
-            r"'layers.up.grid' is \[2\], where a list of 2 of a whole number is expected",
+            r"'layers.up.grid'.*\[2\]",
         ),
         (
             {"layers": {"up": {"grid": [2, 0.5], "heads": None}}},
-            r"'layers.up.grid\[1\]' is 0.5, where a whole number is expected",
+            r"'layers.up.grid\[1\]'.*0.5",
         ),
         (
             {"layers": {"up": {"grid": [2, 3], "heads": 1}}},
-            "'layers.up.heads' is 1, where a text or a list of a whole number or null is expected",
+            "'layers.up.heads' is 1.*null",
         ),
         (
             {"layers": {"up": {"grid": [2, 3], "heads": None, "kernel": 3}}},
-            "'layers.up' cannot be read: this version does not know its 'kernel'",
+            "'layers.up'.*'kernel'",
         ),
     ],
 )

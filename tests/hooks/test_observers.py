@@ -209,8 +209,8 @@ class Later(Sharp):
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (Nothing, "to_out from the processor Nothing is not what any attention"),
-        (Twice, "The processor Twice showed its probabilities 2 times"),
+        (Nothing, "to_out.*Nothing"),
+        (Twice, "Twice.*2 times"),
     ],
 )
 def test_what_cannot_be_known_is_refused(make, problem):

@@ -232,7 +232,7 @@ def test_the_negative_prompt_is_refined_too():
     ("options", "message"),
     [
         ({"refine": "cross"}, "refine='cross': pass 'self', or None"),
-        ({"refine": "self", "among": [[0, 1]]}, "among=.* Leave one of them out"),
+        ({"refine": "self", "among": [[0, 1]]}, "among=.*one of them"),
     ],
 )
 def test_what_cannot_be_refined_is_refused(options, message):

@@ -78,10 +78,10 @@ def test_rows_that_no_pass_has_are_refused():
 @pytest.mark.parametrize(
     ("keep", "problem"),
     [
-        ({"tokens": [1, 5]}, r"token column 5 of layer, which has 5 \(0 to 4\)"),
-        ({"heads": [3]}, r"head 3 of layer, which has 3 \(0 to 2\)"),
-        ({"among": [[0, 5]]}, "among has 1 list.* up to 5; layer has 2 image.* 5 columns of text"),
-        ({"among": [[0], [1], [2]]}, r"among has 3 list\(s\) of columns up to 2; layer has 2"),
+        ({"tokens": [1, 5]}, "column 5.*0 to 4"),
+        ({"heads": [3]}, "head 3.*0 to 2"),
+        ({"among": [[0, 5]]}, "1 list.*2 image"),
+        ({"among": [[0], [1], [2]]}, "3 list.*2"),
     ],
 )
 def test_what_the_layer_has_not_is_refused(keep, problem):

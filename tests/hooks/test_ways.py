@@ -527,10 +527,10 @@ def test_a_second_run_of_another_branch_is_a_second_run():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"foo": 1}, "has no option 'foo'. It has: "),
-        ({"guidance": 2.0}, "has no option 'guidance'. It has: guidance_scale"),
+        ({"foo": 1}, "option 'foo'"),
+        ({"guidance": 2.0}, "'guidance'.*guidance_scale"),
         ({"true_cfg_scale": 3.0}, "has no option 'true_cfg_scale'"),
-        ({"negative_prompt": "dog", "guidance_scale": 1.0}, "only with guidance_scale above 1"),
+        ({"negative_prompt": "dog", "guidance_scale": 1.0}, "guidance_scale.*1"),
         ({"num_inference_steps": "3"}, "pass 1 to 1000"),
         ({"height": "a"}, "height='a': pass a whole number"),
         ({"words": "cat"}, "pass a list of words"),

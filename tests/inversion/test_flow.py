@@ -112,11 +112,11 @@ def test_under_guidance_the_way_up_has_none(pipe):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"null_text": True}, ValueError, "null_text=True: a StableDiffusion3Pipeline has no"),
+        ({"null_text": True}, ValueError, "null_text=True.*StableDiffusion3Pipeline"),
         ({"num_inference_steps": 0}, ValueError, "pass 1 to 1000"),
         ({"negative_prompt": "dog"}, ValueError, "decides on negative_prompt"),
         ({"height": 64}, ValueError, "decides on height"),
-        ({"max_length": 8}, ValueError, "no option 'max_length'. It has: max_sequence_length"),
+        ({"max_length": 8}, ValueError, "'max_length'.*max_sequence_length"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, error, message):

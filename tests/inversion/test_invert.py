@@ -191,15 +191,15 @@ def test_psnr():
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"image": "cat.png"}, TypeError, "image is a str. Pass a PIL image"),
+        ({"image": "cat.png"}, TypeError, "str.*PIL"),
         ({"image": Image.new("RGB", (0, 4))}, ValueError, r"\(0, 4\) pixels"),
         ({"prompt": "  "}, ValueError, "is empty"),
-        ({"num_inference_steps": 0}, ValueError, "num_inference_steps=0: pass 1 to 1000"),
-        ({"num_inference_steps": 1001}, ValueError, "num_inference_steps=1001: pass 1 to 1000"),
+        ({"num_inference_steps": 0}, ValueError, "num_inference_steps=0.*1"),
+        ({"num_inference_steps": 1001}, ValueError, "num_inference_steps=1001.*1"),
         ({"guidance_scale": math.nan}, ValueError, "guidance_scale=nan"),
         ({"guidance_scale": math.inf, "null_text": False}, ValueError, "guidance_scale=inf"),
-        ({"guidance_scale": 1.0}, ValueError, "guidance_scale=1.0: .* or null_text=False"),
-        ({"inner_steps": 0}, ValueError, "inner_steps=0: pass at least 1"),
+        ({"guidance_scale": 1.0}, ValueError, "guidance_scale=1.0.*null_text=False"),
+        ({"inner_steps": 0}, ValueError, "inner_steps=0.*1"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, error, message):

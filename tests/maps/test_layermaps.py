@@ -171,13 +171,13 @@ def test_no_self_attention_is_told():
 @pytest.mark.parametrize(
     ("preset", "message"),
     [
-        ("p2p", "places down, up, and there are only: mid at level 3. Choose other layers"),
-        ("daam", "places down, up down to level 2, and there are only: mid at level 3. Choose"),
+        ("p2p", "down, up.*mid at level 3"),
+        ("daam", "down, up.*level 2.*mid at level 3"),
     ],
 )
 def test_no_layer_of_the_presets_places_is_told(preset, message):
     """After a capture; before the run where that captures for the preset."""
-    message = f"The preset '{preset}' reads layers of the {message}"
+    message = f"'{preset}'.*{message}"
     pipe, store = captured(layers="mid", heads="all")
     with pytest.raises(CaptureError, match=message):
         heatmaps(store, pipe, PROMPT, preset=preset)

@@ -45,7 +45,7 @@ def test_a_preset_is_found_by_its_name_or_taken_as_it_is():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"preset": "dam"}, "preset='dam': choose one of default, daam, p2p, attend-and-excite"),
+        ({"preset": "dam"}, "preset='dam'.*p2p"),
         ({"refine": "cross"}, "refine='cross': pass 'self', or None"),
     ],
 )
@@ -63,9 +63,9 @@ def test_unknown_names_are_refused_before_the_model_runs(options, message):
     ("change", "message"),
     [
         ({"heads": "max"}, "heads='max': pass 'mean', 'sum', 'pool'"),
-        ({"steps": "first"}, "steps='first': .*or a part of the schedule"),
+        ({"steps": "first"}, "steps='first'"),
         ({"steps": (0.9, 0.1)}, "steps=\\(0.9, 0.1\\)"),
-        ({"steps": True}, "steps=True: .*or a part of the schedule"),
+        ({"steps": True}, "steps=True"),
         ({"steps": torch.tensor(1)}, r"steps=tensor\(1\)"),
         ({"steps": (False, True)}, r"steps=\(False, True\)"),
         ({"resize": "nearest"}, "resize='nearest'"),

@@ -75,7 +75,7 @@ def test_the_ends_of_the_scale():
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [(math.nan, "NaN"), (math.inf, "infin"), (-0.25, "'cat' has values below 0, the least -0.25")],
+    [(math.nan, "NaN"), (math.inf, "infin"), (-0.25, "'cat'.*-0.25")],
 )
 def test_maps_that_have_no_such_numbers_are_refused(value, message):
     with pytest.raises(ValueError, match=message):

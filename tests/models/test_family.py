@@ -226,9 +226,9 @@ def test_a_subclass_with_a_forward_of_its_own_is_refused(known):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"joined": None}, "'Toy' has joint attention and joined=None: pass 'text first' or"),
+        ({"joined": None}, "'Toy'.*joined=None"),
         ({"joined": "picture"}, "joined='picture': pass 'text first' or 'picture first'"),
-        ({"layers": {"blocks.*.attn": ("block", "cross")}}, "no joint attention and joined='pict"),
+        ({"layers": {"blocks.*.attn": ("block", "cross")}}, "joined='pict"),
     ],
 )
 def test_a_record_without_an_order_is_refused(changes, message):
@@ -309,11 +309,11 @@ def resisting(kind):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("QwenImage21Transformer2DModel", "fewer queries than keys, and after the first step"),
-        ("PRXTransformer2DModel", "the picture attends to the text and to itself and the text to"),
+        ("QwenImage21Transformer2DModel", "fewer queries than keys"),
+        ("PRXTransformer2DModel", "attends"),
         (
             "UNet2DConditionModel",
-            "down_blocks.1.attentions.0 .* keys are those of text and picture",
+            "down_blocks.1.attentions.0.*text",
         ),
     ],
 )

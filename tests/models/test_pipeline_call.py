@@ -83,7 +83,7 @@ def test_knockouts_of_a_batch_are_those_of_single_runs():
         *(({"num_images_per_prompt": value}, "from 1") for value in (0, -1, 1.5, "2", True)),
         ({"num_inference_steps": True}, "pass 1 to 1000"),
         ({"negative_prompt": "a" * 10_001}, "negative_prompt has 10,001 characters. .* 10,000"),
-        ({"negative_prompt": ["cat", "\udcff"]}, r"not UTF-8: its character 1 is '\\udcff'"),
+        ({"negative_prompt": ["cat", "\udcff"]}, r"UTF-8.*1.*'\\udcff'"),
     ],
     ids=str,
 )
@@ -113,8 +113,8 @@ def test_the_pictures_of_all_prompts_of_a_call_count(way):
     ("prompt", "reason"),
     [
         ([], "there is none"),
-        ("a " * 5_001, "The prompt has 10,002 characters. Write at most 10,000"),
-        ("a \udcff cat", r"The prompt is not UTF-8: its character 3 is '\\udcff'"),
+        ("a " * 5_001, "prompt.*10,002.*10,000"),
+        ("a \udcff cat", r"UTF-8.*3.*'\\udcff'"),
     ],
     ids=["none", "long", "bytes"],
 )

@@ -205,7 +205,7 @@ def test_explaining_restores_the_pipeline(failing, name):
 @pytest.mark.parametrize(
     ("name", "changes", "error", "message"),
     [
-        ("FLUX.1", {"true_cfg_scale": 4.0}, ValueError, "decide on true_cfg_scale"),
+        ("FLUX.1", {"true_cfg_scale": 4.0}, ValueError, "true_cfg_scale"),
         ("FLUX.1", {"guidance_scale": 4.0}, ValueError, "decide on guidance_scale"),
         ("SD3", {"mu": 1.0}, ValueError, "decide on mu"),
         ("SD3", {"timesteps": [1000]}, ValueError, "1 to 999"),

@@ -264,17 +264,17 @@ def test_drawings_of_some_words(run):
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (wan, {"num_frames": 7}, "num_frames=7: this model makes 1 frame and a multiple of 4. The"),
-        (wan, {"num_frames": 0}, "num_frames=0: pass a whole number from 1"),
-        (ltx, {"num_frames": 4}, "a multiple of 8. The nearest are 1 and 9"),
-        (ltx2, {"num_frames": 8}, "a multiple of 8. The nearest are 1 and 9"),
-        (cogvideox, {"num_frames": 5}, "a multiple of 8. The nearest are 1 and 9"),
-        (mochi, {"num_frames": 9}, "a multiple of 6. The nearest are 7 and 13"),
-        (animatediff, {"num_frames": 33}, "knows at most 32. For more call pipe.enable_free_noise"),
+        (wan, {"num_frames": 7}, "num_frames=7.*1.*frame"),
+        (wan, {"num_frames": 0}, "num_frames=0.*1"),
+        (ltx, {"num_frames": 4}, "multiple of 8.*1 and 9"),
+        (ltx2, {"num_frames": 8}, "multiple of 8.*1 and 9"),
+        (cogvideox, {"num_frames": 5}, "multiple of 8.*1 and 9"),
+        (mochi, {"num_frames": 9}, "multiple of 6.*7 and 13"),
+        (animatediff, {"num_frames": 33}, "32.*pipe.enable_free_noise"),
         (make_pipeline, {"num_frames": 2}, "has no option 'num_frames'"),
         (wan, {"num_frames": 10**8 + 1}, "frame.s. of 96x64 pixels need"),
-        (wan, {"capture_options": {"frames": [0]}}, "keeps all frames of a film"),
-        (wan, {"output_type": "np"}, "output_type cannot be chosen here"),
+        (wan, {"capture_options": {"frames": [0]}}, "all frames"),
+        (wan, {"output_type": "np"}, "output_type"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_model_runs(make, options, message, monkeypatch):

@@ -14,18 +14,17 @@ from sdattn import generate
         (
             wan_from_picture,
             {"max_sequence_length": 226},
-            "max_sequence_length=226: the layers of this WanTransformer3DModel attend to a picture "
-            "as well, and diffusers takes the last 512 tokens .* Pass max_sequence_length=512",
+            "max_sequence_length=226.*WanTransformer3DModel.*512",
         ),
         (
             wan_from_picture,
             {"num_videos_per_prompt": 2},
-            "num_videos_per_prompt=2: a WanImageToVideoPipeline gives the picture to the first",
+            "num_videos_per_prompt=2.*WanImageToVideoPipeline",
         ),
         (
             wan22_small_from_picture,
             {"num_frames": 1},
-            "num_frames=1: a WanImageToVideoPipeline .* gives back the picture .* Pass 5, say",
+            "num_frames=1.*WanImageToVideoPipeline.*5",
         ),
     ],
 )

@@ -182,13 +182,13 @@ def foreign_json(folder: Path, _: Path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (other_image, "image.png is not what this run wrote"),
-        (other_runs_image, "image.png is not what this run wrote"),
-        (other_runs_maps, "maps.safetensors is not what this run wrote"),
-        (cut_maps, "maps.safetensors is not what this run wrote"),
-        (foreign_maps, "maps.safetensors is not what this run wrote"),
+        (other_image, "image.png.*run"),
+        (other_runs_image, "image.png.*run"),
+        (other_runs_maps, "maps.safetensors.*run"),
+        (cut_maps, "maps.safetensors.*run"),
+        (foreign_maps, "maps.safetensors.*run"),
         (garbage_json, "is corrupt"),
-        (foreign_json, "is not of this version's format"),
+        (foreign_json, "format"),
     ],
 )
 def test_parts_that_do_not_belong_together_are_refused(parts, tmp_path, damage, message):

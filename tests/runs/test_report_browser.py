@@ -289,7 +289,9 @@ def test_a_head_that_was_kept_can_be_chosen(demo, page_of):
     page.locator("#head").select_option("2")
     page.locator("#stretch").check()
     word(page, 2).hover()
-    assert glows(page, values(list(heads.values())[1][1])[2])
+    own = values(list(heads.values())[1][1])[2]
+    assert glows(page, own)
+    assert f"peak {float(f'{own.max():.2g}'):g}" in page.locator("#caption").inner_text()
     assert options[2] in page.locator("#caption").inner_text()
     assert page.locator("#group").is_disabled()
 
@@ -316,6 +318,12 @@ def test_pinned_words_have_colours_of_their_own_and_a_legend(run, page_of):
     word(page, 7).click()
     page.mouse.move(1, 1)
     assert page.locator("#pins li").all_inner_texts()[0].startswith("circle")
+    swatch = "e => getComputedStyle(e).backgroundColor.match(/\\d+/g).map(Number)"
+    for number, pin in zip((2, 7), page.locator("#pins i").all(), strict=True):
+        own = values(run.heatmaps[0])[number]
+        row, col = np.unravel_index(own.argmax(), own.shape)
+        seen = colour(page, (col + 0.5) / 16, (row + 0.5) / 16)  # its colour over grey
+        assert list(np.argsort(seen)) == list(np.argsort(pin.evaluate(swatch)))
     for number in (0, 1, 3, 4, 5):
         word(page, number).click()
     word(page, 6).click()
