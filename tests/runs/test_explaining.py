@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
+from helpers.flow_pipelines import FLOWS, flow_pipeline
 from helpers.small_pictures import picture
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from PIL import Image
@@ -12,6 +13,7 @@ from scripts.scenes.shapes import random_scene
 from sdattn import capture, generate, load_run
 from sdattn.inversion.invert import invert, psnr
 from sdattn.inversion.pictures import fit
+from sdattn.models.layers import find_denoiser
 from sdattn.runs.explaining import explain
 
 PROMPT = "a red cat"
@@ -77,19 +79,33 @@ def test_sdxl_with_its_added_conditions():
     assert_same_maps(run.store, expected)
 
 
-def test_a_picture_in_a_batch_is_shown_as_alone(pipe):
-    images, prompts = [picture(seed=1), picture(seed=2)], ["a red cat", "a dog"]
-    both = explain(pipe, images, prompts, seed=7)
+@pytest.mark.parametrize("name", ["UNet", *FLOWS])
+def test_a_picture_in_a_batch_is_shown_as_alone(pipe, name):
+    used, options = (pipe, {}) if name == "UNet" else flow_pipeline(name)
+    images, prompts = [picture(seed=1), picture(seed=2)], ["a red cat", "a red dog"]
+    ways = {"timesteps": [200], "preset": "default" if name == "UNet" else "columns", **options}
+    both = explain(used, images, prompts, seed=7, **ways)
     assert [one["seed"] for one in both.info] == [7, 8]
     for i in range(2):
-        alone = explain(pipe, images[i], prompts[i], seed=7 + i)
-        assert_same_maps(both.store, maps_of(alone), slice(i, i + 1))
-        assert both.heatmaps[i].words == alone.heatmaps[0].words
+        alone = explain(used, images[i], prompts[i], seed=7 + i, **ways)
+        found, own = both.heatmaps[i], alone.heatmaps[0]
+        assert found.words == own.words
+        torch.testing.assert_close(found["red"].map, own["red"].map, atol=1e-5, rtol=0)
 
 
-def test_what_is_seen_at_a_timestep_depends_on_no_other(pipe):
+@pytest.mark.parametrize("name", ["UNet", "FLUX.1"])
+def test_what_is_seen_at_a_timestep_depends_on_no_other(pipe, name):
+    used, options = (pipe, {}) if name == "UNet" else flow_pipeline(name)
     low, high, both = (
-        explain(pipe, picture(), PROMPT, timesteps=t) for t in ([90], [10], [10, 90])
+        explain(
+            used,
+            picture(),
+            PROMPT,
+            timesteps=t,
+            preset="default" if name == "UNet" else "columns",
+            **options,
+        )
+        for t in ([90], [10], [10, 90])
     )
     expected = {name: (maps + high.store.maps[name]) / 2 for name, maps in low.store.maps.items()}
     assert_same_maps(both.store, expected)
@@ -216,12 +232,18 @@ def test_words_point_at_their_own_objects_in_drawn_pictures(demo):
 # -- nothing is left behind -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("invert", [False, True])
-@pytest.mark.parametrize("failing", [None, "unet", "vae.encoder", "vae.decoder"])
-def test_explaining_restores_the_pipeline(failing, invert):
-    pipe = make_pipeline(scheduler=EulerDiscreteScheduler(steps_offset=1))
-    scheduler, named = pipe.scheduler, pipe.config["scheduler"]
-    processors = pipe.unet.attn_processors
+WAYS = {"UNet": {}, "UNet, inverted": {"invert": True, "num_inference_steps": 2}}
+
+
+@pytest.mark.parametrize("name", [*WAYS, "SD3", "FLUX.1"])
+@pytest.mark.parametrize("failing", [None, "denoiser", "vae.encoder", "vae.decoder"])
+def test_explaining_restores_the_pipeline(failing, name):
+    if name in WAYS:
+        pipe, options = make_pipeline(scheduler=EulerDiscreteScheduler(steps_offset=1)), WAYS[name]
+    else:
+        pipe, options = flow_pipeline(name)
+    scheduler, named, model = pipe.scheduler, pipe.config["scheduler"], find_denoiser(pipe).model
+    processors = model.attn_processors
 
     class BoomError(RuntimeError):
         pass
@@ -229,21 +251,19 @@ def test_explaining_restores_the_pipeline(failing, invert):
     def fail(*_):
         raise BoomError
 
-    options = {"invert": True, "num_inference_steps": 2} if invert else {}
     if failing is None:
         explain(pipe, picture(), PROMPT, **options)
     else:
-        part, _, of = failing.partition(".")
-        module = getattr(getattr(pipe, part), of) if of else getattr(pipe, part)
+        module = model if failing == "denoiser" else pipe.vae.get_submodule(failing[4:])
         hook = module.register_forward_hook(fail)
         with pytest.raises(BoomError):
             explain(pipe, picture(), PROMPT, **options)
         hook.remove()
     assert pipe.scheduler is scheduler
     assert pipe.config["scheduler"] == named
-    after = pipe.unet.attn_processors
+    after = model.attn_processors
     assert all(after[name] is one for name, one in processors.items())
-    hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in pipe.unet.modules()]
+    hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()]
     assert sum(hooks) == 0
 
 
