@@ -30,7 +30,7 @@ from sdattn.models.demos import DEMO
 
 from .machine import clock, forget_peak, machine_name, peak_bytes
 from .models import BENCHES, Bench, make_bench
-from .ways import PEERS, Daam, LayerClock, Way, ways_for
+from .ways import PEERS, Daam, LayerClock, Way, capture, ways_for
 
 Times = dict[str, dict[str, list[float]]]
 IMPORT = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
@@ -241,7 +241,7 @@ def time_heatmaps(rounds: int = 5) -> dict[str, list[float]]:
     tokenizer = CLIPTokenizer.from_pretrained(DEMO / "tokenizer", model_max_length=77)
     with ways_for(bench.pipe, None)["DAAM's way"](bench.pipe) as daam:
         bench.call()
-    with sdattn.capture(bench.pipe) as store:
+    with capture(bench.pipe) as store:
         bench.call()
     words = [list(one.columns) for one in sdattn.read_prompt(tokenizer, PROMPT).words]
     calls = {"sdattn": partial(ours, store, tokenizer), "DAAM's way": partial(theirs, daam, words)}

@@ -76,7 +76,6 @@ def make_bench(name: str, images: int, device: str, dtype: torch.dtype, whole: b
     model = _denoiser(pipe)
     model.eval().to(device, dtype)
     pipe.scheduler.set_timesteps(STEPS)
-    pipe._guidance_scale = 7.5
     inputs = {key: _moved(one, device, dtype) for key, one in inputs.items()}
     return Bench(f"{about}, batch {2 * images}", pipe, model, inputs)
 

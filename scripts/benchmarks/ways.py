@@ -16,6 +16,7 @@ from torch.nn.functional import interpolate
 
 import sdattn
 from sdattn.maps.aggregation import refining
+from sdattn.models.guidance import GuidanceWatch
 from sdattn.models.layers import TEXT_KINDS, find_layers
 
 
@@ -103,21 +104,28 @@ def _daam_itself(pipe: Any) -> Iterator[Any]:
         yield None
 
 
+def capture(pipe: Any, **options: Any) -> AbstractContextManager[Any]:
+    """Capture calls that no call of the pipeline makes: the first half of the batch is
+    unconditional, but for pipelines that run the negative prompt in a pass of its own."""
+    in_turn = GuidanceWatch(pipe).in_turn
+    return sdattn.capture(pipe, guidance=None if in_turn else "batch", **options)
+
+
 Way = Callable[[Any], AbstractContextManager[Any]]
 OURS: dict[str, Way] = {
     "none": _nothing,
-    "default": sdattn.capture,
-    "three words": lambda pipe: sdattn.capture(pipe, tokens=[2, 3, 7]),
-    "full detail": lambda pipe: sdattn.capture(pipe, steps="all", heads="all"),
+    "default": capture,
+    "three words": lambda pipe: capture(pipe, tokens=[2, 3, 7]),
+    "full detail": lambda pipe: capture(pipe, steps="all", heads="all"),
 }
 JOINT: dict[str, Way] = {
-    "refined": lambda pipe: sdattn.capture(pipe, refine="self"),
-    "refined, three words": lambda pipe: sdattn.capture(pipe, refine="self", tokens=[2, 3, 7]),
-    "refined, 32 columns": lambda pipe: sdattn.capture(pipe, refine="self", tokens=range(32)),
-    "output": lambda pipe: sdattn.capture(pipe, space="output"),
+    "refined": lambda pipe: capture(pipe, refine="self"),
+    "refined, three words": lambda pipe: capture(pipe, refine="self", tokens=[2, 3, 7]),
+    "refined, 32 columns": lambda pipe: capture(pipe, refine="self", tokens=range(32)),
+    "output": lambda pipe: capture(pipe, space="output"),
 }
 THEIRS: dict[str, Way] = {  # of UNets
-    "refined": lambda pipe: sdattn.capture(pipe, kinds=("cross", "self"), layers=refining(pipe)),
+    "refined": lambda pipe: capture(pipe, kinds=("cross", "self"), layers=refining(pipe)),
     "seeds' way": lambda pipe: _computing(pipe, Seeds()),
     "DAAM's way": lambda pipe: _computing(pipe, Daam()),
 }

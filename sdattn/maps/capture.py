@@ -55,9 +55,9 @@ class MapStore(CapturedMaps):
     def heatmaps(self, tokenizer: Any = None, prompt: Any = None, **options: Any) -> list[Heatmaps]:
         """Return the heatmaps of each image, by :func:`sdattn.heatmaps` of this store.
 
-        with sdattn.capture(pipe) as store:
-            pipe("a red circle left of a blue square")
-        store.heatmaps()[0]["circle"]
+            with sdattn.capture(pipe) as store:
+                pipe("a red circle left of a blue square")
+            store.heatmaps()[0]["circle"]
         """
         return heatmaps(self, tokenizer, prompt, **options)
 

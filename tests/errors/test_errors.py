@@ -47,7 +47,7 @@ LIKE = {
 OTHERS = {
     ("__init__.py", "AttributeError"),  # of __getattr__, as Python asks for
     ("batch/engines/process_group.py", "SystemExit"),  # a process that leaves without a word
-    ("batch/storage/journals.py", "OSError"),  # with errno, as the system would have raised it
+    ("batch/storage/disk.py", "OSError"),  # with errno, as the system would have raised it
     ("control/controllers.py", "NotImplementedError"),  # a method of subclasses
     ("hooks/recorders.py", "NotImplementedError"),  # a method that nobody calls
     ("control/step_maps.py", "NotImplementedError"),  # methods of subclasses

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import sdattn
 from scripts.benchmarks.models import make_bench
+from scripts.benchmarks.ways import capture
 from sdattn.models.layers import find_layers
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "on_gpu"
@@ -86,6 +86,6 @@ def test_models_are_those_of_the_real_size(name, count):
         layers = find_layers(bench.model)
         assert len([layer for layer in layers if layer.kind == "joint"]) == count
         return
-    with torch.no_grad(), sdattn.capture(bench.pipe) as store:
+    with torch.no_grad(), capture(bench.pipe) as store:
         bench.call()
     assert len(store.maps) == count
