@@ -48,7 +48,7 @@ class Disk:
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         path = self.root / name
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, parts, self._new())
+        write_whole(path, parts, self._new(path.name))
 
     def tidy(self) -> None:
         shutil.rmtree(self._temporary, ignore_errors=True)
@@ -116,9 +116,9 @@ class Disk:
             shutil.rmtree(made, ignore_errors=True)
             raise
 
-    def _new(self) -> Path:
+    def _new(self, name: str = "") -> Path:
         self._temporary.mkdir(parents=True, exist_ok=True)
-        return self._temporary / uuid4().hex
+        return self._temporary / (name or uuid4().hex)
 
     # Rows that processes append
 
