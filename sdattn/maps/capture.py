@@ -58,6 +58,8 @@ class MapStore(CapturedMaps):
             with sdattn.capture(pipe) as store:
                 pipe("a red circle left of a blue square")
             store.heatmaps()[0]["circle"]
+
+        Arguments are those of that function.
         """
         return heatmaps(self, tokenizer, prompt, **options)
 
