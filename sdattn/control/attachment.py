@@ -105,8 +105,7 @@ class Attachment:
         known = self._layers.get(layer)
         if known is not None and known.kind != "joint":
             return slice(0, 0), slice(0, 0)
-        spans = self._passes.spans()
-        return None if spans is None else spans[0]
+        return self._passes.shared_spans()
 
     def begin_call(self, is_cross: bool) -> bool:
         """Take note of a call; return True if the store is to look at it."""
@@ -129,7 +128,7 @@ class Attachment:
     def problem(self, store: Any) -> str:
         """Return what the store has not seen of the last run; empty if it saw all."""
         if not self._n_missed:
-            return "" if self._n_seen or not (strays := str(self.strays)) else strays
+            return "" if self._n_seen else str(self.strays)
         which = f"the last {self._n_missed} passes"
         if self._n_seen:
             which = f"{self._n_missed} of {self._n_missed + self._n_seen} passes"

@@ -1,4 +1,4 @@
-"""What a capture warns of: when it begins to watch a model, and when the run is over."""
+"""Warnings of a capture: when it begins to watch a model, and when the run is over."""
 
 from collections.abc import Sequence
 from typing import Any

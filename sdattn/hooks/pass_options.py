@@ -1,11 +1,11 @@
-"""What a reader of passes can be told of a model: whose rows to keep, and where they are."""
+"""Options of a reader of passes: whose rows to keep, and where they are in the batch."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 from ..errors import InvalidValueError, OptionError
-from ..models.guidance import Branch, GuidanceWatch, Order
+from ..models.guidance import Branch, Order
 from ..models.layers import Denoiser, is_own, unwrapped
 
 BRANCHES: dict[str, tuple[Branch, ...]] = {
@@ -29,7 +29,6 @@ def check_options(
     Raises:
         ValueError: one does not; or a part of the model alone is in this process.
     """
-    kind = type(denoiser.pipeline or denoiser.model).__name__
     if guidance not in ("auto", *TOLD):
         raise OptionError("guidance", guidance, "pass 'auto', 'batch', 'passes' or None.")
     if latent_size is not None and not _needs_size(denoiser):
@@ -42,15 +41,21 @@ def check_options(
             "every row, or say with guidance= where the unconditional rows are."
         )
         raise OptionError("branch", branch, text, ", ".join(BRANCHES))
-    asks = denoiser.pipeline is not None and guidance == "auto"
-    in_turn = GuidanceWatch(denoiser.pipeline).in_turn if asks else guidance == "passes"
-    if in_turn and branch == "both":
-        text = (
-            "a {0} runs the prompt and the negative prompt in turn. Nest two captures, one with "
-            "branch='unconditional'."
-        )
-        raise OptionError("branch", branch, text, kind)
     _refuse_shards(denoiser.model)
+
+
+def refuse_both_in_turn(denoiser: Denoiser) -> None:
+    """Refuse to keep both branches where each has passes of its own.
+
+    Raises:
+        ValueError: always.
+    """
+    text = (
+        "a {0} runs the prompt and the negative prompt in turn. Nest two captures, one with "
+        "branch='unconditional'."
+    )
+    kind = type(denoiser.pipeline or denoiser.model).__name__
+    raise OptionError("branch", "both", text, kind)
 
 
 def _needs_size(denoiser: Denoiser) -> bool:

@@ -20,9 +20,9 @@ from ..errors import InvalidValueError
 from ..models.denoiser_call import DenoiserCall, Size
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, ordered_spans, unwrapped
-from ..models.running_call import Caller, RunningCall, caller_of, running_call
+from ..models.running_call import Caller, RunningCall, caller_of
 from .call_layout import CallLayout
-from .pass_options import BRANCHES, TOLD, Guidance, check_options
+from .pass_options import BRANCHES, TOLD, Guidance, check_options, refuse_both_in_turn
 from .passes import Pass, Schedule, Stray
 from .text_watch import TextWatch
 
@@ -73,6 +73,9 @@ class PassReader:
             self._joined = denoiser.family.order_of(unwrapped(denoiser.model))
         asks = pipeline is not None and self._told is None
         self.watch = GuidanceWatch(pipeline) if asks else None
+        in_turn = guidance == "passes" if self.watch is None else self.watch.in_turn
+        if branch == "both" and in_turn:
+            refuse_both_in_turn(denoiser)
         self._branch, self._latent_size = branch, latent_size
         self._counts_gradients, self._frames = counts_gradients, frames
         self.call: DenoiserCall | None = None
@@ -112,7 +115,7 @@ class PassReader:
             found.stray = Stray(f"{own.name}, which throws the result away")
             return found
         # Whose rows it has, and which entry of the schedule it is.
-        found.begins_run = self._begins(pipeline)
+        found.begins_run = self._begins(pipeline, None if own is None else own.call)
         found.order = self._order(model, caller)
         found.schedule = self.schedule
         if self.schedule is not None:
@@ -158,6 +161,11 @@ class PassReader:
             self._spans = (ordered_spans(self._joined, cells, self.call.n_text),)
         return self._spans
 
+    def shared_spans(self) -> Spans | None:
+        """Return :meth:`spans` of a model whose rows all have them in the same places."""
+        spans = self.spans()
+        return None if spans is None else spans[0]
+
     def _is_beside(self, model: Any, caller: Caller) -> bool:
         """Check whether a model is called beside its pipeline's call. A loop of a user's own is
         not, where it is known whose rows it runs."""
@@ -166,14 +174,14 @@ class PassReader:
         is_known = self._branch is None or self._told is not None
         return not is_known and (self.watch is None or self.watch.named(model) is None)
 
-    def _begins(self, pipeline: Any) -> bool:
+    def _begins(self, pipeline: Any, call: RunningCall | None) -> bool:
         """Return True for the first pass of a run; to be asked once a pass.
 
         Each call of the pipeline is a run, and each schedule is one: FreeInit goes through several
         in one call, and a loop of a user's own has schedules and no call.
         """
         timesteps = getattr(getattr(pipeline, "scheduler", None), "timesteps", None)
-        call, (before, last) = running_call(pipeline), self._run
+        before, last = self._run
         begins = timesteps is not before or (call is not None and call is not last)
         self._run = timesteps, call or last
         if begins:

@@ -79,16 +79,12 @@ class TextsOfRun:
     def of(self, passes: Iterable[int]) -> list[int]:
         """Return the numbers of the texts that some passes were drawn from, each once. Reading
         them waits for the device."""
-        numbers = list(accumulate(_read(changed) for changed, _ in self._verdicts))
+        numbers = list(accumulate(bool(changed) for changed, _ in self._verdicts))
         return sorted({numbers[i] for i in passes if i < len(numbers)})
 
     def by_frame(self, passes: Iterable[int]) -> bool:
         """Return True if in one of these passes the frames of a video had texts of their own."""
-        return any(_read(self._verdicts[i][1]) for i in passes if i < len(self._verdicts))
-
-
-def _read(verdict: Verdict) -> bool:
-    return bool(verdict)
+        return any(bool(self._verdicts[i][1]) for i in passes if i < len(self._verdicts))
 
 
 class RepeatedCalls:

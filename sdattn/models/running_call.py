@@ -77,7 +77,7 @@ class Caller:
             pipeline did.
         name: the function, for messages.
         discards: True if the caller throws the model's result away.
-        call: of another pipeline, if that called the model.
+        call: of the pipeline that called the model, this one or another; None if none did.
     """
 
     kind: Literal["pipeline", "loop", "stray"]
@@ -108,7 +108,8 @@ def caller_of(pipeline: Any) -> Caller:
     if given:
         return Caller("stray", given)
     kind: Literal["pipeline", "loop"] = "loop" if own is None else "pipeline"
-    return Caller(kind, name, site is not None and _is_discarded(site))
+    call = None if own is None else _mark(own)
+    return Caller(kind, name, site is not None and _is_discarded(site), call)
 
 
 def _callback(pipeline: Any, own: FrameType, between: list[FrameType]) -> str:

@@ -48,7 +48,8 @@ class Disk:
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         path = self.root / name
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, parts, self._new(path.name))
+        # Shards are named by what they hold, so two jobs may write the same one at a time.
+        write_whole(path, parts, self._new("" if "/" in name else name))
 
     def tidy(self) -> None:
         shutil.rmtree(self._temporary, ignore_errors=True)
