@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .scenes.shapes import Picture, Scene, SceneObject, random_scene
+from .scenes.shapes import Pixels, Scene, SceneObject, random_scene
 
 FRAMES = 8
 MARGIN = 0.02  # between objects and the border, as in scenes that stand still
@@ -39,7 +39,7 @@ class MovingScene:
         """The scene of each frame."""
         return [moved(self.scene, self.length * at / max(count - 1, 1)) for at in range(count)]
 
-    def draw(self, size: int, count: int = FRAMES) -> Picture:
+    def draw(self, size: int, count: int = FRAMES) -> Pixels:
         """The film, uint8 [frames, size, size, 3]."""
         return np.stack([scene.draw(size) for scene in self.frames(count)])
 

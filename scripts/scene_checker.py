@@ -24,7 +24,7 @@ from .scenes.shapes import (
     COLOURS,
     SHAPES,
     Mask,
-    Picture,
+    Pixels,
     Scene,
     SceneObject,
     cell_centres,
@@ -47,7 +47,7 @@ class Found:
 
 
 def find_objects(
-    picture: Image.Image | Picture,
+    picture: Image.Image | Pixels,
     min_area: float = 0.012,
     colours: Mapping[str, tuple[int, int, int]] = COLOURS,
 ) -> list[Found]:
@@ -62,8 +62,8 @@ def find_objects(
         min_area: the least part of the picture that counts as an object.
         colours: that an object can have.
     """
-    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
-    small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX)
+    opened = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    small = opened.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX)
     labels = _label_colours(np.asarray(small, dtype=np.float64), colours)
     found = []
     for index, colour in enumerate(colours):

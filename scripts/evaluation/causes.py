@@ -16,13 +16,13 @@ from sdattn.control.knockouts import knockouts
 from sdattn.models.demos import demo_settings
 
 from .measures import rank_correlation
-from .pictures import Picture
+from .pictures import Sample
 from .records import Records
 
 SPANS = {"all steps": (0.0, 1.0), "second half": (0.5, 1.0)}  # in which the word is gone
 
 
-def correlations(pipe: Any, pictures: Iterable[Picture], records: Records) -> None:
+def correlations(pipe: Any, pictures: Iterable[Sample], records: Records) -> None:
     """Of the shape words of each picture, with the change where the word is gone for all steps and
     for the second half of them, by every way to make maps that the pictures have."""
     for picture in pictures:

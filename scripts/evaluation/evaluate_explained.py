@@ -29,7 +29,7 @@ from sdattn.edit import invert
 from sdattn.models.demos import demo_settings
 
 from .joint import SPLITS
-from .pictures import Asked, Picture, batches, said, script_pictures, unseen_scenes
+from .pictures import Asked, Sample, batches, said, script_pictures, unseen_scenes
 from .records import Records, read_picture
 from .solvers import reconstructions
 from .tables import MEASURES, OWN, table
@@ -51,7 +51,7 @@ SEVERAL = (
 )
 
 
-def explained(pipe: Any, asked: Sequence[Asked], seed: int, inverts: bool) -> Iterator[Picture]:
+def explained(pipe: Any, asked: Sequence[Asked], seed: int, inverts: bool) -> Iterator[Sample]:
     """The script's own pictures with the maps of every way to look at them."""
     most = pipe.scheduler.config.num_train_timesteps
     for part in batches(asked):
@@ -69,7 +69,7 @@ def explained(pipe: Any, asked: Sequence[Asked], seed: int, inverts: bool) -> It
             maps[DEFAULT] = maps[_name(SEVERAL[0])]
             if inverted is not None:
                 maps["inverted"] = inverted[i]
-            yield Picture(*one, -1, image, one[1].masks(64), maps)
+            yield Sample(*one, -1, image, one[1].masks(64), maps)
 
 
 def _replayed(

@@ -36,7 +36,7 @@ from .records import Records, read_picture
 from .tables import all_tables, plot
 from .variants import PEERS, VARIANTS
 
-SETTINGS: dict[str, Callable[..., Iterator[pictures.Picture]]] = {
+SETTINGS: dict[str, Callable[..., Iterator[pictures.Sample]]] = {
     "generated": pictures.generated,
     "noised": pictures.noised,
     "inverted": pictures.inverted,

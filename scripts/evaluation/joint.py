@@ -26,7 +26,7 @@ from sdattn.models.reading import read_prompts
 
 from ..scenes.shapes import Scene
 from .causes import correlations
-from .pictures import Asked, Picture, batches, masks_in, own_settings, said, seeds_of
+from .pictures import Asked, Sample, batches, masks_in, own_settings, said, seeds_of
 from .records import Records, read_picture
 from .tables import MEASURES, OWN, causes_table, table
 from .variants import DEFAULT
@@ -68,7 +68,7 @@ def other_text(scene: Scene) -> str:
 
 def drawn(
     pipe: Any, asked: Sequence[Asked], seed: int, settings: Mapping[str, Any]
-) -> Iterator[Picture]:
+) -> Iterator[Sample]:
     """The model's pictures with every variant's heatmaps."""
     for part in batches(asked):
         prompts, seeds = said(part), seeds_of(part, seed)
@@ -105,7 +105,7 @@ def drawn(
             by_name[name] = heatmaps_of(stores[of], held, preset, others if "asked" in of else read)
         for i, (one, at, image) in enumerate(zip(part, seeds, images, strict=True)):
             maps = {name: found[i] for name, found in by_name.items()}
-            yield Picture(*one, at, image, masks_in(one[1], image), maps)
+            yield Sample(*one, at, image, masks_in(one[1], image), maps)
 
 
 CAUSES = (DEFAULT, "columns", "sum", "rescaled", "output, 10")  # compared with causes

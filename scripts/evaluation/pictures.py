@@ -43,7 +43,7 @@ Asked = tuple[int, Scene, str]  # a scene's number, the scene, what is said of i
 
 
 @dataclass(frozen=True)
-class Picture:
+class Sample:
     """One picture and what is known of it.
 
     Attributes:
@@ -78,7 +78,7 @@ def own_settings(model: str | Path) -> dict[str, Any]:
 
 def generated(
     pipe: Any, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
-) -> Iterator[Picture]:
+) -> Iterator[Sample]:
     """The pictures that the model draws of the prompts; that of scene ``i`` from seed
     ``seed * 100000 + i``."""
     for part in batches(asked):
@@ -88,12 +88,12 @@ def generated(
             images = pictures_of(call_pipeline(pipe, prompts, seeds, demo_settings(pipe)))
         maps = _by_variant(stores, read_prompts(pipe, prompts), variants)
         for one, at, image, heatmaps in zip(part, seeds, images, maps, strict=True):
-            yield Picture(*one, at, image, masks_in(one[1], image), heatmaps)
+            yield Sample(*one, at, image, masks_in(one[1], image), heatmaps)
 
 
 def noised(
     pipe: Any, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
-) -> Iterator[Picture]:
+) -> Iterator[Sample]:
     """The script's own pictures, each noised to the default timesteps of :func:`sdattn.explain`."""
     for part in batches(asked):
         prompts, images = [one[2] for one in part], script_pictures(pipe, part)
@@ -107,7 +107,7 @@ def noised(
 
 def inverted(
     pipe: Any, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
-) -> Iterator[Picture]:
+) -> Iterator[Sample]:
     """The script's own pictures, each replayed from its inversion; ``seed`` has no effect."""
     settings = {**FULL, "layers": refining(pipe)}
     kept = {name: preset for name, preset in variants.items() if not preset.among_words}
@@ -142,9 +142,9 @@ def script_pictures(pipe: Any, part: Sequence[Asked]) -> list[Image.Image]:
 
 def _given(
     part: Sequence[Asked], images: Sequence[Image.Image], maps: Sequence[Mapping[str, Heatmaps]]
-) -> Iterator[Picture]:
+) -> Iterator[Sample]:
     for one, image, heatmaps in zip(part, images, maps, strict=True):
-        yield Picture(*one, -1, image, one[1].masks(SIDE), heatmaps)
+        yield Sample(*one, -1, image, one[1].masks(SIDE), heatmaps)
 
 
 def masks_in(scene: Scene, image: Image.Image) -> NDArray[np.bool_] | None:

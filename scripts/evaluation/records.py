@@ -14,7 +14,7 @@ from sdattn import Heatmap, Heatmaps
 from ..scene_checker import SIDE
 from ..scenes.shapes import Scene
 from .measures import LEVELS, Floats, interval, lands_on_own, score
-from .pictures import Picture
+from .pictures import Sample
 from .variants import DEFAULT, PEERS
 
 Key = tuple[str, str, str, str]  # setting, kind of word, variant, measure
@@ -77,7 +77,7 @@ def _best(ious: Floats) -> int:
 
 
 def read_picture(
-    picture: Picture, setting: str, records: Records, both: Collection[str] = tuple(PEERS)
+    sample: Sample, setting: str, records: Records, both: Collection[str] = tuple(PEERS)
 ) -> None:
     """Score every variant's maps of the words of the objects; colours in ``both`` only."""
     right = np.array([float(picture.masks is not None)])

@@ -70,7 +70,7 @@ WORDS = {  # all that the demo model is taught
 }
 _HELD_OUT_ONE_IN = 8
 
-Picture = NDArray[np.uint8]
+Pixels = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
 
 
@@ -103,7 +103,7 @@ class Scene:
     relation: str | None
     background: str
 
-    def draw(self, size: int = 64, supersample: int = 4) -> Picture:
+    def draw(self, size: int = 64, supersample: int = 4) -> Pixels:
         """The picture, uint8 [size, size, 3], each pixel the mean of ``supersample²`` points."""
         colours = {**COLOURS, **TAUGHT_COLOURS}
         picture = np.full((size, size, 3), BACKGROUNDS[self.background], dtype=np.float64)

@@ -77,12 +77,12 @@ def edit(
     if image:
         check_apart(out, image)
     check_target(out, force=force, kind="edit")
-    picture = options.open_picture(image) if image else None
+    given_image = options.open_picture(image) if image else None
     pipe = options.load(model, device, dtype, loading, output)
     given = options.pipeline_options(steps, guidance, negative, width, height)
-    if picture is not None:
+    if given_image is not None:
         prepare(pipe, source, targets, asked, given)  # refuse before the long part
-        given["inversion"] = _invert(pipe, picture, source, given, null_text)
+        given["inversion"] = _invert(pipe, given_image, source, given, null_text)
     given |= {"preset": preset, "refine": refine}
     run = edit(pipe, source, targets, seed=seed, **vars(asked), **given)
     run.save(out, force=force)

@@ -54,11 +54,11 @@ def explain(
     way |= {} if steps is None else {"num_inference_steps": steps}
     out = out or Path("outputs") / f"{file_name(image.stem)}-explained-{seed}"
     maps: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask}
-    picture = options.open_picture(image)
+    opened = options.open_picture(image)
     check_apart(out, image)
     check_target(out, force=force)
     pipe = options.load(model, device, dtype, loading, output)
-    run = explain(pipe, picture, prompt, seed=seed, **way, **maps)
+    run = explain(pipe, opened, prompt, seed=seed, **way, **maps)
     print_run(output, run, run.save(out, force=force))
     explained = run[0].settings.explained
     if explained and (psnr := explained.reconstruction_psnr) is not None:

@@ -22,7 +22,7 @@ from ..files.terminal import shorter
 from ..hooks.run_part import Span
 from ..maps import render
 from ..maps.heatmap import Heatmap
-from ..maps.notebook import pictures
+from ..maps.notebook import figures_of
 from ..maps.requirements import columns_of
 from ..models.layers import LayerSelection
 from ..models.pipeline_call import one_at_a_time
@@ -68,7 +68,7 @@ class Knockout:
             (self.without, f"without “{self.word}”", f"seed {self.seed}"),
             (apart, "where they differ", f"{low:.2g} to {high:.2g}"),
         ]
-        return f"<p><bdi>{escape(self.prompt)}</bdi></p>{pictures(drawn)}"
+        return f"<p><bdi>{escape(self.prompt)}</bdi></p>{figures_of(drawn)}"
 
 
 @one_at_a_time
@@ -223,6 +223,6 @@ def change(image: Image.Image, other: Image.Image, grid: tuple[int, ...]) -> Ten
         float32 ``[rows, cols]`` in [0, 1]: absolute differences of RGB, averaged over the three
         and over the pixels of a cell; where a size does not divide evenly, cells overlap.
     """
-    pair = [np.asarray(picture.convert("RGB"), dtype=np.float32) for picture in (image, other)]
+    pair = [np.asarray(one.convert("RGB"), dtype=np.float32) for one in (image, other)]
     difference = torch.from_numpy(abs(pair[0] - pair[1])).mean(-1) / 255  # [height, width]
     return torch.nn.functional.adaptive_avg_pool2d(difference[None], (grid[0], grid[1]))[0]

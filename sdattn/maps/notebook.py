@@ -38,7 +38,7 @@ def stills(
     found: list[tuple[Image.Image, str, str]] = [] if image is None else [(image, "", "")]
     for label, values in maps:
         found.append((_in_colour(values, top, image), label, f"peak {values.max():.2g}"))
-    return pictures(found)
+    return figures_of(found)
 
 
 def film_stills(
@@ -65,7 +65,7 @@ def film_stills(
                 for name, at, image in frames
             ]
         )
-    return "".join(pictures(row) for row in rows if row)
+    return "".join(figures_of(row) for row in rows if row)
 
 
 def _in_colour(values: np.ndarray, top: float, image: Image.Image | None) -> Image.Image:
@@ -74,7 +74,7 @@ def _in_colour(values: np.ndarray, top: float, image: Image.Image | None) -> Ima
     return render.overlay(_small(image), values, scale=(0.0, top))
 
 
-def pictures(parts: Iterable[tuple[Image.Image, str, str]]) -> str:
+def figures_of(parts: Iterable[tuple[Image.Image, str, str]]) -> str:
     """Small pictures beside each other, each with a label and a note below, which are escaped."""
     found = [_figure(_small(picture), label, note) for picture, label, note in parts]
     return f'<div style="display:flex;flex-wrap:wrap;gap:10px">{"".join(found)}</div>'

@@ -161,9 +161,9 @@ def overlay(
     opaque = np.rint(255 * opacity * (drawn if stretch else heat)).astype(np.uint8)
     # The picture keeps its drawing in grey, so that every colour on it is heat.
     grey = base.convert("L").convert("RGB")
-    picture = Image.composite(colours, grey, Image.fromarray(opaque))
+    painted = Image.composite(colours, grey, Image.fromarray(opaque))
     note = f"{low:.2g} to {high:.2g}" if stretch else f"peak {high:.2g}"
-    return caption(picture, label, note) if label else picture
+    return caption(painted, label, note) if label else painted
 
 
 def _on_picture(

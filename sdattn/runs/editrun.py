@@ -11,7 +11,7 @@ from ..maps import notebook, sheets
 from ..maps.heatmaps import Heatmaps
 from .drawings import png
 from .folder import new_folder, save_run
-from .report.pair import Counterpart, Link, Picture, pair_page
+from .report.pair import Counterpart, Link, Side, pair_page
 from .run import Run
 from .settings import Edited, EditInfo
 
@@ -72,7 +72,7 @@ class EditRun(Run):
         """``edit.html``: a page with the source's picture and a target's, a slider between them,
         and the maps of each word in both at once. UTF-8 HTML of one file that loads nothing."""
         source, *targets = [
-            Picture(name, run.image, run.heatmaps.prompt, run.heatmaps.occurrences())
+            Side(name, run.image, run.heatmaps.prompt, run.heatmaps.occurrences())
             for name, run in zip(self._names(), self, strict=True)
         ]
         others = []
@@ -89,7 +89,7 @@ class EditRun(Run):
             facts=_facts(self.settings),
         )
 
-    def _about(self, links: Sequence[Link], source: Picture, target: Picture) -> list[int]:
+    def _about(self, links: Sequence[Link], source: Side, target: Side) -> list[int]:
         """The links of the words that the edit is about."""
         words = {word for words in self.words for word in words}
         labels = [

@@ -17,7 +17,7 @@ from diffusers import (
 )
 from transformers import CLIPTextModel
 
-from helpers.rows import Options, Row, Way, middle_third, pictures, sized
+from helpers.rows import Options, Row, Way, middle_third, new_images, sized
 from helpers.tiny_encoders import tiny_qwen_vl
 from helpers.tiny_pipelines import make_unet
 from helpers.tiny_processors import tiny_qwen_processor
@@ -64,7 +64,7 @@ def kolors(kind: Any = KolorsPipeline) -> Any:
 
 def from_picture(pipe: Any, way: Way) -> Options:
     # half of the steps are run
-    options = {**sized(pipe, way), "image": pictures(way, way.total), "num_inference_steps": 4}
+    options = {**sized(pipe, way), "image": new_images(way, way.total), "num_inference_steps": 4}
     return {name: value for name, value in options.items() if name not in ("height", "width")}
 
 

@@ -17,7 +17,7 @@ from diffusers import (
 from helpers.cross_rows import KANDINSKY, kandinsky5, of_resolution
 from helpers.film_rows import BATCHED, FILM, FRAMES, film, long_film, ltx, wan
 from helpers.joint_film_rows import COG, cogvideox, hunyuan_vae
-from helpers.rows import Options, Row, Way, pictures
+from helpers.rows import Options, Row, Way, new_images
 
 LTX: dict[str, Any] = {**BATCHED, "unit": 32, "cell": 32}
 WHOLE = {"strength": 1.0}  # so that all steps run
@@ -30,12 +30,12 @@ def given(way: Way) -> torch.Tensor:
 
 
 def from_first_frame(pipe: Any, way: Way) -> Options:
-    return {**long_film(pipe, way), "image": pictures(way, way.total)}
+    return {**long_film(pipe, way), "image": new_images(way, way.total)}
 
 
 def with_condition(pipe: Any, way: Way) -> Options:
     """Its first frame, for all films alike."""
-    return {**long_film(pipe, way), "image": pictures(way, 1)}
+    return {**long_film(pipe, way), "image": new_images(way, 1)}
 
 
 def from_film(pipe: Any, way: Way) -> Options:
@@ -56,7 +56,7 @@ def kandinsky_film(pipe: Any, way: Way) -> Options:
 
 def kandinsky_film_from_picture(pipe: Any, way: Way) -> Options:
     """Five frames of a latent, the fewest with a number that is not NaN."""
-    return {**kandinsky_film(pipe, way), "num_frames": 17, "image": pictures(way, 1)}
+    return {**kandinsky_film(pipe, way), "num_frames": 17, "image": new_images(way, 1)}
 
 
 KANDINSKY_FILM: dict[str, Any] = {**KANDINSKY, "frames": 2, "images_option": None, "processors": ()}

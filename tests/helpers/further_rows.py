@@ -19,7 +19,7 @@ from diffusers import (
     StableDiffusionXLInstructPix2PixPipeline,
 )
 
-from helpers.rows import Options, Row, Way, first_third, middle_third, pictures, sized
+from helpers.rows import Options, Row, Way, first_third, middle_third, new_images, sized
 from helpers.tiny_pipelines import (
     make_pipeline,
     make_scheduler,
@@ -55,7 +55,7 @@ def upscaler() -> Any:
 
 def upscaled(_pipe: Any, way: Way) -> Options:
     """A picture of a pixel for each cell of the latent."""
-    image = pictures(way, way.prompts)[:, :, ::8, ::8]
+    image = new_images(way, way.prompts)[:, :, ::8, ::8]
     return {"image": image, "guidance_scale": 5.0 if way.guided else 1.0}
 
 
@@ -132,7 +132,7 @@ def controlnet_xs_of_sdxl() -> Any:
 
 
 def conditioned(pipe: Any, way: Way) -> Options:
-    return {**sized(pipe, way), "image": pictures(way, way.prompts)}
+    return {**sized(pipe, way), "image": new_images(way, way.prompts)}
 
 
 def self_attention() -> Any:
@@ -143,7 +143,7 @@ def self_attention() -> Any:
 
 
 def from_pictures(pipe: Any, way: Way) -> Options:
-    return {**sized(pipe, way), "image": pictures(way, way.total)}
+    return {**sized(pipe, way), "image": new_images(way, way.total)}
 
 
 def edited(pipe: Any, way: Way) -> Options:

@@ -25,7 +25,7 @@ from diffusers.guiders import ClassifierFreeGuidance
 from transformers import ByT5Tokenizer, CLIPTextModel
 
 from helpers.film_rows import BATCHED, FILM, FRAMES, film, long_film
-from helpers.rows import PROMPTS, Options, Row, Way, pictures
+from helpers.rows import PROMPTS, Options, Row, Way, new_images
 from helpers.tiny_encoders import tiny_llama, tiny_qwen_vl, tiny_t5_encoder
 from helpers.tiny_tokenizers import tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
 from helpers.transformer_rows import clip, own_norms, quiet
@@ -113,7 +113,7 @@ def templated_film(pipe: Any, way: Way) -> Options:
 
 
 def from_first_frame(pipe: Any, way: Way) -> Options:
-    return {**templated_film(pipe, way), "image": pictures(way, way.total)}
+    return {**templated_film(pipe, way), "image": new_images(way, way.total)}
 
 
 def cogvideox15() -> Any:
@@ -127,7 +127,7 @@ def cogvideox15_from_a_picture() -> Any:
 
 
 def long_from_first_frame(pipe: Any, way: Way) -> Options:
-    return {**long_film(pipe, way), "image": pictures(way, way.prompts)}
+    return {**long_film(pipe, way), "image": new_images(way, way.prompts)}
 
 
 # its pipeline makes one film a prompt, whatever it is told

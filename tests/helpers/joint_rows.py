@@ -23,7 +23,7 @@ from diffusers import (
 )
 
 from helpers.newer import newer
-from helpers.rows import Options, Row, Way, pictures, sized
+from helpers.rows import Options, Row, Way, new_images, sized
 from helpers.tiny_encoders import (
     tiny_llama,
     tiny_mistral3,
@@ -224,7 +224,7 @@ def as_written(pipe: Any, way: Way) -> Options:
 
 def from_picture(pipe: Any, way: Way) -> Options:
     # half of the steps are run
-    return {**short(pipe, way), "image": pictures(way, way.total), "num_inference_steps": 4}
+    return {**short(pipe, way), "image": new_images(way, way.total), "num_inference_steps": 4}
 
 
 BATCHED: Options = {"joint": "text first", "layers": 4, "unit": 16, "cell": 16}

@@ -15,7 +15,7 @@ from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 
 from helpers.film_rows import BATCHED, long_film
-from helpers.rows import Options, Row, Way, pictures
+from helpers.rows import Options, Row, Way, new_images
 from helpers.tiny_encoders import tiny_gemma3
 from helpers.tiny_tokenizers import tiny_gemma
 
@@ -129,7 +129,7 @@ def alike_films(pipe: Any, way: Way) -> Options:
 
 
 def from_first_frame(pipe: Any, way: Way) -> Options:
-    own = {"image": pictures(way, way.total), "image_crf": 0}
+    own = {"image": new_images(way, way.total), "image_crf": 0}
     return {**film_and_sound(pipe, way), **own}
 
 

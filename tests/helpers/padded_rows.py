@@ -22,7 +22,7 @@ from diffusers import (
 )
 
 from helpers.newer import newer
-from helpers.rows import PROMPTS, Options, Row, Way, pictures, sized
+from helpers.rows import PROMPTS, Options, Row, Way, new_images, sized
 from helpers.tiny_encoders import (
     tiny_bert,
     tiny_gemma_encoder,
@@ -84,7 +84,7 @@ def z_image_controlled() -> Any:
 
 
 def controlled(pipe: Any, way: Way) -> Options:
-    return {**above_nothing(pipe, way), "control_image": pictures(way, 1)}
+    return {**above_nothing(pipe, way), "control_image": new_images(way, 1)}
 
 
 LONG = "a turquoise cat on the sofa, a red dog"  # of more than 32 tokens in a chat
@@ -101,7 +101,7 @@ def above_nothing(pipe: Any, way: Way) -> Options:
 
 
 def from_picture(pipe: Any, way: Way) -> Options:
-    return {**above_nothing(pipe, way), "image": pictures(way, way.total), "strength": 1.0}
+    return {**above_nothing(pipe, way), "image": new_images(way, way.total), "strength": 1.0}
 
 
 def inpainted(pipe: Any, way: Way) -> Options:
@@ -187,7 +187,7 @@ def cogview4(kind: Any = CogView4Pipeline, channels: int = 4) -> Any:
 
 def cogview4_control(pipe: Any, way: Way) -> Options:
     torch.manual_seed(0)  # the pipeline draws the control's latents without its generator
-    return {**sized(pipe, way), "control_image": pictures(way, 1)}
+    return {**sized(pipe, way), "control_image": new_images(way, 1)}
 
 
 def krea2() -> Any:

@@ -53,18 +53,18 @@ def qwen_edit(kind: Any = QwenImageEditPipeline) -> Any:
     return quiet(pipe)
 
 
-def pictures(number: int) -> list[Image.Image]:
+def new_images(number: int) -> list[Image.Image]:
     noise = np.random.default_rng(1).integers(0, 256, (number, 30, 120, 3), dtype=np.uint8)
     return [Image.fromarray(one) for one in noise]
 
 
 def one_each(pipe: Any, way: Way) -> Options:
-    made = pictures(way.prompts)
+    made = new_images(way.prompts)
     return {**in_turn(pipe, way), "image": made if way.prompts > 1 else made[0]}
 
 
 def two(pipe: Any, way: Way) -> Options:
-    return {**in_turn(pipe, way), "image": pictures(2)}
+    return {**in_turn(pipe, way), "image": new_images(2)}
 
 
 EDIT: Options = {**FLUX, "n_text": None, "in_turn": True, "layers": 2, "unit": 64, "cell": 64}

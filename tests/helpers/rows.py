@@ -152,10 +152,10 @@ def sized(pipe: Any, way: Way) -> Options:
     }
 
 
-def pictures(way: Way, number: int) -> torch.Tensor:
+def new_images(way: Way, number: int) -> torch.Tensor:
     return torch.rand(number, 3, *way.size, generator=torch.Generator().manual_seed(1))
 
 
 def from_picture(pipe: Any, way: Way) -> Options:
     """Options of pipelines that take the size from a picture."""
-    return {"image": pictures(way, way.total), "guidance_scale": 5.0 if way.guided else 1.0}
+    return {"image": new_images(way, way.total), "guidance_scale": 5.0 if way.guided else 1.0}

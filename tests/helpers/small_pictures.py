@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 
-def picture(size=(128, 128), seed=0):
+def new_image(size=(128, 128), seed=0):
     """A smooth coloured picture of ``size`` = (width, height)."""
     generator = torch.Generator().manual_seed(seed)
     small = torch.randint(0, 256, (4, 4, 3), generator=generator, dtype=torch.uint8).numpy()

@@ -30,7 +30,7 @@ from diffusers import (
 )
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-from helpers.rows import Options, Row, Way, pictures, sized
+from helpers.rows import Options, Row, Way, new_images, sized
 from helpers.tiny_encoders import (
     TextProcessor,
     tiny_gemma_encoder,
@@ -294,11 +294,11 @@ def flux_options(pipe: Any, way: Way) -> Options:
 
 def from_picture(pipe: Any, way: Way) -> Options:
     # half of the steps are run
-    return {**short(pipe, way), "image": pictures(way, way.total), "num_inference_steps": 4}
+    return {**short(pipe, way), "image": new_images(way, way.total), "num_inference_steps": 4}
 
 
 def flux_from_picture(pipe: Any, way: Way) -> Options:
-    image = pictures(way, way.total)
+    image = new_images(way, way.total)
     return {**flux_options(pipe, way), "image": image, "num_inference_steps": 4}
 
 

@@ -24,7 +24,7 @@ from diffusers import (
 )
 from transformers import CLIPTextModelWithProjection
 
-from helpers.rows import Options, Row, Way, first_third, from_picture, middle_third, pictures, sized
+from helpers.rows import Options, Row, Way, first_third, from_picture, middle_third, new_images, sized
 from helpers.tiny_pipelines import (
     make_pipeline,
     make_scheduler,
@@ -90,7 +90,7 @@ def controlnet(count: int):
 
 def conditioned(count: int):
     def options(pipe: Any, way: Way) -> Options:
-        image = pictures(way, way.prompts)
+        image = new_images(way, way.prompts)
         return {**sized(pipe, way), "image": [image] * count if count > 1 else image}
 
     return options
@@ -217,7 +217,7 @@ def scheduled(kind: Any):
 def inpainting(pipe: Any, way: Way) -> Options:
     mask = torch.zeros(way.prompts, 1, *way.size)
     mask[..., : way.size[1] // 2] = 1
-    return {**sized(pipe, way), "image": pictures(way, way.prompts), "mask_image": mask}
+    return {**sized(pipe, way), "image": new_images(way, way.prompts), "mask_image": mask}
 
 
 def pag():

@@ -8,7 +8,7 @@ from diffusers import AutoencoderKLWan, WanImageToVideoPipeline, WanPipeline
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 
 from helpers.film_rows import FILM, film, wan, wan_transformer
-from helpers.rows import Options, Row, Way, pictures
+from helpers.rows import Options, Row, Way, new_images
 from helpers.transformer_rows import own_norms
 
 PICTURE = 5  # columns of the picture: its four patches and one of all
@@ -79,7 +79,7 @@ def wan22_small_from_picture() -> Any:
 
 
 def from_picture(pipe: Any, way: Way) -> Options:
-    return {**film(pipe, way), "image": pictures(way, 1)}
+    return {**film(pipe, way), "image": new_images(way, 1)}
 
 
 def from_seen_picture(pipe: Any, way: Way) -> Options:

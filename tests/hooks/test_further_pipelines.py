@@ -6,7 +6,7 @@ from diffusers import LTXConditionPipeline, StableDiffusionPanoramaPipeline
 from helpers.film_rows import ltx
 from helpers.from_video_rows import with_condition
 from helpers.further_rows import FURTHER, diffedit, small
-from helpers.rows import Way, pictures
+from helpers.rows import Way, new_images
 from helpers.transformer_rows import pixart, unbinned
 
 import sdattn
@@ -78,7 +78,7 @@ def test_the_degraded_pass_of_self_attention_guidance_is_of_no_prompt(guided):
 @pytest.mark.parametrize("method", ["generate_mask", "invert"])
 def test_the_other_methods_of_diffedit_are_refused(method):
     pipe = diffedit()
-    image = pictures(Way(), 1)
+    image = new_images(Way(), 1)
     texts = {"prompt": "a cat"} if method == "invert" else {}
     texts |= {"source_prompt": "a cat", "target_prompt": "a dog"} if not texts else {}
     with pytest.raises(CaptureError, match=rf"No pass of the.*DiffEditPipeline.{method} "):

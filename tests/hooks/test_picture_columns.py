@@ -5,7 +5,7 @@ import torch
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from helpers.matrix_oracle import softmax_in_float64
 from helpers.rows import Way
-from helpers.small_pictures import picture
+from helpers.small_pictures import new_image
 from helpers.wan_rows import PICTURE, from_seen_picture, seeing, wan_from_picture
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -171,7 +171,7 @@ def test_a_picture_in_the_softmax_of_the_text_is_refused():
 def test_a_first_and_a_last_picture_have_columns_each():
     pipe = wan_from_picture(pos_embed_seq_len=2 * PICTURE)
     options = {**from_seen_picture(pipe, Way(size=(64, 96))), "num_inference_steps": 1}
-    options |= {"image": picture((96, 64)), "last_image": picture((96, 64), seed=1)}
+    options |= {"image": new_image((96, 64)), "last_image": new_image((96, 64), seed=1)}
     with capture(pipe) as store:
         pipe(prompt=["a red cat", "a dog"], negative_prompt=["dog", "dog"], **options)
     assert store.nbytes == store.expected_nbytes

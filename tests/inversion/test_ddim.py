@@ -4,7 +4,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler
 from helpers.inversion_runs import strong_text
-from helpers.small_pictures import picture
+from helpers.small_pictures import new_image
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.inversion.invert import invert
@@ -21,9 +21,9 @@ def pipe():
 def test_plain_inversion_is_the_formula(pipe):
     steps = 5
     inversion = invert(
-        pipe, picture(), PROMPT, num_inference_steps=steps, null_text=False, refinements=0
+        pipe, new_image(), PROMPT, num_inference_steps=steps, null_text=False, refinements=0
     )
-    pixels = pipe.image_processor.preprocess(picture())
+    pixels = pipe.image_processor.preprocess(new_image())
     x = pipe.vae.encode(pixels).latent_dist.mean.double() * pipe.vae.config.scaling_factor
     text, _ = pipe.encode_prompt(PROMPT, "cpu", 1, False)
     betas = torch.linspace(1e-4**0.5, 0.02**0.5, 1000, dtype=torch.float64) ** 2
@@ -62,7 +62,7 @@ def test_refined_inversion_is_undone_by_diffusers_own_steps(prediction, spacing)
     for refinements in (0, 8):
         inversion = invert(
             pipe,
-            picture(),
+            new_image(),
             PROMPT,
             num_inference_steps=6,
             guidance_scale=1.0,
@@ -78,7 +78,7 @@ def test_any_scheduler_is_inverted_with_ddim_steps(pipe):
     mine = make_pipeline(scheduler=EulerDiscreteScheduler.from_config(pipe.scheduler.config))
     mine.unet.load_state_dict(pipe.unet.state_dict())
     one, other = (
-        invert(p, picture(), PROMPT, num_inference_steps=2, null_text=False) for p in (pipe, mine)
+        invert(p, new_image(), PROMPT, num_inference_steps=2, null_text=False) for p in (pipe, mine)
     )
     assert torch.equal(one.trajectory, other.trajectory)
 
@@ -91,6 +91,6 @@ def test_what_the_scheduler_clips_is_inverted_without_clipping(pipe):
     mine.scheduler = clipping
     mine.unet.load_state_dict(pipe.unet.state_dict())
     one, other = (
-        invert(p, picture(), PROMPT, num_inference_steps=2, null_text=False) for p in (pipe, mine)
+        invert(p, new_image(), PROMPT, num_inference_steps=2, null_text=False) for p in (pipe, mine)
     )
     assert torch.equal(one.trajectory, other.trajectory)

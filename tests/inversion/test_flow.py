@@ -5,7 +5,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from helpers.flow_pipelines import flow_pipeline
-from helpers.small_pictures import picture
+from helpers.small_pictures import new_image
 from PIL import Image
 
 import sdattn
@@ -31,7 +31,7 @@ def smooth(pipe):
 
 def inverted(pipe, **options):
     given = {"num_inference_steps": 4, "max_sequence_length": 24, **options}
-    return invert(pipe, picture((160, 96)), PROMPT, **given)
+    return invert(pipe, new_image((160, 96)), PROMPT, **given)
 
 
 @pytest.mark.parametrize("timestep", [1, 250, 999])
@@ -52,7 +52,7 @@ def test_the_way_up_is_the_formula(pipe, refinements):
     text, _, pooled, _ = pipe.encode_prompt(
         PROMPT, PROMPT, PROMPT, do_classifier_free_guidance=False, max_sequence_length=24
     )
-    x = encode(pipe, [picture((160, 96))]).double()
+    x = encode(pipe, [new_image((160, 96))]).double()
     expected = [x]
     for i in (3, 2, 1, 0):
         guess = x
@@ -125,12 +125,12 @@ def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, error, me
 
     pipe.transformer.register_forward_pre_hook(never)
     with pytest.raises(error, match=message):
-        invert(pipe, picture(), PROMPT, **changes)
+        invert(pipe, new_image(), PROMPT, **changes)
 
 
 def test_packed_latents_are_refused():
     with pytest.raises(TypeError, match=r"StableDiffusion3Pipeline.*; found a FluxPipeline"):
-        invert(flow_pipeline("FLUX.1")[0], picture(), PROMPT)
+        invert(flow_pipeline("FLUX.1")[0], new_image(), PROMPT)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from helpers.inversion_runs import descend, strong_text, without_null_text
-from helpers.small_pictures import picture
+from helpers.small_pictures import new_image
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 from PIL import Image
 
@@ -23,7 +23,7 @@ def pipe():
 
 @pytest.fixture(scope="module")
 def found(pipe):
-    return invert(pipe, picture(), PROMPT, num_inference_steps=4)
+    return invert(pipe, new_image(), PROMPT, num_inference_steps=4)
 
 
 # -- up: DDIM inversion ---------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def test_the_run_of_the_optimisation_is_the_run_of_the_replay(pipe):
         lambda unet, args, kwargs, _: see(unet, args, kwargs), with_kwargs=True
     )
     try:
-        inversion = invert(pipe, picture(), PROMPT, num_inference_steps=2)
+        inversion = invert(pipe, new_image(), PROMPT, num_inference_steps=2)
         optimised = [call for call in calls if len(call[0]) == 2]
         calls.clear()
         descend(pipe, inversion)
@@ -68,7 +68,7 @@ def test_the_run_of_the_optimisation_is_the_run_of_the_replay(pipe):
 
 def test_sdxl_with_its_extra_conditions():
     pipe = strong_text(make_sdxl_pipeline())
-    inversion = invert(pipe, picture((160, 96)), PROMPT, num_inference_steps=3)
+    inversion = invert(pipe, new_image((160, 96)), PROMPT, num_inference_steps=3)
     assert inversion.null_states.shape == (3, 77, 64)
     near, _ = descend(pipe, inversion)
     far, _ = descend(pipe, without_null_text(inversion))
@@ -87,7 +87,7 @@ def test_a_run_is_captured_and_edited_like_any_other(pipe, found):
 @pytest.mark.slow
 def test_bfloat16_keeps_float32_states():
     pipe = strong_text(make_pipeline()).to(torch.bfloat16)
-    inversion = invert(pipe, picture(), PROMPT, num_inference_steps=2)
+    inversion = invert(pipe, new_image(), PROMPT, num_inference_steps=2)
     assert inversion.trajectory.dtype == torch.bfloat16
     assert inversion.null_states.dtype == torch.float32
     assert {weight.dtype for weight in pipe.vae.parameters()} == {torch.bfloat16}
@@ -98,7 +98,7 @@ def test_bfloat16_keeps_float32_states():
 @pytest.mark.slow
 def test_inference_mode_around_it_does_not_matter(pipe, found):
     with torch.inference_mode():
-        inversion = invert(pipe, picture(), PROMPT, num_inference_steps=4)
+        inversion = invert(pipe, new_image(), PROMPT, num_inference_steps=4)
     assert torch.equal(inversion.null_states, found.null_states)
 
 
@@ -153,11 +153,11 @@ def test_inverting_restores_the_pipeline(failing_call):
     hook = pipe.unet.conv_in.register_forward_hook(count)
     options = {"num_inference_steps": 2, "inner_steps": 1, "refinements": 0}
     if failing_call is None:
-        invert(pipe, picture(), PROMPT, **options)
+        invert(pipe, new_image(), PROMPT, **options)
         assert len(calls) == 2 * (1 + 2 + 2)
     else:
         with pytest.raises(BoomError):
-            invert(pipe, picture(), PROMPT, **options)
+            invert(pipe, new_image(), PROMPT, **options)
     hook.remove()
     assert state_of(pipe) == before
 
@@ -209,7 +209,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, error, me
     hook = pipe.unet.register_forward_pre_hook(never)
     try:
         with pytest.raises(error, match=message):
-            invert(pipe, **{"image": picture(), "prompt": PROMPT, **changes})
+            invert(pipe, **{"image": new_image(), "prompt": PROMPT, **changes})
     finally:
         hook.remove()
 
@@ -217,7 +217,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, error, me
 def test_other_pipelines_are_refused():
     pipe = make_pipeline(StableDiffusionImg2ImgPipeline)
     with pytest.raises(TypeError, match="found a StableDiffusionImg2ImgPipeline"):
-        invert(pipe, picture(), PROMPT)
+        invert(pipe, new_image(), PROMPT)
 
 
 def test_a_schedule_that_cannot_be_inverted_is_told(pipe):
@@ -229,7 +229,7 @@ def test_a_schedule_that_cannot_be_inverted_is_told(pipe):
     )
     mine = make_pipeline(scheduler=blind)
     with pytest.raises(RuntimeError, match="finite.*step 1.*timestep 999"):
-        invert(mine, picture(), PROMPT, num_inference_steps=2)
+        invert(mine, new_image(), PROMPT, num_inference_steps=2)
 
 
 def test_a_replay_that_does_not_fit_is_refused(pipe, found):

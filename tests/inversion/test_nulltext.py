@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from helpers.inversion_runs import descend, strong_text, without_null_text
-from helpers.small_pictures import picture
+from helpers.small_pictures import new_image
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.inversion.invert import invert
@@ -20,7 +20,7 @@ def pipe():
 
 @pytest.fixture(scope="module")
 def found(pipe):
-    return invert(pipe, picture(), PROMPT, num_inference_steps=4)
+    return invert(pipe, new_image(), PROMPT, num_inference_steps=4)
 
 
 def algorithm_1(pipe, inversion, inner_steps, learning_rate):
@@ -76,7 +76,7 @@ def test_null_text_stays_as_close_to_the_trajectory_as_algorithm_1(pipe, found):
 def test_each_step_starts_where_the_last_ended_at_a_lower_rate_and_keeps_its_best(pipe):
     """At a rate so large that Adam goes past the best state of the first step."""
     options = {"inner_steps": 5, "learning_rate": 5e-2}
-    inversion = invert(pipe, picture(), PROMPT, num_inference_steps=3, **options)
+    inversion = invert(pipe, new_image(), PROMPT, num_inference_steps=3, **options)
     states, (first, *_) = algorithm_1(pipe, inversion, **options)
     assert 0 < first.index(min(first)) < 5
     assert min(first) < 0.95 * first[-1]

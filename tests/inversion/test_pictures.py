@@ -2,7 +2,7 @@
 
 import pytest
 from helpers.inversion_runs import descend, strong_text
-from helpers.small_pictures import picture
+from helpers.small_pictures import new_image
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.inversion.invert import invert
@@ -25,7 +25,7 @@ def pipe():
     ],
 )
 def test_pictures_keep_their_proportions(pipe, given, made):
-    inversion = invert(pipe, picture(given), PROMPT, num_inference_steps=1, null_text=False)
+    inversion = invert(pipe, new_image(given), PROMPT, num_inference_steps=1, null_text=False)
     assert inversion.image.size == made
     assert inversion.noise.shape == (1, 4, made[1] // 8, made[0] // 8)
     latents, _ = descend(pipe, inversion)
@@ -33,7 +33,7 @@ def test_pictures_keep_their_proportions(pipe, given, made):
 
 
 def test_pictures_are_made_upright_and_rgb(pipe):
-    image = picture((64, 128)).convert("RGBA")
+    image = new_image((64, 128)).convert("RGBA")
     image.getexif()[0x0112] = 6  # to be turned by 90 degrees
     upright = invert(pipe, image, PROMPT, num_inference_steps=1, null_text=False).image
     assert upright.mode == "RGB"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from diffusers import FluxImg2ImgPipeline, StableDiffusion3Img2ImgPipeline
 from helpers.flow_pipelines import FLOWS, flow_pipeline
-from helpers.small_pictures import picture
+from helpers.small_pictures import new_image
 from helpers.transformer_rows import flux, sd3
 
 from sdattn.inversion.pictures import encode
@@ -24,7 +24,7 @@ def test_the_pipeline_decodes_what_its_vae_made_of_the_picture(name):
         return decode(latents, **given)
 
     pipe.vae.decode = noting
-    image = picture((160, 96))  # not square, so that rows and columns are told apart
+    image = new_image((160, 96))  # not square, so that rows and columns are told apart
     explain(pipe, image, "a red cat", timesteps=[100], **options)
     pixels = pipe.image_processor.preprocess(image)
     pixels = pixels[:, :, None] if name == "Qwen-Image" else pixels
@@ -35,7 +35,7 @@ def test_the_pipeline_decodes_what_its_vae_made_of_the_picture(name):
 
 @torch.no_grad()
 def test_latents_are_those_of_the_formulas():
-    image = picture((160, 96))
+    image = new_image((160, 96))
     shapes = {"SD3": (4, 12, 20), "FLUX.1": (60, 16), "FLUX.2": (16, 6, 10)}
     for name, shape in shapes.items():
         pipe, _ = flow_pipeline(name)
@@ -57,9 +57,9 @@ def test_latents_are_those_of_the_formulas():
 
 def test_a_vae_of_half_precision_encodes_in_float32_and_is_left_as_it_was():
     pipe, _ = flow_pipeline("SD3")
-    expected = encode(pipe, [picture()])
+    expected = encode(pipe, [new_image()])
     pipe.to(torch.bfloat16)
-    found = encode(pipe, [picture()])
+    found = encode(pipe, [new_image()])
     assert found.dtype == torch.float32
     assert {weight.dtype for weight in pipe.vae.parameters()} == {torch.bfloat16}
     torch.testing.assert_close(found, expected, atol=0.05, rtol=0)

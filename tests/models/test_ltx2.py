@@ -8,7 +8,7 @@ from helpers.ltx2_rows import LENGTH, LTX2_FILMS, alike_films, connectors, film_
 from helpers.matrix_oracle import expected_maps, recorded
 from helpers.reading_pipelines import assert_same_columns, tells_ids
 from helpers.rows import Way
-from helpers.small_pictures import picture
+from helpers.small_pictures import new_image
 
 from sdattn import CaptureError, capture, generate
 from sdattn.models.families import guidance_of, reader_of
@@ -208,7 +208,7 @@ def test_layers_of_the_sound_are_listed_and_not_captured(pipe):
 
 def test_a_film_from_a_picture_has_the_steps_own_timesteps():
     pipe = ltx2(LTX2ImageToVideoPipeline)
-    options = {"image": picture(), "image_crf": 0, "max_sequence_length": LENGTH}
+    options = {"image": new_image(), "image_crf": 0, "max_sequence_length": LENGTH}
     size = {"height": 64, "width": 96, "num_frames": 9, "num_inference_steps": 2}
     made = generate(pipe, "a red cat", **size, **options, capture_options={"steps": "all"})
     [run] = made

@@ -92,7 +92,7 @@ def test_auraflow_has_its_registers_before_t5():
         read_prompts(pipe, PROMPTS, columns=8)
 
 
-def picture(width, height):
+def new_image(width, height):
     return Image.fromarray(np.zeros((height, width, 3), dtype=np.uint8))
 
 
@@ -128,20 +128,20 @@ ID = tiny_qwen_processor().image_token_id
 def test_qwen_image_edit_reads_a_picture_before_the_prompt(kind):
     pipe = make_edit(kind)
     for size in ((60, 40), (40, 60), (100, 1000)):
-        one = picture(*size)
+        one = new_image(*size)
         shown = resized(1024 * 1024, one)
         (number,) = check_edit(pipe, shown, PROMPTS[:1], image=one)
         assert number > 4  # pixels enough for the most that this processor gives
         check_edit(pipe, shown, PROMPTS[:1], prompt_image=shown)
     # of a list each prompt has one, which is not resized
-    several = [picture(60, 40), picture(56, 84), picture(100, 30), picture(84, 84)]
+    several = [new_image(60, 40), new_image(56, 84), new_image(100, 30), new_image(84, 84)]
     assert len(set(check_edit(pipe, several, PROMPTS, image=several))) > 1
 
 
 def test_qwen_image_edit_plus_reads_several_pictures():
     pipe = make_edit(QwenImageEditPlusPipeline)
     for sizes in ([(60, 40)], [(60, 40), (40, 60), (100, 1000)]):
-        given = [picture(*size) for size in sizes]
+        given = [new_image(*size) for size in sizes]
         shown = [resized(384 * 384, one) for one in given]
         check_edit(pipe, shown, PROMPTS[1:2], image=given)
         check_edit(pipe, shown, PROMPTS[1:2], condition_images=shown)
@@ -153,7 +153,7 @@ def test_qwen_image_edit_needs_the_size_of_its_pictures():
     with pytest.raises(ValueError, match="QwenImageEditPipeline.*image="):
         read_prompts(pipe, "a cat")
     with pytest.raises(ValueError, match="50.*columns"):
-        read_prompts(pipe, "a cat", image=picture(60, 40), columns=50)
+        read_prompts(pipe, "a cat", image=new_image(60, 40), columns=50)
 
 
 def test_bria_reads_t5_and_zeros():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from helpers.flow_pipelines import FLOWS, flow_pipeline
-from helpers.small_pictures import picture
+from helpers.small_pictures import new_image
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from PIL import Image
 
@@ -61,8 +61,8 @@ def by_hand(pipe, image, prompt, timesteps, seed, added=None, text=None):
 
 @pytest.mark.parametrize("size", [(128, 128), (256, 64)])
 def test_the_model_is_shown_the_noised_latent(pipe, size):
-    run = explain(pipe, picture(size), PROMPT, seed=3, timesteps=[40, 700, 300])
-    expected = by_hand(pipe, picture(size), PROMPT, [40, 300, 700], 3)
+    run = explain(pipe, new_image(size), PROMPT, seed=3, timesteps=[40, 700, 300])
+    expected = by_hand(pipe, new_image(size), PROMPT, [40, 300, 700], 3)
     assert_same_maps(run.store, expected)
     assert run.store.timesteps == [700, 300, 40]
     assert run.heatmaps[0].words == ("a", "red", "cat")
@@ -71,18 +71,18 @@ def test_the_model_is_shown_the_noised_latent(pipe, size):
 
 def test_sdxl_with_its_added_conditions():
     pipe, size = make_sdxl_pipeline(), (256, 64)
-    run = explain(pipe, picture(size), PROMPT, timesteps=[500, 100])
+    run = explain(pipe, new_image(size), PROMPT, timesteps=[500, 100])
     text, _, pooled, _ = pipe.encode_prompt(PROMPT, device="cpu", do_classifier_free_guidance=False)
     sizes = torch.tensor([[size[1], size[0], 0, 0, size[1], size[0]]]).float()
     added = {"text_embeds": pooled, "time_ids": sizes}
-    expected = by_hand(pipe, picture(size), PROMPT, [500, 100], 0, added, text)
+    expected = by_hand(pipe, new_image(size), PROMPT, [500, 100], 0, added, text)
     assert_same_maps(run.store, expected)
 
 
 @pytest.mark.parametrize("name", ["UNet", *FLOWS])
 def test_a_picture_in_a_batch_is_shown_as_alone(pipe, name):
     used, options = (pipe, {}) if name == "UNet" else flow_pipeline(name)
-    images, prompts = [picture(seed=1), picture(seed=2)], ["a red cat", "a red dog"]
+    images, prompts = [new_image(seed=1), new_image(seed=2)], ["a red cat", "a red dog"]
     ways = {"timesteps": [200], "preset": "default" if name == "UNet" else "columns", **options}
     both = explain(used, images, prompts, seed=7, **ways)
     assert [one["seed"] for one in both.info] == [7, 8]
@@ -99,7 +99,7 @@ def test_what_is_seen_at_a_timestep_depends_on_no_other(pipe, name):
     low, high, both = (
         explain(
             used,
-            picture(),
+            new_image(),
             PROMPT,
             timesteps=t,
             preset="default" if name == "UNet" else "columns",
@@ -114,7 +114,7 @@ def test_what_is_seen_at_a_timestep_depends_on_no_other(pipe, name):
 def test_the_seed_decides_and_the_scheduler_does_not(pipe):
     mine = make_pipeline(scheduler=EulerDiscreteScheduler.from_config(pipe.scheduler.config))
     first, again, other = (
-        explain(one, picture(), PROMPT, seed=seed)
+        explain(one, new_image(), PROMPT, seed=seed)
         for one, seed in ((pipe, 2**62), (mine, 2**62), (pipe, 1))
     )
     for name, maps in first.store.maps.items():
@@ -123,21 +123,21 @@ def test_the_seed_decides_and_the_scheduler_does_not(pipe):
 
 
 def test_what_is_held_does_not_grow_with_the_timesteps(pipe):
-    few, many = (explain(pipe, picture(), PROMPT, timesteps=range(9, n, 9)) for n in (20, 200))
+    few, many = (explain(pipe, new_image(), PROMPT, timesteps=range(9, n, 9)) for n in (20, 200))
     assert len(many.store.passes) == 22
     assert few.store.nbytes == many.store.nbytes
 
 
 def test_bfloat16():
     pipe = make_pipeline().to(torch.bfloat16)
-    run = explain(pipe, picture(), PROMPT)
-    expected = by_hand(make_pipeline(), picture(), PROMPT, [50, 150, 250], 0)
+    run = explain(pipe, new_image(), PROMPT)
+    expected = by_hand(make_pipeline(), new_image(), PROMPT, [50, 150, 250], 0)
     for name, maps in expected.items():
         torch.testing.assert_close(run.store.maps[name], maps, atol=2e-3, rtol=0)
 
 
 def test_a_run_tells_how_it_was_made(pipe, tmp_path):
-    image = picture((300, 200))
+    image = new_image((300, 200))
     run = explain(pipe, image, PROMPT, seed=5)
     told = run.info[0]["explained"]
     assert told["way"] == "noise"
@@ -160,19 +160,19 @@ def test_a_safety_checker_blanks_no_picture_of_the_users_own():
     pipe = make_pipeline()
     pipe.run_safety_checker = lambda images, *_: (torch.zeros_like(images), [True])
     with pytest.warns(UserWarning, match="safety checker"):
-        run = explain(pipe, picture(), PROMPT)
-    assert run.images[0].tobytes() == picture().tobytes()
+        run = explain(pipe, new_image(), PROMPT)
+    assert run.images[0].tobytes() == new_image().tobytes()
     assert "blanked" not in run.info[0]
     assert "reconstruction_psnr" not in run.info[0]["explained"]
 
 
 def test_words_presets_and_other_texts(pipe):
-    run = explain(pipe, picture(), PROMPT, words=["cat"], refine="self", ask="a dog")
+    run = explain(pipe, new_image(), PROMPT, words=["cat"], refine="self", ask="a dog")
     assert run.heatmaps[0].words == ("cat",)
     assert run.asked_heatmaps[0].words == ("a", "dog")
     # the default preset is the second half of a run, but all of the timesteps that were chosen
     assert run.store.kept_passes == 3
-    run = explain(pipe, picture(), PROMPT, capture_options={"layers": "mid"}, preset="sum")
+    run = explain(pipe, new_image(), PROMPT, capture_options={"layers": "mid"}, preset="sum")
     assert list(run.store.maps) == ["mid_block.attentions.0.transformer_blocks.0.attn2"]
 
 
@@ -181,7 +181,7 @@ def test_words_presets_and_other_texts(pipe):
 
 @pytest.mark.slow
 def test_inverted_pictures_are_watched_on_their_way_back(pipe):
-    images, prompts = [picture(seed=1), picture(seed=2)], ["a red cat", "a dog"]
+    images, prompts = [new_image(seed=1), new_image(seed=2)], ["a red cat", "a dog"]
     both = explain(pipe, images, prompts, invert=True, num_inference_steps=3)
     for i in range(2):
         found = invert(
@@ -252,12 +252,12 @@ def test_explaining_restores_the_pipeline(failing, name):
         raise BoomError
 
     if failing is None:
-        explain(pipe, picture(), PROMPT, **options)
+        explain(pipe, new_image(), PROMPT, **options)
     else:
         module = model if failing == "denoiser" else pipe.vae.get_submodule(failing[4:])
         hook = module.register_forward_hook(fail)
         with pytest.raises(BoomError):
-            explain(pipe, picture(), PROMPT, **options)
+            explain(pipe, new_image(), PROMPT, **options)
         hook.remove()
     assert pipe.scheduler is scheduler
     assert pipe.config["scheduler"] == named
@@ -272,13 +272,13 @@ def test_explaining_restores_the_pipeline(failing, name):
 
 @pytest.mark.parametrize("mode", ["RGBA", "L", "LA", "P", "1", "CMYK", "I;16"])
 def test_pictures_of_every_mode(pipe, mode):
-    grey = picture().convert("L")
+    grey = new_image().convert("L")
     if mode == "I;16":
         image = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
         assert image.mode == mode
         assert fit(pipe, image).tobytes() == fit(pipe, grey).tobytes()
     else:
-        image = picture().convert(mode)
+        image = new_image().convert(mode)
     run = explain(pipe, image, PROMPT, timesteps=[100])
     assert run.images[0].mode == "RGB"
     assert run.images[0].size == (128, 128)
@@ -297,7 +297,7 @@ def test_pictures_of_every_mode(pipe, mode):
         ({"image": [], "prompt": []}, ValueError, r"0 picture\(s\) and 0 prompt\(s\)"),
         ({"prompt": ["a cat", "a dog"]}, ValueError, r"1 picture\(s\) and 2 prompt\(s\)"),
         (
-            {"image": [picture(), picture((200, 100))], "prompt": ["a cat", "a dog"]},
+            {"image": [new_image(), new_image((200, 100))], "prompt": ["a cat", "a dog"]},
             ValueError,
             "come to 128x128, 184x88 pixels",
         ),
@@ -332,7 +332,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, error, me
     hooks = [one.register_forward_pre_hook(never) for one in (pipe.unet, pipe.vae.encoder)]
     try:
         with pytest.raises(error, match=message):
-            explain(pipe, **{"image": picture(), "prompt": PROMPT, **changes})
+            explain(pipe, **{"image": new_image(), "prompt": PROMPT, **changes})
     finally:
         for hook in hooks:
             hook.remove()
@@ -340,7 +340,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, error, me
 
 def test_other_pipelines_are_refused():
     with pytest.raises(TypeError, match="found a StableDiffusionImg2ImgPipeline"):
-        explain(make_pipeline(StableDiffusionImg2ImgPipeline), picture(), PROMPT)
+        explain(make_pipeline(StableDiffusionImg2ImgPipeline), new_image(), PROMPT)
 
 
 def test_a_photo_is_kept_as_fine_as_it_was_and_the_map_lies_where_it_lay(pipe, tmp_path):

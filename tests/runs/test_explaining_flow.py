@@ -5,7 +5,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler
 from helpers.flow_pipelines import FLOWS, Seen, flow_pipeline
-from helpers.small_pictures import picture
+from helpers.small_pictures import new_image
 from PIL import Image
 
 from scripts.scenes.shapes import random_scene
@@ -40,7 +40,7 @@ def expected_latents(pipe, image, seed, timestep):
 @pytest.mark.parametrize("name", FLOWS)
 def test_the_model_is_shown_the_noised_latents(name):
     pipe, options = flow_pipeline(name)
-    image, asked = picture((160, 96)), [40, 700, 300]
+    image, asked = new_image((160, 96)), [40, 700, 300]
     with Seen(pipe) as seen:
         run = explain(pipe, image, PROMPT, seed=3, timesteps=asked, **options)
     assert len(seen) == 3  # one pass each: no guidance
@@ -56,13 +56,13 @@ def test_the_model_is_shown_the_noised_latents(name):
 @torch.no_grad()
 def test_the_maps_are_those_of_the_model_called_by_hand():
     pipe, options = flow_pipeline("SD3")
-    run = explain(pipe, picture(), PROMPT, timesteps=[100, 500], preset="columns", **options)
+    run = explain(pipe, new_image(), PROMPT, timesteps=[100, 500], preset="columns", **options)
     text, _, pooled, _ = pipe.encode_prompt(
         PROMPT, PROMPT, PROMPT, do_classifier_free_guidance=False, **options
     )
     total = {}
     for timestep in (100, 500):
-        shown = expected_latents(pipe, picture(), 0, timestep)
+        shown = expected_latents(pipe, new_image(), 0, timestep)
         with capture(pipe.transformer) as store:
             pipe.transformer(shown, text, pooled, torch.tensor([float(timestep)]))
         for layer, maps in store.maps.items():
@@ -75,12 +75,12 @@ def test_the_maps_are_those_of_the_model_called_by_hand():
 @pytest.mark.parametrize("name", ["SD3", "FLUX.1"])
 def test_neither_scheduler_nor_shift_matter(name):
     plain, options = flow_pipeline(name)
-    first = explain(plain, picture(), PROMPT, **options)
+    first = explain(plain, new_image(), PROMPT, **options)
     shifted, _ = flow_pipeline(name, use_dynamic_shifting=True, shift=3.0)
     heun, _ = flow_pipeline(name)
     heun.scheduler = FlowMatchHeunDiscreteScheduler()
     for other in (shifted, heun):
-        again = explain(other, picture(), PROMPT, **options)
+        again = explain(other, new_image(), PROMPT, **options)
         for layer, maps in first.store.maps.items():
             assert torch.equal(maps, again.store.maps[layer])
 
@@ -88,15 +88,15 @@ def test_neither_scheduler_nor_shift_matter(name):
 def test_the_guidance_that_a_model_takes_as_an_input_keeps_its_default():
     pipe, options = flow_pipeline("FLUX.1")
     with Seen(pipe) as seen:
-        explain(pipe, picture(), PROMPT, timesteps=[200], **options)
+        explain(pipe, new_image(), PROMPT, timesteps=[200], **options)
     assert seen[0]["guidance"].tolist() == [3.5]
 
 
 def test_bfloat16():
     pipe, options = flow_pipeline("SD3")
-    exact = explain(pipe, picture(), PROMPT, **options)
+    exact = explain(pipe, new_image(), PROMPT, **options)
     pipe.to(torch.bfloat16)
-    run = explain(pipe, picture(), PROMPT, **options)
+    run = explain(pipe, new_image(), PROMPT, **options)
     # of maps near 1/101 each; 8 bits of mantissa in queries and keys
     for layer, maps in exact.store.maps.items():
         torch.testing.assert_close(run.store.maps[layer], maps, atol=2e-3, rtol=0)
@@ -104,17 +104,17 @@ def test_bfloat16():
 
 def test_other_ways_to_read_a_picture():
     pipe, options = flow_pipeline("SD3")
-    run = explain(pipe, picture(), PROMPT, words=["cat"], refine="self", ask="a dog", **options)
+    run = explain(pipe, new_image(), PROMPT, words=["cat"], refine="self", ask="a dog", **options)
     assert run.heatmaps[0].words == ("cat",)
     assert run.asked_heatmaps[0].words == ("a", "dog")
     for preset in ("seg4diff", "rescaled"):
-        run = explain(pipe, picture(), PROMPT, preset=preset, **options)
+        run = explain(pipe, new_image(), PROMPT, preset=preset, **options)
         assert run.store.kept_passes == 3  # all the timesteps that were chosen
 
 
 def test_a_run_is_saved_and_read(tmp_path):
     pipe, options = flow_pipeline("Qwen-Image")
-    run = explain(pipe, picture(), PROMPT, seed=5, **options)
+    run = explain(pipe, new_image(), PROMPT, seed=5, **options)
     run.save(tmp_path / "run")
     saved = load_run(tmp_path / "run")
     assert saved.info["explained"] == run.info[0]["explained"]
@@ -164,4 +164,4 @@ def test_what_cannot_be_is_refused_before_anything_runs(name, changes, error, me
     for one in (pipe.transformer, pipe.vae.encoder):
         one.register_forward_pre_hook(never)
     with pytest.raises(error, match=message):
-        explain(pipe, picture(), PROMPT, **options, **changes)
+        explain(pipe, new_image(), PROMPT, **options, **changes)

@@ -15,7 +15,7 @@ from helpers.joint_film_rows import (
     mochi,
 )
 from helpers.ltx2_rows import ltx2
-from helpers.small_pictures import picture
+from helpers.small_pictures import new_image
 from helpers.tiny_pipelines import make_pipeline
 from helpers.unet_rows import animatediff, make_small_unet
 from helpers.wan_rows import wan22_small_from_picture, wan_from_picture
@@ -44,7 +44,7 @@ HUNYUAN = {
     "true_cfg_scale": 5.0,
     "prompt_template": {"template": "[INST]film: {}[/INST]", "crop_start": 4},
 }
-FROM_PICTURE = {"image": picture((96, 64))}
+FROM_PICTURE = {"image": new_image((96, 64))}
 FILM = "film.mp4"
 
 
@@ -301,7 +301,7 @@ def test_edits_knockouts_and_looks_at_pictures_are_refused_by_name(pipe):
             way()
     for way in (
         lambda: edit(pipe, PROMPT, "a red dog", **small),
-        lambda: explain(pipe, picture(), PROMPT),
+        lambda: explain(pipe, new_image(), PROMPT),
     ):
         with pytest.raises(TypeError, match="found a WanPipeline"):
             way()

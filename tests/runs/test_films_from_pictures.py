@@ -2,7 +2,7 @@
 
 import pytest
 from diffusers import WanTransformer3DModel
-from helpers.small_pictures import picture
+from helpers.small_pictures import new_image
 from helpers.wan_rows import wan22_small_from_picture, wan_from_picture
 
 from sdattn import generate
@@ -32,4 +32,4 @@ def test_what_diffusers_cannot_make_is_refused(make, options, message, monkeypat
     pipe = make()
     monkeypatch.setattr(WanTransformer3DModel, "forward", lambda *_: pytest.fail("the model ran"))
     with pytest.raises(ValueError, match=message):
-        generate(pipe, "a red cat", height=64, width=96, image=picture((96, 64)), **options)
+        generate(pipe, "a red cat", height=64, width=96, image=new_image((96, 64)), **options)

@@ -102,7 +102,7 @@ def test_labels_of_another_size_are_refused():
 # Folders
 
 
-def picture(seed, size=(20, 30)):
+def new_image(seed, size=(20, 30)):
     return np.random.default_rng(seed).integers(0, 256, (*size, 3)).astype(np.uint8)
 
 
@@ -119,7 +119,7 @@ def imagenet(folder):
     with h5py.File(folder / "gtsegs_ijcv.mat", "w") as file:
         parts = {"img": [], "gt": [], "id": []}
         for i, name in enumerate(names):
-            image = file.create_dataset(f"#refs#/i{i}", data=picture(i).transpose(2, 1, 0))
+            image = file.create_dataset(f"#refs#/i{i}", data=new_image(i).transpose(2, 1, 0))
             truth = file.create_dataset(f"#refs#/g{i}", data=truth_of(1).T)
             cell = file.create_dataset(f"#refs#/c{i}", (1, 1), dtype=references)
             cell[0, 0] = truth.ref
@@ -144,7 +144,7 @@ def voc(folder):
     pictures = {"one": truth_of(12), "two": both}
     (folder / "ImageSets/Segmentation/val.txt").write_text("\n".join(pictures) + "\n")
     for i, (name, truth) in enumerate(pictures.items()):
-        Image.fromarray(picture(i)).save(folder / f"JPEGImages/{name}.jpg")
+        Image.fromarray(new_image(i)).save(folder / f"JPEGImages/{name}.jpg")
         made = Image.fromarray(truth, mode="P")
         made.putpalette(RNG.integers(0, 256, 768).astype(np.uint8).tolist())
         made.save(folder / f"SegmentationClass/{name}.png")
@@ -165,7 +165,7 @@ def test_imagenet_segmentation_is_read(tmp_path):
     imagenet(tmp_path)
     first, second = data.imagenet_seg(tmp_path)
     assert (first.words, second.words) == ({1: "cat"}, {1: "dog"})
-    assert (np.array(second.image) == picture(1)).all() and (second.truth == truth_of(1)).all()
+    assert (np.array(second.image) == new_image(1)).all() and (second.truth == truth_of(1)).all()
     (tmp_path / "LOC_synset_mapping.txt").write_text("n1 cat\n")
     with pytest.raises(KeyError, match="n02121620_1 is of n02121620"):
         next(data.imagenet_seg(tmp_path))
@@ -275,7 +275,7 @@ def test_drawn_words_are_scored_by_themselves_and_by_the_best_map(swapped, tmp_p
 
 
 def test_maps_are_the_mean_over_the_papers_seeds():
-    pipe, image = make_pipeline(), Image.fromarray(picture(1, (64, 64)))
+    pipe, image = make_pipeline(), Image.fromarray(new_image(1, (64, 64)))
     found = protocols.Maps(pipe, 2, preset="sum").of(image, "a red cat", ["cat", "red"])
     height, width = default_size(pipe)
     square = image.resize((width, height), Image.Resampling.BICUBIC)

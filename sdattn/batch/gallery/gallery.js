@@ -30,7 +30,7 @@ const address = (place, file) => `./${place.split("/").map(encodeURIComponent).j
 const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
 const command = (id) => `sdattn show ${quoted(folder || "RUN")} --item ${quoted(id)} --out ${quoted(id)}`;
 
-function picture(place, width, height, file = "image.png") {
+function thumbnail(place, width, height, file = "image.png") {
   const image = make("img");
   Object.assign(image, { loading: "lazy", decoding: "async", width, height, alt: "" });
   image.src = address(place, file);
@@ -39,7 +39,7 @@ function picture(place, width, height, file = "image.png") {
 
 // Of an edit, the picture that was edited and what it became.
 function pair(place, width, height) {
-  return side(["source.png", "image.png"].map((file) => picture(place, width, height, file)));
+  return side(["source.png", "image.png"].map((file) => thumbnail(place, width, height, file)));
 }
 
 // The words whose heatmaps are asked for, and where an item has them: a word or phrase that has one
@@ -55,11 +55,11 @@ function placesOf(words) {
 }
 
 function heat(at, place, words, width, height) {
-  const image = picture(place, width, height);
+  const image = thumbnail(place, width, height);
   const name = `${String(at + 1).padStart(2, "0")}-${files.get(words[at]) ?? words[at]}.png`;
   image.className = "heat";
   image.alt = `Heatmap of “${words[at]}”`;
-  image.addEventListener("error", () => image.replaceWith(...(data.pictures ? [picture(place, width, height)] : [])));
+  image.addEventListener("error", () => image.replaceWith(...(data.pictures ? [thumbnail(place, width, height)] : [])));
   image.src = address(place, `heatmaps/${encodeURIComponent(name)}`);
   return image;
 }
@@ -109,7 +109,7 @@ function card([id, place, prompt, seed, words, width, height, cut, blanked, sour
   if (data.opens) item.href = address(place, edited && data.opens === "report.html" ? "edit.html" : data.opens);
   const places = placesOf(words);
   if (places.length) item.append(heats(places, place, words, width, height));
-  else if (data.pictures) item.append((edited ? pair : picture)(place, width, height));
+  else if (data.pictures) item.append((edited ? pair : thumbnail)(place, width, height));
   const text = make("div", "text");
   const said = make("p", "prompt", edited ? `${source} \u2192 ${prompt}` : prompt);
   said.dir = "auto";

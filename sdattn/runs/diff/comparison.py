@@ -13,7 +13,7 @@ from ...maps import notebook, render, sheets
 from ...maps.heatmap import Heatmap
 from ...maps.heatmaps import Heatmaps
 from ..folder import new_folder
-from ..report.pair import Counterpart, Picture, pair_page
+from ..report.pair import Counterpart, Side, pair_page
 from .info import ComparedRun, DiffInfo, WordNumbers
 from .matching import WordDifference
 
@@ -65,7 +65,7 @@ class Comparison:
         maps: tuple[list[Heatmap], list[Heatmap]] = [], []
         links = [(_add(maps[0], word.a), _add(maps[1], word.b)) for word in self.words]
         a, b = (
-            Picture(name, image, heatmaps.prompt, held)
+            Side(name, image, heatmaps.prompt, held)
             for name, image, heatmaps, held in zip(
                 self.names, (self.image_a, self.image_b), self.heatmaps, maps, strict=True
             )

@@ -214,10 +214,10 @@ function withHeat({ picture, heat, size, part }) {
   fit(view, size);
   brush.drawImage(picture, 0, 0, view.width, view.height);
   if (shown().length) {
-    const image = brush.getImageData(0, 0, view.width, view.height), pixels = image.data;
+    const seen = brush.getImageData(0, 0, view.width, view.height), pixels = seen.data;
     for (let i = 0; i < pixels.length; i += 4) // the weights of CSS's grayscale()
       pixels[i] = pixels[i + 1] = pixels[i + 2] = 0.2126 * pixels[i] + 0.7152 * pixels[i + 1] + 0.0722 * pixels[i + 2];
-    brush.putImageData(image, 0, 0);
+    brush.putImageData(seen, 0, 0);
     const { width, height } = view;
     brush.drawImage(heat, left * width, top * height, (right - left) * width, (bottom - top) * height);
   }

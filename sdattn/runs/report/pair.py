@@ -17,8 +17,8 @@ Link = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
-    """One of the pictures.
+class Side:
+    """One side of the page.
 
     Attributes:
         name: what it is called, "source" or a run's.
@@ -38,19 +38,19 @@ class Counterpart:
     """A picture to be seen beside the first.
 
     Attributes:
-        picture: it.
+        side: the image and its maps.
         links: numbers of a map of the first picture and of one of this; None where one has none.
         about: numbers of the links that the comparison is about, which the page opens with.
     """
 
-    picture: Picture
+    side: Side
     links: Sequence[Link]
     about: Sequence[int] = ()
 
 
 def pair_page(
     title: str,
-    first: Picture,
+    first: Side,
     others: Sequence[Counterpart],
     *,
     unit: str,
@@ -72,11 +72,11 @@ def pair_page(
     Returns:
         UTF-8 HTML.
     """
-    pictures = [first, *(other.picture for other in others)]
-    maps = [heatmap for picture in pictures for heatmap in picture.maps]
+    sides = [first, *(other.side for other in others)]
+    maps = [heatmap for side in sides for heatmap in side.maps]
     shapes, cells = packed_heatmaps(maps)
     data = {
-        "sides": _sides(pictures),
+        "sides": _sides(sides),
         "links": [other.links for other in others],
         "first": [_first_pins(first, other) for other in others],
         "top": max((heatmap.full for heatmap in maps), default=0.0),
@@ -86,52 +86,52 @@ def pair_page(
         "colormaps": colour_tables(),
         "pins": PIN_COLORS,
     }
-    shown = [_shown(picture, 2 * LARGEST // len(pictures)) for picture in pictures]
+    shown = [_shown(side, 2 * LARGEST // len(sides)) for side in sides]
     return page(
         "pair",
         shared=("heat", "spot"),
         data=data,
         title=title,
         pictures=shown,
-        one_size=len({picture.image.size for picture in pictures}) == 1,
+        one_size=len({side.image.size for side in sides}) == 1,
         facts=facts or {},
         differing=differing,
     )
 
 
-def _sides(pictures: Sequence[Picture]) -> list[dict[str, object]]:
+def _sides(shown: Sequence[Side]) -> list[dict[str, object]]:
     """What the script knows of each picture; ``start`` is the number of its first map."""
     sides: list[dict[str, object]] = []
     start = 0
-    for picture in pictures:
-        words = [heatmap.label for heatmap in picture.maps]
-        crop = picture.maps[0].crop if picture.maps else None
-        about = {"size": picture.image.size, "part": crop and crop.parts}
-        sides.append({"name": picture.name, "words": words, "start": start, **about})
+    for side in shown:
+        words = [heatmap.label for heatmap in side.maps]
+        crop = side.maps[0].crop if side.maps else None
+        about = {"size": side.image.size, "part": crop and crop.parts}
+        sides.append({"name": side.name, "words": words, "start": start, **about})
         start += len(words)
     return sides
 
 
-def _shown(picture: Picture, largest: int) -> dict[str, object]:
+def _shown(side: Side, largest: int) -> dict[str, object]:
     """What the template knows of a picture; ``more`` are words that stand nowhere in the text."""
-    spans = indices_by_span(picture.prompt, picture.maps)
-    apart = sorted({*range(len(picture.maps))}.difference(spans.values()))
+    spans = indices_by_span(side.prompt, side.maps)
+    apart = sorted({*range(len(side.maps))}.difference(spans.values()))
     return {
-        "name": picture.name,
-        "text": picture.prompt.text,
-        "uri": as_uri(picture.image, largest),
-        "size": picture.image.size,
-        "pieces": pieces(picture.prompt, spans),
-        "more": [(number, picture.maps[number].label) for number in apart],
+        "name": side.name,
+        "text": side.prompt.text,
+        "uri": as_uri(side.image, largest),
+        "size": side.image.size,
+        "pieces": pieces(side.prompt, spans),
+        "more": [(number, side.maps[number].label) for number in apart],
     }
 
 
-def _first_pins(first: Picture, other: Counterpart) -> list[int]:
+def _first_pins(first: Side, other: Counterpart) -> list[int]:
     """The strongest links with a content word, of those that it is about; else the strongest."""
     peaks: dict[int, float] = {}
     for number, link in enumerate(other.links):
-        both = zip((first, other.picture), link, strict=True)
-        maps = [picture.maps[at] for picture, at in both if at is not None]
+        both = zip((first, other.side), link, strict=True)
+        maps = [side.maps[at] for side, at in both if at is not None]
         if any(is_content_word(heatmap.label) for heatmap in maps):
             peaks[number] = max(heatmap.range[1] for heatmap in maps)
     ordered = sorted(peaks, key=lambda number: -peaks[number])
